@@ -1,0 +1,56 @@
+"""The recipe: its sections, how it is read, and everything that can be wrong with it."""
+
+from hlat.config.errors import Problem, RecipeError
+from hlat.config.hf import hf_to_model
+from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
+from hlat.config.parsing import load_recipe, parse_recipe
+from hlat.config.presets import PRESETS
+from hlat.config.recipe import Recipe
+from hlat.config.sections import (
+    BatchConfig,
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    RunConfig,
+    ScheduleConfig,
+    SourceConfig,
+    TokenizerConfig,
+    TrackingConfig,
+    TrainingConfig,
+    ValidationSplitConfig,
+)
+from hlat.runtime import CheckpointError, DataError, HlatError, LaunchError, StorageError
+
+__all__ = [
+    "PRESETS",
+    "BatchConfig",
+    "CheckpointConfig",
+    "CheckpointError",
+    "DataConfig",
+    "DataError",
+    "EvaluationConfig",
+    "HlatError",
+    "LaunchError",
+    "LinearScaling",
+    "Llama3Scaling",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PrecisionConfig",
+    "Problem",
+    "Recipe",
+    "RecipeError",
+    "RopeConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "SourceConfig",
+    "StorageError",
+    "TokenizerConfig",
+    "TrackingConfig",
+    "TrainingConfig",
+    "ValidationSplitConfig",
+    "hf_to_model",
+    "load_recipe",
+    "parse_recipe",
+]

@@ -1,0 +1,94 @@
+"""The model section: one decoder of the LLaMA family, in numbers."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hlat.config.section import Section, fixed
+
+
+class LinearScaling(Section):
+    """Position interpolation (Chen et al. 2023): every RoPE frequency is divided by ``factor``."""
+
+    kind: Literal["linear"]
+    """Name of the scaling rule."""
+    factor: float = fixed(gt=0)
+    """By how much positions are compressed."""
+
+
+class Llama3Scaling(Section):
+    """The frequency-dependent RoPE scaling of Llama 3.1."""
+
+    kind: Literal["llama3"]
+    """Name of the scaling rule."""
+    factor: float = fixed(8.0, gt=0)
+    """By how much the low frequencies are divided."""
+    low_freq_factor: float = fixed(1.0, gt=0)
+    """Wavelengths above original_max_position / low_freq_factor are scaled in full."""
+    high_freq_factor: float = fixed(4.0, gt=0)
+    """Wavelengths below original_max_position / high_freq_factor are left alone."""
+    original_max_position: int = fixed(8192, gt=0)
+    """The context length of the model before scaling, in tokens."""
+
+
+Scaling = Annotated[LinearScaling | Llama3Scaling, Field(discriminator="kind")]
+
+
+class RopeConfig(Section):
+    """Rotary position embedding."""
+
+    theta: float = fixed(10000.0, gt=0)
+    """Base of the geometric series of frequencies."""
+    scaling: Scaling | None = fixed(None)
+    """How the frequencies are stretched for longer contexts; null for none."""
+
+
+class ModelConfig(Section):
+    """The decoder. Give the numbers, or a preset or a Hugging Face config.json and what differs from it."""
+
+    preset: str | None = None
+    """Name of a built-in model whose numbers are taken where this section gives none."""
+    hf_config: str | None = None
+    """Path of a Hugging Face config.json (or its folder) whose numbers are taken where this section gives none."""
+    vocab_size: int = fixed(gt=0)
+    """Rows of the embedding: at least the tokenizer's vocabulary."""
+    layers: int = fixed(gt=0)
+    """Number of decoder blocks."""
+    hidden_size: int = fixed(gt=0)
+    """Width of the residual stream."""
+    intermediate_size: int = fixed(gt=0)
+    """Width of the SwiGLU feed-forward layer."""
+    heads: int = fixed(gt=0)
+    """Number of query heads."""
+    kv_heads: int | None = fixed(None, gt=0)
+    """Number of key and value heads; null means as many as query heads (MHA), 1 is MQA, in between GQA."""
+    head_dim: int | None = fixed(None, gt=0)
+    """Width of a head; null means hidden_size / heads."""
+    max_sequence_length: int | None = fixed(None, gt=0)
+    """Longest context the exported model claims, in tokens; null means data.sequence_length."""
+    norm_eps: float = fixed(1e-5, gt=0)
+    """Added to the mean square in RMSNorm."""
+    rope: RopeConfig = RopeConfig()
+    """Rotary position embedding."""
+    tie_embeddings: bool = fixed(False)
+    """Whether the output head is the embedding matrix itself."""
+    qkv_bias: bool = fixed(False)
+    """Whether query, key and value projections have a bias (Qwen2)."""
+    qk_norm: bool = fixed(False)
+    """Whether queries and keys pass an RMSNorm over the head dimension before RoPE (Qwen3)."""
+    coalesce: bool = True
+    """Whether q, k, v are one matrix and gate, up another; weights convert both ways, results agree up to rounding."""
+    init_std: float = fixed(0.02, gt=0)
+    """Standard deviation of the initial weights."""
+    init_scaled_outputs: bool = fixed(True)
+    """Whether attention and feed-forward output projections start at init_std / sqrt(2 * layers)."""
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key and value heads, with the default resolved."""
+        return self.kv_heads or self.heads
+
+    @property
+    def n_head_dim(self) -> int:
+        """Width of a head, with the default resolved."""
+        return self.head_dim or self.hidden_size // self.heads

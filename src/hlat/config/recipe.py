@@ -1,0 +1,79 @@
+"""The recipe: every section together, and the values that one section takes from another."""
+
+import math
+from pathlib import Path
+
+from hlat.config.model import ModelConfig
+from hlat.config.section import Section
+from hlat.config.sections import (
+    BatchConfig,
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrackingConfig,
+    TrainingConfig,
+)
+
+
+class Recipe(Section):
+    """One training run, from raw text to a model."""
+
+    run: RunConfig = RunConfig()
+    """Name, place and device of the run."""
+    model: ModelConfig
+    """The decoder."""
+    data: DataConfig
+    """Text, tokenizer and samples."""
+    batch: BatchConfig = BatchConfig()
+    """Sequences per step and per pass."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and clipping."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over the steps."""
+    training: TrainingConfig
+    """Length of the run, seed and logging."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving and keeping the state."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Validation during training."""
+    precision: PrecisionConfig = PrecisionConfig()
+    """Dtypes."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Readers of the metrics."""
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of everything the run writes."""
+        return Path(self.run.dir or f"runs/{self.run.name}")
+
+    @property
+    def prepared_dir(self) -> Path:
+        """Folder of the prepared token shards."""
+        return Path(self.data.prepared_dir or self.run_dir / "data")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step consumes."""
+        return self.batch.global_batch * self.data.sequence_length
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        if self.training.steps is not None:
+            return self.training.steps
+        assert self.training.tokens is not None, "the rules of a recipe require steps or tokens"
+        return math.ceil(self.training.tokens / self.tokens_per_step)
+
+    @property
+    def horizon_steps(self) -> int:
+        """Step at which the learning-rate schedule ends."""
+        return self.schedule.horizon_steps or self.total_steps
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.batch.global_batch // self.batch.micro_batch

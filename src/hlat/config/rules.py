@@ -1,0 +1,179 @@
+"""Rules between fields. Each rule yields what is wrong, why, and the nearest values that would work.
+
+A rule sees the recipe through ``Values``, where a field that is itself wrong is unavailable: then the rule is
+skipped, because its answer would only repeat that mistake.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hlat.config.errors import Problem
+
+
+class Unavailable(Exception):
+    """A rule asked for a field that has no valid value."""
+
+
+class Values:
+    """Validated values by dotted path; asking for one that is missing raises ``Unavailable``."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __call__(self, path: str) -> Any:
+        try:
+            return self._values[path]
+        except KeyError:
+            raise Unavailable(path) from None
+
+
+Rule = Callable[[Values], Iterator[Problem]]
+
+
+def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:
+    return Problem(path, reason, remedy, v(path), True)
+
+
+def _divisors_near(n: int, wanted: int, count: int = 2) -> str:
+    divisors = [d for d in range(1, n + 1) if n % d == 0] if n < 1 << 20 else [1]
+    nearest = sorted(sorted(divisors, key=lambda d: abs(d - wanted))[:count])
+    return " or ".join(map(str, nearest))
+
+
+def _heads(v: Values) -> Iterator[Problem]:
+    hidden, heads, head_dim = v("model.hidden_size"), v("model.heads"), v("model.head_dim")
+    if head_dim is None and hidden % heads:
+        remedy = f"Try {_divisors_near(hidden, heads)} heads, or give head_dim."
+        yield _wrong(v, "model.heads", f"hidden_size {hidden} is not a multiple of it.", remedy)
+    elif (head_dim or hidden // heads) % 2:
+        path = "model.head_dim" if head_dim else "model.heads"
+        yield _wrong(v, path, f"RoPE rotates pairs, so a head must be even; it is {head_dim or hidden // heads} wide.")
+
+
+def _kv_heads(v: Values) -> Iterator[Problem]:
+    heads, kv_heads = v("model.heads"), v("model.kv_heads")
+    if kv_heads is not None and heads % kv_heads:
+        remedy = f"Try {_divisors_near(heads, kv_heads)}."
+        yield _wrong(v, "model.kv_heads", f"{heads} query heads cannot be shared out evenly over it.", remedy)
+
+
+def _rope_scaling(v: Values) -> Iterator[Problem]:
+    scaling = v("model.rope.scaling")
+    if scaling is not None and scaling.kind == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
+        reason = f"must lie above low_freq_factor {scaling.low_freq_factor}."
+        yield Problem(
+            "model.rope.scaling.high_freq_factor",
+            reason,
+            "Llama 3.1 uses 1 and 4.",
+            scaling.high_freq_factor,
+            True,
+        )
+
+
+def _context(v: Values) -> Iterator[Problem]:
+    longest, length = v("model.max_sequence_length"), v("data.sequence_length")
+    if longest is not None and length > longest:
+        remedy = f"Use at most {longest}, or raise model.max_sequence_length."
+        yield _wrong(v, "data.sequence_length", f"the model is declared for {longest} tokens.", remedy)
+
+
+def _vocabulary(v: Values) -> Iterator[Problem]:
+    if v("data.tokenizer.path") is None and v("data.tokenizer.train") == "bpe":
+        trained, rows = v("data.tokenizer.vocab_size"), v("model.vocab_size")
+        if trained > rows:
+            remedy = f"Set model.vocab_size to {trained}, or train a smaller tokenizer."
+            yield _wrong(v, "data.tokenizer.vocab_size", f"exceeds the {rows} rows of the model's embedding.", remedy)
+        if trained < 257:
+            reason = "a byte-level BPE needs 256 bytes and an end-of-text token."
+            yield _wrong(v, "data.tokenizer.vocab_size", reason, "Use 257 or more, or data.tokenizer.train=char.")
+
+
+def _corpus(v: Values) -> Iterator[Problem]:
+    path, sources = v("data.path"), v("data.sources")
+    if path is None and not sources:
+        yield _wrong(v, "data.path", "the recipe names no text.", "Give data.path=FILE_OR_FOLDER, or data.sources.")
+    if path is not None and sources:
+        yield _wrong(v, "data.path", "the recipe gives both path and sources.", "Keep one of them.")
+
+
+def _validation(v: Values) -> Iterator[Problem]:
+    if v("data.validation.path") is not None and v("data.validation.fraction") not in (0, 0.01):
+        reason = "validation has a path of its own, so no share of the corpus is kept aside."
+        yield _wrong(v, "data.validation.fraction", reason, "Remove one of them.")
+
+
+def _batch(v: Values) -> Iterator[Problem]:
+    whole, micro = v("batch.global_batch"), v("batch.micro_batch")
+    if whole % micro:
+        remedy = f"Try {_divisors_near(whole, micro)}."
+        yield _wrong(v, "batch.micro_batch", f"global_batch {whole} is not a multiple of it.", remedy)
+
+
+def _length(v: Values) -> Iterator[Problem]:
+    steps, tokens = v("training.steps"), v("training.tokens")
+    if steps is None and tokens is None:
+        yield _wrong(
+            v,
+            "training.steps",
+            "the recipe does not say how long to train.",
+            "Give training.steps or training.tokens.",
+        )
+    if steps is not None and tokens is not None:
+        yield _wrong(v, "training.steps", f"the recipe gives training.tokens ({tokens}) too.", "Keep one of them.")
+
+
+def _steps(v: Values) -> int:
+    steps, tokens = v("training.steps"), v("training.tokens")
+    if steps is None and tokens is None:
+        raise Unavailable("training.steps")
+    per_step = v("batch.global_batch") * v("data.sequence_length")
+    return int(steps if steps is not None else -(-tokens // per_step))
+
+
+def _warmup(v: Values) -> Iterator[Problem]:
+    steps, warmup, horizon = _steps(v), v("schedule.warmup_steps"), v("schedule.horizon_steps")
+    end = horizon if horizon is not None else steps
+    if warmup >= end:
+        remedy = f"Use at most {end - 1}; {max(1, end // 50)} would be 2 %." if end > 1 else "Use 0."
+        yield _wrong(
+            v,
+            "schedule.warmup_steps",
+            f"the schedule ends at step {end}, so the peak is never reached.",
+            remedy,
+        )
+
+
+def _wsd(v: Values) -> Iterator[Problem]:
+    if v("schedule.kind") != "wsd":
+        return
+    end, warmup = v("schedule.horizon_steps") or _steps(v), v("schedule.warmup_steps")
+    decay = round(v("schedule.decay_fraction") * end)
+    if warmup < end < warmup + decay:
+        reason = f"{decay} steps of decay and {warmup} of warm-up do not fit into {end}."
+        yield _wrong(v, "schedule.decay_fraction", reason, f"Use at most {(end - warmup) / end:.2f}.")
+
+
+RULES: tuple[Rule, ...] = (
+    _heads,
+    _kv_heads,
+    _rope_scaling,
+    _corpus,
+    _validation,
+    _context,
+    _vocabulary,
+    _batch,
+    _length,
+    _warmup,
+    _wsd,
+)
+
+
+def broken_rules(values: Values) -> list[Problem]:
+    """Every rule that the available values break."""
+    problems: list[Problem] = []
+    for rule in RULES:
+        try:
+            problems.extend(rule(values))
+        except Unavailable:
+            continue
+    return problems

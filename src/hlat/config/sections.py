@@ -1,0 +1,177 @@
+"""The sections of a recipe besides the model. One sentence per field: this file is the manual."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hlat.config.section import Section, fixed
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class RunConfig(Section):
+    """What the run is called, where it lives, and what it runs on."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run: letters, digits, dot, dash and underscore."""
+    dir: str | None = None
+    """Folder of everything the run writes; null means runs/<name>. The same folder again resumes the run."""
+    device: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
+    """Device type to run on; auto takes the accelerator if torch finds one, else the CPU."""
+
+
+class SourceConfig(Section):
+    """One source of documents, where a recipe names several."""
+
+    path: str
+    """File, folder or glob of parquet, arrow, jsonl (plain, .gz, .zst) or text files."""
+    text_column: str | None = None
+    """Column or key that holds the text; null means data.text_column."""
+    name: str | None = None
+    """Name of the source in manifests and reports; null means its path."""
+
+
+class TokenizerConfig(Section):
+    """The tokenizer: one that exists, or one to be trained on the corpus."""
+
+    path: str | None = None
+    """tokenizer.json, SentencePiece .model, or a folder that holds one of them; null trains one on the corpus."""
+    train: Literal["bpe", "char"] = "bpe"
+    """What to train where no path is given: byte-level BPE, or one token per character of the corpus."""
+    vocab_size: Positive = 8192
+    """Vocabulary to train a BPE tokenizer to, special tokens included; where a recipe is silent, model.vocab_size."""
+    train_bytes: Positive = 100_000_000
+    """At most so many bytes of text, evenly spread over the corpus, are used to train the tokenizer."""
+    eos_token: str | None = "auto"
+    """Token put after each document; auto takes the tokenizer's own, null puts none."""
+
+
+class ValidationSplitConfig(Section):
+    """Text kept aside from training."""
+
+    fraction: float = Field(0.01, ge=0, lt=1)
+    """Share of the corpus kept aside; 0 for none."""
+    by: Literal["document", "tail"] = "document"
+    """document sets whole documents aside, chosen by hash; tail takes the last characters of every source."""
+    path: str | None = None
+    """A source of its own for validation instead of a share of the corpus."""
+
+
+class DataConfig(Section):
+    """Where the text comes from and how it becomes samples."""
+
+    path: str | None = None
+    """The corpus: file, folder or glob of parquet, arrow, jsonl (plain, .gz, .zst) or text files."""
+    sources: tuple[SourceConfig, ...] = ()
+    """Several sources instead of one path; their documents follow one another in this order."""
+    text_column: str = "text"
+    """Column or key that holds the text."""
+    sequence_length: Positive = fixed(1024, gt=1)
+    """Tokens per sample."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The tokenizer."""
+    validation: ValidationSplitConfig = ValidationSplitConfig()
+    """Text kept aside from training."""
+    shuffle: bool = fixed(True)
+    """Whether samples are visited in a seeded permutation, another one each epoch, or in the order of the corpus."""
+    prepared_dir: str | None = None
+    """Folder of the prepared token shards; null means <run.dir>/data."""
+    shard_tokens: Positive = 100_000_000
+    """Tokens per shard file."""
+    workers: Positive | None = None
+    """Processes that tokenize; null means one per core. The result is the same for any number."""
+
+
+class BatchConfig(Section):
+    """How many sequences a step takes."""
+
+    global_batch: int = fixed(32, gt=0)
+    """Sequences per optimizer step, over all devices and accumulation steps."""
+    micro_batch: Positive = 8
+    """Sequences per forward and backward pass on one device."""
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov and Hutter 2019) and gradient clipping."""
+
+    lr: float = Field(3e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Decay rates of the first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay of matrices and embeddings."""
+    decay_norms: bool = False
+    """Whether norm weights and biases are decayed too, as HLAT did."""
+    clip_norm: float | None = Field(1.0, gt=0)
+    """Gradients are scaled down to this global L2 norm; null for no clipping."""
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the steps."""
+
+    kind: Literal["cosine", "cosine-clipped", "constant", "wsd"] = "cosine"
+    """cosine reaches the floor at the horizon; cosine-clipped is HLAT's max(floor, cosine); wsd decays at the end."""
+    warmup_steps: Count = 0
+    """Steps of linear warm-up from zero to the peak."""
+    min_ratio: float = Field(0.1, ge=0, le=1)
+    """The floor, as a share of the peak learning rate."""
+    horizon_steps: Positive | None = None
+    """Step at which the schedule ends; null means the last step of the run."""
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    """Share of the horizon that wsd spends decaying, linearly, to the floor."""
+
+
+class TrainingConfig(Section):
+    """How long to train, and with which seed."""
+
+    steps: Positive | None = None
+    """Optimizer steps of the whole run; or give tokens."""
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    """Tokens of the whole run, rounded up to whole steps; or give steps."""
+    seed: int = fixed(0, ge=0)
+    """Seed of the initial weights and of the order of the samples."""
+    log_every: Positive = 10
+    """Steps between two lines of metrics."""
+    stop_after: Positive | None = None
+    """End cleanly after so many steps of this process, saving a checkpoint, as an interruption would."""
+
+
+class CheckpointConfig(Section):
+    """When the state of the run is saved and what is kept."""
+
+    every_steps: Positive | None = 500
+    """Steps between two checkpoints; null saves only at the end."""
+    keep_last: Positive = 3
+    """How many of the newest checkpoints are kept."""
+    keep_every_steps: Positive | None = None
+    """Checkpoints at multiples of this are kept for ever."""
+    init_from: str | None = None
+    """Checkpoint whose weights the run starts from (see hlat import); null starts from random weights."""
+
+
+class EvaluationConfig(Section):
+    """Validation during training, on a fixed set of sequences."""
+
+    every_steps: Positive | None = 500
+    """Steps between two validations; null validates only at the end."""
+    sequences: Positive | None = 256
+    """How many sequences of the validation split are used, always the same; null means all of it."""
+
+
+class PrecisionConfig(Section):
+    """What is computed in which dtype."""
+
+    mode: Literal["fp32", "mixed"] = "fp32"
+    """fp32 throughout, or mixed: bf16 matrix products over fp32 weights, gradients and optimizer state."""
+
+
+class TrackingConfig(Section):
+    """Who is told about the metrics, besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Whether TensorBoard event files are written to <run.dir>/tensorboard."""
+    console: Literal["auto", "rich", "plain", "none"] = "auto"
+    """Progress bar (rich), plain lines, or nothing; auto takes the bar on a terminal."""

@@ -1,0 +1,29 @@
+"""The floor of the house: device, randomness, errors. The only room that knows the backend."""
+
+from hlat.runtime.device import (
+    Runtime,
+    describe,
+    has_fast_bf16,
+    peak_memory_bytes,
+    start,
+    synchronize,
+)
+from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, StorageError
+from hlat.runtime.random import normal_range, philox, stream_key
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "HlatError",
+    "LaunchError",
+    "Runtime",
+    "StorageError",
+    "describe",
+    "has_fast_bf16",
+    "normal_range",
+    "peak_memory_bytes",
+    "philox",
+    "start",
+    "stream_key",
+    "synchronize",
+]

@@ -1,0 +1,88 @@
+"""The device: chosen once, asked here for everything that only a backend can answer.
+
+Nothing else in hlat calls ``torch.cuda`` or its siblings; they go through ``torch.accelerator`` or this module.
+"""
+
+import os
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from hlat.runtime.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """This process's place in the run."""
+
+    device: torch.device
+    rank: int
+    world: int
+
+
+def start(device: str = "auto") -> Runtime:
+    """Pick the device of this process and make its arithmetic reproducible.
+
+    Args:
+        device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+
+    Raises:
+        LaunchError: the asked type is not present on this machine.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    present = found.type if found is not None else "cpu"
+    if device not in ("auto", "cpu", present):
+        message = f"run.device={device}: torch finds no such device here, only {present}."
+        raise LaunchError(f"{message} Use run.device=auto, or install a torch build for {device}.")
+    chosen = torch.device(present if device == "auto" else device)
+    make_deterministic(chosen)
+    return Runtime(chosen, rank=0, world=1)
+
+
+def make_deterministic(device: torch.device) -> None:
+    """Ask for kernels whose result depends on nothing but their input."""
+    if device.type == "cuda":
+        # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling new memory is for finding reads of uninitialised data, not for reproducibility, and costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished what was asked of it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Largest memory used so far: allocated on an accelerator, resident in this process on the CPU."""
+    if device.type == "cpu":
+        return _peak_resident_bytes()
+    return int(torch.accelerator.max_memory_allocated(device))
+
+
+def _peak_resident_bytes() -> int:
+    try:
+        import resource  # noqa: PLC0415  (absent on Windows)
+    except ImportError:
+        return int(psutil.Process().memory_info().rss)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if psutil.MACOS else peak * 1024  # bytes on macOS, KiB on Linux
+
+
+def describe(device: torch.device) -> str:
+    """A name that a person recognises, such as ``cpu (2 threads)``."""
+    if device.type == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads)"
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return f"{device.type} ({name(device)})" if name is not None else device.type
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 matrix products run in hardware here, rather than being emulated."""
+    if device.type != "cpu":
+        return True
+    capabilities = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in capabilities)
