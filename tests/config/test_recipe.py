@@ -1,4 +1,4 @@
-"""Laws of the recipe: all mistakes at once, each with field, value, reason and remedy; resolved once, the same for ever."""
+"""Laws of the recipe: all mistakes at once, each with its remedy; resolved once, the same for ever."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,8 @@ def test_a_resolved_recipe_is_a_fixed_point(preset):
 def test_includes_merge_below_the_file_and_overrides_above(tmp_path):
     (tmp_path / "base.yaml").write_text("optimizer: {lr: 1e-3, weight_decay: 0.2}\ntraining: {steps: 1e3}\n")
     (tmp_path / "r.yaml").write_text(
-        "include: base.yaml\nmodel: {preset: tiny-1m}\ndata: {sources: [{path: a}, {path: b}]}\noptimizer: {lr: 2.0e-3}\n"
+        "include: base.yaml\nmodel: {preset: tiny-1m}\n"
+        "data: {sources: [{path: a}, {path: b}]}\noptimizer: {lr: 2.0e-3}\n"
     )
     recipe = load_recipe(tmp_path / "r.yaml", ["data.sources.1.path=c", "training.seed=7", "evaluation.sequences=null"])
     assert (recipe.optimizer.lr, recipe.optimizer.weight_decay) == (2e-3, 0.2)

@@ -1,6 +1,7 @@
 """Laws of the optimizer room: schedules by formula, norms over everything once, decay where it was promised."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ def rates(kind: str, horizon: int = 1000, warmup: int = 100, **more: float) -> l
 def test_warm_up_rises_to_the_peak_and_nothing_rises_after_it(kind):
     values = rates(kind)
     assert values[0] == pytest.approx(0.01, rel=1e-15) and values[99] == 1.0
-    assert all(a < b for a, b in zip(values[:99], values[1:100], strict=True))
-    assert all(a >= b for a, b in zip(values[99:], values[100:], strict=False))
+    assert all(a < b for a, b in pairwise(values[:100]))
+    assert all(a >= b for a, b in pairwise(values[99:]))
 
 
 def test_cosine_ends_at_the_floor_at_the_horizon_and_stays():

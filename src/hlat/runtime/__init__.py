@@ -10,6 +10,7 @@ from hlat.runtime.device import (
 )
 from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.random import normal_range, philox, stream_key
+from hlat.runtime.rng import rng_state, seed_generators, set_rng_state
 
 __all__ = [
     "CheckpointError",
@@ -23,6 +24,9 @@ __all__ = [
     "normal_range",
     "peak_memory_bytes",
     "philox",
+    "rng_state",
+    "seed_generators",
+    "set_rng_state",
     "start",
     "stream_key",
     "synchronize",

@@ -1,0 +1,131 @@
+"""config.json files of transformers 4 and 5: what they mean, and everything in them that we refuse."""
+
+from typing import Any
+
+import pytest
+
+from hlat.config import ModelConfig, RecipeError, hf_to_model
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def model(**more: Any) -> ModelConfig:
+    return ModelConfig.model_validate(hf_to_model({**LLAMA, **more}))
+
+
+def problems(**more: Any) -> dict[str, str]:
+    with pytest.raises(RecipeError) as caught:
+        hf_to_model({**LLAMA, **more})
+    return {problem.path: str(problem) for problem in caught.value.problems}
+
+
+def test_the_least_a_file_can_say() -> None:
+    config = model()
+    assert (config.layers, config.n_kv_heads, config.n_head_dim, config.norm_eps) == (2, 4, 16, 1e-5)
+    assert config.rope.theta == 10000 and config.rope.scaling is None
+    assert not (config.tie_embeddings or config.qkv_bias or config.qk_norm)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}},
+        {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "llama3", **LLAMA3}},
+    ],
+)
+def test_both_ways_of_writing_rope(words: dict[str, Any]) -> None:
+    rope = model(**words).rope
+    assert rope.theta == 5e5
+    assert rope.scaling is not None and rope.scaling.kind == "llama3"
+    assert rope.scaling.original_max_position == 8192
+
+
+def test_linear_and_default_rope() -> None:
+    linear = model(rope_scaling={"type": "linear", "factor": 2}).rope.scaling
+    assert linear is not None and (linear.kind, linear.factor) == ("linear", 2.0)
+    assert model(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope.theta == 7.0
+
+
+def test_families() -> None:
+    more = {"num_key_value_heads": 2}
+    assert model(model_type="mistral", sliding_window=None, **more).n_kv_heads == 2
+    assert model(model_type="mistral", sliding_window=4096, max_position_embeddings=4096, **more)
+    qwen2 = model(model_type="qwen2", use_sliding_window=False, sliding_window=4096, **more)
+    assert qwen2.qkv_bias and not qwen2.qk_norm
+    qwen3 = model(model_type="qwen3", **more)
+    assert qwen3.qk_norm and not qwen3.qkv_bias and qwen3.n_head_dim == 128
+    assert model(model_type="qwen3", attention_bias=True, head_dim=32, **more).qkv_bias
+    assert model(attention_bias=True).qkv_bias
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    found = problems(
+        model_type="gpt2",
+        hidden_size=None,
+        vocab_size="many",
+        num_hidden_layers=0,
+        hidden_act="gelu",
+        mlp_bias=True,
+        attention_dropout=0.1,
+        quantization_config={"bits": 4},
+        use_sliding_window=True,
+        sliding_window=512,
+        torch_dtype="float8_e4m3fn",
+        rope_scaling={"rope_type": "yarn", "factor": 4.0},
+        rms_norm_eps=-1.0,
+        tie_word_embeddings="yes",
+        num_key_value_heads=2.5,
+    )
+    assert set(found) == {
+        "model_type",
+        "hidden_size",
+        "vocab_size",
+        "num_hidden_layers",
+        "hidden_act",
+        "mlp_bias",
+        "attention_dropout",
+        "quantization_config",
+        "sliding_window",
+        "dtype",
+        "rope_scaling.rope_type",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "num_key_value_heads",
+    }
+    assert "llama, mistral, qwen2, qwen3" in found["model_type"]
+    assert "'yarn'" in found["rope_scaling.rope_type"] and "linear and llama3" in found["rope_scaling.rope_type"]
+
+
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 4096}, "sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"rope_parameters": {"rope_theta": True}}, "rope_theta"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
+        ({"model_type": "qwen2"}, "num_key_value_heads"),
+        ({"head_dim": -1}, "head_dim"),
+        ({"dtype": "int8"}, "dtype"),
+    ],
+)
+def test_single_mistakes(more: dict[str, Any], path: str) -> None:
+    assert path in problems(**more)
