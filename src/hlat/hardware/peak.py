@@ -1,0 +1,92 @@
+r"""The peak FLOP/s that utilization (MFU) is a share of: from the catalog, or measured here. Never another chip's.
+
+device -> its chip, if the catalog knows it -> the catalog's figure
+       \-> otherwise                        -> a burst of matrix products
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hlat.hardware.catalog import Catalog, Chip, load_catalog
+from hlat.hardware.measure import measure_matmul
+
+# The hypervisor of EC2 writes the instance type here; Neuron devices report no chip name of their own.
+_PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
+
+
+@dataclass(frozen=True)
+class PeakFlops:
+    """What one device can do at its best."""
+
+    value: float
+    """FLOP/s, dense, a multiply-add counted as two."""
+    source: str
+    """Where the value comes from: a publication, or ``measured here``."""
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
+    """Peak dense FLOP/s of matrix products on one device.
+
+    Args:
+        device: a CPU or an accelerator that torch can use now.
+        dtype: what the products are computed in. float32 means TF32 where torch is set to use it.
+
+    Returns:
+        The published figure if the catalog knows exactly this chip and dtype, else a measurement (about 0.3 s).
+    """
+    catalog = load_catalog()
+    chip = _identify(device, catalog)
+    published = _published(chip, catalog, dtype_key(device, dtype), os.environ) if chip is not None else None
+    return published or _measured(device, dtype)
+
+
+def dtype_key(device: torch.device, dtype: torch.dtype) -> str:
+    """The catalog's name of a dtype: ``tf32`` for float32 products that torch was told to run in TF32."""
+    if dtype == torch.float32 and device.type == "cuda":
+        setting = torch.backends.cuda.matmul.fp32_precision
+        if setting == "none":  # not set for matmul: the setting above it holds
+            setting = torch.backends.fp32_precision  # type: ignore[attr-defined]
+        if setting == "tf32":
+            return "tf32"
+    return str(dtype).removeprefix("torch.")
+
+
+def _identify(device: torch.device, catalog: Catalog) -> Chip | None:
+    if device.type == "cpu":
+        return None
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    chip = catalog.named(str(name(device))) if name is not None else None
+    if chip is None and device.type == "neuron":
+        chip = catalog.on_instance(_instance_type(_PRODUCT_NAME))
+    return chip
+
+
+def _instance_type(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _published(chip: Chip, catalog: Catalog, dtype: str, environment: Mapping[str, str]) -> PeakFlops | None:
+    """The catalog's figure for one device of this chip, or None where it has none."""
+    cores = chip.cores_per_device
+    configured = environment.get("NEURON_LOGICAL_NC_CONFIG", "")
+    if chip.ec2_families and configured.isdecimal() and int(configured) > 0:
+        cores = int(configured)
+    value = chip.flops(dtype, cores)
+    if value is None:
+        return None
+    share = f", {cores} of {chip.cores} cores" if cores != chip.cores else ""
+    return PeakFlops(value, f"{chip.name}{share}, {dtype}: {catalog.sources[chip.tflops[dtype].source]}")
+
+
+def _measured(device: torch.device, dtype: torch.dtype) -> PeakFlops:
+    best = measure_matmul(device, dtype)
+    name = str(dtype).removeprefix("torch.")
+    threads = f" on {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    return PeakFlops(best.flops, f"measured here: {name} products of {best.size} x {best.size}{threads}")

@@ -1,0 +1,122 @@
+"""The one object that training tells; it passes everything on to whoever listens.
+
+open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, tensorboard/, console
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from hlat.config import TrackingConfig
+from hlat.tracking.console import Console, Silent, make_console
+from hlat.tracking.eta import Eta
+from hlat.tracking.events import EventLog
+from hlat.tracking.metrics import Metrics, MetricsFile
+from hlat.tracking.tensorboard import TensorBoard
+
+
+class Tracker:
+    """Tells files and the console about a run. A context manager; leaving it closes everything.
+
+    A file that cannot be written raises StorageError, because a run without a record is worth little. A console that
+    has gone away (a closed terminal, the end of ``| head``) is forgotten: it must not end the run.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        events: EventLog,
+        tensorboard: TensorBoard | None,
+        console: Console,
+        *,
+        total_steps: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._metrics, self._events, self._tensorboard, self._console = metrics, events, tensorboard, console
+        self._total_steps = total_steps
+        self._eta = Eta(total_steps, clock)
+
+    def log(self, metrics: Metrics) -> None:
+        """Record one step; see ``Metrics`` for its keys."""
+        self._metrics.append(metrics)
+        if self._tensorboard is not None:
+            self._tensorboard.log(metrics)
+        eta = self._eta.mark(metrics["step"])
+        self._show(lambda console: console.log(metrics, self._total_steps, eta))
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Record that something happened to the run; it and all metrics before it now survive a power cut."""
+        self._metrics.sync()
+        self._events.append(kind, **fields)
+
+    def message(self, text: str) -> None:
+        """Tell the person at the console."""
+        self._show(lambda console: console.message(text))
+
+    def close(self) -> None:
+        """Close everything, even if closing one of them fails."""
+        with ExitStack() as stack:
+            stack.callback(self._metrics.close)
+            stack.callback(self._events.close)
+            if self._tensorboard is not None:
+                stack.callback(self._tensorboard.close)
+            stack.callback(self._show, lambda console: console.close())
+
+    def _show(self, show: Callable[[Console], None]) -> None:
+        try:
+            show(self._console)
+        except OSError:
+            self._console = Silent()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_tracker(
+    run_dir: Path,
+    config: TrackingConfig,
+    *,
+    total_steps: int,
+    start_step: int,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+    stream: TextIO | None = None,
+) -> Tracker:
+    """Open the record of a run, to continue after ``start_step``.
+
+    Args:
+        run_dir: folder of the run; created if it does not exist.
+        config: who listens, besides the two files.
+        total_steps: steps of the whole run, for percent and time left.
+        start_step: steps done so far; metrics of later steps are dropped from what is there.
+        clock: seconds, monotonic, for the time left.
+        wall_clock: seconds since 1970, for the time of events.
+        stream: where the console writes; standard output if None.
+
+    Raises:
+        StorageError: a file cannot be opened or written; nothing stays open.
+    """
+    with ExitStack() as opened:
+        metrics = MetricsFile(run_dir / "metrics.jsonl", start_step=start_step)
+        opened.callback(metrics.close)
+        events = EventLog(run_dir / "events.jsonl", wall_clock)
+        opened.callback(events.close)
+        tensorboard = TensorBoard(run_dir / "tensorboard", start_step=start_step) if config.tensorboard else None
+        if tensorboard is not None:
+            opened.callback(tensorboard.close)
+        if metrics.unreadable:
+            events.append("metrics_damaged", lines=metrics.unreadable)
+        console = make_console(config, stream, total_steps=total_steps, start_step=start_step)
+        opened.pop_all()
+    tracker = Tracker(metrics, events, tensorboard, console, total_steps=total_steps, clock=clock)
+    if metrics.unreadable:
+        tracker.message(f"{run_dir / 'metrics.jsonl'}: {metrics.unreadable} damaged lines were dropped")
+    return tracker

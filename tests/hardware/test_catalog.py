@@ -1,0 +1,115 @@
+"""The catalog: every figure has a source, every chip can be found, and only by its own name."""
+
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from hlat.hardware import Catalog, Chip, load_catalog
+
+FIGURES = [(chip, dtype) for chip in load_catalog().chips for dtype in chip.tflops]
+GPUS = [chip for chip in load_catalog().chips if chip.names]
+
+
+@pytest.mark.parametrize(("chip", "dtype"), FIGURES, ids=lambda value: getattr(value, "name", value))
+def test_every_figure_is_positive_and_says_where_it_was_published(chip: Chip, dtype: str) -> None:
+    figure = chip.tflops[dtype]
+    assert figure.dense > 0
+    source = load_catalog().sources[figure.source]
+    assert re.search(r"https://[\w./-]+$", source), source
+
+
+@pytest.mark.parametrize("chip", GPUS, ids=lambda chip: chip.name)
+def test_dense_figures_keep_the_proportions_of_the_tensor_cores(chip: Chip) -> None:
+    """A figure with sparsity that slipped in is twice too high. Tensor cores do TF32 at half the rate of bf16.
+
+    Datasheets round to two or three digits (B200: 1.1 PFLOP/s of TF32 for 2.25 of bf16), hence 3 %.
+    """
+    assert chip.tflops["tf32"].dense / chip.tflops["bfloat16"].dense == pytest.approx(0.5, rel=0.03)
+    assert chip.tflops["float32"].dense <= chip.tflops["tf32"].dense * 1.03
+
+
+@pytest.mark.parametrize(
+    ("torch_name", "chip", "tflops"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100", 312),
+        ("A100-SXM4-80GB", "A100", 312),  # drivers before 460 leave the maker's name out
+        ("NVIDIA A100 80GB PCIe", "A100", 312),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM", 989.4),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 756),
+        ("NVIDIA H100 NVL", "H100 NVL", 835.5),
+        ("NVIDIA H200", "H200 SXM", 989.5),
+        ("NVIDIA B300 SXM6 AC", "B300", 2250),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 165.2),
+    ],
+)
+def test_a_chip_is_found_by_the_name_that_torch_reports(torch_name: str, chip: str, tflops: float) -> None:
+    found = load_catalog().named(torch_name)
+    assert found is not None
+    assert found.name == chip
+    assert found.flops("bfloat16") == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    "torch_name",
+    [
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a seventh of an A100
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA A100-SXM-64GB",  # a custom part with more cores
+        "NVIDIA H100",
+        "AMD Instinct MI355X",
+        "",
+    ],
+)
+def test_a_similar_name_is_another_chip(torch_name: str) -> None:
+    assert load_catalog().named(torch_name) is None
+
+
+@pytest.mark.parametrize(
+    ("instance", "cores", "tflops"),
+    [
+        ("trn1.32xlarge", None, 95),
+        ("trn1n.32xlarge\n", None, 95),
+        ("trn2.48xlarge", None, 166.75),
+        ("trn2.48xlarge", 1, 83.375),
+    ],
+)
+def test_trainium_is_found_by_its_instance_and_counted_per_torch_device(
+    instance: str, cores: int | None, tflops: float
+) -> None:
+    """190 TFLOP/s in 2 cores, 667 in 8, of which two make a logical core by default (AWS Neuron documentation)."""
+    chip = load_catalog().on_instance(instance)
+    assert chip is not None
+    assert chip.flops("bfloat16", cores) == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize("instance", ["p5.48xlarge", "trn3.48xlarge", "trn", "", "Standard PC (Q35 + ICH9, 2009)"])
+def test_other_machines_carry_no_chip_of_the_catalog(instance: str) -> None:
+    assert load_catalog().on_instance(instance) is None
+
+
+def _catalog(**changes: object) -> dict[str, object]:
+    chip = {"name": "X", "names": ["X 1"], "tflops": {"bfloat16": {"dense": 1.0, "source": "s"}}}
+    return {"sources": {"s": "a paper"}, "chips": [chip | changes]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tflops": {"bfloat16": {"dense": 1.0, "source": "another"}}},
+        {"tflops": {"bfloat16": {"dense": 1.0}}},
+        {"tflops": {"bfloat16": {"dense": -1.0, "source": "s"}}},
+        {"tflops": {"bfloat16": {"dense": 0, "source": "s"}}},
+        {"tflops": {"bfloat16": {"dense": float("nan"), "source": "s"}}},
+        {"tflops": {}},
+        {"names": []},
+        {"names": ["X 1", "nvidia  x 1"]},
+        {"cores": 8, "cores_per_device": 3},
+        {"sparse_tflops": 2.0},
+    ],
+)
+def test_a_catalog_with_a_figure_nobody_can_trust_is_refused(changes: dict[str, object]) -> None:
+    Catalog.model_validate(_catalog())
+    with pytest.raises(ValidationError):
+        Catalog.model_validate(_catalog(**changes))

@@ -1,0 +1,144 @@
+"""The peak: published for a chip the catalog knows, measured for any other, borrowed from none."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
+from hlat.hardware.measure import Measured, measure_matmul
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def as_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[torch.dtype]]:
+    """Make torch report an accelerator of a given name; returns the dtypes that are then measured."""
+
+    def pretend(name: str) -> list[torch.dtype]:
+        measured: list[torch.dtype] = []
+
+        def measure(device: torch.device, dtype: torch.dtype) -> Measured:
+            measured.append(dtype)
+            return Measured(flops=1.5e12, size=2048)
+
+        module = SimpleNamespace(get_device_name=lambda device: name)
+        monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+        monkeypatch.setattr(peak, "measure_matmul", measure)
+        return measured
+
+    return pretend
+
+
+@pytest.fixture
+def fp32_precision() -> object:
+    """Put back how torch multiplies fp32 matrices."""
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_a_known_gpu_has_its_published_peak(as_gpu: Callable[[str], list[torch.dtype]]) -> None:
+    measured = as_gpu("NVIDIA H200")
+    bf16, fp32 = peak_flops(CUDA, torch.bfloat16), peak_flops(CUDA, torch.float32)
+    assert (bf16.value, fp32.value) == (989.5e12, 67e12)
+    assert bf16.source == f"H200 SXM, bfloat16: {load_catalog().sources['h200']}"
+    assert measured == []
+
+
+@pytest.mark.parametrize("name", ["AMD Instinct MI355X", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A chip of next year"])
+def test_an_unknown_gpu_is_measured_and_given_no_other_chips_peak(
+    name: str, as_gpu: Callable[[str], list[torch.dtype]]
+) -> None:
+    """Falling back to the A100's peak is how a report of 563 % utilization came about (AMD Primus, PR 772)."""
+    measured = as_gpu(name)
+    found = peak_flops(CUDA, torch.bfloat16)
+    assert measured == [torch.bfloat16]
+    assert found == PeakFlops(1.5e12, "measured here: bfloat16 products of 2048 x 2048")
+
+
+def test_a_dtype_without_a_published_figure_is_measured(as_gpu: Callable[[str], list[torch.dtype]]) -> None:
+    measured = as_gpu("NVIDIA H200")
+    assert peak_flops(CUDA, torch.float64).source.startswith("measured here: float64")
+    assert measured == [torch.float64]
+
+
+@pytest.mark.usefixtures("fp32_precision")
+def test_fp32_counts_as_tf32_exactly_where_torch_multiplies_in_tf32(as_gpu: Callable[[str], list[torch.dtype]]) -> None:
+    as_gpu("NVIDIA H200")
+    torch.set_float32_matmul_precision("high")
+    assert peak_flops(CUDA, torch.float32).value == 494.5e12
+    assert peak_flops(CUDA, torch.bfloat16).value == 989.5e12
+    torch.set_float32_matmul_precision("highest")
+    assert peak_flops(CUDA, torch.float32).value == 67e12
+
+
+@pytest.mark.parametrize(
+    ("product", "logical", "tflops"),
+    [("trn2.48xlarge\n", None, 2 * 667 / 8), ("trn2.48xlarge\n", "1", 667 / 8), ("trn1.32xlarge\n", None, 95)],
+)
+def test_a_neuron_device_is_a_logical_core_of_the_instance_it_is_in(
+    product: str, logical: str | None, tflops: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "product_name"
+    file.write_text(product)
+    monkeypatch.setattr(peak, "_PRODUCT_NAME", file)
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda device: SimpleNamespace(get_device_name=lambda d: "neuron:0")
+    )
+    monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG", raising=False)
+    if logical is not None:
+        monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", logical)
+    assert peak_flops(SimpleNamespace(type="neuron"), torch.bfloat16).value == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_is_measured(dtype: torch.dtype) -> None:
+    """Within a factor of 3 of a product timed here: neighbours on the same cores may slow either of the two down."""
+    left, best = torch.full((512, 512), 0.5, dtype=dtype), float("inf")
+    for _ in range(20):
+        begin = time.perf_counter()
+        left @ left
+        best = min(best, time.perf_counter() - begin)
+    found = peak_flops(CPU, dtype)
+    assert 1 / 3 < found.value / (2 * 512**3 / best) < 3
+    assert found.source.startswith(f"measured here: {str(dtype).removeprefix('torch.')} products of ")
+    assert found.source.endswith(f" on {torch.get_num_threads()} threads")
+
+
+def test_measuring_draws_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    peak_flops(CPU, torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class _Clock:
+    """Each reading is ``tick`` seconds after the last: a product, timed by two readings, takes one tick."""
+
+    def __init__(self, tick: float) -> None:
+        self.tick, self.now = tick, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+def test_the_rate_is_two_n_cubed_by_the_time_of_the_best() -> None:
+    # 512 takes 1 ms; three of 1024 are expected to take 3 * 8 ms, which fit into 35 ms; then 2048 does not.
+    best = measure_matmul(CPU, torch.float32, budget_seconds=0.035, clock=_Clock(0.001))
+    assert best.size == 1024
+    assert best.flops == pytest.approx(2 * 1024**3 / 0.001)
+
+
+def test_a_slow_chip_is_measured_at_the_smallest_size_and_kept_no_longer() -> None:
+    clock = _Clock(10.0)
+    best = measure_matmul(CPU, torch.float32, clock=clock)
+    assert best == Measured(pytest.approx(2 * 512**3 / 10.0), 512)
+    assert clock.now <= 10 * 12  # 3 products of two readings each, and a reading per decision
+
+
+def test_a_clock_that_stands_still_does_not_divide_by_zero() -> None:
+    readings = iter([0.0] * 7 + [1.0] * 1000)  # still during the smallest size, past the deadline afterwards
+    assert measure_matmul(CPU, torch.float32, clock=lambda: next(readings)).flops > 0

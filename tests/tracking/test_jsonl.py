@@ -1,0 +1,149 @@
+"""JSON lines: what is appended can be read, bit for bit, whatever happens to the writer."""
+
+import json
+import math
+import os
+import resource
+import signal
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hlat.config import DataError, StorageError
+from hlat.tracking.jsonl import JsonLines, decode, encode, keep_lines, read_records, with_non_finite
+
+FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)
+RECORDS = st.dictionaries(st.text(), st.one_of(FLOATS, st.integers(), st.text(), st.none(), st.booleans()))
+
+
+def bits(value: float) -> bytes:
+    """The bits of a float; all NaNs are one, because JSON could not tell them apart."""
+    return b"nan" if math.isnan(value) else struct.pack("<d", value)
+
+
+@given(FLOATS)
+@example(-0.0)
+@example(5e-324)
+@example(2.3412345678901234)
+@example(math.inf)
+@example(-math.inf)
+@example(math.nan)
+def test_a_float_comes_back_bit_for_bit_from_strict_json(value: float) -> None:
+    line = encode({"loss": value, "seconds": {"data": value}})
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is not JSON")
+
+    record = with_non_finite(json.loads(line, parse_constant=refuse))
+    assert bits(record["loss"]) == bits(value)
+    assert bits(record["seconds"]["data"]) == bits(value)
+
+
+@given(st.lists(RECORDS, max_size=4), st.data())
+def test_cut_anywhere_a_file_opens_with_exactly_its_whole_lines(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, object]], data: st.DataObject
+) -> None:
+    whole = b"".join(map(encode, records))
+    cut = data.draw(st.integers(0, len(whole)))
+    path = tmp_path_factory.mktemp("cut") / "lines.jsonl"
+    path.write_bytes(whole[:cut])
+    with JsonLines(path) as file:
+        file.append({"last": 1})
+    # A line that lacks nothing but its newline is whole.
+    kept = whole[: cut + 1] if decode(whole[:cut].rpartition(b"\n")[2]) is not None else whole[:cut]
+    kept = kept[: kept.rfind(b"\n") + 1]
+    assert path.read_bytes() == kept + encode({"last": 1})
+    assert len(read_records(path)) == kept.count(b"\n") + 1
+
+
+def test_a_tail_longer_than_the_block_that_is_read_at_once_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(encode({"a": 1}) + b'{"b": "' + b"x" * 200_000)
+    with JsonLines(path):
+        pass
+    assert path.read_bytes() == encode({"a": 1})
+
+
+def test_zeros_that_a_power_cut_leaves_at_the_end_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(encode({"a": 1}) + bytes(4096))
+    with JsonLines(path) as file:
+        file.append({"b": 2})
+    assert read_records(path) == [{"a": 1}, {"b": 2}]
+
+
+def test_a_reader_ignores_the_line_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(encode({"a": 1}) + b'{"b": ')
+    assert read_records(path) == [{"a": 1}]
+    assert path.read_bytes().endswith(b'{"b": '), "reading must not change the file of a run at work"
+
+
+def test_a_damaged_line_inside_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(encode({"a": 1}) + b'{"b": 2\n' + encode({"c": 3}))
+    with pytest.raises(DataError, match=r"lines\.jsonl, line 2: '\{\"b\": 2' is not a JSON object"):
+        read_records(path)
+
+
+def test_a_full_disk_is_a_storage_error_that_names_file_and_remedy() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with (
+        JsonLines(Path("/dev/full")) as file,
+        pytest.raises(StorageError, match=r"/dev/full: cannot write: No space left on device\. Free space"),
+    ):
+        file.append({"a": 1})
+
+
+def test_a_disk_that_fills_up_inside_a_line_leaves_the_lines_before_it(tmp_path: Path) -> None:
+    """A real limit on the size of files makes a real write() stop half way; in a child, to keep the limit there."""
+    path = tmp_path / "lines.jsonl"
+    whole = encode({"a": "x" * 80})
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (250, 250))
+            with JsonLines(path) as file:
+                file.append({"a": "x" * 80})
+                file.append({"a": "x" * 80})
+                try:
+                    file.append({"a": "x" * 80})  # 90 bytes each: the third does not fit
+                except StorageError:
+                    code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert path.read_bytes() == whole * 2
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file where the folder should be")
+    with pytest.raises(StorageError, match=r"run/metrics\.jsonl: cannot open"):
+        JsonLines(tmp_path / "run" / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("crash_in", ["fsync", "replace"])
+def test_dropping_lines_happens_at_once_or_not_at_all(
+    crash_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    before = b"".join(encode({"step": step}) for step in range(100))
+    path.write_bytes(before)
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if crash_in == "fsync" else (Path, "replace")), fail)
+        with pytest.raises(StorageError, match="cannot rewrite: No space left"):
+            keep_lines(path, lambda line: b"7" in line)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path], "nothing is left behind"
+    keep_lines(path, lambda line: b"7" in line)
+    assert [record["step"] for record in read_records(path)] == [s for s in range(100) if "7" in str(s)]

@@ -1,0 +1,242 @@
+"""The tracker: exact console lines, an honest time left, and a console that cannot end the run."""
+
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console as RichTerminal
+
+from hlat.config import StorageError, TrackingConfig
+from hlat.tracking import open_tracker, read_events, read_metrics
+from hlat.tracking.console import Bar, Plain, Silent, duration, make_console, rate, size
+from hlat.tracking.eta import Eta
+
+PLAIN = TrackingConfig(console="plain", tensorboard=False)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def line(step: int, **more: object) -> dict[str, object]:
+    return {
+        "step": step,
+        "tokens": step * 1000,
+        "loss": 2.3412345,
+        "grad_norm": 0.5187,
+        "lr": 3e-4,
+        "tokens_per_second": 12345.6,
+        "mfu": 0.3124,
+        "memory_bytes": 1288490189,
+        "seconds": {"data": 0.1},
+        **more,
+    }
+
+
+def test_plain_lines_exactly(tmp_path: Path) -> None:
+    clock, stream = Clock(), io.StringIO()
+    with open_tracker(tmp_path, PLAIN, total_steps=2000, start_step=0, clock=clock, stream=stream) as tracker:
+        tracker.message("quickstart: 1,024 parameters")
+        clock.now = 60.0  # the first steps compile: their minute must not count
+        tracker.log(line(10))
+        clock.now = 61.0
+        tracker.log(line(20, val_loss=2.41, val_bits_per_byte=1.93))
+        clock.now = 71.0
+        tracker.log(line(120, loss=math.nan, grad_norm=math.inf, tokens_per_second=math.inf, mfu=math.nan))
+        tracker.log({"step": 2000, "loss": 1.5})
+    values = "gnorm 0.52  lr 3.00e-04  12.3k tok/s  mfu 31.2%  mem 1.2G"
+    assert stream.getvalue().splitlines() == [
+        "quickstart: 1,024 parameters",
+        f"step 10/2000  0.5%  eta -  loss 2.3412  {values}",
+        f"step 20/2000  1.0%  eta 0:03:18  loss 2.3412  val 2.4100 (bpb 1.9300)  {values}",
+        "step 120/2000  6.0%  eta 0:03:08  loss nan  gnorm inf  lr 3.00e-04  inf tok/s  mfu nan%  mem 1.2G",
+        "step 2000/2000  100.0%  eta 0:00:00  loss 1.5000",
+    ]
+
+
+def screen(output: str) -> list[str]:
+    """What a terminal shows after this output: enough of one for carriage return, cursor up, erase line and colours."""
+    rows, row, column = [""], 0, 0
+    for control, text in re.findall(r"\x1b\[([0-9;?]*[A-Za-z])|([^\x1b])", output):
+        if control.endswith("A"):
+            row -= int(control[:-1] or 1)
+        elif control == "2K":
+            rows[row] = ""
+        elif text == "\r":
+            column = 0
+        elif text == "\n":
+            row, column = row + 1, 0
+            rows += [""] * (row + 1 - len(rows))
+        elif text:
+            rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + 1 :]
+            column += 1
+    return [text.rstrip() for text in rows if text.strip()]
+
+
+def test_the_bar_carries_the_same_values_and_validations_stay() -> None:
+    output = io.StringIO()
+    bar = Bar(RichTerminal(width=160, force_terminal=True, file=output), total_steps=2000, start_step=0)
+    bar.message("[resumed] at step 10")  # brackets are text, not markup
+    bar.log(line(20, val_loss=2.41, val_bits_per_byte=1.93), 2000, 198.0)
+    bar.log(line(120), 2000, 188.0)
+    bar.close()
+    values = "gnorm 0.52  lr 3.00e-04  12.3k tok/s  mfu 31.2%  mem 1.2G"
+    assert screen(output.getvalue()) == [
+        "[resumed] at step 10",
+        f"step 20/2000  loss 2.3412  val 2.4100 (bpb 1.9300)  {values}",
+        f"╸{'━' * 15} step 120/2000  6.0%  eta 0:03:08  loss 2.3412  {values}",
+    ]
+
+
+def test_a_narrow_terminal_gets_one_shortened_line() -> None:
+    output = io.StringIO()
+    bar = Bar(RichTerminal(width=60, force_terminal=True, file=output), total_steps=2000, start_step=0)
+    bar.log(line(120), 2000, 188.0)
+    bar.log(line(130), 2000, 187.0)
+    bar.close()
+    (shown,) = screen(output.getvalue())
+    assert "step 130/2000  6.5%  eta 0:03:07" in shown
+    assert len(shown) <= 60
+
+
+def test_time_left_follows_the_recent_pace() -> None:
+    clock = Clock()
+    eta = Eta(total_steps=1000, clock=clock)
+    for step in range(1, 301):
+        clock.now += 1.0 if step <= 200 else 3.0
+        left = eta.mark(step)
+    assert left == 700 * 3.0
+
+
+def test_time_left_after_a_resume_counts_only_the_steps_of_this_process() -> None:
+    clock = Clock()
+    clock.now = 1e6
+    eta = Eta(total_steps=1000, clock=clock)
+    assert eta.mark(905) is None
+    clock.now += 10.0
+    assert eta.mark(910) == 90 * 2.0
+
+
+@pytest.fixture
+def terminal() -> Iterator[io.TextIOWrapper]:
+    """The program's side of a real pseudo-terminal."""
+    parent, child = os.openpty()
+    with os.fdopen(child, "w") as stream:
+        yield stream
+    os.close(parent)
+
+
+def test_auto_draws_the_bar_on_a_terminal_that_can_and_plain_lines_elsewhere(
+    terminal: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind(console: str, stream: io.TextIOBase) -> type:
+        made = make_console(TrackingConfig(console=console), stream, total_steps=10, start_step=0)
+        made.close()
+        return type(made)
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert kind("auto", terminal) is Bar
+    assert kind("auto", io.StringIO()) is Plain
+    assert kind("plain", terminal) is Plain
+    assert kind("none", terminal) is Silent
+    monkeypatch.setenv("TERM", "dumb")
+    assert kind("auto", terminal) is Plain
+
+
+def test_none_says_nothing_and_records_everything(tmp_path: Path) -> None:
+    stream, config = io.StringIO(), TrackingConfig(console="none", tensorboard=False)
+    with open_tracker(tmp_path, config, total_steps=10, start_step=0, stream=stream) as tracker:
+        tracker.message("hello")
+        tracker.log(line(1))
+        tracker.event("end", step=1)
+    assert stream.getvalue() == ""
+    assert read_metrics(tmp_path / "metrics.jsonl") == [line(1)]
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["end"]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    """As in ``hlat train recipe.yaml | head -3``, with a real pipe."""
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w")
+    with open_tracker(tmp_path, PLAIN, total_steps=10, start_step=0, stream=stream) as tracker:
+        tracker.log(line(1))
+        os.close(reading)
+        tracker.log(line(2))
+        tracker.message("nobody reads this")
+        tracker.log(line(3))
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_a_resumed_run_continues_its_files(tmp_path: Path) -> None:
+    config = TrackingConfig(console="none")
+    for start, last in ((0, 5), (3, 8)):
+        with open_tracker(tmp_path, config, total_steps=8, start_step=start, wall_clock=lambda: 0.0) as tracker:
+            tracker.event("resume" if start else "start", step=start)
+            for step in range(start + 1, last + 1):
+                tracker.log(line(step, part=start))
+    steps = [(record["step"], record["part"]) for record in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps == [(1, 0), (2, 0), (3, 0), (4, 3), (5, 3), (6, 3), (7, 3), (8, 3)]
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["start", "resume"]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
+def test_damaged_metrics_are_reported_and_do_not_stop_a_resume(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1)) + "\ngarbage\n" + json.dumps(line(2)) + "\n")
+    stream = io.StringIO()
+    with open_tracker(tmp_path, PLAIN, total_steps=8, start_step=2, stream=stream):
+        pass
+    assert "1 damaged lines were dropped" in stream.getvalue()
+    assert read_events(tmp_path / "events.jsonl")[0]["event"] == "metrics_damaged"
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_tracker_that_cannot_open_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    process = psutil.Process()
+    before = process.num_fds()
+    with pytest.raises(StorageError, match=r"events\.jsonl: cannot open: Is a directory"):
+        open_tracker(tmp_path, PLAIN, total_steps=8, start_step=0)
+    assert process.num_fds() == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (59.6, "0:01:00"), (3661, "1:01:01"), (86399.6, "1d 00:00:00"), (187200, "2d 04:00:00")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (999.4, "999"),
+        (999.96, "1.0k"),
+        (12345.6, "12.3k"),
+        (999_960, "1.0M"),
+        (2.5e9, "2.5G"),
+        (math.nan, "nan"),
+    ],
+)
+def test_rates(value: float, text: str) -> None:
+    assert rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0M"), (850 * 2**20, "850M"), (1288490189, "1.2G"), (141 * 2**30, "141.0G")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
