@@ -1,0 +1,80 @@
+"""How many parameters a model has, and how many floating-point operations a token costs.
+
+Everything that reports MFU, plans memory or predicts time asks here. Notation: L layers, D hidden size, I intermediate
+size, H query heads, K kv heads, E head width, V vocabulary, S sequence length.
+
+Training FLOPs per token, forward and backward (Kaplan et al. 2020; PaLM, Chowdhery et al. 2022, appendix B): every
+weight of a matrix product costs 2 FLOPs forward and 4 backward, and so does every product of attention:
+
+    full    6 N + 12 L H E S            each token attends to all S positions, as PaLM and most MFU figures count
+    causal  6 N + 12 L H E (S + 1) / 2  each token attends to itself and those before, which is what has to be done
+
+N counts the weights of matrix products, the head included (also where it is tied), the embedding lookup not.
+Recomputation is never counted: these are the FLOPs of the model, not of an implementation.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hlat.config import ModelConfig
+
+Convention = Literal["causal", "full"]
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Numbers of parameters by component."""
+
+    embedding: int
+    attention: int  # q, k, v and output projections with their biases
+    feed_forward: int
+    norms: int  # all of them, q and k norms included
+    head: int  # 0 where it is the embedding
+    matmul: int  # weights of matrix products, the head counted also where it is tied: the N of the FLOP formulas
+
+    @property
+    def total(self) -> int:
+        """All parameters, each once."""
+        return self.embedding + self.attention + self.feed_forward + self.norms + self.head
+
+
+def count_parameters(config: ModelConfig) -> ParameterCount:
+    """Parameters of ``Decoder(config)``."""
+    layers, width, head_dim = config.layers, config.hidden_size, config.n_head_dim
+    qkv_rows = (config.heads + 2 * config.n_kv_heads) * head_dim
+    attention = layers * (qkv_rows + config.heads * head_dim) * width
+    feed_forward = layers * 3 * width * config.intermediate_size
+    vocabulary = config.vocab_size * width
+    return ParameterCount(
+        embedding=vocabulary,
+        attention=attention + (layers * qkv_rows if config.qkv_bias else 0),
+        feed_forward=feed_forward,
+        norms=layers * (2 * width + (2 * head_dim if config.qk_norm else 0)) + width,
+        head=0 if config.tie_embeddings else vocabulary,
+        matmul=attention + feed_forward + vocabulary,
+    )
+
+
+def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
+    """FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens.
+
+    Raises:
+        ValueError: an unknown convention.
+    """
+    if convention == "full":
+        attended = float(sequence_length)
+    elif convention == "causal":
+        attended = (sequence_length + 1) / 2
+    else:
+        raise ValueError(f"no FLOP convention {convention!r}; there are 'causal' and 'full'")
+    per_position = 4 * config.layers * config.heads * config.n_head_dim  # one row of Q K^T and one of P V
+    return 2 * count_parameters(config).matmul + per_position * attended
+
+
+def flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
+    """FLOPs of training, forward and backward, per token; backward costs twice forward.
+
+    Raises:
+        ValueError: an unknown convention.
+    """
+    return 3 * forward_flops_per_token(config, sequence_length, convention)

@@ -1,0 +1,94 @@
+"""The files of a Hugging Face folder: names, JSON, and a folder that appears whole or not at all."""
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hlat.config import CheckpointError, StorageError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def shard_name(number: int, count: int) -> str:
+    """The name of shard ``number`` (from 1) of ``count``, as transformers names it."""
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON as transformers does: indented, keys in the given order, a newline at the end."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        CheckpointError: the file is missing, or is no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: there is no such file. Name a folder that holds a Hugging Face model."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}. Get the file again from where it came.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds no JSON object. Get the file again from where it came.")
+    return content
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A temporary sibling of ``target`` that takes its name once the block has ended well and all is on the disk.
+
+    Raises:
+        CheckpointError: the target exists and is not an empty folder.
+        StorageError: the disk refused; nothing is left behind.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in [*temporary.iterdir(), temporary]:
+            _sync(file)
+        if target.exists():
+            target.rmdir()
+        temporary.rename(target)
+        _sync(target.parent)
+    except OSError as error:
+        remedy = (
+            "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Check the disk and its permissions"
+        )
+        reason = error.strerror or str(error)
+        raise StorageError(f"{target}: cannot be written: {reason}. {remedy}, or name another folder.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

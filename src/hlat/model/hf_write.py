@@ -1,0 +1,147 @@
+"""A model as a folder that ``transformers.AutoModelForCausalLM.from_pretrained`` loads.
+
+    canonical tensors -> cast -> shards of at most max_shard_bytes -> + index, config, generation config, tokenizer
+                      -> temporary folder -> renamed
+
+At most one shard is in memory besides what the caller holds.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from hlat.config import CheckpointError, ModelConfig, StorageError
+from hlat.model.canonical import canonical_shapes, check_canonical
+from hlat.model.hf_config import architecture, config_json
+from hlat.model.hf_files import INDEX, TOKENIZER_FILES, WEIGHTS, shard_name, whole_folder, write_json
+
+Named = tuple[str, torch.Tensor]
+
+
+def write_hf(
+    out_dir: str | Path,
+    config: ModelConfig,
+    canonical: Mapping[str, torch.Tensor] | Iterable[Named],
+    *,
+    dtype: torch.dtype | None = None,
+    tokenizer_dir: str | Path | None = None,
+    eos_id: int | None = None,
+    bos_id: int | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> Path:
+    """Write a model in Hugging Face form.
+
+    Args:
+        out_dir: the folder to make; an existing one must be empty.
+        config: the model; needs ``max_sequence_length``.
+        canonical: its tensors by canonical name, or pairs of them one after another.
+        dtype: of the files; None keeps each tensor's own.
+        tokenizer_dir: folder whose tokenizer files are copied.
+        eos_id, bos_id: special tokens for config.json and generation_config.json.
+        max_shard_bytes: size of a safetensors file at most, unless one tensor is larger.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RecipeError: config.json cannot express the model.
+        CheckpointError: tensors missing, unexpected or of another shape; the folder exists; no tokenizer files.
+        StorageError: the disk refused. Nothing is left behind.
+    """
+    target = Path(out_dir)
+    pairs = canonical.items() if isinstance(canonical, Mapping) else canonical
+    with whole_folder(target) as folder:
+        if tokenizer_dir is not None:
+            _copy_tokenizer(Path(tokenizer_dir), folder, eos_id, bos_id)
+        config_json(config, torch.float32, eos_id, bos_id)  # refuses before anything large is written
+        stored = _write_weights(folder, config, _cast(_with_zero_biases(config, pairs), dtype), max_shard_bytes)
+        write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id))
+        special = {"bos_token_id": bos_id, "eos_token_id": eos_id}
+        write_json(folder / "generation_config.json", {k: v for k, v in special.items() if v is not None})
+    return target
+
+
+def _cast(pairs: Iterable[Named], dtype: torch.dtype | None) -> Iterator[Named]:
+    for name, tensor in pairs:
+        yield name, tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype).contiguous()
+
+
+def _with_zero_biases(config: ModelConfig, pairs: Iterable[Named]) -> Iterator[Named]:
+    """The given tensors, and the output biases that the target class wants and our models do not have."""
+    wanted = architecture(config).zero_output_bias
+    for name, tensor in pairs:
+        yield name, tensor
+        if wanted and name.endswith("o_proj.weight"):
+            yield name.removesuffix("weight") + "bias", torch.zeros(config.hidden_size, dtype=tensor.dtype)
+
+
+def _write_weights(folder: Path, config: ModelConfig, pairs: Iterable[Named], max_shard_bytes: int) -> torch.dtype:
+    """Write shards and index; returns the dtype of the embedding, which config.json names."""
+    expected = canonical_shapes(config)
+    if architecture(config).zero_output_bias:
+        weights = [name for name in expected if name.endswith("o_proj.weight")]
+        expected |= {name.removesuffix("weight") + "bias": (config.hidden_size,) for name in weights}
+    shapes: dict[str, tuple[int, ...]] = {}
+    shards: list[list[str]] = []
+    total, dtype = 0, torch.float32
+    for number, shard in enumerate(_shards(pairs, max_shard_bytes), start=1):
+        _save(folder / f"{number}.shard", shard)
+        shards.append(list(shard))
+        shapes |= {name: tuple(tensor.shape) for name, tensor in shard.items()}
+        total += sum(tensor.nbytes for tensor in shard.values())
+        dtype = shard.get("model.embed_tokens.weight", torch.empty(0, dtype=dtype)).dtype
+    check_canonical(expected, shapes, "the tensors to export")
+    names = [shard_name(number, len(shards)) for number in range(1, len(shards) + 1)] if len(shards) > 1 else [WEIGHTS]
+    for number, name in enumerate(names, start=1):
+        (folder / f"{number}.shard").rename(folder / name)
+    if len(shards) > 1:
+        where = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))})
+    return dtype
+
+
+def _shards(pairs: Iterable[Named], max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    shard: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in pairs:
+        if shard and size + tensor.nbytes > max_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    yield shard
+
+
+def _save(path: Path, shard: dict[str, torch.Tensor]) -> None:
+    try:
+        save_file(shard, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # its way of saying that the disk refused
+        raise StorageError(
+            f"{path.parent}: cannot be written: {error}. Free some space, or name another folder."
+        ) from error
+
+
+def _copy_tokenizer(source: Path, folder: Path, eos_id: int | None, bos_id: int | None) -> None:
+    files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not files:
+        raise CheckpointError(f"{source}: holds no tokenizer files ({', '.join(TOKENIZER_FILES[:2])}, ...).")
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+    names = {file.name for file in files}
+    if "tokenizer.json" in names and "tokenizer_config.json" not in names:
+        write_json(folder / "tokenizer_config.json", _tokenizer_config(source / "tokenizer.json", eos_id, bos_id))
+
+
+def _tokenizer_config(file: Path, eos_id: int | None, bos_id: int | None) -> dict[str, Any]:
+    """Says that tokenizer.json is all there is to it; otherwise transformers takes the model family's own class."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    tokens = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
+    special = {"bos_token": tokens.get(bos_id), "eos_token": tokens.get(eos_id)}
+    given = {name: token for name, token in special.items() if token is not None}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **given}

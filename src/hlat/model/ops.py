@@ -1,0 +1,157 @@
+"""The three pointwise pieces of the decoder, each with the backward pass written out.
+
+    rms_norm     x -> x / rms(x) * weight     keeps x and one number per row
+    rotate       x -> x rotated by position   keeps nothing of its own
+    swiglu       gate, up -> silu(gate) * up  keeps its inputs only
+
+Autograd would keep every intermediate (x / rms(x), silu(gate)) and would put the gradients of the slices of a fused
+projection together by padding and adding. Written out, a layer keeps about a sixth less for backward, and on a CPU
+RMSNorm, forward and backward, takes under half the time of ``F.rms_norm``. Statistics and rotations are computed in
+fp32, or in float64 where the input is. Under autocast the norm returns the autocast dtype at once, as the product that
+follows would cast it anyway.
+
+Tensor suffixes: F half a head, I intermediate width; "..." any leading dimensions.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which statistics of ``dtype`` are computed: fp32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang and Sennrich 2019).
+
+    Args:
+        x: (..., width), any floating dtype and strides.
+        weight: (width,).
+        eps: added to the mean square.
+
+    Returns:
+        (..., width), in the autocast dtype where autocast is on, else in the dtype of ``x``.
+    """
+    autocast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+    out: torch.Tensor = _RMSNorm.apply(x, weight, eps, dtype)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+        x_wide = x.to(wide(x.dtype))
+        scale = x_wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x_wide * scale).mul_(weight).to(dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        grad = grads[0].to(scale.dtype)
+        normal = x * scale
+        product = grad * normal
+        weight_wide = weight.to(scale.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            # mean(grad * weight * normal): the part of the gradient that only rescales x, which the norm undoes
+            along = torch.matmul(product, weight_wide).div_(x.shape[-1]).unsqueeze(-1)
+        grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
+        grad_weight = product.flatten(0, -2).sum(0)
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None, None
+
+
+def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:
+    """Rotate the first against the second half of the last dimension: (a, b) -> (a cos - b sin, b cos + a sin).
+
+    This is RoPE (Su et al. 2021) with the pairs (i, i + width / 2), the convention of Hugging Face weights.
+
+    Args:
+        x: (..., 2 F), any strides.
+        cos_F, sin_F: fp32, last dimension F, the others broadcast against those of ``x``.
+
+    Returns:
+        A new contiguous-by-position tensor of the shape and dtype of ``x``.
+    """
+    out: torch.Tensor = _Rotate.apply(x, cos_F, sin_F)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos_F, sin_F)
+        return _rotated(x, cos_F, sin_F, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos_F, sin_F = ctx.saved_tensors
+        return _rotated(grads[0], cos_F, sin_F, -1), None, None
+
+
+def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, direction: int) -> torch.Tensor:
+    dtype = wide(x.dtype)
+    halves = x.to(dtype).unflatten(-1, (2, -1))
+    cos, sin = cos_F.to(dtype), sin_F.to(dtype)
+    out = halves * cos.unsqueeze(-2)
+    out[..., 0, :].addcmul_(halves[..., 1, :], sin, value=-direction)
+    out[..., 1, :].addcmul_(halves[..., 0, :], sin, value=direction)
+    turned: torch.Tensor = out.flatten(-2).to(x.dtype)
+    return turned
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` (Shazeer 2020) of two tensors of one shape."""
+    out: torch.Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]
+    return out
+
+
+def swiglu_fused(gate_up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of one tensor (..., 2, I) that holds gate and up side by side; returns (..., I)."""
+    out: torch.Tensor = _FusedSwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _swiglu_backward(
+    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, grad_gate: torch.Tensor, grad_up: torch.Tensor
+) -> None:
+    """Write the gradients of gate and up into the given tensors, which may be slices of one."""
+    torch.mul(F.silu(gate), grad, out=grad_up)
+    torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        _swiglu_backward(grads[0], gate, up, grad_gate, grad_up)
+        return grad_gate, grad_up
+
+
+class _FusedSwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.unbind(-2)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (gate_up,) = ctx.saved_tensors
+        out = torch.empty_like(gate_up)
+        _swiglu_backward(grads[0], *gate_up.unbind(-2), *out.unbind(-2))
+        return out

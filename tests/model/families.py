@@ -1,0 +1,102 @@
+"""One small model of every family we read, and its twin in transformers with the same weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hlat.config import ModelConfig
+from hlat.model import Decoder, build, from_canonical, to_canonical
+from hlat.model.hf_config import config_json
+
+BASE: dict[str, Any] = {
+    "vocab_size": 211,
+    "layers": 3,
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "heads": 4,
+    "max_sequence_length": 256,
+    "norm_eps": 1e-5,
+    # large enough that attention is far from uniform and a wrong sign or a wrong angle shows
+    "init_std": 0.15,
+}
+LLAMA3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 64}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama2-mha": {},
+    "llama31-gqa": {"kv_heads": 2, "rope": {"theta": 500000.0, "scaling": LLAMA3}},
+    "linear-mqa": {"kv_heads": 1, "rope": {"scaling": {"kind": "linear", "factor": 4.0}}},
+    "tied": {"kv_heads": 2, "tie_embeddings": True},
+    "qwen2-bias": {"kv_heads": 2, "qkv_bias": True, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
+    "qwen3-norm": {"kv_heads": 2, "qk_norm": True, "head_dim": 24, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
+    "qwen3-norm-bias-tied": {"kv_heads": 2, "qk_norm": True, "qkv_bias": True, "head_dim": 32, "tie_embeddings": True},
+}
+
+
+def config_of(family: str, **more: Any) -> ModelConfig:
+    """The small model of a family."""
+    return ModelConfig.model_validate({**BASE, **FAMILIES[family], **more})
+
+
+def our_model(config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int = 1) -> Decoder:
+    """Our model, with norms and biases moved off one and zero so that they show. Values are exact in fp32."""
+    model = build(config, device="cpu", seed=seed)
+    canonical = to_canonical(config, dict(model.named_parameters()))
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(5)
+        for name, tensor in canonical.items():
+            if tensor.ndim == 1:
+                canonical[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
+    load(model, canonical)
+    return model.to(dtype)
+
+
+def load(model: Decoder, canonical: dict[str, torch.Tensor]) -> None:
+    """Put canonical weights into one of our models."""
+    model.load_state_dict(from_canonical(model.config, canonical))
+
+
+def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
+    """The same model in transformers, built from our own config.json and carrying the same weights."""
+    import transformers  # noqa: PLC0415  (slow to import, and an extra)
+
+    config = model.config
+    content = config_json(config, torch.float32, eos_id=None, bos_id=None)
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**content), attn_implementation="sdpa", dtype=torch.float32
+    )
+    weights = {name: t.detach().float() for name, t in to_canonical(config, dict(model.named_parameters())).items()}
+    missing, unexpected = theirs.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight", *(n for n in missing if n.endswith("o_proj.bias"))}
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith("o_proj.bias"):
+                parameter.zero_()
+    theirs.tie_weights()
+    return theirs.to(dtype).eval()
+
+
+@contextmanager
+def float64_norms(theirs: nn.Module) -> Iterator[None]:
+    """transformers' RMSNorm casts down to fp32 even in a float64 model; as a reference it must not."""
+    norms = {type(module) for module in theirs.modules() if type(module).__name__.endswith("RMSNorm")}
+    saved = {cls: cls.forward for cls in norms}
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    for cls in norms:
+        cls.forward = forward
+    try:
+        yield
+    finally:
+        for cls, original in saved.items():
+            cls.forward = original
+
+
+def tokens_of(config: ModelConfig, batch: int = 2, length: int = 48) -> torch.Tensor:
+    """Random tokens, always the same."""
+    return torch.randint(0, config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(3))

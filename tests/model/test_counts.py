@@ -1,0 +1,100 @@
+"""Counts are held against what is really there: built models, PyTorch's FLOP counter, tensors saved for backward."""
+
+import pytest
+import torch
+from families import FAMILIES, config_of, our_model, tokens_of
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hlat.config import PRESETS, ModelConfig
+from hlat.model import activations, build, count_parameters, flops_per_token, forward_flops_per_token
+
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-405b": 405_853_388_800,
+}
+KINDS = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_have_as_many_parameters_as_counted_and_published(preset: str) -> None:
+    config = ModelConfig(**PRESETS[preset])
+    built = sum(p.numel() for p in build(config, device="meta", seed=None).parameters())
+    assert count_parameters(config).total == built == PUBLISHED.get(preset, built)
+
+
+@pytest.mark.parametrize(("family", "coalesce"), KINDS)
+def test_components_are_counted_as_built(family: str, coalesce: bool) -> None:
+    config = config_of(family, coalesce=coalesce)
+    model = build(config, device="meta", seed=None)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    count = count_parameters(config)
+    norms = sum(n for name, n in sizes.items() if "norm" in name)
+    attention = sum(n for name, n in sizes.items() if ".attention." in name and "norm" not in name)
+    assert (count.norms, count.attention) == (norms, attention)
+    assert count.feed_forward == sum(n for name, n in sizes.items() if ".feed_forward." in name)
+    assert (count.embedding, count.head) == (sizes["embedding.weight"], sizes.get("head.weight", 0))
+    assert count.total == sum(sizes.values())
+
+
+@pytest.mark.parametrize(("family", "coalesce"), KINDS)
+def test_full_convention_is_what_the_flop_counter_sees(family: str, coalesce: bool) -> None:
+    """With attention as plain products: the counter knows no CPU flash kernel, and counts recomputation in others."""
+    config = config_of(family, coalesce=coalesce)
+    model, tokens = our_model(config), tokens_of(config)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        loss = model(tokens).sum()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
+        loss.backward()
+    length = tokens.shape[1]
+    assert forward.get_total_flops() == tokens.numel() * forward_flops_per_token(config, length, "full")
+    total = forward.get_total_flops() + backward.get_total_flops()
+    assert total == tokens.numel() * flops_per_token(config, length, "full")
+
+
+def test_causal_convention_counts_the_pairs_there_are() -> None:
+    config, length = config_of("llama31-gqa"), 48
+    pairs = sum(position + 1 for position in range(length))
+    per_pair = 3 * 4 * config.layers * config.heads * config.n_head_dim
+    weights = 6 * count_parameters(config).matmul
+    assert length * flops_per_token(config, length) == length * weights + pairs * per_pair
+    with pytest.raises(ValueError, match="'causal' and 'full'"):
+        flops_per_token(config, length, "half")  # type: ignore[arg-type]
+
+
+def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
+    """Bytes of all storages kept for backward, each once, without the parameters and the rotation tables."""
+    model = our_model(config)
+    model(tokens[:, :2])  # makes the tables
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    known |= {t.untyped_storage().data_ptr() for t in model.rope.tables(0, 1, tokens.device)}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=mode == "mixed"):
+        logits = model(tokens)
+    del logits
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize(("family", "coalesce"), KINDS)
+@pytest.mark.parametrize("mode", ["fp32", "mixed"])
+def test_activations_are_what_backward_really_keeps(family: str, coalesce: bool, mode: str) -> None:
+    config = config_of(family, coalesce=coalesce)
+    tokens = tokens_of(config, 2, 64)
+    counted = activations(config, *tokens.shape, mode)
+    assert counted.total == saved_bytes(config, tokens, mode)
+    # and per layer: one layer more or less is exactly a layer's worth
+    fewer = config.model_copy(update={"layers": config.layers - 1})
+    copies = counted.weight_copies - activations(fewer, *tokens.shape, mode).weight_copies
+    difference = saved_bytes(config, tokens, mode) - saved_bytes(fewer, tokens, mode)
+    assert difference == counted.per_layer + copies

@@ -1,0 +1,73 @@
+"""Generation with cached keys and values gives the tokens that recomputing everything gives, and transformers'."""
+
+import pytest
+import torch
+from families import FAMILIES, config_of, our_model, tokens_of, twin
+
+from hlat.config import ModelConfig
+from hlat.model import Decoder, KVCache
+
+NEW = 24
+
+
+def cache_for(config: ModelConfig, length: int, batch: int = 2, dtype: torch.dtype = torch.float32) -> KVCache:
+    return KVCache(config, batch, length, "cpu", dtype)
+
+
+@torch.no_grad()
+def greedy(model: Decoder, prompt_BS: torch.Tensor, *, cached: bool) -> torch.Tensor:
+    tokens = new = prompt_BS
+    cache = cache_for(model.config, prompt_BS.shape[1] + NEW, len(prompt_BS)) if cached else None
+    for _ in range(NEW):
+        chosen = model(new, cache=cache)[:, -1].argmax(-1, keepdim=True)
+        tokens = torch.cat([tokens, chosen], dim=1)
+        new = chosen if cached else tokens
+    return tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("coalesce", [True, False])
+def test_cached_equals_recomputed_equals_transformers(family: str, coalesce: bool) -> None:
+    pytest.importorskip("transformers", reason="the extra [hf] is not installed")
+    config = config_of(family, coalesce=coalesce)
+    model, prompt_BS = our_model(config), tokens_of(config, 2, 11)
+    cached = greedy(model, prompt_BS, cached=True)
+    assert torch.equal(cached, greedy(model, prompt_BS, cached=False))
+    reference = twin(model, torch.float32)
+    expected = reference.generate(prompt_BS, max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert torch.equal(cached, expected)
+    assert len(set(cached[0, 11:].tolist())) > 5  # a constant continuation would prove little
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunks", [[20], [1] * 20, [7, 6, 1, 6], [1, 19]])
+@torch.no_grad()
+def test_a_prompt_in_any_chunks_gives_the_same_logits(family: str, chunks: list[int]) -> None:
+    config = config_of(family)
+    model, tokens_BS = our_model(config, torch.float64), tokens_of(config, 2, 20)
+    cache = cache_for(config, 20, dtype=torch.float64)
+    parts = [model(part, cache=cache) for part in tokens_BS.split(chunks, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens_BS), rtol=1e-11, atol=1e-11)
+    assert cache.length == 20
+
+
+@torch.no_grad()
+def test_a_full_cache_refuses_before_anything_is_stored() -> None:
+    config = config_of("llama2-mha")
+    model, cache = our_model(config), cache_for(config, 8)
+    model(tokens_of(config, 2, 6), cache=cache)
+    with pytest.raises(ValueError, match="holds 8 positions, 6 are taken, 3 more"):
+        model(tokens_of(config, 2, 3), cache=cache)
+    assert cache.length == 6
+
+
+@torch.no_grad()
+def test_a_bf16_cache_serves_a_model_under_autocast() -> None:
+    config = config_of("llama31-gqa")
+    model, tokens_BS = our_model(config), tokens_of(config, 2, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = cache_for(config, 12, dtype=torch.bfloat16)
+        parts = torch.cat([model(part, cache=cache) for part in tokens_BS.split(5, dim=1)], dim=1)
+        whole = model(tokens_BS)
+    # other kernels for chunks, so bf16 roundings differ: 11 per block and one for the logits, 2^-9 each, on both sides
+    assert float((parts - whole).norm() / whole.norm()) < 2 * (11 * config.layers + 1) * 2.0**-9

@@ -1,0 +1,62 @@
+"""The written-out backward passes are the derivatives of their forward passes, and the dtypes are as promised."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hlat.model.ops import rms_norm, rotate, swiglu, swiglu_fused
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def test_rms_norm_matches_torch_and_its_numerical_derivative() -> None:
+    x, weight = leaf(2, 3, 8), leaf(8)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-3), F.rms_norm(x, (8,), weight, 1e-3), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda a, w: rms_norm(a, w, 1e-3), (x, weight))
+
+
+def test_rotate_is_a_rotation_and_matches_its_numerical_derivative() -> None:
+    angle = torch.randn(5, 1, 4)
+    cos, sin = angle.cos(), angle.sin()
+    x = leaf(2, 5, 3, 8)
+    turned = rotate(x, cos, sin)
+    # cos and sin are fp32, so cos^2 + sin^2 = 1 up to 2 roundings of 2^-24 each
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=4 * 2.0**-24, atol=0)
+    pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos.double(), sin.double())
+    torch.testing.assert_close(turned, torch.cat([pairs.real, pairs.imag], -1), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda a: rotate(a, cos.double(), sin.double()), (x,))
+
+
+def test_swiglu_matches_torch_and_its_numerical_derivative() -> None:
+    gate_up = leaf(2, 3, 2, 5)
+    gate, up = gate_up.unbind(-2)
+    torch.testing.assert_close(swiglu_fused(gate_up), F.silu(gate) * up, rtol=1e-12, atol=1e-12)
+    assert torch.equal(swiglu_fused(gate_up), swiglu(gate, up))
+    assert torch.autograd.gradcheck(swiglu_fused, (gate_up,))
+    assert torch.autograd.gradcheck(swiglu, (leaf(2, 5), leaf(3, 5)[:2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_every_op_returns_the_dtype_it_got(dtype: torch.dtype) -> None:
+    x, weight = leaf(2, 4, 8).detach().to(dtype).requires_grad_(), leaf(8).detach().to(dtype).requires_grad_()
+    angle = torch.randn(4, 4)
+    outputs = [rms_norm(x, weight, 1e-5), rotate(x, angle.cos(), angle.sin()), swiglu(x, x)]
+    assert [out.dtype for out in outputs] == [dtype] * 3
+    sum(out.float().sum() for out in outputs).backward()
+    assert x.grad.dtype == dtype
+
+
+def test_norm_statistics_of_bf16_are_fp32() -> None:
+    """1 + 2^-7 squared 2,048 times: in bf16 the running sum would stop growing at 256."""
+    x = torch.full((1, 2048), 1 + 2.0**-7, dtype=torch.bfloat16)
+    out = rms_norm(x, torch.ones(2048), 1e-5)
+    assert torch.equal(out, torch.ones_like(out))
+
+
+def test_norm_returns_the_autocast_dtype() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rms_norm(torch.randn(2, 8), torch.ones(8), 1e-5).dtype == torch.bfloat16
+        assert rms_norm(torch.randn(2, 8).double(), torch.ones(8).double(), 1e-5).dtype == torch.float64
