@@ -1,0 +1,170 @@
+"""Weights between checkpoints and Hugging Face folders, and models out of checkpoints.
+
+    Hugging Face folder --import_hf--> checkpoint of weights alone --+
+    run ----------------- saves -----> checkpoint ------------------+--> load_model, export_hf --> Hugging Face folder
+
+Everything an export needs is in the checkpoint itself: weights, the numbers of the model, the tokenizer's files.
+"""
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from hlat.checkpoint.commit import commit
+from hlat.checkpoint.disk import Disk
+from hlat.checkpoint.identity import versions
+from hlat.checkpoint.reading import Checkpoint, open_checkpoint, resolve
+from hlat.checkpoint.state import MODEL, fill
+from hlat.config import ModelConfig
+from hlat.data import load_tokenizer
+from hlat.model import Decoder, build, canonical_shapes, read_hf, write_hf
+from hlat.runtime import CheckpointError
+
+TOKENIZER = "tokenizer"  # folder of the tokenizer's files in a checkpoint
+
+_TOKENIZER_PATTERNS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
+
+
+def load_model(
+    path: str | Path, device: torch.device | str, dtype: torch.dtype | None = None
+) -> tuple[Decoder, dict[str, Any]]:
+    """The model of a checkpoint, and what the checkpoint says of itself.
+
+    Args:
+        path: a checkpoint, a checkpoints folder or a run folder.
+        device: where its weights go.
+        dtype: of the weights; None keeps the saved one (the narrowest that holds all, if they differ).
+
+    Raises:
+        CheckpointError: nothing whole there, or no model in it.
+    """
+    checkpoint = open_checkpoint(resolve(Path(path)))
+    model = build(model_config(checkpoint), device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint))
+    fill(checkpoint, model)
+    return model, dict(checkpoint.meta)
+
+
+def model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """The model section that a checkpoint was saved with; the longest context it claims is filled in.
+
+    Raises:
+        CheckpointError: it names no model, or not one that this version knows.
+    """
+    recipe = checkpoint.meta.get("recipe", {})
+    fields = checkpoint.meta.get("model") or recipe.get("model")
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{checkpoint.path}: names no model")
+    if fields.get("max_sequence_length") is None:
+        fields = fields | {"max_sequence_length": recipe.get("data", {}).get("sequence_length")}
+    try:
+        return ModelConfig.model_validate(fields)
+    except ValidationError as exc:
+        raise CheckpointError(f"{checkpoint.path}: its model is not one that this version knows: {exc}") from exc
+
+
+def export_hf(path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str | None = None) -> Path:
+    """Write the model of a checkpoint as a folder that transformers loads, tokenizer included.
+
+    Tensors are read one after another; a shard of the export at most is in memory.
+
+    Args:
+        path: a checkpoint, a checkpoints folder or a run folder.
+        out_dir: the folder to write.
+        dtype: of the files, as torch.bfloat16 or "bfloat16"; None keeps the saved one.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: nothing whole there, or the folder is in use.
+        StorageError: the disk refused; nothing is left behind.
+    """
+    checkpoint = open_checkpoint(resolve(Path(path)))
+    config = model_config(checkpoint)
+    tokenizer = checkpoint.path / TOKENIZER
+    eos_id, bos_id = _special_ids(checkpoint)
+    return write_hf(
+        out_dir,
+        config,
+        _canonical(checkpoint, config),
+        dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
+        tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
+        eos_id=eos_id,
+        bos_id=bos_id,
+    )
+
+
+def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
+    """Turn a Hugging Face model folder into a checkpoint of its weights and tokenizer, in the dtypes it has.
+
+    Args:
+        hf_dir: config.json and safetensors; pickled weights are refused.
+        out_dir: the checkpoint to write; must not exist, or be an empty folder.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        RecipeError: hlat does not compute this model.
+        CheckpointError: files missing or damaged, or ``out_dir`` is in use.
+        StorageError: the disk refused; nothing is left behind.
+    """
+    source, target = Path(hf_dir), Path(out_dir).absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
+    fields, tensors = read_hf(source)
+    eos_id, bos_id = _config_ids(source / "config.json")
+    meta = {
+        "step": 0,
+        "model": ModelConfig.model_validate(fields).model_dump(mode="json"),
+        "eos_id": eos_id,
+        "bos_id": bos_id,
+        "versions": versions(),
+    }
+    found = {file for pattern in _TOKENIZER_PATTERNS for file in source.glob(pattern) if file.is_file()}
+    files = {f"{TOKENIZER}/{file.name}": file for file in found}
+    commit(Disk(), target, 0, {MODEL + name: tensor for name, tensor in tensors.items()}, meta, files)
+    return target
+
+
+def _canonical(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in canonical_shapes(config):
+        yield name, checkpoint.read([MODEL + name])[MODEL + name]
+
+
+def _saved_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    dtypes = [form.dtype for name, form in checkpoint.tensors.items() if name.startswith(MODEL)]
+    if not dtypes:
+        raise CheckpointError(f"{checkpoint.path}: holds no weights")
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def _special_ids(checkpoint: Checkpoint) -> tuple[int | None, int | None]:
+    """End and begin of text: as imported, else the tokenizer's."""
+    if "eos_id" in checkpoint.meta:
+        return checkpoint.meta["eos_id"], checkpoint.meta["bos_id"]
+    if not (checkpoint.path / TOKENIZER).is_dir():
+        return None, None
+    tokenizer = load_tokenizer(checkpoint.path / TOKENIZER)
+    return tokenizer.eos_id, tokenizer.bos_id
+
+
+def _config_ids(config_json: Path) -> tuple[int | None, int | None]:
+    """The ids that config.json names; of several ends of text the first, which is the pre-trained model's."""
+    content: Mapping[str, Any] = json.loads(config_json.read_bytes())
+    eos, bos = content.get("eos_token_id"), content.get("bos_token_id")
+    return (eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else None), (
+        bos if isinstance(bos, int) else None
+    )

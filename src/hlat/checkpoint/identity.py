@@ -1,0 +1,113 @@
+"""Whether a run may go on with a recipe that is not quite the one it was saved with.
+
+    recipe in the checkpoint, recipe now --field by field--> refused (all at once), or recorded
+
+A field marked ``fixed`` in its section defines the model, the order of the data or the trajectory; a change there would
+make it another run. Which corpus a run reads is decided by the content of the prepared data, not by its path.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hlat.config import Recipe
+from hlat.runtime import CheckpointError
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that differs between the checkpoint and the recipe; JSON values, None where there is none."""
+
+    path: str
+    old: Any
+    new: Any
+
+
+def versions() -> dict[str, str]:
+    """What the state was computed with, to be saved beside it."""
+    return {"hlat": version("hlat"), "torch": version("torch"), "python": platform.python_version()}
+
+
+def check_resume(
+    saved_recipe: Mapping[str, Any], saved_data_fingerprint: str, recipe: Recipe, data_fingerprint: str
+) -> list[Change]:
+    """Hold the recipe of a checkpoint against the one a run is to go on with.
+
+    Args:
+        saved_recipe: ``recipe`` in the checkpoint's meta, JSON values.
+        saved_data_fingerprint: fingerprint of the prepared data the checkpoint was trained on.
+        recipe: the recipe now.
+        data_fingerprint: fingerprint of the prepared data now.
+
+    Returns:
+        Changes that are allowed, to be recorded.
+
+    Raises:
+        CheckpointError: lists every change that is not.
+    """
+    refused, allowed = _compare(saved_recipe, recipe)
+    if saved_data_fingerprint != data_fingerprint:
+        refused.append(Change("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
+    if refused:
+        raise CheckpointError(_refusal(refused))
+    return allowed
+
+
+def _refusal(refused: list[Change]) -> str:
+    head = "the run cannot go on with this recipe: it would be another model, other data or another trajectory"
+    lines = [f"{change.path}: saved with {change.old!r}, now {change.new!r}" for change in refused]
+    remedy = "Set the saved values again, or use another run.dir (run.name) for a new run."
+    return "\n  ".join([head, *lines]) + "\n" + remedy
+
+
+def _compare(saved: Mapping[str, Any], recipe: Recipe) -> tuple[list[Change], list[Change]]:
+    refused: list[Change] = []
+    allowed: list[Change] = []
+    _walk("", dict(saved), recipe, False, refused, allowed)
+    return refused, allowed
+
+
+def _walk(
+    path: str, saved: Mapping[str, Any], section: BaseModel, fixed: bool, refused: list[Change], allowed: list[Change]
+) -> None:
+    current = section.model_dump(mode="json")
+    fields = type(section).model_fields
+    for name in [*fields, *(key for key in saved if key not in fields)]:
+        here = f"{path}.{name}" if path else name
+        field = fields.get(name)
+        is_fixed = fixed or (field is not None and _is_fixed(field))
+        old = _saved_value(saved, name, field)
+        new = current.get(name)
+        value = getattr(section, name, None)
+        if isinstance(value, BaseModel) and isinstance(old, dict):
+            _walk(here, old, value, is_fixed, refused, allowed)
+        elif _meaning(name, old, saved) != _meaning(name, new, current):
+            (refused if is_fixed else allowed).append(Change(here, old, new))
+
+
+def _is_fixed(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get("resume") == "fixed"
+
+
+def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -> Any:
+    """A field that the checkpoint does not know yet had its default's effect when it was saved."""
+    if name in saved or field is None or field.is_required():
+        return saved.get(name)
+    default = field.get_default(call_default_factory=True)
+    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+
+
+def _meaning(name: str, value: Any, values: Mapping[str, Any]) -> Any:
+    """A value with the documented meaning of null filled in: writing out a default changes nothing."""
+    heads, width = values.get("heads"), values.get("hidden_size")
+    if value is None and name == "kv_heads":
+        return heads
+    if value is None and name == "head_dim" and isinstance(heads, int) and isinstance(width, int) and heads:
+        return width // heads
+    return value

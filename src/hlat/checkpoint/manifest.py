@@ -1,0 +1,170 @@
+"""What a whole checkpoint is: every file listed with its size and hash, and a marker that vouches for the list.
+
+    files --sizes, sha256--> manifest.json --sha256--> COMMITTED
+
+A folder whose marker matches its manifest and whose files match the manifest is a checkpoint. Everything else is not.
+Files that the manifest does not list are never read.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hlat.checkpoint.disk import Disk, FileRecord, storage_error, write_file
+from hlat.checkpoint.index import INDEX_NAME, read_index
+from hlat.runtime import CheckpointError
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+MARKER_NAME = "COMMITTED"
+META_NAME = "meta.json"
+
+STEP_NAME = re.compile(r"step-(\d{8,})")
+
+_READ_BYTES = 1 << 20
+_READERS = min(8, os.cpu_count() or 1)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a checkpoint, by path inside its folder ('/' between parts), and the step they belong to."""
+
+    step: int
+    files: Mapping[str, FileRecord]
+
+    @property
+    def file_bytes(self) -> dict[str, int]:
+        """Size in bytes of every file."""
+        return {name: record.bytes for name, record in self.files.items()}
+
+
+def step_name(step: int) -> str:
+    """The folder name of a step: 40 -> 'step-00000040'."""
+    return f"step-{step:08d}"
+
+
+def write_manifest(disk: Disk, folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, then the marker; the folder's other files must be written already."""
+    text = {"format": FORMAT, "step": manifest.step, "files": {k: asdict(v) for k, v in sorted(manifest.files.items())}}
+    record = write_file(disk, folder / MANIFEST_NAME, json.dumps(text, indent=1).encode())
+    write_file(disk, folder / MARKER_NAME, record.sha256.encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a committed checkpoint.
+
+    Raises:
+        CheckpointError: there is no marker, the marker is not the manifest's, or the manifest is not one.
+        StorageError: the files are there and cannot be read.
+    """
+    marker = _read(folder / MARKER_NAME)
+    data = _read(folder / MANIFEST_NAME)
+    if marker != hashlib.sha256(data).hexdigest().encode():
+        raise CheckpointError(f"{MANIFEST_NAME} does not match the checksum in {MARKER_NAME}")
+    try:
+        return _parse(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise CheckpointError(f"{MANIFEST_NAME} is not a manifest ({type(exc).__name__}: {exc})") from exc
+
+
+def _parse(text: Any) -> Manifest:
+    if text["format"] != FORMAT:
+        raise CheckpointError(f"format {text['format']!r} is not known to this version, which reads format {FORMAT}")
+    files = {}
+    for name, entry in text["files"].items():
+        if not is_safe_name(name):
+            raise CheckpointError(f"{MANIFEST_NAME} lists {name!r}, which is not a plain path inside the checkpoint")
+        size, digest = entry["bytes"], entry["sha256"]
+        if type(size) is not int or size < 0 or not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise CheckpointError(f"{MANIFEST_NAME} has an impossible size or checksum for {name}")
+        files[name] = FileRecord(size, digest)
+    for required in (INDEX_NAME, META_NAME):
+        if required not in files:
+            raise CheckpointError(f"{MANIFEST_NAME} does not list {required}")
+    if type(text["step"]) is not int or text["step"] < 0:
+        raise CheckpointError(f"{MANIFEST_NAME} has an impossible step {text['step']!r}")
+    return Manifest(text["step"], files)
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether a name is a relative path that stays inside its folder on every platform."""
+    path = PurePosixPath(name)
+    plain = not path.is_absolute() and path.as_posix() == name and ".." not in path.parts and name not in ("", ".")
+    return plain and not any(character in name for character in "\\:\0")
+
+
+def verify(folder: Path) -> list[str]:
+    """Everything that is wrong with a checkpoint folder; empty for one that is whole.
+
+    Reads every byte: files are hashed in parallel, in pieces.
+
+    Raises:
+        StorageError: the storage cannot be read at all (permission, stale mount), which says nothing of the checkpoint.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as exc:
+        return [str(exc)]
+    problems = []
+    named = STEP_NAME.fullmatch(folder.name)
+    if named and int(named[1]) != manifest.step:
+        problems.append(f"the folder is named {folder.name}, its content is of step {manifest.step}")
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(lambda item: _check_file(folder, *item), manifest.files.items())
+        problems.extend(problem for problem in found if problem)
+    if not problems:
+        try:
+            read_index(folder, manifest.file_bytes)
+        except CheckpointError as exc:
+            problems.append(str(exc))
+    return problems
+
+
+def _check_file(folder: Path, name: str, expected: FileRecord) -> str:
+    path = folder / name
+    if any(part.is_symlink() for part in [path, *path.parents][: len(PurePosixPath(name).parts)]):
+        return f"{name} is a symbolic link"
+    try:
+        size = path.stat().st_size
+        if size != expected.bytes:
+            return f"{name} has {size} bytes, the manifest says {expected.bytes}"
+        if hash_file(path) != expected.sha256:
+            return f"{name} does not match its checksum"
+    except OSError as exc:
+        return _unreadable(path, name, exc)
+    return ""
+
+
+def hash_file(path: Path) -> str:
+    """sha256 of a file, in hexadecimal, read in pieces."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_READ_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(_unreadable(path, path.name, exc)) from exc
+
+
+def _unreadable(path: Path, name: str, exc: OSError) -> str:
+    """A file that is gone or on a bad block is the checkpoint's fault; any other refusal is the storage's."""
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return f"{name} is missing"
+    if exc.errno == errno.EIO:
+        return f"{name} cannot be read ({exc.strerror})"
+    raise storage_error(exc, f"cannot read {name}", path.parent) from exc

@@ -1,0 +1,173 @@
+"""Reading checkpoints: which folder is meant, whether it is whole, and its tensors.
+
+    path given by a user --resolve--> a verified folder --Checkpoint--> meta, tensors
+
+Nothing here changes the disk: a run that is still being trained can be read meanwhile.
+"""
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from hlat.checkpoint.index import read_index
+from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, read_manifest, verify
+from hlat.checkpoint.tensors import read_tensors
+from hlat.runtime import CheckpointError
+
+_LISTED = 20  # at most so many tensors are listed in an error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint: its folder and what it says of itself."""
+
+    path: Path
+    meta: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done; 0 for imported weights."""
+        return read_manifest(self.path).step
+
+    @cached_property
+    def index(self) -> Metadata:
+        """Where each tensor is; read once, checked against the sizes of the files."""
+        return read_index(self.path, read_manifest(self.path).file_bytes)
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor by name, on the meta device: shape and dtype without bytes."""
+        found = {}
+        for name, entry in self.index.state_dict_metadata.items():
+            assert isinstance(entry, TensorStorageMetadata), "read_index admits tensors only"
+            found[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        return found
+
+    def check(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """See that every target is in the checkpoint with its shape and dtype; targets may be on the meta device.
+
+        Raises:
+            CheckpointError: lists every tensor that is missing or differs.
+        """
+        saved = self.tensors
+        problems = []
+        for name, target in targets.items():
+            found = saved.get(name)
+            if found is None:
+                problems.append(f"{name}: not in the checkpoint")
+            elif found.shape != target.shape or found.dtype != target.dtype:
+                problems.append(f"{name}: saved as {_form(found)}, needed as {_form(target)}")
+        if problems:
+            more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+            head = f"{self.path}: {len(problems)} tensors do not fit the model and optimizer of the recipe"
+            raise CheckpointError("\n  ".join([head, *problems[:_LISTED], *more]))
+
+    def load_into(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Fill tensors in place, on any device. Tensors of the checkpoint that are not asked for are not read.
+
+        Raises:
+            CheckpointError: lists every tensor that is missing or has another shape or dtype; then nothing was changed.
+        """
+        self.check(targets)
+        read_tensors(self.path, self.index, targets)
+
+    def load(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The tensors whose names begin with ``prefix``, on the CPU, under their names without it."""
+        loaded = self.read([name for name in self.tensors if name.startswith(prefix)])
+        return {name.removeprefix(prefix): tensor for name, tensor in loaded.items()}
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The named tensors, on the CPU.
+
+        Raises:
+            CheckpointError: lists the names that are not in the checkpoint.
+        """
+        names = list(names)
+        absent = [name for name in names if name not in self.tensors]
+        if absent:
+            raise CheckpointError(f"{self.path}: has no tensor {', '.join(absent[:_LISTED])}")
+        loaded = {name: torch.empty_like(self.tensors[name], device="cpu") for name in names}
+        self.load_into(loaded)
+        return loaded
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint whose bytes are taken on trust, because they were verified or written just now."""
+    return Checkpoint(folder, read_meta(folder))
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: step, tokens, samples, recipe, versions, ...
+
+    Raises:
+        CheckpointError: there is no such file, or it is not a JSON object.
+    """
+    path = folder / META_NAME
+    try:
+        meta = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; {folder} is not a checkpoint") from None
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{path}: not JSON ({exc})") from exc
+    if not isinstance(meta, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return meta
+
+
+def step_folders(root: Path) -> list[Path]:
+    """The checkpoints of a folder by name, oldest first; whether they are whole is another question."""
+    found = [(int(match[1]), path) for path in _entries(root) if (match := STEP_NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _entries(root: Path) -> Iterator[Path]:
+    try:
+        yield from root.iterdir()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def resolve(path: Path) -> Path:
+    """The folder of the checkpoint that a user means, verified byte for byte.
+
+    Args:
+        path: a checkpoint, a folder of checkpoints, or a run folder. Of several the newest whole one is taken.
+
+    Raises:
+        CheckpointError: nothing there, or nothing whole; says what is wrong with each.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: does not exist. Give a run folder, its checkpoints folder, or one checkpoint.")
+    if (path / MARKER_NAME).exists() or STEP_NAME.fullmatch(path.name):
+        if problems := verify(path):
+            raise CheckpointError(f"{path}: damaged: {'; '.join(problems)}. Use another checkpoint.")
+        return path
+    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    damaged = []
+    for folder in reversed(step_folders(root)):
+        problems = verify(folder)
+        if not problems:
+            return folder
+        damaged.append(f"{folder.name}: {'; '.join(problems)}")
+        warnings.warn(f"{folder} is damaged and passed over: {'; '.join(problems)}", stacklevel=2)
+    if damaged:
+        raise CheckpointError("\n  ".join([f"{root}: no checkpoint in it is whole", *damaged]))
+    raise CheckpointError(f"{path}: no checkpoint there. {_hint(path)}")
+
+
+def _hint(path: Path) -> str:
+    if (path / "config.json").exists():
+        return f"It looks like a Hugging Face model: make it one with `hlat import {path} --to DIR`."
+    return "Give a run folder, its checkpoints folder, or one checkpoint."

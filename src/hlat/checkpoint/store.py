@@ -1,0 +1,174 @@
+"""The checkpoints of one run: save, find the newest whole one, keep some, drop the rest.
+
+save(step, state) -> step-00000040/            (commit.py says how it becomes visible)
+newest()          -> the newest that verifies; damaged ones are named and renamed aside on the way
+prune()           -> keeps the last k, every n-th step for ever, and always a verified one
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hlat.checkpoint.commit import clean_up, commit, remove_checkpoint
+from hlat.checkpoint.disk import Disk, storage_error
+from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
+from hlat.checkpoint.reading import Checkpoint, open_checkpoint, step_folders
+from hlat.runtime import CheckpointError
+
+BAD_SUFFIX = ".bad"
+
+DamageReport = Callable[[Path, list[str]], None]
+
+
+def _warn(folder: Path, problems: list[str]) -> None:
+    warnings.warn(f"checkpoint {folder} is damaged and set aside: {'; '.join(problems)}", stacklevel=3)
+
+
+class CheckpointStore:
+    """The checkpoints folder of a run, for the one process that writes it.
+
+    Opening it removes what an interrupted save or removal left behind; so there must be no second writer (training
+    holds the run's lock). To read a run that is being trained use ``resolve`` and ``load_model``.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        keep_last: int,
+        keep_every_steps: int | None = None,
+        *,
+        on_damage: DamageReport = _warn,
+        disk: Disk | None = None,
+    ) -> None:
+        """Open the store, creating its folder.
+
+        Args:
+            root: the folder.
+            keep_last: how many of the newest checkpoints ``prune`` keeps.
+            keep_every_steps: checkpoints at multiples of this are kept for ever; None for no such rule.
+            on_damage: told the new name of each damaged checkpoint that was set aside, and what is wrong with it.
+            disk: the file system's operations; another one for another kind of storage.
+
+        Raises:
+            StorageError: the folder cannot be created or cleaned.
+        """
+        self.root = Path(root)
+        self.keep_last = keep_last
+        self.keep_every_steps = keep_every_steps
+        self._on_damage = on_damage
+        self._disk = disk or Disk()
+        self._verified: set[int] = set()  # steps that this process wrote or read in full
+        try:
+            self._disk.make_folder(self.root)
+        except OSError as exc:
+            raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
+        clean_up(self._disk, self.root)
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        meta: Mapping[str, Any],
+        files: Mapping[str, Path] | None = None,
+    ) -> Path:
+        """Write the checkpoint of a step; one of that step that exists is replaced.
+
+        Args:
+            step: optimizer steps done.
+            tensors: name -> tensor, on any device; ``collect`` gives them.
+            meta: what else defines the run; JSON values only.
+            files: path inside the checkpoint -> file to copy there (the tokenizer).
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            StorageError: the disk refused. Nothing half-written is left, earlier checkpoints are untouched.
+        """
+        final = self.root / step_name(step)
+        commit(self._disk, final, step, tensors, meta, files or {})
+        self._verified.add(step)
+        return final
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, ascending; ``newest`` and ``verify`` say whether they are whole."""
+        return [_step_of(folder) for folder in step_folders(self.root)]
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; None if this run has never had one.
+
+        Every newer one is damaged: it is renamed to ``<name>.bad`` and reported.
+
+        Raises:
+            CheckpointError: there were checkpoints and none is whole. Starting over silently would bury the loss.
+            StorageError: the storage cannot be read.
+        """
+        for folder in reversed(step_folders(self.root)):
+            problems = verify(folder)
+            if not problems:
+                self._verified.add(_step_of(folder))
+                return open_checkpoint(folder)
+            self._on_damage(self._set_aside(folder), problems)
+        damaged = sorted(path.name for path in self.root.iterdir() if BAD_SUFFIX in path.suffixes)
+        if damaged:
+            raise CheckpointError(
+                f"{self.root}: no checkpoint is whole; set aside as damaged: {', '.join(damaged)}. "
+                "Restore one from a copy, or remove them (or use another run.dir) to start over from step 0."
+            )
+        return None
+
+    def prune(self) -> list[int]:
+        """Remove the checkpoints that the retention rule does not keep.
+
+        Kept are the last ``keep_last``, every multiple of ``keep_every_steps``, and, should none of those be whole,
+        the newest that is.
+
+        Returns:
+            The steps removed.
+
+        Raises:
+            StorageError: the disk refused; what was not removed stays whole.
+        """
+        steps = self.steps()
+        kept = {step for step in steps if self.keep_every_steps and step % self.keep_every_steps == 0}
+        kept |= set(steps[-self.keep_last :])
+        surplus = [step for step in steps if step not in kept]
+        if surplus and not any(self._is_whole(step) for step in sorted(kept, reverse=True)):
+            surplus = surplus[: surplus.index(self._newest_whole(surplus))]
+        try:
+            for step in surplus:
+                remove_checkpoint(self._disk, self.root / step_name(step))
+        except OSError as exc:
+            raise storage_error(exc, "cannot remove an old checkpoint", self.root) from exc
+        return surplus
+
+    def _newest_whole(self, steps: list[int]) -> int:
+        """The newest whole one of some steps; the oldest of them, so that nothing is removed, if none is."""
+        return next((step for step in reversed(steps) if self._is_whole(step)), steps[0])
+
+    def _is_whole(self, step: int) -> bool:
+        if step not in self._verified and not verify(self.root / step_name(step)):
+            self._verified.add(step)
+        return step in self._verified
+
+    def _set_aside(self, folder: Path) -> Path:
+        target = folder.with_name(folder.name + BAD_SUFFIX)
+        count = 1
+        while target.exists():
+            count += 1
+            target = folder.with_name(f"{folder.name}{BAD_SUFFIX}.{count}")
+        try:
+            self._disk.rename(folder, target)
+            self._disk.sync_folder(self.root)
+        except OSError as exc:
+            raise storage_error(exc, f"cannot set aside the damaged checkpoint {folder.name}", self.root) from exc
+        return target
+
+
+def _step_of(folder: Path) -> int:
+    match = STEP_NAME.fullmatch(folder.name)
+    assert match is not None, "only step folders are listed"
+    return int(match[1])

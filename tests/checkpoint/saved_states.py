@@ -1,0 +1,48 @@
+"""Small states whose every bit depends on the step, so that a mixture of two steps cannot pass for either."""
+
+from pathlib import Path
+
+import torch
+
+from hlat.checkpoint import Checkpoint, CheckpointStore
+
+
+def state(step: int) -> dict[str, torch.Tensor]:
+    """Tensors of several dtypes, shapes (empty and scalar too) and layouts (a view of a larger storage)."""
+    generator = torch.Generator().manual_seed(step)
+    wide = torch.randn(6, 10, generator=generator)
+    return {
+        "model.weight": torch.randn(5, 7, generator=generator),
+        "model.view": wide[1:4, ::2],
+        "model.half": torch.randn(9, generator=generator).bfloat16(),
+        "model.large": torch.randn(20_000, generator=generator),  # more than a file's write buffer
+        "model.none": torch.empty(0, 3),
+        "optimizer.exp_avg.weight": torch.randn(5, 7, generator=generator, dtype=torch.float64),
+        "optimizer.step": torch.tensor(step),
+        "rng.torch": torch.randint(0, 256, (40,), generator=generator, dtype=torch.uint8),
+    }
+
+
+def save(store: CheckpointStore, step: int, files: dict[str, Path] | None = None) -> Path:
+    return store.save(step, state(step), {"step": step, "text": f"é{step}"}, files)
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    """Same names, dtypes, shapes and bits (NaN payloads and signed zeros count)."""
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype, name
+        assert tensor.shape == right[name].shape, name
+        assert _bytes(tensor) == _bytes(right[name]), name
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_is_step(checkpoint: Checkpoint | None, step: int) -> None:
+    """The checkpoint is whole and is exactly what was saved at that step."""
+    assert checkpoint is not None
+    assert checkpoint.step == step
+    assert checkpoint.meta == {"step": step, "text": f"é{step}"}
+    assert_equal(checkpoint.load(""), state(step))

@@ -1,0 +1,207 @@
+"""The two ends: Hugging Face folder -> checkpoint -> Hugging Face folder, and models out of checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from saved_states import assert_equal
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from hlat.checkpoint import (
+    CheckpointStore,
+    collect,
+    export_hf,
+    import_hf,
+    load_model,
+    open_checkpoint,
+    read_meta,
+    resolve,
+    verify,
+)
+from hlat.config import ModelConfig
+from hlat.model import build, read_hf, to_canonical, write_hf
+from hlat.runtime import CheckpointError
+
+FIELDS: dict[str, Any] = {
+    "vocab_size": 40,
+    "layers": 2,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "heads": 4,
+    "kv_heads": 2,
+    "max_sequence_length": 64,
+}
+FAMILIES = {"llama": {}, "tied": {"tie_embeddings": True}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+EOS, BOS = 1, 2
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    words = {"<unk>": 0, "</s>": EOS, "<s>": BOS} | {f"w{index}": index for index in range(3, 40)}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["</s>", "<s>"])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "bos_token": "<s>"})
+    )
+    return folder
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a Hugging Face folder."""
+    found: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def hf_folder(path: Path, tokenizer: Path, dtype: torch.dtype, **changes: Any) -> Path:
+    config = ModelConfig.model_validate(FIELDS | changes)
+    model = build(config, device="cpu", seed=3)
+    canonical = to_canonical(config, dict(model.named_parameters()))
+    return write_hf(path, config, canonical, dtype=dtype, tokenizer_dir=tokenizer, eos_id=EOS, bos_id=BOS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_export_of_an_import_is_the_original(tmp_path: Path, tokenizer: Path, family: str, dtype: torch.dtype) -> None:
+    """Not the tensors alone: every file, byte for byte."""
+    source = hf_folder(tmp_path / "source", tokenizer, dtype, **FAMILIES[family])
+    checkpoint = import_hf(source, tmp_path / "imported")
+    assert verify(checkpoint) == []
+    exported = export_hf(checkpoint, tmp_path / "exported")
+    assert_equal(stored(exported), stored(source))
+    assert {tensor.dtype for tensor in stored(exported).values()} == {dtype}
+    assert {p.name: p.read_bytes() for p in exported.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+
+
+def test_a_model_of_transformers_comes_through(tmp_path: Path, tokenizer: Path) -> None:
+    """Written by transformers, in several shards and mixed dtypes; read by transformers at the other end."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=40,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=[EOS, 5],
+        bos_token_id=BOS,
+    )
+    theirs = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    theirs.model.norm.float()
+    theirs.save_pretrained(tmp_path / "source", max_shard_size="8KB")
+    for file in tokenizer.iterdir():
+        (tmp_path / "source" / file.name).write_bytes(file.read_bytes())
+
+    checkpoint = import_hf(tmp_path / "source", tmp_path / "imported")
+    meta = read_meta(checkpoint)
+    assert (meta["eos_id"], meta["bos_id"], meta["step"]) == (EOS, BOS, 0)
+    exported = export_hf(checkpoint, tmp_path / "exported")
+    assert_equal(stored(exported), stored(tmp_path / "source"))
+
+    again = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    tokens = transformers.AutoTokenizer.from_pretrained(exported)("w3 w4 w39", return_tensors="pt").input_ids
+    model, _ = load_model(checkpoint, "cpu")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}, "the narrowest that holds bf16 and fp32"
+    with torch.no_grad():
+        # float32 on both sides: logits of 2 layers of width 24 agree to a few hundred roundings of 2^-24
+        torch.testing.assert_close(model(tokens), again(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_checkpoint_of_a_run_is_complete_in_itself(tmp_path: Path, tokenizer: Path) -> None:
+    """Export needs neither the run folder nor the data: numbers of the model, tokenizer and weights are inside."""
+    config = ModelConfig.model_validate(FIELDS | {"max_sequence_length": None})
+    model = build(config, device="cpu", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    files = {f"tokenizer/{file.name}": file for file in tokenizer.iterdir()}
+    recipe = {"model": config.model_dump(mode="json"), "data": {"sequence_length": 48}}
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", 1)
+    saved = store.save(7, collect(model, optimizer), {"step": 7, "recipe": recipe}, files)
+    saved.rename(tmp_path / "alone")
+    exported = export_hf(tmp_path / "alone", tmp_path / "exported", dtype="bfloat16")
+    fields, tensors = read_hf(exported)
+    assert fields["max_sequence_length"] == 48
+    expected = to_canonical(config, dict(model.named_parameters()))
+    assert_equal(dict(tensors), {name: tensor.detach().bfloat16() for name, tensor in expected.items()})
+    text = json.loads((exported / "config.json").read_text())
+    assert (text["eos_token_id"], text["bos_token_id"]) == (EOS, BOS)
+    loaded, meta = load_model(tmp_path / "alone", "cpu", torch.float64)
+    assert meta["step"] == 7
+    assert_equal(collect(loaded), {name: t.double() for name, t in collect(model).items()})
+
+
+def test_an_import_does_not_overwrite(tmp_path: Path, tokenizer: Path) -> None:
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes").write_text("mine")
+    with pytest.raises(CheckpointError, match="not empty"):
+        import_hf(source, tmp_path / "used")
+    (tmp_path / "empty").mkdir()
+    assert resolve(import_hf(source, tmp_path / "empty")) == tmp_path / "empty"
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "used", "empty", "tokenizer"}
+
+
+def test_a_broken_source_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None:
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    weights = source / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        import_hf(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("meta", "words"),
+    [
+        ({}, "names no model"),
+        ({"model": "llama"}, "names no model"),
+        ({"model": {"layers": 2}}, "not one that this version knows"),
+        ({"model": FIELDS | {"experts": 8}}, "not one that this version knows"),
+        ({"model": FIELDS}, "holds no weights"),
+    ],
+)
+def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str, Any], words: str) -> None:
+    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, {"rng.torch": torch.zeros(3)}, meta)
+    with pytest.raises(CheckpointError, match=words):
+        load_model(path, "cpu")
+
+
+def test_weights_that_do_not_fit_their_own_config_are_listed(tmp_path: Path) -> None:
+    small = build(ModelConfig.model_validate(FIELDS), device="cpu", seed=0)
+    meta = {"model": FIELDS | {"layers": 3}}
+    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, collect(small), meta)
+    with pytest.raises(CheckpointError, match=r"layers\.2\.self_attn\.q_proj\.weight: not in the checkpoint"):
+        load_model(path, "cpu")
+    with pytest.raises(CheckpointError, match=r"layers\.2\..*"):
+        export_hf(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_single_tensors_can_be_read(tmp_path: Path, tokenizer: Path) -> None:
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    checkpoint = open_checkpoint(import_hf(source, tmp_path / "imported"))
+    name = "model.model.norm.weight"
+    assert_equal(checkpoint.read([name]), {name: stored(source)["model.norm.weight"]})
+    with pytest.raises(CheckpointError, match=r"has no tensor model\.other"):
+        checkpoint.read([name, "model.other"])
+
+
+def test_a_pickled_model_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="pickle"):
+        import_hf(source, tmp_path / "out")
+    save_file({"unrelated": torch.zeros(1)}, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match="unexpected"):
+        import_hf(source, tmp_path / "out")

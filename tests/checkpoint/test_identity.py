@@ -1,0 +1,171 @@
+"""What may change between two parts of a run, and what may not."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from hlat.checkpoint import Change, check_resume, versions
+from hlat.config import Recipe
+from hlat.runtime import CheckpointError
+
+BASE: dict[str, Any] = {
+    "model": {"vocab_size": 64, "layers": 2, "hidden_size": 32, "intermediate_size": 64, "heads": 4},
+    "data": {"path": "corpus.txt"},
+    "training": {"steps": 10},
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    """The base recipe with values at dotted paths ('__' between parts) replaced."""
+    tree = {section: dict(values) for section, values in BASE.items()}
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place: Any = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return Recipe.model_validate(tree)
+
+
+def saved(**changes: Any) -> dict[str, Any]:
+    return recipe(**changes).model_dump(mode="json")
+
+
+def test_the_same_recipe_changes_nothing() -> None:
+    assert check_resume(saved(), "f", recipe(), "f") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("model__vocab_size", 64, 128),
+        ("model__layers", 2, 3),
+        ("model__tie_embeddings", False, True),
+        ("model__norm_eps", 1e-5, 1e-6),
+        ("model__init_std", 0.02, 0.01),
+        ("model__kv_heads", 4, 2),
+        ("model__rope__theta", 10000.0, 500000.0),
+        ("data__sequence_length", 1024, 512),
+        ("data__shuffle", True, False),
+        ("batch__global_batch", 32, 64),
+        ("training__seed", 0, 1),
+    ],
+)
+def test_what_would_be_another_run_is_refused(path: str, old: Any, new: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(saved(**{path: old}), "f", recipe(**{path: new}), "f")
+    message = str(caught.value)
+    assert f"{path.replace('__', '.')}: saved with {old!r}, now {new!r}" in message
+    assert "Set the saved values again" in message and "run.dir" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("model__coalesce", True, False),
+        ("model__preset", None, "tiny-1m"),
+        ("batch__micro_batch", 8, 4),
+        ("optimizer__lr", 3e-4, 1e-4),
+        ("optimizer__betas", [0.9, 0.95], [0.9, 0.99]),
+        ("training__steps", 10, 20),
+        ("checkpoint__keep_last", 3, 5),
+        ("checkpoint__every_steps", 500, None),
+        ("data__path", "corpus.txt", "moved.txt"),
+        ("run__dir", None, "/elsewhere"),
+        ("precision__mode", "fp32", "mixed"),
+        ("evaluation__sequences", 256, None),
+    ],
+)
+def test_the_rest_may_change_and_is_told(path: str, old: Any, new: Any) -> None:
+    changes = check_resume(saved(**{path: old}), "f", recipe(**{path: new}), "f")
+    assert changes == [Change(path.replace("__", "."), old, new)]
+
+
+def test_everything_refused_is_listed_at_once() -> None:
+    now = recipe(model__layers=3, training__seed=5, batch__global_batch=16, optimizer__lr=1.0)
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(saved(), "old-fingerprint", now, "new-fingerprint")
+    message = str(caught.value)
+    for part in ("model.layers", "training.seed", "batch.global_batch", "old-fingerprint", "new-fingerprint"):
+        assert part in message
+    assert "optimizer.lr" not in message
+
+
+def test_other_data_is_refused_whatever_its_path() -> None:
+    with pytest.raises(CheckpointError, match="content of the prepared tokens"):
+        check_resume(saved(), "a", recipe(), "b")
+    assert check_resume(saved(), "a", recipe(data__path="moved.txt"), "a")[0].path == "data.path"
+
+
+LLAMA3 = {"kind": "llama3", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        (None, LLAMA3, "model.rope.scaling"),
+        (LLAMA3, None, "model.rope.scaling"),
+        (LLAMA3, LLAMA3 | {"factor": 4.0}, "model.rope.scaling.factor"),
+        (LLAMA3, {"kind": "linear", "factor": 8.0}, "model.rope.scaling.kind"),
+    ],
+)
+def test_rope_scaling_is_part_of_the_model(old: Any, new: Any, named: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(saved(model__rope={"scaling": old}), "f", recipe(model__rope={"scaling": new}), "f")
+    assert f"{named}: " in str(caught.value)
+
+
+def test_writing_out_a_default_changes_nothing() -> None:
+    assert check_resume(saved(), "f", recipe(model__kv_heads=4, model__head_dim=8), "f") == []
+    assert check_resume(saved(model__kv_heads=4, model__head_dim=8), "f", recipe(), "f") == []
+    with pytest.raises(CheckpointError, match="head_dim: saved with None, now 16"):
+        check_resume(saved(), "f", recipe(model__head_dim=16), "f")
+
+
+def test_a_field_that_is_newer_than_the_checkpoint_had_its_default() -> None:
+    old = saved()
+    del old["model"]["qk_norm"], old["checkpoint"], old["optimizer"]["eps"]
+    assert check_resume(old, "f", recipe(), "f") == []
+    assert check_resume(old, "f", recipe(optimizer__eps=1e-5), "f") == [Change("optimizer.eps", 1e-8, 1e-5)]
+    with pytest.raises(CheckpointError, match="qk_norm: saved with False, now True"):
+        check_resume(old, "f", recipe(model__qk_norm=True), "f")
+
+
+def test_a_field_that_is_gone_is_told() -> None:
+    old = saved() | {"extra": {"a": 1}}
+    old["optimizer"]["amsgrad"] = True
+    assert check_resume(old, "f", recipe(), "f") == [
+        Change("optimizer.amsgrad", True, None),
+        Change("extra", {"a": 1}, None),
+    ]
+
+
+def test_every_marked_field_is_guarded() -> None:
+    """Whatever sections come to hold: each field marked fixed is refused when its saved value differs."""
+    now = recipe()
+    marked = list(fixed_fields(now))
+    assert len(marked) > 15
+    for path in marked:
+        old = saved()
+        place: Any = old
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = "something else"
+        with pytest.raises(CheckpointError) as caught:
+            check_resume(old, "f", now, "f")
+        assert f"{'.'.join(path)}: saved with 'something else'" in str(caught.value)
+
+
+def fixed_fields(section: BaseModel, *above: str) -> Any:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if field.json_schema_extra == {"resume": "fixed"}:
+            yield (*above, name)
+        elif isinstance(value, BaseModel):
+            yield from fixed_fields(value, *above, name)
+
+
+def test_versions_name_what_computed_the_state() -> None:
+    assert set(versions()) == {"hlat", "torch", "python"}
+    assert all(versions().values())

@@ -1,0 +1,195 @@
+"""Law 3 and law 5 on real models: what is restored goes on exactly as what was saved, coalesced or not."""
+
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from saved_states import assert_equal
+
+from hlat.checkpoint import Checkpoint, CheckpointStore, collect, load_weights, open_checkpoint, restore
+from hlat.config import ModelConfig, OptimizerConfig
+from hlat.model import Decoder, build, canonical_shapes
+from hlat.optim import build_optimizer
+from hlat.runtime import CheckpointError, rng_state, set_rng_state
+
+PLAIN = {
+    "vocab_size": 61,
+    "layers": 2,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "heads": 4,
+    "kv_heads": 2,
+}
+VARIANTS = {
+    "gqa": {},
+    "mha": {"kv_heads": 4},
+    "mqa, tied": {"kv_heads": 1, "tie_embeddings": True},
+    "bias, qk norm": {"qkv_bias": True, "qk_norm": True, "head_dim": 8},
+}
+
+
+def make(
+    dtype: torch.dtype = torch.float32, seed: int | None = 0, **changes: object
+) -> tuple[Decoder, torch.optim.AdamW]:
+    model = build(ModelConfig.model_validate(PLAIN | changes), device="cpu", seed=seed, dtype=dtype)
+    return model, build_optimizer(model, OptimizerConfig(lr=0.01))
+
+
+def train(model: Decoder, optimizer: torch.optim.AdamW, steps: range) -> None:
+    """A few steps whose batches come from the global generators, as those of a careless library would."""
+    for step in steps:
+        tokens = torch.randint(0, 61, (2, 9)) + random.randrange(2) * np.random.randint(1)
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(autouse=True)
+def generators() -> Iterator[None]:
+    before = rng_state()
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    yield
+    set_rng_state(before)
+
+
+def save(folder: Path, state: dict[str, torch.Tensor]) -> Checkpoint:
+    return open_checkpoint(CheckpointStore(folder / "checkpoints", 1).save(3, state, {"step": 3}))
+
+
+def snapshot(model: Decoder, optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in collect(model, optimizer).items()}
+
+
+def seeded(model: Decoder, optimizer: torch.optim.AdamW) -> None:
+    """Something else everywhere, so that whatever is not restored shows."""
+    train(model, optimizer, range(1))
+    torch.manual_seed(99)
+    random.seed(99)
+    np.random.seed(99)
+    random.gauss(0, 1)
+    np.random.standard_normal()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
+    """Bit for bit: weights, moments, steps and generators, and all of it again after three steps more."""
+    model, optimizer = make(dtype, **VARIANTS[variant])
+    train(model, optimizer, range(3))
+    saved = snapshot(model, optimizer)
+    checkpoint = save(tmp_path, saved)
+    train(model, optimizer, range(3, 6))
+    straight = snapshot(model, optimizer)
+
+    resumed, resumed_optimizer = make(dtype, seed=5, **VARIANTS[variant])
+    seeded(resumed, resumed_optimizer)
+    restore(checkpoint, resumed, resumed_optimizer)
+    assert_equal(snapshot(resumed, resumed_optimizer), saved)
+    train(resumed, resumed_optimizer, range(3, 6))
+    assert_equal(snapshot(resumed, resumed_optimizer), straight)
+    assert not torch.equal(straight["model.model.norm.weight"], saved["model.model.norm.weight"]), "it did train"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("coalesced", [True, False])
+def test_the_coalescing_may_change(tmp_path: Path, variant: str, coalesced: bool) -> None:
+    """There and back again nothing changes; and the other model computes with the same weights."""
+    model, optimizer = make(coalesce=coalesced, **VARIANTS[variant])
+    train(model, optimizer, range(2))
+    state = snapshot(model, optimizer)
+    other, other_optimizer = make(seed=5, coalesce=not coalesced, **VARIANTS[variant])
+    restore(save(tmp_path, state), other, other_optimizer)
+    assert_equal(snapshot(other, other_optimizer), state)
+    weights = {name.removeprefix("model.") for name in state if name.startswith("model.")}
+    assert weights == set(canonical_shapes(model.config)) == set(canonical_shapes(other.config))
+
+
+def test_optimizer_groups_keep_their_own_state(tmp_path: Path) -> None:
+    """Decayed and undecayed parameters, coalesced and not: every moment is with its parameter."""
+    model, optimizer = make()
+    train(model, optimizer, range(2))
+    other, other_optimizer = make(seed=5)
+    restore(save(tmp_path, snapshot(model, optimizer)), other, other_optimizer)
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[ours][key], other_optimizer.state[theirs][key])
+    assert [len(group["params"]) for group in optimizer.param_groups] == [
+        len(group["params"]) for group in other_optimizer.param_groups
+    ]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_state_before_the_first_step(tmp_path: Path, fused: bool) -> None:
+    """Moments that do not exist yet are saved as zeros; the first step is the same with them as without."""
+    model, _ = make()
+    plain, _ = make()
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, fused=fused) for m in (model, plain)]
+    checkpoint = save(tmp_path, snapshot(model, optimizers[0]))
+    other, _ = make(seed=5)
+    other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.01, fused=fused)
+    restore(checkpoint, other, other_optimizer)
+    before = rng_state()
+    for m, optimizer in ((model, optimizers[0]), (plain, optimizers[1]), (other, other_optimizer)):
+        set_rng_state(before)
+        train(m, optimizer, range(1))
+    expected = snapshot(plain, optimizers[1])
+    assert_equal(snapshot(model, optimizers[0]), expected)
+    assert_equal(snapshot(other, other_optimizer), expected)
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    model, optimizer = make()
+    train(model, optimizer, range(1))
+    checkpoint = save(tmp_path, snapshot(model, optimizer))
+    other, other_optimizer = make(seed=5, intermediate_size=48)
+    before = snapshot(other, other_optimizer)
+    with pytest.raises(CheckpointError) as caught:
+        restore(checkpoint, other, other_optimizer)
+    for layer in range(2):
+        for kind in ("gate", "up", "down"):
+            assert f"model.model.layers.{layer}.mlp.{kind}_proj.weight" in str(caught.value)
+    assert "optimizer.exp_avg_sq.model.layers.1.mlp.down_proj.weight" in str(caught.value)
+    assert_equal(snapshot(other, other_optimizer), before)
+
+
+def test_weights_alone_are_no_resumable_state(tmp_path: Path) -> None:
+    """A missing optimizer is never made up (HLAT's reload did, and went on with zeros)."""
+    model, optimizer = make()
+    checkpoint = save(tmp_path, collect(model))
+    with pytest.raises(CheckpointError, match=r"optimizer\.exp_avg\..*not in the checkpoint"):
+        restore(checkpoint, model, optimizer)
+
+
+def test_weights_start_another_run_in_another_dtype(tmp_path: Path) -> None:
+    """bf16 weights widen exactly; the generators and the optimizer stay as they are."""
+    model, _ = make(torch.bfloat16)
+    checkpoint = save(tmp_path, collect(model))
+    other, _ = make(seed=5)
+    before = rng_state()
+    load_weights(checkpoint.path, other)
+    assert_equal(rng_state(), before)
+    assert_equal(collect(other), {name: tensor.float() for name, tensor in collect(model).items()})
+    with pytest.raises(CheckpointError, match=r"embed_tokens.*needed as"):
+        load_weights(checkpoint.path, make(seed=5, vocab_size=62)[0])
+
+
+def test_loading_does_not_consume_randomness(tmp_path: Path) -> None:
+    model, optimizer = make()
+    state = snapshot(model, optimizer)
+    before = rng_state()
+    checkpoint = save(tmp_path, state)
+    checkpoint.load("")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CheckpointStore(tmp_path / "checkpoints", 1).newest()
+    assert_equal(rng_state(), before)
