@@ -1,0 +1,59 @@
+"""Text becomes samples: sources -> documents -> tokens -> shards -> samples addressed by a global index.
+
+    sources, readers      files -> documents
+    tokenizer, training   documents <-> token ids
+    preparation           documents -> token shards and a manifest, by worker processes, restartable
+    prepared              a folder of shards, opened and verified
+    order, samples        global sample index -> tokens, a pure function
+
+The names are resolved on first use: a worker process that only tokenizes (hlat.data.worker) then starts without
+importing torch, which would cost more than tokenizing a small corpus.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hlat.data.order import permute
+    from hlat.data.preparation import Progress, prepare
+    from hlat.data.prepared import Manifest, Prepared, check_vocabulary, open_prepared, verify
+    from hlat.data.samples import Batch, TrainingData, ValidationData
+    from hlat.data.tokenizer import Tokenizer, load_tokenizer
+
+_HOME = {
+    "Batch": "samples",
+    "Manifest": "prepared",
+    "Prepared": "prepared",
+    "Progress": "preparation",
+    "Tokenizer": "tokenizer",
+    "TrainingData": "samples",
+    "ValidationData": "samples",
+    "check_vocabulary": "prepared",
+    "load_tokenizer": "tokenizer",
+    "open_prepared": "prepared",
+    "permute": "order",
+    "prepare": "preparation",
+    "verify": "prepared",
+}
+
+__all__ = [
+    "Batch",
+    "Manifest",
+    "Prepared",
+    "Progress",
+    "Tokenizer",
+    "TrainingData",
+    "ValidationData",
+    "check_vocabulary",
+    "load_tokenizer",
+    "open_prepared",
+    "permute",
+    "prepare",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

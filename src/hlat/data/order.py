@@ -1,0 +1,56 @@
+"""(seed, epoch, position) -> index of the sample: a permutation by formula, so that no list is ever made or stored.
+
+A balanced Feistel network permutes the numbers of an even count of bits whatever its round function is (Luby and
+Rackoff 1988); a number that falls outside [0, n) is permuted again until it falls inside, which leaves a
+permutation of [0, n) ("cycle walking", Black and Rogaway 2002). The domain is less than 4 n, or 64 for tiny n.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from hlat.runtime import stream_key
+
+_ROUNDS = 8
+_LEAST_HALF_BITS = 3
+# Multipliers of the finaliser of MurmurHash3 (Appleby), which mixes 64 bits.
+_MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_33 = np.uint64(33)
+
+
+def permute(seed: int, epoch: int, index: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
+    """The place of each index in the permutation of [0, n) that belongs to (seed, epoch).
+
+    Args:
+        seed: the seed of the run.
+        epoch: every epoch has its own permutation.
+        index: integers in [0, n), any shape.
+        n: how many there are, up to 2**62.
+
+    Returns:
+        int64, the shape of ``index``; over all of [0, n) each value occurs once.
+    """
+    values = np.asarray(index, dtype=np.int64)
+    if values.size and not (values.min() >= 0 and values.max() < n):
+        raise IndexError(f"indices must be in [0, {n})")
+    half = max(_LEAST_HALF_BITS, (max(n - 1, 1).bit_length() + 1) // 2)
+    keys = [np.uint64(stream_key(seed, "order", epoch, round)) for round in range(_ROUNDS)]
+    out = values.astype(np.uint64).ravel()
+    outside = np.arange(out.size)
+    while outside.size:
+        out[outside] = _feistel(out[outside], half, keys)
+        outside = outside[out[outside] >= np.uint64(n)]
+    return out.astype(np.int64).reshape(values.shape)
+
+
+def _feistel(values: npt.NDArray[np.uint64], half: int, keys: list[np.uint64]) -> npt.NDArray[np.uint64]:
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> bits, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << bits) | right
+
+
+def _mix(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    word = (word ^ (word >> _33)) * _MIX_1
+    word = (word ^ (word >> _33)) * _MIX_2
+    return word ^ (word >> _33)

@@ -1,0 +1,104 @@
+"""A SentencePiece BPE model -> the tokenizer.json that libraries without SentencePiece load.
+
+Both merge the best pair of neighbours first, the leftmost of equals, so the conversion ranks each way to put a piece
+together by the score of the piece. Runs of spaces, which Llama's models give one equal score, are merged from the left one by
+one; ranking the longest run first does the same. Loading the bare .model with transformers 5 ranks by id instead and
+splits indented text differently, which is why an exported model carries this file beside it.
+
+Only models of the plain kind are converted: identity normalizer, a space in front, byte fallback, no user-defined
+pieces. Preparation itself always encodes with the sentencepiece library; this is for those who load the result.
+"""
+
+import json
+from typing import Any
+
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
+_BPE = 2  # TrainerSpec.ModelType
+_SPACE = "▁"
+
+
+def convert(proto: Any) -> bytes | None:
+    """The tokenizer.json of a parsed ModelProto; None if the model is not of the plain kind."""
+    pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
+    if not is_plain(proto) or proto.trainer_spec.model_type != _BPE:
+        return None
+    if any(kind not in (_NORMAL, _UNKNOWN, _CONTROL, _BYTE) for _, _, kind in pieces):
+        return None
+    normal = {piece: score for piece, score, kind in pieces if kind == _NORMAL}
+    vocabulary = {piece: index for index, (piece, _, _) in enumerate(pieces)}
+    special = [(i, piece) for i, (piece, _, kind) in enumerate(pieces) if kind in (_UNKNOWN, _CONTROL)]
+    description = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": index,
+                "content": piece,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for index, piece in special
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": _SPACE},
+                {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+            ],
+        },
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": next(piece for piece, _, kind in pieces if kind == _UNKNOWN),
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": _merges(normal),
+        },
+    }
+    return json.dumps(description, ensure_ascii=False, indent=2).encode()
+
+
+def is_plain(proto: Any) -> bool:
+    """Whether the model changes nothing of a text but to put a space in front, and knows every text."""
+    rules = proto.normalizer_spec
+    return bool(
+        rules.name == "identity"
+        and not rules.precompiled_charsmap
+        and not rules.normalization_rule_tsv
+        and rules.add_dummy_prefix
+        and rules.escape_whitespaces
+        and not rules.remove_extra_whitespaces
+        and not proto.trainer_spec.treat_whitespace_as_suffix
+        and proto.trainer_spec.byte_fallback
+    )
+
+
+def _merges(normal: dict[str, float]) -> list[list[str]]:
+    """Every way to put a piece together from two others, best first."""
+    ranked = []
+    for piece, score in normal.items():
+        spaces = not piece.strip(_SPACE)
+        for place in range(1, len(piece)):
+            left, right = piece[:place], piece[place:]
+            if left in normal and right in normal and (right == _SPACE or not spaces):
+                ranked.append((-score, -len(piece) if spaces else 0, place, left, right))
+    return [[left, right] for *_, left, right in sorted(ranked, key=lambda merge: merge[:3])]

@@ -1,0 +1,75 @@
+"""Files reach the disk whole or not at all: written under a temporary name, synced, renamed.
+
+Used by worker processes too, hence without imports of heavier rooms; ``storing`` turns the disk's refusals into
+the error that users see.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_REFUSALS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+}
+
+
+def write_whole(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file so that a crash at any moment leaves the whole of it or nothing under its name.
+
+    Raises:
+        OSError: the disk refused; nothing is left behind.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_refusal(number: int | None) -> bool:
+    """Whether an errno means that the disk refused, rather than that we asked for nonsense."""
+    return number in _REFUSALS
+
+
+@contextmanager
+def storing(folder: Path) -> Iterator[None]:
+    """Turn the disk's refusals into StorageError, naming the folder and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if not is_refusal(error.errno):
+            raise
+        raise storage_error(folder, os.strerror(error.errno or 0)) from error
+
+
+def storage_error(folder: Path, reason: str) -> Exception:
+    """The StorageError for a folder that could not be written to."""
+    from hlat.runtime import StorageError  # noqa: PLC0415 - brings torch along; wanted only once something failed
+
+    return StorageError(
+        f"{folder}: cannot write prepared data: {reason}. Free space or make the folder writable, or choose another "
+        "one with data.prepared_dir; then run the same command again: finished work is kept."
+    )
