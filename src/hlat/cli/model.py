@@ -1,0 +1,42 @@
+"""``hlat import`` and ``hlat export``: the two ends, both Hugging Face folders."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from hlat.checkpoint import export_hf, import_hf
+from hlat.cli.common import CheckpointArgument, say
+
+Folder = Annotated[Path, typer.Option("--to", help="Folder to write; must not exist.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command("import")(import_command)
+    app.command("export")(export_command)
+
+
+def import_command(
+    source: Annotated[
+        Path, typer.Argument(help="Hugging Face folder: config.json and safetensors.", show_default=False)
+    ],
+    to: Folder,
+) -> None:
+    """Turn a Hugging Face model into a checkpoint that checkpoint.init_from, export and generate take."""
+    path = import_hf(source, to)
+    say(f"imported to {path}")
+    say(f"train from it with model.hf_config={source} checkpoint.init_from={path}")
+
+
+def export_command(
+    checkpoint: CheckpointArgument,
+    to: Folder,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the files; default as stored.")
+    ] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face model that transformers loads."""
+    path = export_hf(checkpoint, to, dtype=dtype)
+    say(f"exported to {path}")
+    say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")

@@ -1,0 +1,23 @@
+"""``hlat quickstart``: from nothing to a trained, evaluated, exported model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hlat.cli.common import data_progress, say
+from hlat.quickstart import run_quickstart
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command()(quickstart)
+
+
+def quickstart(
+    to: Annotated[Path, typer.Option(help="Folder of everything it writes.")] = Path("quickstart"),
+    steps: Annotated[int | None, typer.Option(min=2, help="Train so many steps instead of about two minutes.")] = None,
+) -> None:
+    """Train a small model on this machine: no account, no GPU, no download."""
+    with data_progress() as progress:
+        run_quickstart(to, say, progress, steps)

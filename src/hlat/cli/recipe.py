@@ -1,0 +1,38 @@
+"""``hlat check`` and ``hlat schema``: is the recipe right, and what may stand in it."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from hlat.cli.common import OverridesArgument, RecipeArgument, say
+from hlat.config import Recipe, load_recipe
+from hlat.model import count_parameters
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command()(check)
+    app.command()(schema)
+
+
+def check(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
+) -> None:
+    """Check a recipe: every error at once, exit code 2; or what it amounts to."""
+    resolved = load_recipe(recipe, overrides or [])
+    if as_json:
+        say(json.dumps(resolved.model_dump(mode="json"), indent=2))
+        return
+    tokens = resolved.total_steps * resolved.tokens_per_step
+    say(f"{recipe}: good")
+    say(f"  model  {count_parameters(resolved.model).total:,} parameters")
+    say(f"  run    {resolved.total_steps:,} steps of {resolved.tokens_per_step:,} tokens = {tokens:,} tokens")
+    say(f"  folder {resolved.run_dir}")
+
+
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors."""
+    say(json.dumps(Recipe.model_json_schema(), indent=2))

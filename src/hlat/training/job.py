@@ -1,0 +1,138 @@
+"""Everything a run consists of, built in one visible order.
+
+recipe -> device -> data -> model -> optimizer -> newest checkpoint loaded into both
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from hlat.checkpoint import Change, CheckpointStore, check_resume, collect, load_weights, restore, versions
+from hlat.config import Recipe
+from hlat.data import Prepared, Progress, TrainingData, ValidationData, check_vocabulary, prepare
+from hlat.hardware import PeakFlops, peak_flops
+from hlat.model import Decoder, build, flops_per_token
+from hlat.optim import build_optimizer
+from hlat.precision import compute_dtype
+from hlat.runtime import Runtime, seed_generators, start
+
+TOKENIZER = "tokenizer"
+"""Folder of the tokenizer files, in prepared data and in checkpoints."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of this run."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A checkpoint that did not verify: where it lies now, and what is wrong with it."""
+
+    path: Path
+    problems: list[str]
+
+
+@dataclass
+class Job:
+    """A run, ready for its next step."""
+
+    recipe: Recipe
+    runtime: Runtime
+    prepared: Prepared
+    training_data: TrainingData
+    validation_data: ValidationData | None
+    model: Decoder
+    optimizer: torch.optim.AdamW
+    store: CheckpointStore
+    peak: PeakFlops
+    step: int  # optimizer steps done so far
+    saved: Saved | None  # the newest checkpoint, if there is one
+    changes: list[Change]  # what differs from the recipe of the checkpoint that was loaded
+    damaged: list[Damage]  # checkpoints that were found damaged and set aside
+
+    @property
+    def samples(self) -> int:
+        """Sequences consumed so far: the position in the data."""
+        return self.step * self.recipe.batch.global_batch
+
+    @property
+    def tokens(self) -> int:
+        """Tokens consumed so far."""
+        return self.step * self.recipe.tokens_per_step
+
+    def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
+        """Model FLOP/s utilization: the FLOP/s that the model needs as a share of what the device can do."""
+        flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
+        return flops * tokens_per_second / self.peak.value
+
+    def save(self) -> Path:
+        """Write everything that defines the run at this step."""
+        meta = {
+            "step": self.step,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "data_fingerprint": self.prepared.fingerprint,
+            "versions": versions(),
+        }
+        tokenizer = self.prepared.dir / TOKENIZER
+        files = {f"{TOKENIZER}/{file.name}": file for file in sorted(tokenizer.iterdir())}
+        path = self.store.save(self.step, collect(self.model, self.optimizer), meta, files)
+        self.saved = Saved(self.step, path)
+        self.store.prune()
+        return path
+
+
+def build_job(recipe: Recipe, progress: Progress | None = None) -> Job:
+    """Build a run and bring it to where its newest valid checkpoint left off.
+
+    Raises:
+        HlatError: of any kind; each names what is wrong and what would work.
+    """
+    runtime = start(recipe.run.device)
+    seed_generators(recipe.training.seed)
+    prepared = prepare(recipe.data, recipe.prepared_dir, progress=progress)
+    check_vocabulary(prepared, recipe.model.vocab_size)
+    length, seed = recipe.data.sequence_length, recipe.training.seed
+    training_data = TrainingData(prepared, length, seed=seed, shuffle=recipe.data.shuffle)
+    validation_data = None
+    if prepared.validation_tokens:
+        validation_data = ValidationData(prepared, length, sequences=recipe.evaluation.sequences)
+    damaged: list[Damage] = []
+    store = CheckpointStore(
+        recipe.run_dir / "checkpoints",
+        recipe.checkpoint.keep_last,
+        recipe.checkpoint.keep_every_steps,
+        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+    )
+    newest, changes = store.newest(), []
+    if newest is not None:
+        changes = check_resume(newest.meta["recipe"], newest.meta["data_fingerprint"], recipe, prepared.fingerprint)
+    fresh = newest is None and recipe.checkpoint.init_from is None
+    model = build(recipe.model, device=runtime.device, seed=seed if fresh else None)
+    optimizer = build_optimizer(model, recipe.optimizer)
+    if newest is not None:
+        restore(newest, model, optimizer)
+    elif recipe.checkpoint.init_from is not None:
+        load_weights(Path(recipe.checkpoint.init_from), model)
+    return Job(
+        recipe=recipe,
+        runtime=runtime,
+        prepared=prepared,
+        training_data=training_data,
+        validation_data=validation_data,
+        model=model,
+        optimizer=optimizer,
+        store=store,
+        peak=peak_flops(runtime.device, compute_dtype(recipe.precision)),
+        step=newest.step if newest is not None else 0,
+        saved=Saved(newest.step, newest.path) if newest is not None else None,
+        changes=changes,
+        damaged=damaged,
+    )

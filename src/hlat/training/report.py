@@ -1,0 +1,70 @@
+"""What is said about a run: once at its start, and at every logged step."""
+
+import zlib
+from typing import Any
+
+from hlat.model import count_parameters
+from hlat.optim import parameter_norm
+from hlat.runtime import describe, peak_memory_bytes, synchronize
+from hlat.tracking import Tracker
+from hlat.training.job import Job
+from hlat.training.step import StepResult
+from hlat.training.stopwatch import Stopwatch
+from hlat.training.validation import ValidationResult
+
+
+def announce(job: Job, tracker: Tracker) -> None:
+    """Say what is about to be trained on what, and record it."""
+    recipe, prepared = job.recipe, job.prepared
+    parameters = count_parameters(recipe.model).total
+    epochs = recipe.total_steps * recipe.batch.global_batch / job.training_data.samples_per_epoch
+    tracker.message(
+        f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} on {describe(job.runtime.device)}, "
+        f"peak {job.peak.value / 1e9:,.0f} GFLOP/s ({job.peak.source})"
+    )
+    tracker.message(
+        f"data: {prepared.train_tokens:,} training tokens, {prepared.validation_tokens:,} for validation, "
+        f"vocabulary {prepared.manifest.vocab_size:,}"
+    )
+    tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens, {epochs:.2f} epochs")
+    for note in prepared.notes:
+        tracker.message(f"data: {note}")
+    for damage in job.damaged:
+        tracker.event("checkpoint_damaged", path=str(damage.path), problems=damage.problems)
+        tracker.message(f"damaged checkpoint set aside: {damage.path}: {'; '.join(damage.problems)}")
+    if job.step:
+        tracker.message(f"resumed at step {job.step} of {recipe.total_steps}")
+    for change in job.changes:
+        tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
+    changes = [{"path": c.path, "old": c.old, "new": c.new} for c in job.changes]
+    tracker.event("resume" if job.step else "start", step=job.step, parameters=parameters, changes=changes)
+
+
+def step_metrics(
+    job: Job, result: StepResult, validation: ValidationResult | None, steps: int, watch: Stopwatch
+) -> dict[str, Any]:
+    """The line of ``metrics.jsonl`` for the step just done; ``steps`` have passed since the last line.
+
+    Reading the loss waits for the device, so that the time of the steps is known when it has been read.
+    """
+    with watch.phase("forward_backward"):
+        synchronize(job.runtime.device)
+    rate = steps * job.recipe.tokens_per_step / watch.training_seconds
+    metrics: dict[str, Any] = {
+        "step": job.step,
+        "tokens": job.tokens,
+        "samples": job.samples,
+        "batch_crc32": zlib.crc32(result.batch.inputs_BS.contiguous().numpy().tobytes()),
+        "loss": float(result.loss),
+        "grad_norm": float(result.gradient_norm),
+        "param_norm": float(parameter_norm(job.model.parameters())),
+        "lr": result.learning_rate,
+        "tokens_per_second": rate,
+        "mfu": job.utilization(rate, "causal"),
+        "mfu_full": job.utilization(rate, "full"),
+        "memory_bytes": peak_memory_bytes(job.runtime.device),
+        "seconds": watch.reset(),
+    }
+    if validation is not None:
+        metrics |= {"val_loss": validation.loss, "val_bits_per_byte": validation.bits_per_byte}
+    return metrics

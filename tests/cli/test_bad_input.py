@@ -1,0 +1,106 @@
+"""What a user sees who got something wrong: one message, exit code 2, no traceback, nothing half-written."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def refused(done, *says):
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr + done.stdout
+    for words in says:
+        assert words in done.stderr, done.stderr
+
+
+def test_check_says_good_and_what_it_amounts_to(cli, recipe_file, tiny):
+    done = cli("check", recipe_file, *tiny)
+    assert done.returncode == 0 and "good" in done.stdout and "40 steps" in done.stdout
+
+
+def test_check_prints_every_problem_and_leaves_with_2(cli, recipe_file):
+    refused(
+        cli("check", recipe_file, "model.heads=5", "trainig.steps=1"),
+        "model.heads",
+        "data.path",
+        "trainig",
+        "'training'",
+    )
+
+
+def test_check_json_is_the_resolved_recipe_and_reads_back_the_same(cli, recipe_file, tiny, tmp_path):
+    first = cli("check", recipe_file, *tiny, "--json")
+    resolved = json.loads(first.stdout)
+    assert resolved["model"]["max_sequence_length"] == 32 and resolved["training"]["steps"] == 40
+    (tmp_path / "again.yaml").write_text(first.stdout)
+    assert json.loads(cli("check", tmp_path / "again.yaml", "--json").stdout) == resolved
+
+
+def test_schema_is_json_schema_that_names_the_sections(cli):
+    schema = json.loads(cli("schema").stdout)
+    assert {"run", "model", "data", "batch", "optimizer", "schedule", "training"} <= schema["properties"].keys()
+
+
+def test_a_missing_corpus(cli, recipe_file, tiny, tmp_path):
+    refused(cli("train", recipe_file, *tiny, "data.path=/no/such/corpus.txt"), "/no/such/corpus.txt")
+    assert not (tmp_path / "run" / "data" / "manifest.json").exists()
+
+
+def test_a_corpus_too_small_for_one_sample(cli, recipe_file, tiny, tmp_path):
+    (tmp_path / "short.txt").write_text("too short")
+    refused(cli("train", recipe_file, *tiny, f"data.path={tmp_path / 'short.txt'}", "data.validation.fraction=0"), "32")
+
+
+def test_a_tokenizer_larger_than_the_model(cli, recipe_file, tiny, tmp_path):
+    assert cli("data", "prepare", recipe_file, *tiny).returncode == 0
+    tokenizer = next((tmp_path / "run" / "data").rglob("tokenizer.json"))
+    done = cli(
+        "train", recipe_file, *tiny, "model.vocab_size=300", f"data.tokenizer.path={tokenizer}",
+        f"data.prepared_dir={tmp_path / 'other'}",
+    )  # fmt: skip
+    refused(done, "the model only 300", "model.vocab_size")
+
+
+def test_a_run_directory_that_is_a_file(cli, recipe_file, tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = cli("train", recipe_file, *tiny, f"run.dir={tmp_path / 'file'}")
+    assert done.returncode == 3 and "Traceback" not in done.stderr and "run.dir" in done.stderr
+
+
+@pytest.mark.parametrize("verb", [("generate", "--prompt", "x"), ("evaluate",), ("export", "--to", "out")])
+def test_a_checkpoint_that_is_not_there(cli, verb, tmp_path):
+    refused(cli(verb[0], tmp_path / "nowhere", *verb[1:], cwd=tmp_path), "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_is_not_there(cli, recipe_file, tiny):
+    refused(cli("train", recipe_file, *tiny, "run.device=neuron"), "run.device", "auto")
+
+
+@pytest.mark.parametrize("moment", ["start", "prepare", "train"])
+def test_ctrl_c_leaves_nothing_that_stops_the_next_run(recipe_file, tiny, tmp_path, cli, moment):
+    command = [sys.executable, "-u", "-m", "hlat.cli", "train", str(recipe_file), *tiny]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    seen = []
+    if moment == "start":
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.7)
+    elif moment == "prepare":
+        while not (tmp_path / "run" / "data" / "partial").exists():
+            time.sleep(0.001)
+    else:
+        for line in process.stdout:
+            seen.append(line)
+            if "step 5/40" in line:
+                break
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=120)[0]
+    # while Python itself is still importing, the interpreter's own answer to SIGINT stands
+    assert process.returncode in (130, -signal.SIGINT) or moment == "start", (process.returncode, seen, rest)
+    assert moment == "start" or "Traceback" not in rest, rest
+    done = cli("train", recipe_file, *tiny)
+    assert done.returncode == 0 and "finished at step 40" in done.stdout, done.stderr

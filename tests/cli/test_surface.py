@@ -1,0 +1,38 @@
+"""The command line is public: this list changes only together with the changelog."""
+
+import typer
+
+from hlat.cli import app
+
+SURFACE = {
+    "check": {"recipe", "overrides", "--json"},
+    "schema": set(),
+    "data prepare": {"recipe", "overrides", "--workers"},
+    "train": {"recipe", "overrides"},
+    "evaluate": {"checkpoint", "--data"},
+    "generate": {"checkpoint", "--prompt", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"},
+    "import": {"source", "--to"},
+    "export": {"checkpoint", "--to", "--dtype"},
+    "quickstart": {"--to", "--steps"},
+}
+
+
+def _commands(command, path=()):
+    if hasattr(command, "commands"):
+        for name, child in command.commands.items():
+            yield from _commands(child, (*path, name))
+    else:
+        names = {next((o for o in p.opts if o.startswith("--")), p.name) for p in command.params if p.name != "help"}
+        yield " ".join(path), names, command
+
+
+def test_verbs_and_options_are_the_published_ones():
+    assert {path: names for path, names, _ in _commands(typer.main.get_command(app))} == SURFACE
+
+
+def test_every_verb_and_option_says_what_it_does():
+    for path, _, command in _commands(typer.main.get_command(app)):
+        assert command.help, path
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and parameter.name != "help":
+                assert parameter.help, f"{path} {parameter.name}"

@@ -1,0 +1,86 @@
+"""What several rooms' tests share: a small corpus, a small recipe, and where the measured texts may lie."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One thread: the machine's cores are shared, and results must not depend on how many there are.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of measured texts beside the checkout; tests that need them are skipped where it is not."""
+    if not SHARED.is_dir():
+        pytest.skip("the folder ../shared with texts and tokenizers is not here")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 documents of made-up sentences: enough structure for a loss to fall, 60 KB."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(0)
+    nouns, verbs = ["cat", "river", "engine", "wörd", "tree", "sailor"], ["sees", "builds", "loses", "remembers"]
+    for number in range(60):
+        lines = (f"the {rng.choice(nouns)} {rng.choice(verbs)} a {rng.choice(nouns)}." for _ in range(45))
+        (folder / f"{number:03d}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def tiny(corpus: Path, tmp_path: Path) -> list[str]:
+    """Overrides that make any recipe file a run of a second or two in tmp_path/run."""
+    return [
+        f"data.path={corpus}",
+        f"run.dir={tmp_path / 'run'}",
+        "tracking.console=plain",
+    ]
+
+
+TINY_RECIPE = """
+run: {name: tiny}
+model: {vocab_size: 320, layers: 2, hidden_size: 32, intermediate_size: 96, heads: 4, kv_heads: 2}
+data:
+  sequence_length: 32
+  tokenizer: {vocab_size: 320}
+  validation: {fraction: 0.1}
+batch: {global_batch: 8, micro_batch: 4}
+optimizer: {lr: 3.0e-3}
+schedule: {warmup_steps: 5}
+training: {steps: 40, log_every: 5, seed: 3}
+checkpoint: {every_steps: 10, keep_last: 2}
+evaluation: {every_steps: 20, sequences: 8}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe() -> str:
+    """The text of a recipe of a two-layer model, without a corpus."""
+    return TINY_RECIPE
+
+
+@pytest.fixture
+def recipe_file(tiny_recipe: str, tmp_path: Path) -> Path:
+    """That recipe as a file."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(tiny_recipe)
+    return path
+
+
+def hlat(*arguments: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
+    """Run the real command in a process of its own."""
+    command = [sys.executable, "-m", "hlat.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **more)
+
+
+@pytest.fixture(scope="session")
+def cli():
+    """The command ``hlat`` as a function: arguments in, completed process out."""
+    return hlat

@@ -1,0 +1,62 @@
+"""Generation: the cache changes nothing, draws are addressed by seed and position, and follow the distribution."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hlat.model import build
+
+from hlat.config import DataError, ModelConfig
+from hlat.evaluation import Sampling, generate
+from hlat.evaluation.generation import _choose
+
+CONFIG = ModelConfig(vocab_size=50, layers=2, hidden_size=32, intermediate_size=96, heads=4, kv_heads=2, init_std=0.4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    # init_std 0.4 instead of 0.02: far-apart logits, so that a wrong mask or position changes the text
+    return build(CONFIG, device=torch.device("cpu"), seed=2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.7, top_k=5)])
+def test_with_and_without_the_cache_the_text_is_the_same(model, sampling):
+    prompt = [1, 7, 3, 3, 20]
+    cached = generate(model, prompt, 40, sampling)
+    assert cached == generate(model, prompt, 40, sampling, use_cache=False)
+    assert len(cached) == 40 and len(set(cached)) > 3
+
+
+def test_the_same_seed_repeats_and_another_does_not(model):
+    texts = [generate(model, [1], 30, Sampling(temperature=1.0, seed=seed)) for seed in (5, 5, 6)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_top_k_of_one_and_a_tiny_top_p_are_greedy(model):
+    greedy = generate(model, [4, 2], 30)
+    assert generate(model, [4, 2], 30, Sampling(temperature=1.0, top_k=1)) == greedy
+    assert generate(model, [4, 2], 30, Sampling(temperature=1.0, top_p=1e-9)) == greedy
+
+
+def test_the_end_of_text_token_ends_the_text_and_is_not_returned(model):
+    greedy = generate(model, [4, 2], 30)
+    end = greedy[10]
+    assert generate(model, [4, 2], 30, eos_id=end) == greedy[: greedy.index(end)]
+
+
+def test_draws_follow_the_softmax():
+    shares = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64)
+    draws = 4000
+    counts = Counter(_choose(shares.log(), Sampling(temperature=1.0, seed=1), index) for index in range(draws))
+    for token, share in enumerate(shares.tolist()):
+        sigma = (draws * share * (1 - share)) ** 0.5
+        assert abs(counts[token] - draws * share) < 5 * sigma
+    top_p = Counter(_choose(shares.log(), Sampling(1.0, top_p=0.6, seed=1), index) for index in range(draws))
+    assert set(top_p) == {0, 1}, "0.5 has not reached 0.6, 0.5 + 0.2 has"
+    sigma = (draws * (5 / 7) * (2 / 7)) ** 0.5
+    assert abs(top_p[0] - draws * 5 / 7) < 5 * sigma, "what is left is renormalised"
+
+
+def test_an_empty_prompt_is_refused(model):
+    with pytest.raises(DataError, match="prompt"):
+        generate(model, [], 5)

@@ -1,0 +1,49 @@
+"""The quickstart on a standard library of twelve files: every step of the story happens and leaves what it promises."""
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from hlat.config import LaunchError
+from hlat.quickstart import corpus, run_quickstart
+
+
+def test_the_standard_library_of_this_machine_is_a_corpus():
+    sources = corpus.standard_library()
+    assert any(source["path"].endswith("*.py") for source in sources)
+    assert not any("site-packages" in source["path"] for source in sources)
+
+
+def test_a_python_without_source_text_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
+    with pytest.raises(LaunchError, match=r"data\.path"):
+        corpus.standard_library()
+
+
+@pytest.fixture
+def small_library(tmp_path, monkeypatch):
+    real = Path(sysconfig.get_paths()["stdlib"])
+    root = tmp_path / "lib"
+    (root / "json").mkdir(parents=True)
+    (root / "site-packages" / "other").mkdir(parents=True)
+    (root / "site-packages" / "other" / "not_ours.py").write_bytes(b"\xff not text")
+    for file in sorted(real.glob("*.py"))[:40]:
+        (root / file.name).write_bytes(file.read_bytes())
+    for file in (real / "json").glob("*.py"):
+        (root / "json" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(root)})
+
+
+@pytest.mark.usefixtures("small_library")
+def test_the_story_from_text_to_a_hugging_face_folder(tmp_path):
+    said: list[str] = []
+    result = run_quickstart(tmp_path / "quickstart", said.append, steps=4)
+    metrics = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["step"] == 4 and metrics[-1]["val_loss"] > 0
+    assert (result.export_dir / "model.safetensors").is_file() and (result.export_dir / "tokenizer.json").is_file()
+    assert (result.run_dir / "sample.txt").read_text().startswith("def read")
+    assert str(result.export_dir) in said[-1] and "hlat generate" in said[-1]
+    again = run_quickstart(tmp_path / "quickstart", said.append, steps=4)
+    assert again.evaluation == result.evaluation, "a second call finds the work done"

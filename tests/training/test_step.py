@@ -1,0 +1,117 @@
+"""Accumulation is the large batch; the loss is the textbook's; signals and stopwatch do what they say."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hlat.model import build
+
+from hlat.config import parse_recipe
+from hlat.data import Batch
+from hlat.training.loss import IGNORED, summed_cross_entropy
+from hlat.training.step import accumulate_gradients
+from hlat.training.stopwatch import Stopwatch
+
+CPU = torch.device("cpu")
+MODEL = {"vocab_size": 97, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}
+
+
+def recipe(micro_batch):
+    return parse_recipe(
+        {
+            "model": MODEL,
+            "data": {"path": "unused", "sequence_length": 16, "tokenizer": {"train": "char"}},
+            "batch": {"global_batch": 32, "micro_batch": micro_batch},
+            "training": {"steps": 10},
+        }
+    )
+
+
+def batch_of(generator, ignored=False):
+    tokens = torch.randint(0, 97, (32, 17), generator=generator)
+    labels = tokens[:, 1:].clone()
+    if ignored:  # micro-batches with different numbers of labels, one with none at all
+        labels[:8] = IGNORED
+        labels[9, 3:] = IGNORED
+    return Batch(tokens[:, :-1], labels, np.arange(32), 0)
+
+
+def gradients(micro_batch, dtype, ignored):
+    model = build(recipe(micro_batch).model, device=CPU, seed=1, dtype=dtype)
+    loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5), ignored), recipe(micro_batch), CPU)
+    return loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_one_batch_of_32_and_eight_of_4_give_the_same_gradient_up_to_rounding(ignored):
+    """The bound: both are sums of the same 32 x 16 token gradients g_t in another order.
+
+    A sum of n terms in precision u errs by at most (n - 1) u sum|g_t| in any order, and each g_t itself carries the
+    rounding of the forward and backward pass, whose matrix products may be blocked differently for another batch
+    size: at most d u |g_t| with d the number of additions on the longest path through two layers, head and loss
+    (contractions over 32, 96 and 97 terms, some ten of them a layer, back and forth: d < 2 * 2 * 10 * 97 < 4000).
+    sum|g_t| is measured as the batch's gradient computed sample by sample with absolute values added up.
+    """
+    whole_loss, whole = gradients(32, torch.float32, ignored)
+    parts_loss, parts = gradients(4, torch.float32, ignored)
+    _, exact = gradients(32, torch.float64, ignored)
+    unit, terms, depth = 2.0**-24, 32 * 16, 4000
+    magnitude = absolute_sum_of_sample_gradients(ignored)
+    for name in whole:
+        bound = (terms + depth) * unit * magnitude[name] + 1e-12
+        assert ((whole[name] - parts[name]).abs() <= 2 * bound).all(), name
+        assert (whole[name] - exact[name]).abs().max() > 0, "fp32 is not fp64: the comparison compares something"
+    assert abs(whole_loss - parts_loss) <= (terms + depth) * unit * whole_loss
+
+
+def absolute_sum_of_sample_gradients(ignored):
+    batch = batch_of(torch.Generator().manual_seed(5), ignored)
+    total = int((batch.labels_BS != IGNORED).sum())
+    model = build(recipe(32).model, device=CPU, seed=1, dtype=torch.float64)
+    sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for row in range(32):
+        model.zero_grad()
+        (summed_cross_entropy(model(batch.inputs_BS[row : row + 1]), batch.labels_BS[row : row + 1]) / total).backward()
+        for name, p in model.named_parameters():
+            sums[name] += p.grad.abs()
+    return sums
+
+
+def test_in_float64_accumulation_differs_by_float64_rounding_only():
+    _, whole = gradients(32, torch.float64, ignored=True)
+    _, parts = gradients(4, torch.float64, ignored=True)
+    for name in whole:
+        # the same bound as above with u = 2**-53, relative to the largest entry; a wrong weighting of
+        # micro-batches with fewer labels would differ in the first digit
+        assert (whole[name] - parts[name]).abs().max() <= 1e-11 * whole[name].abs().max(), name
+
+
+def test_the_loss_is_the_mean_negative_log_probability_of_the_labels():
+    logits = torch.randn(2, 3, 11, dtype=torch.float64)
+    labels = torch.tensor([[1, IGNORED, 4], [0, 10, IGNORED]])
+    by_hand = sum(
+        -(logits[b, s, label] - logits[b, s].exp().sum().log())
+        for b in range(2)
+        for s in range(3)
+        if (label := int(labels[b, s])) != IGNORED
+    )
+    assert float(summed_cross_entropy(logits, labels)) == pytest.approx(float(by_hand), rel=1e-14)
+
+
+def test_an_untrained_model_is_as_surprised_as_chance():
+    model = build(recipe(32).model, device=CPU, seed=1)
+    loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5)), recipe(32), CPU)
+    # logits of std ~ 0.02 * sqrt(32) = 0.11 around zero add half their variance, 0.007, to log(97)
+    assert float(loss) == pytest.approx(math.log(97), abs=0.05)
+
+
+def test_the_stopwatch_adds_up_phases_and_starts_again():
+    now = [0.0]
+    watch = Stopwatch(clock=lambda: now[0])
+    for name, seconds in (("data", 1.0), ("forward_backward", 2.0), ("validation", 50.0), ("optimizer", 0.5)):
+        with watch.phase(name):
+            now[0] += seconds
+    assert watch.training_seconds == 3.5
+    assert watch.reset() == {"data": 1.0, "forward_backward": 2.0, "validation": 50.0, "optimizer": 0.5}
+    assert watch.reset() == {}
