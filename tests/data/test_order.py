@@ -20,7 +20,7 @@ def test_every_index_occurs_once(n: int, seed: int, epoch: int) -> None:
 def test_large_sizes_stay_inside_and_collide_nowhere(n: int, seed: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, n - 1000))
     values = permute(seed, 3, np.arange(start, start + 1000), n)
-    assert 0 <= values.min() and values.max() < n
+    assert values.min() >= 0 and values.max() < n
     assert len(np.unique(values)) == 1000
 
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import pytest
+import tokenizers
 from corpora import documents, prose, tree, write_jsonl
 
 from hlat.config import DataConfig
@@ -108,7 +110,7 @@ def test_tokens_are_the_documents_in_order(small: Path, tmp_path: Path) -> None:
         bounds = prepared.documents(split).tolist()
         tokens = prepared.tokens(split)
         assert bounds[0] == 0 and bounds[-1] == len(tokens) == prepared.manifest.splits[split].tokens
-        parts = [tokens.read(a, b).tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [tokens.read(a, b).tolist() for a, b in pairwise(bounds)]
         assert all(part[-1] == prepared.tokenizer.eos_id for part in parts)
         assert [part[:-1] for part in parts] == [prepared.tokenizer.encode(prepared.tokenizer.decode(p)) for p in parts]
         found[split] = [prepared.tokenizer.decode(part) for part in parts]
@@ -136,7 +138,7 @@ def test_split_follows_the_document_not_its_neighbours(small: Path, tmp_path: Pa
         prepared = prepare(_config(path), tmp_path / out, workers=1)
         bounds = prepared.documents("validation").tolist()
         tokens = prepared.tokens("validation")
-        return {prepared.tokenizer.decode(tokens.read(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)}
+        return {prepared.tokenizer.decode(tokens.read(a, b)) for a, b in pairwise(bounds)}
 
     both = held_out(small, "both")
     one = held_out(small / "a.jsonl", "one")
@@ -182,8 +184,6 @@ def test_validation_of_its_own(small: Path, tmp_path: Path) -> None:
 
 
 def test_dtype_follows_the_vocabulary(small: Path, tmp_path: Path) -> None:
-    import tokenizers
-
     description = json.loads(prepare(_config(small), tmp_path / "a", workers=1).tokenizer.files["tokenizer.json"])
     # the same tokenizer with one token at id 65536, which two bytes do not hold
     description["added_tokens"].append({**description["added_tokens"][0], "id": 65536, "content": "<|last|>"})

@@ -108,7 +108,7 @@ def _split(pattern: str) -> object:
 CUTTABLE = [_bpe(_split(p)) for p in (OWN_PATTERN, *_PUBLISHED)] + [_bpe(pre_tokenizers.ByteLevel(False))]
 
 
-@given(text=_tricky, at_least=st.integers(0, 10))
+@given(text=_tricky, at_least=st.integers(1, 10))
 @settings(deadline=None, max_examples=400)
 def test_cuts_do_not_change_tokens(text: str, at_least: int) -> None:
     pieces = list(cut(text, at_least))
@@ -210,7 +210,7 @@ def test_transformers_agrees_with_sentencepiece(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(LLAMA2)
     tokenizer.save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in [*documents(5, 400), "  two  spaces ", "日本\U0001f600\n\n", Path(__file__).read_text()]:
+    for text in [*documents(5, 400), "  two  spaces ", "日本\U0001f600\n\n", Path(json.__file__).read_text()]:
         ids = tokenizer.encode(text)
         assert theirs(text, add_special_tokens=False)["input_ids"] == theirs(text)["input_ids"] == ids
         assert theirs.decode(ids) == text

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from hlat.checkpoint.disk import storage_error
 from hlat.checkpoint.index import read_index
 from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, read_manifest, verify
 from hlat.checkpoint.tensors import read_tensors
@@ -112,12 +113,15 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: there is no such file, or it is not a JSON object.
+        StorageError: it is there and cannot be read.
     """
     path = folder / META_NAME
     try:
         meta = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {folder} is not a checkpoint") from None
+    except OSError as exc:
+        raise storage_error(exc, f"cannot read {META_NAME}", folder) from exc
     except (ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path}: not JSON ({exc})") from exc
     if not isinstance(meta, dict):

@@ -43,7 +43,7 @@ _CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
 
 
 def cut(text: str, at_least: int) -> Iterator[str]:
-    """Pieces of a text of at least so many characters, cut before white space between ASCII letters.
+    """Pieces of a text of at least so many characters (one or more), cut before white space between ASCII letters.
 
     Text without such places stays whole, so a piece may be longer; the last one may be shorter.
     """

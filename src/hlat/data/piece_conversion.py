@@ -1,9 +1,9 @@
 """A SentencePiece BPE model -> the tokenizer.json that libraries without SentencePiece load.
 
 Both merge the best pair of neighbours first, the leftmost of equals, so the conversion ranks each way to put a piece
-together by the score of the piece. Runs of spaces, which Llama's models give one equal score, are merged from the left one by
-one; ranking the longest run first does the same. Loading the bare .model with transformers 5 ranks by id instead and
-splits indented text differently, which is why an exported model carries this file beside it.
+together by the score of the piece. Runs of spaces, which Llama's models give one equal score, are merged from the
+left one by one; ranking the longest run first does the same. Loading the bare .model with transformers 5
+ranks by id instead and splits indented text differently: an exported model carries this file beside it for that.
 
 Only models of the plain kind are converted: identity normalizer, a space in front, byte fallback, no user-defined
 pieces. Preparation itself always encodes with the sentencepiece library; this is for those who load the result.

@@ -6,7 +6,6 @@
 At most one shard is in memory besides what the caller holds.
 """
 
-import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from safetensors.torch import save_file
 from hlat.config import CheckpointError, ModelConfig, StorageError
 from hlat.model.canonical import canonical_shapes, check_canonical
 from hlat.model.hf_config import architecture, config_json
-from hlat.model.hf_files import INDEX, TOKENIZER_FILES, WEIGHTS, shard_name, whole_folder, write_json
+from hlat.model.hf_files import INDEX, TOKENIZER_FILES, WEIGHTS, read_json, shard_name, whole_folder, write_json
 
 Named = tuple[str, torch.Tensor]
 
@@ -140,7 +139,7 @@ def _copy_tokenizer(source: Path, folder: Path, eos_id: int | None, bos_id: int 
 
 def _tokenizer_config(file: Path, eos_id: int | None, bos_id: int | None) -> dict[str, Any]:
     """Says that tokenizer.json is all there is to it; otherwise transformers takes the model family's own class."""
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file)
     tokens = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
     special = {"bos_token": tokens.get(bos_id), "eos_token": tokens.get(eos_id)}
     given = {name: token for name, token in special.items() if token is not None}

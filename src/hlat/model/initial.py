@@ -2,7 +2,7 @@
 
     seed, "model.layers.0.mlp.down_proj.weight", element i -> normal number i of that stream * std
 
-HLAT's rule (facts in arXiv 2404.10630 and awslabs/HLAT): matrices and embeddings Normal(0, std); the projections that
+HLAT's rule (arXiv 2404.10630 and awslabs/HLAT): matrices and embeddings Normal(0, std); the projections that
 write into the residual stream, attention output and feed-forward down, std / sqrt(2 * layers) (Radford et al. 2019,
 section 2.3); norms one, biases zero. An element's index is its row-major place in the canonical, unfused, unsharded
 tensor, so neither coalescing nor sharding nor the size of a chunk can change a bit.

@@ -4,11 +4,11 @@
     rotate       x -> x rotated by position   keeps nothing of its own
     swiglu       gate, up -> silu(gate) * up  keeps its inputs only
 
-Autograd would keep every intermediate (x / rms(x), silu(gate)) and would put the gradients of the slices of a fused
-projection together by padding and adding. Written out, a layer keeps about a sixth less for backward, and on a CPU
-RMSNorm, forward and backward, takes under half the time of ``F.rms_norm``. Statistics and rotations are computed in
-fp32, or in float64 where the input is. Under autocast the norm returns the autocast dtype at once, as the product that
-follows would cast it anyway.
+Autograd would keep every intermediate (x / rms(x), silu(gate)) and would assemble the gradient of a fused projection
+from separate pieces. Written out, a LLaMA layer keeps almost a quarter less for backward, and on a CPU RMSNorm, forward
+and backward, takes under half the time of ``F.rms_norm``. Statistics and rotations are computed in fp32, or in float64
+where the input is. Under autocast the norm returns the autocast dtype at once, as the product that follows would cast
+it anyway.
 
 Tensor suffixes: F half a head, I intermediate width; "..." any leading dimensions.
 """

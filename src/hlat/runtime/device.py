@@ -4,9 +4,10 @@ Nothing else in hlat calls ``torch.cuda`` or its siblings; they go through ``tor
 """
 
 import os
+import resource
+import sys
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from hlat.runtime.errors import LaunchError
@@ -59,17 +60,9 @@ def synchronize(device: torch.device) -> None:
 def peak_memory_bytes(device: torch.device) -> int:
     """Largest memory used so far: allocated on an accelerator, resident in this process on the CPU."""
     if device.type == "cpu":
-        return _peak_resident_bytes()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux
     return int(torch.accelerator.max_memory_allocated(device))
-
-
-def _peak_resident_bytes() -> int:
-    try:
-        import resource  # noqa: PLC0415  (absent on Windows)
-    except ImportError:
-        return int(psutil.Process().memory_info().rss)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if psutil.MACOS else peak * 1024  # bytes on macOS, KiB on Linux
 
 
 def describe(device: torch.device) -> str:
