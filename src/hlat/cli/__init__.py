@@ -1,14 +1,39 @@
 """The command line: one small module per verb. It parses, calls one function and prints."""
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from hlat.cli import data, evaluate, model, quickstart, recipe, train
 from hlat.config import HlatError
 
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class _Verbs(TyperGroup):
+    """A user's mistake is one message and its exit code, never a traceback; nor is an interruption."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HlatError as error:
+            _complain(f"error: {error}")
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            _complain("interrupted: what was complete is kept, and the same command goes on from there")
+            raise typer.Exit(_INTERRUPTED) from interrupt
+
+
+def _complain(message: str) -> None:
+    sys.stdout.flush()  # what was said before stands before the complaint
+    typer.echo(message, err=True)
+
+
 app = typer.Typer(
     name="hlat",
+    cls=_Verbs,
     help="Pre-train LLaMA-class language models on the hardware you have, from one recipe file.",
     no_args_is_help=True,
     add_completion=False,
@@ -18,16 +43,7 @@ for module in (quickstart, recipe, train, evaluate, model):
     module.register(app)
 app.add_typer(data.app, name="data")
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
 
 def main() -> None:
-    """Entry point: a user's mistake is one message and its exit code, never a traceback."""
-    try:
-        app(standalone_mode=True)
-    except HlatError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted: what was complete is kept; the same command goes on from there", file=sys.stderr)  # noqa: T201
-        sys.exit(INTERRUPTED)
+    """Entry point of the command ``hlat``."""
+    app()
