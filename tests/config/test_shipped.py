@@ -1,0 +1,31 @@
+"""The shipped recipes are valid, found by name, and HLAT's two are the published models and budgets."""
+
+from pathlib import Path
+
+import pytest
+
+from hlat.config import PRESETS, load_recipe
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_recipe_is_valid_by_name_and_by_path(name):
+    text = (FOLDER / f"{name}.yaml").read_text()
+    corpus = [] if "  path:" in text else ["data.path=corpus.txt"]
+    assert load_recipe(name, corpus) == load_recipe(FOLDER / f"{name}.yaml", corpus)
+
+
+@pytest.mark.parametrize(("name", "preset"), [("hlat-7b", "llama-2-7b"), ("hlat-70b", "llama-2-70b")])
+def test_hlat_recipes_are_the_published_models(name, preset):
+    model = load_recipe(name).model.model_dump(exclude_none=True)
+    assert {key: model[key] for key in PRESETS[preset]} == PRESETS[preset]
+
+
+@pytest.mark.parametrize("name", ["hlat-7b", "hlat-70b"])
+def test_hlat_recipes_have_the_published_budget(name):
+    recipe = load_recipe(name)
+    assert recipe.tokens_per_step == 1024 * 4096
+    assert recipe.total_steps == 429_154, "1.8 T tokens"
+    assert recipe.horizon_steps == 500_000, "the cosine is longer than the run"
