@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -240,6 +241,18 @@ def test_done_already_returns_at_once(small: Path, tmp_path: Path, monkeypatch: 
     assert again.fingerprint == first.fingerprint and tree(out) == before
     os.utime(small / "a.jsonl")  # another time, same content: hashed again, accepted
     assert prepare(_config(small), out).fingerprint == first.fingerprint
+
+
+def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    shutil.copytree(small, corpus)
+    with pytest.raises(DataError, match="gone"):
+        prepare(_config(tmp_path / "gone"), out)
+    first = prepare(_config(corpus), out, workers=1)
+    shutil.rmtree(corpus)
+    assert prepare(_config(corpus), out).fingerprint == first.fingerprint
+    with pytest.raises(DataError, match=r"data\.validation\.fraction"):
+        prepare(_config(corpus, validation={"fraction": 0.3}), out)
 
 
 def test_other_settings_or_files_are_refused_by_name(small: Path, tmp_path: Path) -> None:
@@ -561,6 +574,6 @@ def test_long_document_in_bounded_memory(tmp_path: Path, megabytes: int) -> None
 
 
 def _peak_memory(pid: int) -> int:
-    """Bytes that a process has held at most, as Linux counts them for the program that it runs now."""
+    """Bytes that a process has held at most, as Linux counts them for the program that it runs now; 0 once ended."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)

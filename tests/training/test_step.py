@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hlat.model import build
 
 from hlat.config import parse_recipe
 from hlat.data import Batch
+from hlat.model import build
 from hlat.training.loss import IGNORED, summed_cross_entropy
 from hlat.training.step import accumulate_gradients
 from hlat.training.stopwatch import Stopwatch

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hlat.runtime import StorageError
+from hlat.runtime import StorageError, sync_to_disk
 
 _COPY_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
@@ -44,11 +44,7 @@ class Disk:
 
     def sync_folder(self, path: Path) -> None:
         """Return when the folder's entries (creations, renames, removals) are durable."""
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_to_disk(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Move within one file system, atomically."""

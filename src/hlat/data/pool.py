@@ -50,6 +50,8 @@ class WorkerPool:
             thread.join()
         for process in self._processes:
             process.wait()
+        for half_written in self._folder.glob("*.tmp"):  # by a process that was killed: a full disk needs the space
+            half_written.unlink()
 
     def run(self, units: Iterator[Unit]) -> Iterator[int]:
         """Tokenize the units; yields the number of each unit once its files are on the disk, in any order.

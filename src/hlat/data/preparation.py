@@ -60,7 +60,8 @@ def prepare(
     """Tokenize a corpus into memory-mapped shards with a manifest; returns at once if that is done already.
 
     Killed at any moment and called again with the same corpus and settings, it goes on where it was, and the result
-    is byte for byte that of a call that was never interrupted.
+    is byte for byte that of a call that was never interrupted. Where the corpus is no longer there, finished data
+    prepared with these settings is taken as it is.
 
     Args:
         config: the data section.
@@ -74,7 +75,13 @@ def prepare(
     """
     folder = Path(out_dir).expanduser()
     report = progress or _silent
-    files = list_files(config)
+    try:
+        files = list_files(config)
+    except DataError:
+        # A cluster that trains need not hold the raw text: finished data of these settings stands on its own.
+        if read_manifest(folder) is None:
+            raise
+        return open_prepared(folder, config)
     settings = settings_of(config)  # also refuses an unusable tokenizer before anything is written
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config import CheckpointError, StorageError
+from hlat.runtime import sync_to_disk
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -70,11 +70,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         for file in [*temporary.iterdir(), temporary]:
-            _sync(file)
+            sync_to_disk(file)
         if target.exists():
             target.rmdir()
         temporary.rename(target)
-        _sync(target.parent)
+        sync_to_disk(target.parent)
     except OSError as error:
         remedy = (
             "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Check the disk and its permissions"
@@ -83,12 +83,3 @@ def whole_folder(target: Path) -> Iterator[Path]:
         raise StorageError(f"{target}: cannot be written: {reason}. {remedy}, or name another folder.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

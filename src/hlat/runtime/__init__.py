@@ -8,6 +8,7 @@ from hlat.runtime.device import (
     start,
     synchronize,
 )
+from hlat.runtime.disk import sync_to_disk
 from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.random import normal_range, philox, stream_key
 from hlat.runtime.rng import rng_state, seed_generators, set_rng_state
@@ -29,5 +30,6 @@ __all__ = [
     "set_rng_state",
     "start",
     "stream_key",
+    "sync_to_disk",
     "synchronize",
 ]

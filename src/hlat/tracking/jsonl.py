@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hlat.runtime import DataError, StorageError
+from hlat.runtime import DataError, StorageError, sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAIL_BLOCK = 1 << 16
@@ -178,14 +178,6 @@ def keep_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
                 out.flush()
                 os.fsync(out.fileno())
             new.replace(path)
-            _sync_folder(path.parent)
+            sync_to_disk(path.parent)
         finally:
             new.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
