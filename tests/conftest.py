@@ -76,7 +76,7 @@ def recipe_file(tiny_recipe: str, tmp_path: Path) -> Path:
 
 def hlat(*arguments: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
     """Run the real command in a process of its own."""
-    command = [sys.executable, "-m", "hlat.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "hlat", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **more)
 
 

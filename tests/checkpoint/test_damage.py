@@ -1,6 +1,8 @@
 """Every kind of damage to every file of a checkpoint is found, named, and recovered from."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,7 +98,9 @@ DAMAGES = [flip_a_bit, truncate, empty, append, delete, take_from_older, turn_in
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_found_named_and_recovered_from(root: Path, name: str, damage: Callable[[Path], None]) -> None:
+def test_damage_is_found_named_and_recovered_from(
+    root: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
     bad = root / "step-00000003"
     if (name, damage) == (".metadata", take_from_older):
         flip_a_bit(bad / name)  # the index of two steps is the same, byte for byte
@@ -107,8 +111,8 @@ def test_damage_is_found_named_and_recovered_from(root: Path, name: str, damage:
 
     with pytest.raises(CheckpointError, match="damaged"):
         resolve(bad)
-    with pytest.warns(UserWarning, match="step-00000003"):
-        assert resolve(root.parent) == root / "step-00000002", "reading falls back too, and renames nothing"
+    assert resolve(root.parent) == root / "step-00000002", "reading falls back too, and renames nothing"
+    assert [str(bad) in message for message in warnings_in(caplog)] == [True]
     assert bad.exists()
 
     reports: list[tuple[Path, list[str]]] = []
@@ -156,13 +160,25 @@ def test_exchanged_folders_are_found(root: Path) -> None:
     assert verify(root / "aside") == [], "another name than a step's is the user's own"
 
 
-def test_damage_on_damage_falls_back_further(root: Path) -> None:
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_reader_is_told_of_damage_in_one_line(root: Path) -> None:
+    """In a process of its own, as a user sees it: no source line, no category."""
+    flip_a_bit(root / "step-00000003" / "model__0_0.distcp")
+    program = f"from pathlib import Path; from hlat.checkpoint import resolve; resolve(Path({str(root)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    said = "step-00000003 is damaged and passed over: model__0_0.distcp does not match its checksum"
+    assert done.stderr == f"{root}/{said}\n" and done.stdout == ""
+
+
+def test_damage_on_damage_falls_back_further(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     delete(root / "step-00000003" / "meta.json")
     append(root / "step-00000002" / "rng__0_0.distcp")
     (root / "step-00000002.bad").mkdir()
-    with pytest.warns(UserWarning) as warned:
-        assert_is_step(CheckpointStore(root, 3).newest(), 1)
-    assert ["step-00000003.bad" in str(w.message) for w in warned] == [True, False]
+    assert_is_step(CheckpointStore(root, 3).newest(), 1)
+    assert ["step-00000003.bad" in message for message in warnings_in(caplog)] == [True, False]
     assert (root / "step-00000002.bad.2").exists()
 
 

@@ -1,5 +1,6 @@
 """The two ends: Hugging Face folder -> checkpoint -> Hugging Face folder, and models out of checkpoints."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from hlat.checkpoint import (
     CheckpointStore,
     collect,
+    end_token_ids,
     export_hf,
     import_hf,
     load_model,
@@ -22,9 +24,11 @@ from hlat.checkpoint import (
     resolve,
     verify,
 )
+from hlat.checkpoint.disk import Disk
+from hlat.cli.model import import_command
 from hlat.config import ModelConfig
 from hlat.model import build, read_hf, to_canonical, write_hf
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, StorageError
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 40,
@@ -104,9 +108,11 @@ def test_a_model_of_transformers_comes_through(tmp_path: Path, tokenizer: Path) 
         (tmp_path / "source" / file.name).write_bytes(file.read_bytes())
 
     checkpoint = import_hf(tmp_path / "source", tmp_path / "imported")
-    meta = read_meta(checkpoint)
-    assert (meta["eos_id"], meta["bos_id"], meta["step"]) == (EOS, BOS, 0)
+    assert read_meta(checkpoint)["step"] == 0
+    assert end_token_ids(open_checkpoint(checkpoint)) == {EOS, 5}
     exported = export_hf(checkpoint, tmp_path / "exported")
+    assert special_ids(exported) == special_ids(tmp_path / "source")
+    assert special_ids(exported)["config.json"]["eos_token_id"] == [EOS, 5]
     assert_equal(stored(exported), stored(tmp_path / "source"))
 
     again = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
@@ -138,6 +144,70 @@ def test_a_checkpoint_of_a_run_is_complete_in_itself(tmp_path: Path, tokenizer: 
     loaded, meta = load_model(tmp_path / "alone", "cpu", torch.float64)
     assert meta["step"] == 7
     assert_equal(collect(loaded), {name: t.double() for name, t in collect(model).items()})
+
+
+def test_the_command_that_goes_on_from_an_import_names_its_tokenizer(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights trained on with another tokenizer would read noise."""
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    import_command(source, tmp_path / "with")
+    assert f"data.tokenizer.path={tmp_path / 'with' / 'tokenizer'}" in capsys.readouterr().out
+    for file in source.glob("tokenizer*"):
+        file.unlink()
+    import_command(source, tmp_path / "without")
+    assert "data.tokenizer.path" not in capsys.readouterr().out
+
+
+def special_ids(folder: Path) -> dict[str, dict[str, Any]]:
+    """The special tokens that a Hugging Face folder names; null and silence mean the same."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    contents = {file: json.loads((folder / file).read_text()) for file in ("config.json", "generation_config.json")}
+    return {file: {n: text[n] for n in names if text.get(n) is not None} for file, text in contents.items()}
+
+
+def test_generation_keeps_its_own_special_tokens(tmp_path: Path, tokenizer: Path) -> None:
+    """Chat models end a text with more tokens than config.json names, and pad with another one."""
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    (source / "tokenizer_config.json").unlink()  # then it is written from the first end of text
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": [EOS, 7], "pad_token_id": 9}))
+    generation = {"bos_token_id": BOS, "eos_token_id": [EOS, 7, 8], "pad_token_id": 0, "temperature": 0.6}
+    (source / "generation_config.json").write_text(json.dumps(generation))
+    checkpoint = import_hf(source, tmp_path / "imported")
+    exported = export_hf(checkpoint, tmp_path / "exported")
+    assert special_ids(exported) == special_ids(source)
+    assert special_ids(exported)["generation_config.json"]["eos_token_id"] == [EOS, 7, 8]
+    assert end_token_ids(open_checkpoint(checkpoint)) == {EOS, 7, 8}
+    assert json.loads((exported / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
+
+
+@pytest.mark.parametrize("odd", [True, "</s>", -1, [], [1, None], {"id": 1}, 1.0])
+def test_what_is_no_token_id_is_left_out(tmp_path: Path, tokenizer: Path, odd: object) -> None:
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    for name in ("config.json", "generation_config.json"):
+        (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | {"eos_token_id": odd}))
+    exported = export_hf(import_hf(source, tmp_path / "imported"), tmp_path / "exported")
+    assert special_ids(exported) == {name: {"bos_token_id": BOS} for name in special_ids(exported)}
+
+
+def test_a_full_disk_says_what_an_import_can_do(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no run to keep fewer checkpoints of."""
+    source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 1000)
+    with pytest.raises(StorageError, match="free some space there, or name another folder to write to") as foreseen:
+        import_hf(source, tmp_path / "out")
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 1 << 40)
+    monkeypatch.setattr(Disk, "write", full)
+    with pytest.raises(StorageError, match="free some space there, or name another folder to write to") as met:
+        import_hf(source, tmp_path / "out")
+    assert not any(word in f"{foreseen.value}{met.value}" for word in ("run.dir", "keep_last"))
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_an_import_does_not_overwrite(tmp_path: Path, tokenizer: Path) -> None:

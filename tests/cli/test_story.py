@@ -72,7 +72,7 @@ def test_generate_is_transformers_greedy_text(trained, cli):
     assert done.returncode == 0, done.stderr
     model = transformers.AutoModelForCausalLM.from_pretrained(trained / "hf", dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(trained / "hf")
-    ids = tokenizer("the cat", return_tensors="pt", add_special_tokens=False)
+    ids = tokenizer("the cat", return_tensors="pt")
     theirs = model.generate(**ids, max_new_tokens=24, do_sample=False)
     assert done.stdout.rstrip("\n") == tokenizer.decode(theirs[0], skip_special_tokens=True)
 

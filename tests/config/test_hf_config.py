@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hlat.config import ModelConfig, RecipeError, hf_to_model
 
@@ -125,7 +127,44 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"model_type": "qwen2"}, "num_key_value_heads"),
         ({"head_dim": -1}, "head_dim"),
         ({"dtype": "int8"}, "dtype"),
+        ({"layer_types": 5}, "layer_types"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"rope_scaling": []}, "rope_scaling"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
     ],
 )
 def test_single_mistakes(more: dict[str, Any], path: str) -> None:
     assert path in problems(**more)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+_FIELDS = (
+    *LLAMA, *LLAMA3, "num_key_value_heads", "head_dim", "max_position_embeddings", "initializer_range",
+    "attention_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "mlp_bias",
+    "layer_types", "attention_dropout", "quantization_config", "sliding_window", "use_sliding_window",
+    "dtype", "torch_dtype",
+)  # fmt: skip
+_ROPE = st.dictionaries(st.sampled_from([*LLAMA3, "rope_type", "type", "rope_theta", "partial_rotary_factor"]), _JSON)
+_KINDS = st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "default", "linear", "llama3", "sliding_attention"])
+
+
+@given(changes=st.dictionaries(st.sampled_from(_FIELDS), _JSON | _ROPE | _KINDS | st.lists(_KINDS)))
+def test_any_json_in_a_field_is_read_or_refused(changes: dict[str, Any]) -> None:
+    try:
+        fields = hf_to_model({**LLAMA, **changes})
+    except RecipeError as error:
+        assert error.problems and str(error)
+    else:
+        ModelConfig.model_validate(fields)
+
+
+@given(content=_JSON)
+def test_any_json_file_is_refused(content: Any) -> None:
+    """None of them names a model type."""
+    with pytest.raises(RecipeError):
+        hf_to_model(content)

@@ -66,6 +66,12 @@ def test_ten_mistakes_are_all_reported_at_once_with_their_remedies(tmp_path):
             {"model": {"preset": "tiny-1m", "rope": {"scaling": {"kind": "llama3", "low_freq_factor": 4.0}}}},
             "model.rope.scaling.high_freq_factor",
         ),
+        (
+            {"model": {"preset": "tiny-1m", "rope": {"scaling": {"kind": "linear", "factr": 2}}}},
+            "model.rope.scaling.factr",
+        ),
+        ({"model": {"preset": ["a"]}}, "model.preset"),
+        ({"training": {"steps": 1, "seed": 2**64}}, "training.seed"),
         ({"training": {}}, "training.steps"),
         ({"training": {"steps": 10, "tokens": 10}}, "training.steps"),
         ({"data": {}}, "data.path"),
@@ -112,6 +118,8 @@ def test_includes_merge_below_the_file_and_overrides_above(tmp_path):
         ("a: 1\na: 2\n", "twice"),
         ("- a\n", "not a mapping"),
         ("a: [1\n", "not valid YAML"),
+        ("include: 5\n", "include"),
+        ("? [a, b]\n: 3\n", "not a name"),
         ("!!python/object/apply:os.system ['echo owned']\n", "not valid YAML"),
     ],
 )

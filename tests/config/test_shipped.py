@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
-from hlat.config import PRESETS, load_recipe
+from hlat.config import PRESETS, load_recipe, recipe_schema
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -15,6 +17,14 @@ def test_a_shipped_recipe_is_valid_by_name_and_by_path(name):
     text = (FOLDER / f"{name}.yaml").read_text()
     corpus = [] if "  path:" in text else ["data.path=corpus.txt"]
     assert load_recipe(name, corpus) == load_recipe(FOLDER / f"{name}.yaml", corpus)
+
+
+def test_the_schema_for_editors_accepts_every_shipped_recipe_and_what_a_file_may_say():
+    validator = jsonschema.Draft202012Validator(recipe_schema())
+    for name in NAMES:
+        validator.validate(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+    validator.validate({"include": ["base.yaml"], "model": {"preset": "tiny-34m"}})
+    assert not validator.is_valid({"model": {"heads": 7.5}}) and not validator.is_valid({"traning": {}})
 
 
 @pytest.mark.parametrize(("name", "preset"), [("hlat-7b", "llama-2-7b"), ("hlat-70b", "llama-2-70b")])

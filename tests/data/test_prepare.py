@@ -20,7 +20,16 @@ import tokenizers
 from corpora import documents, prose, tree, write_jsonl
 
 from hlat.config import DataConfig
-from hlat.data import Prepared, check_vocabulary, open_prepared, preparation, prepare, verify
+from hlat.data import (
+    Prepared,
+    TrainingData,
+    check_tokenizer,
+    check_vocabulary,
+    open_prepared,
+    preparation,
+    prepare,
+    verify,
+)
 from hlat.data.pool import WorkerPool
 from hlat.data.units import Unit
 from hlat.runtime import DataError, StorageError
@@ -249,10 +258,41 @@ def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) ->
     with pytest.raises(DataError, match="gone"):
         prepare(_config(tmp_path / "gone"), out)
     first = prepare(_config(corpus), out, workers=1)
+    with pytest.raises(DataError, match=r"typo.*another path"):
+        prepare(_config(tmp_path / "typo"), out)
     shutil.rmtree(corpus)
-    assert prepare(_config(corpus), out).fingerprint == first.fingerprint
+    again = prepare(_config(corpus), out)
+    assert again.fingerprint == first.fingerprint and "used as it is" in again.notes[-1]
     with pytest.raises(DataError, match=r"data\.validation\.fraction"):
         prepare(_config(corpus, validation={"fraction": 0.3}), out)
+
+
+def test_finished_data_stands_without_the_tokenizer_it_was_given(small: Path, tmp_path: Path) -> None:
+    trained = prepare(_config(small), tmp_path / "first", workers=1)
+    given = Path(shutil.copytree(trained.dir / "tokenizer", tmp_path / "given"))
+    config, out = _config(small, tokenizer={"path": str(given)}), tmp_path / "out"
+    first = prepare(config, out, workers=1)
+    shutil.rmtree(given)
+    assert prepare(config, out).fingerprint == first.fingerprint == open_prepared(out, config).fingerprint
+
+
+def test_a_folder_that_is_a_file_and_a_tokenizer_that_is_too_large(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="is a file"):
+        prepare(_config(small), tmp_path / "file")
+    out = prepare(_config(small), tmp_path / "out", workers=1)
+    config = _config(small, tokenizer={"path": str(out.dir / "tokenizer")})
+    check_tokenizer(config, out.manifest.vocab_size)
+    with pytest.raises(DataError, match=f"{out.manifest.vocab_size} tokens"):
+        check_tokenizer(config, out.manifest.vocab_size - 1)
+
+
+def test_a_damaged_shard_is_an_error_where_it_is_read(small: Path, tmp_path: Path) -> None:
+    prepared = prepare(_config(small), tmp_path / "out", workers=1)
+    shard = prepared.dir / "train-00000.bin"
+    shard.write_bytes(b"\xff" * shard.stat().st_size)
+    with pytest.raises(DataError, match="token 65535"):
+        TrainingData(open_prepared(prepared.dir), 8, seed=0).batch(0, 400)
 
 
 def test_other_settings_or_files_are_refused_by_name(small: Path, tmp_path: Path) -> None:
@@ -486,16 +526,25 @@ def _die_at_rename(number: int) -> None:
     sys.addaudithook(hook)
 
 
-def test_interrupted_work_for_another_corpus_is_not_used(large: Path, small: Path, tmp_path: Path) -> None:
+def test_finished_units_of_another_preparation_are_refused_not_destroyed(
+    large: Path, small: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
     out = tmp_path / "out"
     process = _start(_config(large, **LARGE), out)
     _wait(lambda: _finished_units(out), process)
     process.kill()
     process.wait()
     process.communicate()
-    prepare(_config(small), out, workers=1)
-    prepare(_config(small), tmp_path / "fresh", workers=1)
-    assert tree(out) == tree(tmp_path / "fresh")
+    done = _finished_units(out)
+    for other, named in (
+        (_config(small), "the corpus"),
+        (_config(large, **{**LARGE, "shard_tokens": 6000}), "data.shard_tokens"),
+    ):
+        with pytest.raises(DataError, match=named) as caught:
+            prepare(other, out, workers=1)
+        assert "partial" in str(caught.value) and _finished_units(out) == done
+    prepare(_config(large, **LARGE), out, workers=2)
+    assert tree(out) == reference
 
 
 def test_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:

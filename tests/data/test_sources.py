@@ -209,3 +209,16 @@ def test_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="changed while it was being read"):
         prepare(config, tmp_path / "out", workers=1, progress=grow)
+
+
+@pytest.mark.parametrize("name", ["table.csv", "tokens.bin", "archive.tar", "page.pdf"])
+def test_files_that_are_no_text_are_refused_by_their_ending(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("text all the same")
+    with pytest.raises(DataError, match=name):
+        list(read_documents(tmp_path / name, "text"))
+
+
+def test_a_zero_byte_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "core").write_bytes(b"abc\0def")
+    with pytest.raises(DataError, match="zero byte at byte 3"):
+        list(read_documents(tmp_path / "core", "text"))

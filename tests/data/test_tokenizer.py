@@ -248,3 +248,24 @@ def _llama2() -> piece_model.SentencePieceTokenizer:
 @cache
 def _converted() -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(_llama2().files["tokenizer.json"].decode())
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_prompt_is_encoded_as_transformers_does(tmp_path: Path, begins: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "?": 4}, unk_token="?")
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.add_special_tokens(["<s>", "</s>"])
+    if begins:
+        library.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    ours, theirs = (
+        load_tokenizer(tmp_path),
+        transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json")),
+    )
+    for text in ("a b", "a </s> b", ""):
+        assert ours.encode_prompt(text) == theirs(text).input_ids
+    assert ours.encode("a </s> b") != ours.encode_prompt("a </s> b")[begins:], "a corpus cannot end itself"
+    with pytest.raises(DataError, match="UTF-8"):
+        ours.encode_prompt("a\udcff")

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
-from hlat.model import build
 
 from hlat.config import DataError, ModelConfig
 from hlat.evaluation import Sampling, generate
 from hlat.evaluation.generation import _choose
+from hlat.model import build
 
 CONFIG = ModelConfig(vocab_size=50, layers=2, hidden_size=32, intermediate_size=96, heads=4, kv_heads=2, init_std=0.4)
 
@@ -41,7 +41,20 @@ def test_a_top_k_of_one_and_a_tiny_top_p_are_greedy(model):
 def test_the_end_of_text_token_ends_the_text_and_is_not_returned(model):
     greedy = generate(model, [4, 2], 30)
     end = greedy[10]
-    assert generate(model, [4, 2], 30, eos_id=end) == greedy[: greedy.index(end)]
+    assert generate(model, [4, 2], 30, end_ids={end}) == greedy[: greedy.index(end)]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_text_ends_where_the_declared_context_does(model, use_cache):
+    """Positions beyond it were never trained; without a declaration there is no such place."""
+    prompt = [1, 7, 3, 3, 20]
+    free = generate(model, prompt, 40)
+    declared = build(CONFIG.model_copy(update={"max_sequence_length": 16}), device="cpu", seed=2, dtype=torch.float64)
+    assert generate(declared, prompt, 40, use_cache=use_cache) == free[: 16 - len(prompt)]
+    assert generate(declared, prompt, 3, use_cache=use_cache) == free[:3]
+    assert len(generate(declared, [1] * 15, 3)) == 1
+    with pytest.raises(DataError, match=r"16 tokens.*takes 16 in all.*Shorten the prompt to 15"):
+        generate(declared, [1] * 16, 3)
 
 
 def test_draws_follow_the_softmax():

@@ -47,3 +47,11 @@ def test_the_story_from_text_to_a_hugging_face_folder(tmp_path):
     assert str(result.export_dir) in said[-1] and "hlat generate" in said[-1]
     again = run_quickstart(tmp_path / "quickstart", said.append, steps=4)
     assert again.evaluation == result.evaluation, "a second call finds the work done"
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(tmp_path):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "my_model.txt").write_text("precious")
+    with pytest.raises(LaunchError, match="--to"):
+        run_quickstart(tmp_path, lambda line: None, steps=2)
+    assert (tmp_path / "hf" / "my_model.txt").read_text() == "precious"

@@ -54,12 +54,12 @@ def test_plain_lines_exactly(tmp_path: Path) -> None:
         clock.now = 71.0
         tracker.log(line(120, loss=math.nan, grad_norm=math.inf, tokens_per_second=math.inf, mfu=math.nan))
         tracker.log({"step": 2000, "loss": 1.5})
-    values = "gnorm 0.52  lr 3.00e-04  12.3k tok/s  mfu 31.2%  mem 1.2G"
+    values = "12.3k tok/s  mfu 31.2%  gnorm 0.52  lr 3.00e-04  mem 1.2G"
     assert stream.getvalue().splitlines() == [
         "quickstart: 1,024 parameters",
         f"step 10/2000  0.5%  eta -  loss 2.3412  {values}",
         f"step 20/2000  1.0%  eta 0:03:18  loss 2.3412  val 2.4100 (bpb 1.9300)  {values}",
-        "step 120/2000  6.0%  eta 0:03:08  loss nan  gnorm inf  lr 3.00e-04  inf tok/s  mfu nan%  mem 1.2G",
+        "step 120/2000  6.0%  eta 0:03:08  loss nan  inf tok/s  mfu nan%  gnorm inf  lr 3.00e-04  mem 1.2G",
         "step 2000/2000  100.0%  eta 0:00:00  loss 1.5000",
     ]
 
@@ -90,11 +90,11 @@ def test_the_bar_carries_the_same_values_and_validations_stay() -> None:
     bar.log(line(20, val_loss=2.41, val_bits_per_byte=1.93), 2000, 198.0)
     bar.log(line(120), 2000, 188.0)
     bar.close()
-    values = "gnorm 0.52  lr 3.00e-04  12.3k tok/s  mfu 31.2%  mem 1.2G"
+    values = "12.3k tok/s  mfu 31.2%  gnorm 0.52  lr 3.00e-04  mem 1.2G"
     assert screen(output.getvalue()) == [
         "[resumed] at step 10",
         f"step 20/2000  loss 2.3412  val 2.4100 (bpb 1.9300)  {values}",
-        f"╸{'━' * 15} step 120/2000  6.0%  eta 0:03:08  loss 2.3412  {values}",
+        f"{'━' * 8} step 120/2000  6.0%  eta 0:03:08  loss 2.3412  {values}",
     ]
 
 

@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,11 +44,20 @@ def assert_same_run(one, other):
     assert metrics_of(one) == metrics_of(other)
 
 
-@pytest.fixture
-def straight(cli, recipe_file, tiny, tmp_path):
-    done = cli("train", recipe_file, *tiny, f"run.dir={tmp_path / 'straight'}")
+@pytest.fixture(scope="module")
+def uninterrupted(cli, tiny_recipe, corpus, tmp_path_factory):
+    """A run that nothing disturbed, made once; nothing may change it."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    (folder / "recipe.yaml").write_text(tiny_recipe)
+    done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}")
     assert done.returncode == 0, done.stderr
-    return tmp_path / "straight"
+    return folder / "run"
+
+
+@pytest.fixture
+def straight(uninterrupted, tmp_path):
+    """A copy of that run."""
+    return Path(shutil.copytree(uninterrupted, tmp_path / "straight"))
 
 
 def test_stopped_after_17_of_40_steps_and_resumed(cli, recipe_file, tiny, straight, tmp_path):
@@ -61,7 +72,7 @@ def test_stopped_after_17_of_40_steps_and_resumed(cli, recipe_file, tiny, straig
 
 
 def test_interrupted_by_ctrl_c_it_saves_and_goes_on(recipe_file, tiny, straight, tmp_path, cli):
-    command = [sys.executable, "-u", "-m", "hlat.cli", "train", str(recipe_file), *tiny]
+    command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in process.stdout:
         if "step 5/40" in line:
@@ -76,7 +87,7 @@ def test_interrupted_by_ctrl_c_it_saves_and_goes_on(recipe_file, tiny, straight,
 
 def test_killed_at_random_instants_and_restarted_each_time(recipe_file, tiny, straight, tmp_path):
     rng = random.Random(11)
-    command = [sys.executable, "-m", "hlat.cli", "train", str(recipe_file), *tiny, "checkpoint.every_steps=3"]
+    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, "checkpoint.every_steps=3"]
     for _ in range(4):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
         seen = ""
@@ -100,19 +111,26 @@ def test_a_finished_run_has_nothing_to_do(cli, recipe_file, tiny, straight):
 
 
 def test_coalescing_may_change_on_resume(cli, recipe_file, tiny, straight, tmp_path):
-    """The state is the same weights; the sums run in another order, so the end is close, not equal."""
-    assert cli("train", recipe_file, *tiny, "training.stop_after=17").returncode == 0
-    done = cli("train", recipe_file, *tiny, "model.coalesce=false")
-    assert done.returncode == 0, done.stderr
-    assert "model.coalesce: True -> False" in done.stdout
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    """The state is the same weights, only sums run in another order: the end is as close as with another micro-batch,
+
+    which changes nothing but the order of sums either. How far such a change of rounding is carried in 23 steps is
+    measured in the same test, not assumed; coalescing may move the loss by at most ten times as much, where a lost or
+    permuted head moves it by more than a thousand times.
+    """
+    ends = {}
+    for name, change in (("rounding", "batch.micro_batch=2"), ("coalescing", "model.coalesce=false")):
+        here = f"run.dir={tmp_path / name}"
+        assert cli("train", recipe_file, *tiny, here, "training.stop_after=17").returncode == 0
+        done = cli("train", recipe_file, *tiny, here, change)
+        assert done.returncode == 0, done.stderr
+        pairs = zip(metrics_of(straight), metrics_of(tmp_path / name), strict=True)
+        gaps = [abs(a["loss"] - b["loss"]) for a, b in pairs]
+        assert gaps[:3] == [0, 0, 0], "steps 5, 10 and 15, before the change"
+        ends[name] = max(gaps)
+    assert 0 < ends["coalescing"] <= 10 * ends["rounding"] < 1e-3
+    events = [json.loads(line) for line in (tmp_path / "coalescing" / "events.jsonl").read_text().splitlines()]
     resumed = next(event for event in events if event["event"] == "resume")
     assert {"path": "model.coalesce", "old": True, "new": False} in resumed["changes"]
-    losses = [(a["loss"], b["loss"]) for a, b in zip(metrics_of(straight), metrics_of(tmp_path / "run"), strict=True)]
-    assert losses[2][0] == losses[2][1], "step 15, before the change"
-    # 23 steps at rate <= 3e-3 after which fp32 rounding differences of 6e-8 have grown by at most Adam's
-    # amplification of near-zero gradients; a lost or permuted head moves the loss by more than 1e-2.
-    assert all(abs(a - b) < 1e-3 for a, b in losses)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,29 @@
 """Checkpoints: whole and verified, or not there. Written under canonical names, so that they know no layout."""
 
-from hlat.checkpoint.export import export_hf, import_hf, load_model
+from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.identity import Change, check_resume, versions
 from hlat.checkpoint.manifest import verify
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, read_meta, resolve
 from hlat.checkpoint.state import collect, load_weights, restore
 from hlat.checkpoint.store import CheckpointStore
+from hlat.checkpoint.tokenizer import check_same_tokenizer, has_tokenizer, read_tokenizer
 
 __all__ = [
     "Change",
     "Checkpoint",
     "CheckpointStore",
     "check_resume",
+    "check_same_tokenizer",
     "collect",
+    "end_token_ids",
     "export_hf",
+    "has_tokenizer",
     "import_hf",
     "load_model",
     "load_weights",
     "open_checkpoint",
     "read_meta",
+    "read_tokenizer",
     "resolve",
     "restore",
     "verify",

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.disk import Disk, FileRecord, copy_file, human_bytes, storage_error, write_file
+from hlat.checkpoint.disk import IN_A_RUN, Disk, FileRecord, WayOut, copy_file, human_bytes, storage_error, write_file
 from hlat.checkpoint.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
@@ -43,6 +43,7 @@ def commit(
     tensors: Mapping[str, torch.Tensor],
     meta: Mapping[str, Any],
     files: Mapping[str, Path],
+    way_out: WayOut = IN_A_RUN,
 ) -> None:
     """Write a checkpoint folder by the protocol above.
 
@@ -53,6 +54,7 @@ def commit(
         tensors: name -> tensor, on any device.
         meta: JSON values only.
         files: path inside the checkpoint -> file to copy there.
+        way_out: what a user can do when the disk refuses.
 
     Raises:
         StorageError: the disk refused; nothing appeared and nothing is left behind, as far as the disk allows.
@@ -69,7 +71,7 @@ def commit(
         needed += sum(source.stat().st_size for source in files.values())
         disk.make_folder(final.parent)
         disk.remove_tree(staging)
-        _require_space(disk, final.parent, needed, doing)
+        _require_space(disk, final.parent, needed, doing, way_out)
         disk.make_folder(staging)
         records = write_tensors(disk, staging, tensors)
         records[META_NAME] = write_file(disk, staging / META_NAME, meta_bytes)
@@ -79,20 +81,19 @@ def commit(
         _appear(disk, staging, final)
     except OSError as exc:
         disk.discard(staging)
-        raise storage_error(exc, doing, final.parent, needed) from exc
+        raise storage_error(exc, doing, final.parent, needed, way_out) from exc
     except BaseException:
         disk.discard(staging)
         raise
 
 
-def _require_space(disk: Disk, folder: Path, needed: int, doing: str) -> None:
+def _require_space(disk: Disk, folder: Path, needed: int, doing: str, way_out: WayOut) -> None:
     """Refuse before writing what cannot fit. Others may fill the disk meanwhile: writing can fail all the same."""
     free = disk.free_bytes(folder)
     if free < needed:
         raise StorageError(
             f"{doing} in {folder}: it needs {human_bytes(needed)} ({needed} bytes) and {human_bytes(free)} are free. "
-            "What would work: free some space there, keep fewer checkpoints (checkpoint.keep_last), "
-            "or use another run.dir."
+            f"What would work: free some space there{way_out.less}, or {way_out.elsewhere}."
         )
 
 

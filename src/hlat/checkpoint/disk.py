@@ -174,18 +174,32 @@ def copy_file(disk: Disk, source: Path, path: Path) -> FileRecord:
     return file.record
 
 
+@dataclass(frozen=True)
+class WayOut:
+    """What a user can do when the disk refuses, besides mending it."""
+
+    elsewhere: str
+    less: str = ""
+
+
+IN_A_RUN = WayOut("use another run.dir", less=", keep fewer checkpoints (checkpoint.keep_last)")
+IN_A_NEW_FOLDER = WayOut("name another folder to write to")
+READING = WayOut("read a copy of it elsewhere")
+
 _REMEDIES = {
-    errno.ENOSPC: "free some space there, keep fewer checkpoints (checkpoint.keep_last), or use another run.dir",
-    errno.EDQUOT: "free some of your quota, keep fewer checkpoints (checkpoint.keep_last), or use another run.dir",
-    errno.EFBIG: "raise the limit on file size (ulimit -f), or use another run.dir",
-    errno.EROFS: "the file system is mounted read-only: remount it, or use another run.dir",
-    errno.EACCES: "give this user write permission there, or use another run.dir",
-    errno.EPERM: "give this user write permission there, or use another run.dir",
-    errno.EIO: "the device reports a failure: look at the kernel log, and use another run.dir until it is replaced",
+    errno.ENOSPC: "free some space there{less}, or {elsewhere}",
+    errno.EDQUOT: "free some of your quota{less}, or {elsewhere}",
+    errno.EFBIG: "raise the limit on file size (ulimit -f), or {elsewhere}",
+    errno.EROFS: "the file system is mounted read-only: remount it, or {elsewhere}",
+    errno.EACCES: "give this user permission there, or {elsewhere}",
+    errno.EPERM: "give this user permission there, or {elsewhere}",
+    errno.EIO: "the device reports a failure: look at the kernel log, and {elsewhere} until it is replaced",
 }
 
 
-def storage_error(exc: OSError, doing: str, folder: Path, needed: int | None = None) -> StorageError:
+def storage_error(
+    exc: OSError, doing: str, folder: Path, needed: int | None = None, way_out: WayOut = IN_A_RUN
+) -> StorageError:
     """The error a user sees when the disk refused.
 
     Args:
@@ -193,11 +207,13 @@ def storage_error(exc: OSError, doing: str, folder: Path, needed: int | None = N
         doing: what was being done, as in "cannot save the checkpoint of step 40".
         folder: where.
         needed: bytes that the whole operation writes, if known.
+        way_out: what else would work for whoever asked for it.
     """
     reason = exc.strerror or str(exc)
     where = f"{exc.filename}: " if exc.filename else ""
     need = "" if needed is None else f" It needs {human_bytes(needed)} ({needed} bytes) in {folder}."
-    remedy = _REMEDIES.get(exc.errno or 0, "see that the storage is there and healthy, then run the same command again")
+    other = "see that the storage is there and healthy, then run the same command again"
+    remedy = _REMEDIES.get(exc.errno or 0, other).format(less=way_out.less, elsewhere=way_out.elsewhere)
     return StorageError(f"{doing} in {folder}: {where}{reason}.{need} What would work: {remedy}.")
 
 

@@ -7,8 +7,8 @@ Everything an export needs is in the checkpoint itself: weights, the numbers of 
 """
 
 import functools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,14 @@ import torch
 from pydantic import ValidationError
 
 from hlat.checkpoint.commit import commit
-from hlat.checkpoint.disk import Disk
+from hlat.checkpoint.disk import IN_A_NEW_FOLDER, Disk
 from hlat.checkpoint.identity import versions
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import MODEL, fill
+from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config import ModelConfig
-from hlat.data import load_tokenizer
-from hlat.model import Decoder, build, canonical_shapes, read_hf, write_hf
+from hlat.model import Decoder, SpecialIds, build, canonical_shapes, read_hf, read_special_ids, write_hf
 from hlat.runtime import CheckpointError
-
-TOKENIZER = "tokenizer"  # folder of the tokenizer's files in a checkpoint
 
 _TOKENIZER_PATTERNS = (
     "tokenizer*",
@@ -94,15 +92,17 @@ def export_hf(path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str
     checkpoint = open_checkpoint(resolve(Path(path)))
     config = model_config(checkpoint)
     tokenizer = checkpoint.path / TOKENIZER
-    eos_id, bos_id = _special_ids(checkpoint)
+    special, generation = _special_ids(checkpoint)
     return write_hf(
         out_dir,
         config,
         _canonical(checkpoint, config),
         dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
         tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
-        eos_id=eos_id,
-        bos_id=bos_id,
+        eos_id=special.eos,
+        bos_id=special.bos,
+        pad_id=special.pad,
+        generation=generation,
     )
 
 
@@ -125,17 +125,17 @@ def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
     fields, tensors = read_hf(source)
-    eos_id, bos_id = _config_ids(source / "config.json")
+    special, generation = read_special_ids(source)
     meta = {
         "step": 0,
         "model": ModelConfig.model_validate(fields).model_dump(mode="json"),
-        "eos_id": eos_id,
-        "bos_id": bos_id,
+        "special_ids": asdict(special),
+        "generation_ids": asdict(generation),
         "versions": versions(),
     }
     found = {file for pattern in _TOKENIZER_PATTERNS for file in source.glob(pattern) if file.is_file()}
     files = {f"{TOKENIZER}/{file.name}": file for file in found}
-    commit(Disk(), target, 0, {MODEL + name: tensor for name, tensor in tensors.items()}, meta, files)
+    commit(Disk(), target, 0, {MODEL + name: tensor for name, tensor in tensors.items()}, meta, files, IN_A_NEW_FOLDER)
     return target
 
 
@@ -151,20 +151,27 @@ def _saved_dtype(checkpoint: Checkpoint) -> torch.dtype:
     return functools.reduce(torch.promote_types, dtypes)
 
 
-def _special_ids(checkpoint: Checkpoint) -> tuple[int | None, int | None]:
-    """End and begin of text: as imported, else the tokenizer's."""
-    if "eos_id" in checkpoint.meta:
-        return checkpoint.meta["eos_id"], checkpoint.meta["bos_id"]
-    if not (checkpoint.path / TOKENIZER).is_dir():
-        return None, None
-    tokenizer = load_tokenizer(checkpoint.path / TOKENIZER)
-    return tokenizer.eos_id, tokenizer.bos_id
+def end_token_ids(checkpoint: Checkpoint) -> set[int]:
+    """Tokens that end a text: of an import those of its generation_config.json, of a run the tokenizer's."""
+    _, generation = _special_ids(checkpoint)
+    ends = generation.eos
+    return set() if ends is None else set(ends) if isinstance(ends, list) else {ends}
 
 
-def _config_ids(config_json: Path) -> tuple[int | None, int | None]:
-    """The ids that config.json names; of several ends of text the first, which is the pre-trained model's."""
-    content: Mapping[str, Any] = json.loads(config_json.read_bytes())
-    eos, bos = content.get("eos_token_id"), content.get("bos_token_id")
-    return (eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else None), (
-        bos if isinstance(bos, int) else None
-    )
+def _special_ids(checkpoint: Checkpoint) -> tuple[SpecialIds, SpecialIds]:
+    """Of the model and for generation: as imported, else the tokenizer's."""
+    meta = checkpoint.meta
+    if "special_ids" in meta:
+        return _saved_ids(checkpoint, "special_ids"), _saved_ids(checkpoint, "generation_ids")
+    if not has_tokenizer(checkpoint.path):
+        return SpecialIds(), SpecialIds()
+    tokenizer = read_tokenizer(checkpoint.path)
+    found = SpecialIds(bos=tokenizer.bos_id, eos=tokenizer.eos_id)
+    return found, found
+
+
+def _saved_ids(checkpoint: Checkpoint, key: str) -> SpecialIds:
+    try:
+        return SpecialIds(**checkpoint.meta[key])
+    except (TypeError, KeyError) as exc:
+        raise CheckpointError(f"{checkpoint.path}: {key} in its meta.json is not what this version writes") from exc

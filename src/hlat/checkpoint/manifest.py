@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hlat.checkpoint.disk import Disk, FileRecord, storage_error, write_file
+from hlat.checkpoint.disk import READING, Disk, FileRecord, storage_error, write_file
 from hlat.checkpoint.index import INDEX_NAME, read_index
 from hlat.runtime import CheckpointError
 
@@ -167,4 +167,4 @@ def _unreadable(path: Path, name: str, exc: OSError) -> str:
         return f"{name} is missing"
     if exc.errno == errno.EIO:
         return f"{name} cannot be read ({exc.strerror})"
-    raise storage_error(exc, f"cannot read {name}", path.parent) from exc
+    raise storage_error(exc, f"cannot read {name}", path.parent, way_out=READING) from exc

@@ -6,7 +6,7 @@ Nothing here changes the disk: a run that is still being trained can be read mea
 """
 
 import json
-import warnings
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hlat.checkpoint.disk import storage_error
+from hlat.checkpoint.disk import READING, storage_error
 from hlat.checkpoint.index import read_index
 from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, read_manifest, verify
 from hlat.checkpoint.tensors import read_tensors
 from hlat.runtime import CheckpointError
+
+_LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
 _LISTED = 20  # at most so many tensors are listed in an error
 
@@ -121,7 +123,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {folder} is not a checkpoint") from None
     except OSError as exc:
-        raise storage_error(exc, f"cannot read {META_NAME}", folder) from exc
+        raise storage_error(exc, f"cannot read {META_NAME}", folder, way_out=READING) from exc
     except (ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path}: not JSON ({exc})") from exc
     if not isinstance(meta, dict):
@@ -146,7 +148,8 @@ def resolve(path: Path) -> Path:
     """The folder of the checkpoint that a user means, verified byte for byte.
 
     Args:
-        path: a checkpoint, a folder of checkpoints, or a run folder. Of several the newest whole one is taken.
+        path: a checkpoint, a folder of checkpoints, or a run folder. Of several the newest whole one is taken;
+            each newer one that is damaged is logged as a warning.
 
     Raises:
         CheckpointError: nothing there, or nothing whole; says what is wrong with each.
@@ -165,7 +168,7 @@ def resolve(path: Path) -> Path:
         if not problems:
             return folder
         damaged.append(f"{folder.name}: {'; '.join(problems)}")
-        warnings.warn(f"{folder} is damaged and passed over: {'; '.join(problems)}", stacklevel=2)
+        _LOG.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
     if damaged:
         raise CheckpointError("\n  ".join([f"{root}: no checkpoint in it is whole", *damaged]))
     raise CheckpointError(f"{path}: no checkpoint there. {_hint(path)}")

@@ -5,7 +5,7 @@ newest()          -> the newest that verifies; damaged ones are named and rename
 prune()           -> keeps the last k, every n-th step for ever, and always a verified one
 """
 
-import warnings
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, step_folders
 from hlat.runtime import CheckpointError
 
+_LOG = logging.getLogger(__name__)
+
 BAD_SUFFIX = ".bad"
 
 DamageReport = Callable[[Path, list[str]], None]
 
 
 def _warn(folder: Path, problems: list[str]) -> None:
-    warnings.warn(f"checkpoint {folder} is damaged and set aside: {'; '.join(problems)}", stacklevel=3)
+    _LOG.warning("checkpoint %s is damaged and set aside: %s", folder, "; ".join(problems))
 
 
 class CheckpointStore:
@@ -49,7 +51,8 @@ class CheckpointStore:
             root: the folder.
             keep_last: how many of the newest checkpoints ``prune`` keeps.
             keep_every_steps: checkpoints at multiples of this are kept for ever; None for no such rule.
-            on_damage: told the new name of each damaged checkpoint that was set aside, and what is wrong with it.
+            on_damage: told the new name of each damaged checkpoint that was set aside, and what is wrong with it;
+                by default a warning is logged.
             disk: the file system's operations; another one for another kind of storage.
 
         Raises:

@@ -1,12 +1,15 @@
 """The command line: one small module per verb. It parses, calls one function and prints."""
 
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from hlat import __version__
 from hlat.cli import data, evaluate, model, quickstart, recipe, train
+from hlat.cli.common import say
 from hlat.config import HlatError
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -27,23 +30,35 @@ class _Verbs(TyperGroup):
 
 
 def _complain(message: str) -> None:
-    sys.stdout.flush()  # what was said before stands before the complaint
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()  # what was said before stands before the complaint
     typer.echo(message, err=True)
 
 
 app = typer.Typer(
     name="hlat",
     cls=_Verbs,
-    help="Pre-train LLaMA-class language models on the hardware you have, from one recipe file.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"hlat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
+
+
 for module in (quickstart, recipe, train, evaluate, model):
     module.register(app)
 app.add_typer(data.app, name="data")
-
-
-def main() -> None:
-    """Entry point of the command ``hlat``."""
-    app()

@@ -1,9 +1,11 @@
 """Arguments and displays that several verbs share."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,8 +30,11 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def say(text: str = "") -> None:
-    """One line to standard output."""
-    typer.echo(text)
+    """One line to standard output. A reader that has gone away (``| head``) must not end the work."""
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (for the rest of the process)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, say
 from hlat.config import load_recipe
-from hlat.data import Prepared, prepare
+from hlat.data import Prepared, check_tokenizer, check_vocabulary, prepare, verify
 
 app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
 
@@ -22,10 +22,16 @@ def prepare_command(
     overrides: OverridesArgument = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; default one per core.")] = None,
 ) -> None:
-    """Tokenize the recipe's text into memory-mapped shards. Interrupted, it goes on where it stopped."""
+    """Tokenize the recipe's text into memory-mapped shards. Interrupted, it goes on where it stopped.
+
+    Data that was prepared before is verified byte for byte.
+    """
     resolved = load_recipe(recipe, overrides or [])
+    check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
-        prepared = prepare(resolved.data, resolved.prepared_dir, workers=workers, progress=progress)
+        prepare(resolved.data, resolved.prepared_dir, workers=workers, progress=progress)
+    prepared = verify(resolved.prepared_dir)
+    check_vocabulary(prepared, resolved.model.vocab_size)
     say(_summary(prepared))
     say(f"prepared in {resolved.prepared_dir}")
 

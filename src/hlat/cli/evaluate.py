@@ -16,7 +16,9 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     checkpoint: CheckpointArgument,
-    data: Annotated[str | None, typer.Option(help="Prepared data folder; default the one of the run.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Prepared data folder; default the one of the run, wherever the run lies.")
+    ] = None,
 ) -> None:
     """Loss, perplexity and bits per byte over the whole validation split."""
     result = evaluate_checkpoint(checkpoint, data)
@@ -27,7 +29,7 @@ def evaluate(
 def generate(
     checkpoint: CheckpointArgument,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many new tokens.")] = 100,
+    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many, fewer where the context ends.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens only.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest share p.")] = None,

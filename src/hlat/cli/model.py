@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from hlat.checkpoint import export_hf, import_hf
+from hlat.checkpoint import export_hf, has_tokenizer, import_hf
 from hlat.cli.common import CheckpointArgument, say
 
 Folder = Annotated[Path, typer.Option("--to", help="Folder to write; must not exist.")]
@@ -26,7 +26,8 @@ def import_command(
     """Turn a Hugging Face model into a checkpoint that checkpoint.init_from, export and generate take."""
     path = import_hf(source, to)
     say(f"imported to {path}")
-    say(f"train from it with model.hf_config={source} checkpoint.init_from={path}")
+    tokenizer = f" data.tokenizer.path={path / 'tokenizer'}" if has_tokenizer(path) else ""
+    say(f"train from it with model.hf_config={source} checkpoint.init_from={path}{tokenizer}")
 
 
 def export_command(

@@ -19,5 +19,4 @@ def quickstart(
     steps: Annotated[int | None, typer.Option(min=2, help="Train so many steps instead of about two minutes.")] = None,
 ) -> None:
     """Train a small model on this machine: no account, no GPU, no download."""
-    with data_progress() as progress:
-        run_quickstart(to, say, progress, steps)
+    run_quickstart(to, say, data_progress, steps)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, say
-from hlat.config import Recipe, load_recipe
+from hlat.config import load_recipe, recipe_schema
 from hlat.model import count_parameters
 
 
@@ -35,4 +35,4 @@ def check(
 
 def schema() -> None:
     """Print the JSON schema of recipes, for editors."""
-    say(json.dumps(Recipe.model_json_schema(), indent=2))
+    say(json.dumps(recipe_schema(), indent=2))

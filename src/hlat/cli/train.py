@@ -17,8 +17,7 @@ def register(app: typer.Typer) -> None:
 def train(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
     """Train. The same command again resumes an interrupted run."""
     resolved = load_recipe(recipe, overrides or [])
-    with data_progress() as progress:
-        outcome = run(resolved, progress=progress)
+    outcome = run(resolved, data_progress=data_progress)
     say(summary(outcome))
     if outcome.reason in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[outcome.reason])
@@ -33,4 +32,4 @@ def summary(outcome: Outcome) -> str:
     if outcome.validation is not None:
         validation = outcome.validation
         text += f"; validation loss {validation.loss:.4f}, {validation.bits_per_byte:.4f} bits per byte"
-    return f"{text}\ncheckpoint {outcome.checkpoint}"
+    return f"{text}\ncheckpoint {outcome.checkpoint}" if outcome.checkpoint is not None else text

@@ -6,6 +6,7 @@ from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeCon
 from hlat.config.parsing import load_recipe, parse_recipe
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
+from hlat.config.schema import recipe_schema
 from hlat.config.sections import (
     BatchConfig,
     CheckpointConfig,
@@ -21,7 +22,7 @@ from hlat.config.sections import (
     TrainingConfig,
     ValidationSplitConfig,
 )
-from hlat.runtime import CheckpointError, DataError, HlatError, LaunchError, StorageError
+from hlat.runtime import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
 
 __all__ = [
     "PRESETS",
@@ -36,6 +37,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "ModelConfig",
+    "NumericsError",
     "OptimizerConfig",
     "PrecisionConfig",
     "Problem",
@@ -53,4 +55,5 @@ __all__ = [
     "hf_to_model",
     "load_recipe",
     "parse_recipe",
+    "recipe_schema",
 ]

@@ -7,6 +7,7 @@ Read are the families whose arithmetic is ours: llama, mistral without a sliding
 file says that would change the result and that we do not do is refused; what concerns only transformers is ignored.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,14 +24,16 @@ _SIZES = {
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def hf_to_model(config: dict[str, Any]) -> dict[str, Any]:
-    """Fields of ``ModelConfig`` that say what the file says.
+def hf_to_model(config: Any) -> dict[str, Any]:
+    """Fields of ``ModelConfig`` that say what the file, any JSON value, says.
 
     The initial weights and ``coalesce`` are not in such a file, except the standard deviation.
 
     Raises:
         RecipeError: everything missing or unsupported, at once, by its name in config.json.
     """
+    if not isinstance(config, Mapping):
+        raise RecipeError([Problem("config.json", "must be a JSON object.", "", config, True)], "config.json")
     reader = _Reader(config)
     model_type = reader.model_type()
     fields: dict[str, Any] = {ours: reader.positive(theirs) for theirs, ours in _SIZES.items()}
@@ -84,7 +87,7 @@ class _Reader:
         value = default if value is None else value
         if value is None:
             self.refuse(name, "is required here.")
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             self.refuse(name, "must be a positive number.", value=value)
         else:
             return float(value)
@@ -92,7 +95,7 @@ class _Reader:
 
     def flag(self, name: str) -> bool:
         value = self.config.get(name)
-        if value not in (None, True, False):
+        if value is not None and not isinstance(value, bool):
             self.refuse(name, "must be true or false.", value=value)
         return value is True
 
@@ -105,7 +108,8 @@ class _Reader:
     def rope(self) -> dict[str, Any]:
         """theta and scaling, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4)."""
         place = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
-        words = self.config.get(place) or {}
+        words = self.config.get(place)
+        words = {} if words is None else words
         if not isinstance(words, Mapping):
             self.refuse(place, "must be a mapping.", value=words)
             return {}
@@ -127,6 +131,19 @@ class _Reader:
             self.refuse(f"{place}.rope_type", "a RoPE scaling that hlat does not compute.", remedy, kind)
         return {"theta": theta, "scaling": scaling}
 
+    def layer_types(self) -> list[Any]:
+        """What kind of attention each layer has, where the file says so."""
+        value = self.config.get("layer_types")
+        kinds = [] if value is None else value
+        if not isinstance(kinds, list):
+            self.refuse("layer_types", "must be a list.", value=value)
+            return []
+        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+        if unknown:
+            reason = "a kind of attention that hlat does not compute."
+            self.refuse("layer_types", reason, "It computes full_attention.", unknown[0])
+        return kinds
+
     def refuse_unsupported(self, model_type: str) -> None:
         """What would change the result and has no field in ours."""
         config = self.config
@@ -141,7 +158,7 @@ class _Reader:
         if config.get("quantization_config") is not None:
             remedy = "Save the model in bfloat16 or float32 with transformers first."
             self.refuse("quantization_config", "quantized weights cannot be trained.", remedy)
-        if self._has_window(model_type):
+        if "sliding_attention" in self.layer_types() or self._has_window(model_type):
             window = config.get("sliding_window")
             self.refuse("sliding_window", "attention reaches back to the first token here.", value=window)
         dtype = config.get("dtype", config.get("torch_dtype"))
@@ -149,9 +166,7 @@ class _Reader:
             self.refuse("dtype", "not a dtype hlat reads.", f"It reads {', '.join(_DTYPES)}.", dtype)
 
     def _has_window(self, model_type: str) -> bool:
-        """Whether any layer sees less than the context: mistral always uses its window, the others when told to."""
-        if "sliding_attention" in (self.config.get("layer_types") or ()):
-            return True
+        """Whether layers see less than the context: mistral always uses its window, the others when told to."""
         window, context = self.config.get("sliding_window"), self.config.get("max_position_embeddings")
         used = model_type == "mistral" or self.config.get("use_sliding_window")
         if not used or window is None:

@@ -7,7 +7,6 @@ Field errors do not hide rule errors: the rules run on whatever fields are valid
 
 import difflib
 import json
-import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ def _expand_model(content: dict[str, Any]) -> tuple[dict[str, Any], list[Problem
                 True,
             )
         ]
-    if preset is not None and preset not in PRESETS:
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         remedy = f"{_suggestion(str(preset), PRESETS)}Known: {', '.join(PRESETS)}."
         return content, [Problem("model.preset", "there is no such preset.", remedy, preset, True)]
     try:
@@ -114,14 +113,17 @@ def _read_hf_config(name: Any) -> dict[str, Any]:
     path = Path(str(name))
     file = path / "config.json" if path.is_dir() else path
     try:
-        return hf_to_model(json.loads(file.read_text(encoding="utf-8")))
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is not a JSON object")
+        return hf_to_model(config)
     except (OSError, ValueError) as error:
         remedy = "Name a Hugging Face config.json or the folder that holds it."
         raise RecipeError([Problem("model.hf_config", f"cannot be read: {error}.", remedy, name, True)]) from error
 
 
 def _explain(detail: ErrorDetails) -> Problem:
-    path = ".".join(str(part) for part in detail["loc"])
+    path = _written_place(detail["loc"])
     if detail["type"] == "extra_forbidden":
         section, name = _section_at(detail["loc"][:-1]), str(detail["loc"][-1])
         known = list(section.model_fields) if section is not None else []
@@ -148,23 +150,36 @@ def _suggestion(name: str, known: typing.Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
-def _section_class(annotation: Any) -> type[Section] | None:
-    """The section class in an annotation such as ``RopeConfig`` or ``tuple[SourceConfig, ...]``."""
+def _section_classes(annotation: Any) -> list[type[Section]]:
+    """The section classes in an annotation such as ``RopeConfig``, ``tuple[SourceConfig, ...]`` or a union."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    if typing.get_origin(annotation) in (tuple, types.UnionType, typing.Union, typing.Annotated):
-        found = [s for s in map(_section_class, typing.get_args(annotation)) if s is not None]
-        return found[0] if len(found) == 1 else None
-    return None
+        return [annotation]
+    return [section for inner in typing.get_args(annotation) for section in _section_classes(inner)]
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
-    section: type[Section] | None = Recipe
+    """The section at a place in a recipe; of a union, the one that its tag (a part of pydantic's place) names."""
+    candidates: list[type[Section]] = [Recipe]
     for part in location:
-        if section is not None and isinstance(part, str):
-            field = section.model_fields.get(part)
-            section = _section_class(field.annotation) if field is not None else None
-    return section
+        if len(candidates) > 1:
+            candidates = [c for c in candidates if part in typing.get_args(c.model_fields["kind"].annotation)]
+        elif candidates and isinstance(part, str):
+            field = candidates[0].model_fields.get(part)
+            candidates = _section_classes(field.annotation) if field is not None else []
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _written_place(location: tuple[int | str, ...]) -> str:
+    """The dotted path as it is written in a recipe, without the tags of unions that pydantic puts in."""
+    parts = [part for index, part in enumerate(location) if not (index and _is_tag(location[:index], part))]
+    return ".".join(map(str, parts))
+
+
+def _is_tag(before: tuple[int | str, ...], part: int | str) -> bool:
+    section = _section_at(before[:-1])
+    field = section.model_fields.get(str(before[-1])) if section is not None else None
+    union = _section_classes(field.annotation) if field is not None else []
+    return len(union) > 1 and any(part in typing.get_args(c.model_fields["kind"].annotation) for c in union)
 
 
 def _description(location: tuple[int | str, ...]) -> str:

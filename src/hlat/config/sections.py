@@ -131,7 +131,7 @@ class TrainingConfig(Section):
     """Optimizer steps of the whole run; or give tokens."""
     tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens of the whole run, rounded up to whole steps; or give steps."""
-    seed: int = fixed(0, ge=0)
+    seed: int = fixed(0, ge=0, lt=2**63)
     """Seed of the initial weights and of the order of the samples."""
     log_every: Positive = 10
     """Steps between two lines of metrics."""

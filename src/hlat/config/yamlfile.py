@@ -28,9 +28,12 @@ _Loader.add_implicit_resolver(
 
 
 def _mapping_without_duplicates(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    seen: set[Any] = set()
+    seen: set[str] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
+        if not isinstance(key, str):
+            problem = f"key {key!r} is not a name"
+            raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands here twice", key_node.start_mark)
         seen.add(key)
@@ -101,8 +104,11 @@ def read_file(path: Path, _including: tuple[Path, ...] = ()) -> dict[str, Any]:
             [Problem(str(path), "is not a mapping of sections.", "Start with 'run:', 'model:', 'data:'.")]
         )
     includes = content.pop("include", [])
+    names = [includes] if isinstance(includes, str) else includes
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RecipeError([Problem("include", "is not a file name or a list of them.", "", includes, True)])
     base: dict[str, Any] = {}
-    for name in [includes] if isinstance(includes, str) else list(includes):
+    for name in names:
         base = merge(base, read_file(path.parent / name, (*_including, here)))
     return merge(base, content)
 
@@ -119,7 +125,9 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
             )
             continue
         try:
-            content = _put(content, keys, _parse(text, override))
+            # An alias would mean nothing here, but a glob does: data.path=*.jsonl
+            value = text if text.startswith("*") else _parse(text, override)
+            content = _put(content, keys, value)
         except (RecipeError, LookupError, ValueError, TypeError) as error:
             problems.append(Problem(override, f"cannot be applied: {error}"))
     return content, problems

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hlat.data.order import permute
     from hlat.data.preparation import Progress, prepare
-    from hlat.data.prepared import Manifest, Prepared, check_vocabulary, open_prepared, verify
+    from hlat.data.prepared import Manifest, Prepared, check_tokenizer, check_vocabulary, open_prepared, verify
     from hlat.data.samples import Batch, TrainingData, ValidationData
     from hlat.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -28,6 +28,7 @@ _HOME = {
     "Tokenizer": "tokenizer",
     "TrainingData": "samples",
     "ValidationData": "samples",
+    "check_tokenizer": "prepared",
     "check_vocabulary": "prepared",
     "load_tokenizer": "tokenizer",
     "open_prepared": "prepared",
@@ -44,6 +45,7 @@ __all__ = [
     "Tokenizer",
     "TrainingData",
     "ValidationData",
+    "check_tokenizer",
     "check_vocabulary",
     "load_tokenizer",
     "open_prepared",

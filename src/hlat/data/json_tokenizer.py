@@ -70,6 +70,13 @@ class JsonTokenizer(Tokenizer):
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
+    def _prompt(self, text: str) -> list[int]:
+        self._tokenizer.encode_special_tokens = False
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))

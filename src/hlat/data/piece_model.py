@@ -52,6 +52,7 @@ class SentencePieceTokenizer(Tokenizer):
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
     ) -> None:
         self._model = _load(content, where or "tokenizer.model")
+        self._config = config
         self.vocab_size = len(self._model)
         proto = _proto(self._model)
         self._cuttable = proto is not None and _survives_cuts(proto)
@@ -72,6 +73,11 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See Tokenizer."""
         return [self._model.encode(text, out_type=int) for text in texts]
+
+    def _prompt(self, text: str) -> list[int]:
+        # Without a tokenizer_config.json transformers takes the converted tokenizer.json, which adds nothing.
+        begins = self._config is not None and self._config.get("add_bos_token", True) and self.bos_id is not None
+        return [*([self.bos_id] if begins and self.bos_id is not None else []), *self.encode(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""

@@ -11,15 +11,16 @@ interruptions.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hlat.config import DataConfig
 from hlat.data.corpus import SplitPlan, texts_of, units, watched
@@ -37,9 +38,9 @@ from hlat.data.prepared import (
     read_manifest,
     refuse_other_settings,
 )
-from hlat.data.settings import settings_of
+from hlat.data.settings import differences, places_of, settings_of
 from hlat.data.shards import CHECKSUM, token_dtype
-from hlat.data.sources import SourceFile, fingerprint, list_files
+from hlat.data.sources import NothingThere, SourceFile, fingerprint, list_files
 from hlat.data.split import tail_start
 from hlat.data.storage import storing, sync_folder, write_whole
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
@@ -74,15 +75,17 @@ def prepare(
         StorageError: the disk refused.
     """
     folder = Path(out_dir).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"data.prepared_dir {folder}: is a file. Name a folder.")
     report = progress or _silent
     try:
         files = list_files(config)
-    except DataError:
-        # A cluster that trains need not hold the raw text: finished data of these settings stands on its own.
-        if read_manifest(folder) is None:
+        settings = settings_of(config)  # also refuses an unusable tokenizer before anything is written
+    except DataError as error:
+        finished = _finished_without_sources(config, folder, error)
+        if finished is None:
             raise
-        return open_prepared(folder, config)
-    settings = settings_of(config)  # also refuses an unusable tokenizer before anything is written
+        return finished
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
@@ -95,6 +98,23 @@ def prepare(
             count = workers or config.workers or _cores()
             _Preparation(config, folder, files, settings, count, report).run()
     return open_prepared(folder, config)
+
+
+def _finished_without_sources(config: DataConfig, folder: Path, error: DataError) -> Prepared | None:
+    """Finished data stands on its own where what it was made from has gone: a cluster need not hold the raw text.
+
+    Only for the very places that the data was made from: a mistyped path is a mistake.
+    """
+    tokenizer = config.tokenizer.path
+    gone = isinstance(error, NothingThere) or (tokenizer is not None and not Path(tokenizer).expanduser().exists())
+    manifest = read_manifest(folder) if gone else None
+    if manifest is None:
+        return None
+    if manifest.places != places_of(config):
+        raise DataError(f"{error} The data in {folder} was prepared from another path.") from error
+    prepared = open_prepared(folder, config)
+    notes = [*manifest.notes, f"{error} The data prepared from it is there and is used as it is."]
+    return replace(prepared, manifest=manifest.model_copy(update={"notes": notes}))
 
 
 class _Preparation:
@@ -122,11 +142,14 @@ class _Preparation:
         self._publish()
 
     def _claim_staging(self) -> None:
-        """Keep what an interrupted run of the same preparation left; remove what another one did."""
-        content = [FORMAT_VERSION, self.settings, [file.content for file in self.files]]
-        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        key_file = self.staging / "key"
-        if not key_file.is_file() or key_file.read_text() != key:
+        """Keep what an interrupted run of the same preparation left; refuse to throw away what another one did."""
+        content = {
+            "format": FORMAT_VERSION,
+            "settings": self.settings,
+            "files": {str(file.path): file.content for file in self.files},
+        }
+        key_file = self.staging / "key.json"
+        if self._left_by_another(key_file, content):
             key_file.unlink(missing_ok=True)  # first: what is half removed must not be taken for unfinished work
             shutil.rmtree(self.staging, ignore_errors=True)
             self._refuse_strangers()
@@ -135,7 +158,32 @@ class _Preparation:
         for leftover in [*self.units.glob("*.tmp"), *self.out.glob("*.tmp")]:
             leftover.unlink()
         write_whole(self.staging / "sources.json", _sources_json(self.files))
-        write_whole(key_file, key.encode())
+        write_whole(key_file, json.dumps(content).encode())
+
+    def _left_by_another(self, key_file: Path, content: dict[str, Any]) -> bool:
+        """Whether what lies in the staging folder, if anything, is of no use; of work that is done, that is an error.
+
+        Raises:
+            DataError: finished units of another preparation, which may have taken days.
+        """
+        try:
+            before = json.loads(key_file.read_bytes())
+            old_files, old_settings = before["files"], before["settings"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return True
+        # by content, in order: a corpus may have been moved
+        same_files = list(old_files.values()) == list(content["files"].values())
+        if before["format"] == content["format"] and old_settings == content["settings"] and same_files:
+            return False
+        if any(self.units.glob("*")):
+            changed = differences(old_settings, content["settings"])
+            changed += [] if same_files else [_changed_corpus(old_files, content["files"])]
+            raise DataError(
+                f"{self.staging}: holds the finished work of an interrupted preparation that was another one:"
+                + "".join(f"\n  {reason}" for reason in changed)
+                + f"\nGo on with what it was started with, or give another data.prepared_dir, or delete {self.staging}."
+            )
+        return True
 
     def _refuse_strangers(self) -> None:
         strangers = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER or p.suffix == ".bin"]
@@ -238,7 +286,8 @@ class _Preparation:
             documents = merge.documents["train"].documents
             raise DataError(
                 f"data.validation: none of the {documents} documents fell to the validation split. Use "
-                "data.validation.by: tail, a larger data.validation.fraction, or fraction: 0 for no validation."
+                "data.validation.by=tail, a larger data.validation.fraction, or data.validation.fraction=0 for none, "
+                f"after deleting {self.staging}."
             )
 
     def _manifest(self, tokenizer: Tokenizer, dtype: str, merge: Merge, notes: list[str]) -> Manifest:
@@ -259,6 +308,7 @@ class _Preparation:
                 "empty_documents": merge.empty_documents,
                 "notes": notes,
                 "settings": self.settings,
+                "places": places_of(self.config),
                 "sources": _sources(self.files),
             }
         )
@@ -295,6 +345,11 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise DataError(f"{folder}: another process is preparing data here. Wait for it to end.") from error
         yield
+
+
+def _changed_corpus(before: dict[str, Any], now: dict[str, Any]) -> str:
+    paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    return f"the corpus: {paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}, then and now"
 
 
 def _sources(files: list[SourceFile]) -> list[SourceRecord]:

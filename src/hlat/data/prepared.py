@@ -20,10 +20,10 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hlat.config import DataConfig
-from hlat.data.settings import differences, settings_of
+from hlat.data.settings import differences, places_of, settings_of
 from hlat.data.shards import TokenArray
 from hlat.data.split import SPLITS, Split
-from hlat.data.tokenizer import Tokenizer, load_saved
+from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
 FORMAT_VERSION = 1
@@ -84,6 +84,7 @@ class Manifest(_Record):
     empty_documents: int
     notes: list[str]
     settings: dict[str, Any]
+    places: list[str | None]
     sources: list[SourceRecord]
 
 
@@ -195,12 +196,30 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
 
 def refuse_other_settings(folder: Path, manifest: Manifest, config: DataConfig, more: list[str] | None = None) -> None:
     """Raise DataError if data was prepared with other settings than these, or for the reasons in ``more``."""
-    found = differences(manifest.settings, settings_of(config)) + (more or [])
+    known = manifest.tokenizer_sha256 if manifest.places == places_of(config) else None
+    found = differences(manifest.settings, settings_of(config, known)) + (more or [])
     if found:
         listed = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
             f"{folder}: holds data prepared otherwise:{listed}\nGive another folder with data.prepared_dir, or delete "
             "this one to prepare anew, or go back to what it was prepared with."
+        )
+
+
+def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
+    """``check_vocabulary`` before anything is prepared, where the recipe names a tokenizer that is there.
+
+    Raises:
+        DataError: the tokenizer is unreadable, or has more tokens than the model has embedding rows.
+    """
+    path = config.tokenizer.path
+    if path is None or not Path(path).expanduser().exists():
+        return
+    needed = load_tokenizer(path, config.tokenizer.eos_token).vocab_size
+    if needed > vocab_size:
+        raise DataError(
+            f"data.tokenizer.path {path}: the tokenizer has {needed} tokens, the model only {vocab_size} "
+            f"(model.vocab_size). Set model.vocab_size to at least {needed}, or give a smaller tokenizer."
         )
 
 

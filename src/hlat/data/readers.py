@@ -35,6 +35,22 @@ _ENDINGS = {
     ".json": JSON,
 }
 _COMPRESSED = {".gz", ".zst"}
+_REFUSED = {
+    ".csv": "Convert it to parquet or jsonl, with the text in a column of its own.",
+    ".tsv": "Convert it to parquet or jsonl, with the text in a column of its own.",
+    ".xlsx": "Convert it to parquet or jsonl, with the text in a column of its own.",
+    ".bin": "Binary token files are not read; give the text.",
+    ".npy": "Binary token files are not read; give the text.",
+    ".idx": "Binary token files are not read; give the text.",
+    ".tar": "Unpack it first.",
+    ".zip": "Unpack it first.",
+    ".7z": "Unpack it first.",
+    ".tgz": "Unpack it first.",
+    ".xz": "Unpack it first, or compress with gzip or zstd.",
+    ".bz2": "Unpack it first, or compress with gzip or zstd.",
+    ".pdf": "Extract its text first.",
+    ".docx": "Extract its text first.",
+}
 
 
 class Row(NamedTuple):
@@ -52,10 +68,17 @@ class Row(NamedTuple):
 
 
 def kind_of(file: Path) -> str:
-    """How a file is read, from its ending; every ending that is not known is text."""
+    """How a file is read, from its ending; an ending that is not known is text.
+
+    Raises:
+        DataError: an ending that is known not to be text.
+    """
     suffixes = [suffix.lower() for suffix in file.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()
+    if suffixes and suffixes[-1] in _REFUSED:
+        remedy = _REFUSED[suffixes[-1]]
+        raise DataError(f"{file}: {suffixes[-1]} files are not a corpus that hlat reads. {remedy}")
     return _ENDINGS.get(suffixes[-1], TEXT) if suffixes else TEXT
 
 
@@ -238,6 +261,9 @@ def _whole_text(file: Path, column: str, start: int) -> Iterator[Row]:
             f"{file}: invalid UTF-8 at byte {error.start} ({error.reason}). Convert the file to UTF-8; "
             "if it is not text, name the text files with a glob such as folder/**/*.txt."
         ) from error
+    if "\0" in text:
+        where = content.index(0)
+        raise DataError(f"{file}: a zero byte at byte {where}: this is not text. Name the text files with a glob.")
     yield Row(0, text, file.stat().st_size)
 
 

@@ -123,6 +123,11 @@ def _batch(tokens: TokenArray, token_bytes: npt.NDArray[np.int64], ids: npt.NDAr
         read = tokens.read(sample * length, min((sample + 1) * length + 1, len(tokens)))
         rows[row, : len(read)] = read
         sizes[row] = len(read)
+    if rows.max(initial=0) >= len(token_bytes):
+        raise DataError(
+            f"{tokens.folder}: the shards hold token {rows.max()}, but the vocabulary has {len(token_bytes)}: a file "
+            "is damaged. `hlat data prepare` names the damaged files; delete the folder and prepare again."
+        )
     labels = rows[:, 1:].copy()
     given = np.arange(1, length + 1) < sizes[:, None]
     target_bytes = int(token_bytes[labels[given]].sum())

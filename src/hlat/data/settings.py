@@ -1,13 +1,24 @@
 """Which settings of the data section decide the prepared tokens, and how two sets of them differ."""
 
+from pathlib import Path
 from typing import Any
 
 from hlat.config import DataConfig
 from hlat.data.tokenizer import load_tokenizer
 
 
-def settings_of(config: DataConfig) -> dict[str, Any]:
+def places_of(config: DataConfig) -> list[str | None]:
+    """Where the recipe looks: paths of the corpus, of validation text and of the tokenizer, as they are written."""
+    sources = [config.path, *(source.path for source in config.sources)]
+    return [*sources, config.validation.path, config.tokenizer.path]
+
+
+def settings_of(config: DataConfig, tokenizer_sha256: str | None = None) -> dict[str, Any]:
     """The settings that decide the prepared content, by the names of their fields; paths are not among them.
+
+    Args:
+        config: the data section.
+        tokenizer_sha256: what counts for a given tokenizer whose file is no longer there.
 
     Raises:
         DataError: a tokenizer that cannot be read; it counts by its content.
@@ -19,8 +30,9 @@ def settings_of(config: DataConfig) -> dict[str, Any]:
     }
     tokenizer = config.tokenizer
     if tokenizer.path is not None:
-        loaded = load_tokenizer(tokenizer.path, tokenizer.eos_token)
-        settings["data.tokenizer.path (content)"] = loaded.sha256
+        gone = tokenizer_sha256 is not None and not Path(tokenizer.path).expanduser().exists()
+        content = tokenizer_sha256 if gone else load_tokenizer(tokenizer.path, tokenizer.eos_token).sha256
+        settings["data.tokenizer.path (content)"] = content
     else:
         settings["data.tokenizer.train"] = tokenizer.train
         settings["data.tokenizer.eos_token"] = tokenizer.eos_token

@@ -185,6 +185,8 @@ class TokenArray:
     def __init__(self, paths: Sequence[Path], counts: Sequence[int], dtype: str) -> None:
         little = np.dtype(dtype).newbyteorder("<")
         self._shards = [np.memmap(p, dtype=little, mode="r", shape=(n,)) for p, n in zip(paths, counts, strict=True)]
+        self.folder = paths[0].parent if paths else Path()
+        """Where the shards lie, to be named in errors."""
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def __len__(self) -> int:

@@ -17,6 +17,10 @@ from hlat.runtime import DataError
 _CHUNK = 1 << 20
 
 
+class NothingThere(DataError):
+    """Where the recipe looks for text, or for a tokenizer, there is nothing."""
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """One file of the corpus.
@@ -93,9 +97,11 @@ def find_files(path: str) -> list[Path]:
     if glob.has_magic(path):
         files = sorted(Path(name) for name in _matches(str(root)) if Path(name).is_file())
         if not files:
-            raise DataError(f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders.")
+            raise NothingThere(
+                f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
+            )
         return files
-    raise DataError(f"{path}: no such file or folder (looked in {Path.cwd()})")
+    raise NothingThere(f"{path}: no such file or folder (looked in {Path.cwd()})")
 
 
 def fingerprint(

@@ -74,6 +74,24 @@ class Tokenizer(ABC):
         """The tokens of a text."""
         return self.encode_batch([text])[0]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The tokens of a text that a model is to continue, as ``transformers`` gives them.
+
+        Unlike ``encode``, names of special tokens in the text are those tokens, and a begin-of-text token stands in
+        front where the tokenizer's own post-processing puts one.
+
+        Raises:
+            DataError: the text is not valid Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise data_error(f"the prompt is not valid UTF-8 text at character {error.start}.") from error
+        return self._prompt(text)
+
+    def _prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def encode_documents(self, texts: Sequence[str]) -> list[Ids]:
         """The tokens of each document, the same as ``encode``'s, in memory that does not grow with its length."""
         pieces: list[list[Ids]] = [[] for _ in texts]

@@ -3,14 +3,14 @@
 prompt -> tokens -> [ model with KV cache -> logits of the last position -> next token ] -> text
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from hlat.checkpoint import load_model, resolve
+from hlat.checkpoint import end_token_ids, load_model, open_checkpoint, read_tokenizer, resolve
 from hlat.config import DataError
-from hlat.data import load_tokenizer
 from hlat.model import Decoder, KVCache
 from hlat.runtime import philox, start, stream_key
 
@@ -32,7 +32,7 @@ def generate(
     max_tokens: int,
     sampling: Sampling | None = None,
     *,
-    eos_id: int | None = None,
+    end_ids: Collection[int] = (),
     use_cache: bool = True,
 ) -> list[int]:
     """Continue a prompt.
@@ -40,33 +40,47 @@ def generate(
     Args:
         model: on the device to run on.
         prompt: at least one token id.
-        max_tokens: number of new tokens at most; an EOS token ends earlier and is not returned.
+        max_tokens: number of new tokens at most. Generation ends earlier where prompt and new tokens fill
+            ``max_sequence_length`` of a model that declares one: beyond it no position was ever trained.
         sampling: greedy if None.
-        eos_id: token that ends the text, if any.
+        end_ids: tokens that end the text; the one that does is not returned.
         use_cache: keep keys and values of earlier positions instead of computing them again each time.
 
     Returns:
         The new token ids.
 
     Raises:
-        DataError: the prompt is empty.
+        DataError: the prompt is empty, or leaves no room for a new token.
     """
-    if not prompt:
-        raise DataError("the prompt has no tokens. Give at least one character.")
+    total = _total_length(len(prompt), max_tokens, model.config.max_sequence_length)
     sampling = sampling or Sampling()
     device = next(model.parameters()).device
     dtype = next(model.parameters()).dtype
-    cache = KVCache(model.config, 1, len(prompt) + max_tokens, device, dtype) if use_cache else None
+    cache = KVCache(model.config, 1, total, device, dtype) if use_cache else None
     tokens = list(prompt)
     new = torch.tensor([tokens], device=device)
-    for index in range(max_tokens):
+    for index in range(total - len(prompt)):
         logits_V = model(new, cache=cache)[0, -1]
         token = _choose(logits_V, sampling, index)
-        if token == eos_id:
+        if token in end_ids:
             break
         tokens.append(token)
         new = torch.tensor([[token] if use_cache else tokens], device=device)
     return tokens[len(prompt) :]
+
+
+def _total_length(prompt: int, max_tokens: int, longest: int | None) -> int:
+    """Tokens of prompt and text together, at most."""
+    if not prompt:
+        raise DataError("the prompt has no tokens. Give at least one character.")
+    if longest is None:
+        return prompt + max_tokens
+    if prompt >= longest:
+        raise DataError(
+            f"the prompt has {prompt} tokens, and the model takes {longest} in all (model.max_sequence_length). "
+            f"Shorten the prompt to {longest - 1} tokens at most."
+        )
+    return min(prompt + max_tokens, longest)
 
 
 def _choose(logits_V: torch.Tensor, sampling: Sampling, index: int) -> int:
@@ -92,12 +106,15 @@ def _uniform(seed: int, index: int) -> float:
 def generate_text(checkpoint: str | Path, prompt: str, max_tokens: int, sampling: Sampling | None = None) -> str:
     """Continue a text with a checkpoint, on this machine's device.
 
+    The prompt is encoded as the model expects its input, with a BOS token where the tokenizer puts one.
+
     Raises:
         CheckpointError: no valid checkpoint there, or one without a tokenizer.
-        DataError: the prompt has no tokens.
+        DataError: the prompt has no tokens, or too many for the model.
     """
     folder = resolve(Path(checkpoint))
-    tokenizer = load_tokenizer(folder / "tokenizer")
+    ends = end_token_ids(open_checkpoint(folder))
+    tokenizer = read_tokenizer(folder, eos_token=None)  # the ends are known; an import's tokenizer may not name any
+    tokens = tokenizer.encode_prompt(prompt)
     model, _ = load_model(folder, start().device)
-    ids = generate(model, tokenizer.encode(prompt), max_tokens, sampling, eos_id=tokenizer.eos_id)
-    return tokenizer.decode(ids)
+    return tokenizer.decode(generate(model, tokens, max_tokens, sampling, end_ids=ends))

@@ -1,14 +1,28 @@
-"""The loss of a checkpoint over a whole validation split."""
+"""The loss of a checkpoint over a whole validation split.
+
+checkpoint -> model, recipe --+
+prepared data -> its tokenizer compared with the checkpoint's -> validation windows --> loss, perplexity, bits per byte
+"""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hlat.checkpoint import load_model, resolve
-from hlat.config import DataError, parse_recipe
-from hlat.data import ValidationData, open_prepared
+import torch
+from pydantic import ValidationError
+
+from hlat.checkpoint import check_same_tokenizer, load_model, resolve
+from hlat.config import CheckpointError, DataError, ModelConfig, PrecisionConfig, Recipe
+from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared
 from hlat.runtime import start
 from hlat.training import validate
+
+# Imported weights come without a recipe. Longer windows would cost memory that not every machine has: the logits of
+# 4096 tokens over a vocabulary of 128,000 are 2 GB.
+_IMPORT_WINDOW = 2048
+_IMPORT_PASS = 4096
 
 
 @dataclass(frozen=True)
@@ -21,26 +35,67 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss): how many tokens the model hesitates between."""
-        return math.exp(self.loss)
+        """exp(loss): how many tokens the model hesitates between; infinite beyond what a float holds."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
 
 def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) -> Perplexity:
     """Evaluate a checkpoint on the validation split of its run, or of another prepared folder.
 
+    The split is cut into windows of the run's sequence length. Imported weights, which have no run, are evaluated in
+    fp32 on windows of their longest context, 2048 tokens at most.
+
+    Args:
+        checkpoint: a checkpoint, a checkpoints folder or a run folder.
+        data: prepared data; None takes data.prepared_dir of the run's recipe, or the folder ``data`` beside the
+            checkpoints, wherever the run lies now.
+
     Raises:
         CheckpointError: no valid checkpoint there.
-        DataError: no prepared data, or data without a validation split.
+        DataError: no prepared data, made with another tokenizer, or without a validation split.
     """
     folder = resolve(Path(checkpoint))
-    model, meta = load_model(folder, start().device)
+    model, meta = load_model(folder, start().device, torch.float32)
+    recipe = _recipe(meta, folder)
+    prepared = open_prepared(Path(data) if data is not None else _own_data(recipe, folder))
+    _check(prepared, folder, model.config)
+    if recipe is not None:
+        length, batch, precision = recipe.data.sequence_length, recipe.batch.micro_batch, recipe.precision
+    else:
+        length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
+        batch, precision = max(1, _IMPORT_PASS // length), PrecisionConfig()
+    windows = ValidationData(prepared, length, sequences=None)
+    result = validate(model, windows, precision, next(model.parameters()).device, batch)
+    return Perplexity(result.loss, result.bits_per_byte, result.tokens)
+
+
+def _recipe(meta: Mapping[str, Any], folder: Path) -> Recipe | None:
+    """The recipe as it was resolved when the run was saved; the files it was made from may be gone or edited since."""
     if "recipe" not in meta:
+        return None
+    try:
+        return Recipe.model_validate(meta["recipe"])
+    except ValidationError as exc:
+        raise CheckpointError(f"{folder}: its recipe is not one that this version knows: {exc}") from exc
+
+
+def _own_data(recipe: Recipe | None, folder: Path) -> Path:
+    """The data of the run that a checkpoint belongs to: run/data for run/checkpoints/step-00000040."""
+    if recipe is None:
         raise DataError(f"{folder}: imported weights know no data. Name a prepared folder with --data.")
-    recipe = parse_recipe(meta["recipe"], str(folder))
-    prepared = open_prepared(Path(data) if data is not None else recipe.prepared_dir)
+    if recipe.data.prepared_dir is not None:
+        return Path(recipe.data.prepared_dir)
+    checkpoints = folder.absolute().parent
+    if checkpoints.name != "checkpoints":
+        raise DataError(f"{folder}: does not lie in its run, whose data is meant. Name a prepared folder with --data.")
+    return checkpoints.parent / "data"
+
+
+def _check(prepared: Prepared, folder: Path, config: ModelConfig) -> None:
+    check_same_tokenizer(folder, prepared)
+    check_vocabulary(prepared, config.vocab_size)
     if not prepared.validation_tokens:
         raise DataError(f"{prepared.dir}: has no validation split. Prepare it with data.validation.fraction above 0.")
-    fixed_set = ValidationData(prepared, recipe.data.sequence_length, sequences=None)
-    device = next(model.parameters()).device
-    result = validate(model, fixed_set, recipe.precision, device, recipe.batch.micro_batch)
-    return Perplexity(result.loss, result.bits_per_byte, result.tokens)

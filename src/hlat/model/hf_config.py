@@ -8,6 +8,7 @@
 The inverse is ``hlat.config.hf_to_model``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,35 @@ class Architecture:
     zero_output_bias: bool = False  # whether it wants an o_proj.bias that our models do not have
 
 
+TokenIds = int | list[int] | None
+"""One special token, several that mean the same (a chat model has several ends of text), or none."""
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """The special tokens that config.json or generation_config.json names."""
+
+    bos: TokenIds = None
+    eos: TokenIds = None
+    pad: TokenIds = None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "SpecialIds":
+        """Those that a file names; anything that is no token id is left out."""
+        return cls(*(_token_ids(content.get(f"{name}_token_id")) for name in ("bos", "eos", "pad")))
+
+    @property
+    def words(self) -> dict[str, TokenIds]:
+        """As the files name them; those that there are."""
+        named = {"bos_token_id": self.bos, "eos_token_id": self.eos, "pad_token_id": self.pad}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _token_ids(value: Any) -> TokenIds:
+    given = value if isinstance(value, list) else [value]
+    return value if given and all(type(item) is int and item >= 0 for item in given) else None
+
+
 def architecture(config: ModelConfig) -> Architecture:
     """The class that computes exactly what our model does."""
     if config.qk_norm:
@@ -36,7 +66,9 @@ def architecture(config: ModelConfig) -> Architecture:
     return Architecture("llama", "LlamaForCausalLM")
 
 
-def config_json(config: ModelConfig, dtype: torch.dtype, eos_id: int | None, bos_id: int | None) -> dict[str, Any]:
+def config_json(
+    config: ModelConfig, dtype: torch.dtype, eos_id: TokenIds, bos_id: TokenIds, pad_id: TokenIds = None
+) -> dict[str, Any]:
     """The content of config.json.
 
     RoPE is given in the words of transformers 5 (``rope_parameters``) and of 4 (``rope_theta``, ``rope_scaling``), so
@@ -72,8 +104,9 @@ def config_json(config: ModelConfig, dtype: torch.dtype, eos_id: int | None, bos
         "tie_word_embeddings": config.tie_embeddings,
         "attention_dropout": 0.0,
         "use_cache": True,
-        "bos_token_id": bos_id,
-        "eos_token_id": eos_id,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **SpecialIds(bos_id, eos_id, pad_id).words,
         "torch_dtype": DTYPE_NAMES[dtype],
         **_rope(config),
     }

@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: there is no such file. Name a folder that holds a Hugging Face model."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}. Get the file again from where it came.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds no JSON object. Get the file again from where it came.")

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from hlat.config import CheckpointError, ModelConfig, hf_to_model
 from hlat.model.canonical import canonical_shapes, check_canonical
+from hlat.model.hf_config import SpecialIds
 from hlat.model.hf_files import INDEX, WEIGHTS, read_json
 
 
@@ -59,6 +60,18 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
     expected = canonical_shapes(config)
     check_canonical(expected, shapes, str(folder))
     return fields, LazyTensors({name: files[name] for name in expected})
+
+
+def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
+    """The special tokens that config.json names, and those of generation_config.json (without one, the same).
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    folder = Path(hf_dir)
+    special = SpecialIds.of(read_json(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    return special, SpecialIds.of(read_json(generation)) if generation.is_file() else special
 
 
 def _find_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:

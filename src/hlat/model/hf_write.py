@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from hlat.config import CheckpointError, ModelConfig, StorageError
 from hlat.model.canonical import canonical_shapes, check_canonical
-from hlat.model.hf_config import architecture, config_json
+from hlat.model.hf_config import SpecialIds, TokenIds, architecture, config_json
 from hlat.model.hf_files import INDEX, TOKENIZER_FILES, WEIGHTS, read_json, shard_name, whole_folder, write_json
 
 Named = tuple[str, torch.Tensor]
@@ -30,8 +30,10 @@ def write_hf(
     *,
     dtype: torch.dtype | None = None,
     tokenizer_dir: str | Path | None = None,
-    eos_id: int | None = None,
-    bos_id: int | None = None,
+    eos_id: TokenIds = None,
+    bos_id: TokenIds = None,
+    pad_id: TokenIds = None,
+    generation: SpecialIds | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> Path:
     """Write a model in Hugging Face form.
@@ -42,7 +44,8 @@ def write_hf(
         canonical: its tensors by canonical name, or pairs of them one after another.
         dtype: of the files; None keeps each tensor's own.
         tokenizer_dir: folder whose tokenizer files are copied.
-        eos_id, bos_id: special tokens for config.json and generation_config.json.
+        eos_id, bos_id, pad_id: special tokens for config.json.
+        generation: those for generation_config.json; None for the same.
         max_shard_bytes: size of a safetensors file at most, unless one tensor is larger.
 
     Returns:
@@ -58,11 +61,11 @@ def write_hf(
     with whole_folder(target) as folder:
         if tokenizer_dir is not None:
             _copy_tokenizer(Path(tokenizer_dir), folder, eos_id, bos_id)
-        config_json(config, torch.float32, eos_id, bos_id)  # refuses before anything large is written
+        config_json(config, torch.float32, eos_id, bos_id, pad_id)  # refuses before anything large is written
         stored = _write_weights(folder, config, _cast(_with_zero_biases(config, pairs), dtype), max_shard_bytes)
-        write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id))
-        special = {"bos_token_id": bos_id, "eos_token_id": eos_id}
-        write_json(folder / "generation_config.json", {k: v for k, v in special.items() if v is not None})
+        write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id, pad_id))
+        generation = generation or SpecialIds(bos_id, eos_id, pad_id)
+        write_json(folder / "generation_config.json", generation.words)
     return target
 
 
@@ -126,7 +129,7 @@ def _save(path: Path, shard: dict[str, torch.Tensor]) -> None:
         ) from error
 
 
-def _copy_tokenizer(source: Path, folder: Path, eos_id: int | None, bos_id: int | None) -> None:
+def _copy_tokenizer(source: Path, folder: Path, eos_id: TokenIds, bos_id: TokenIds) -> None:
     files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not files:
         raise CheckpointError(f"{source}: holds no tokenizer files ({', '.join(TOKENIZER_FILES[:2])}, ...).")
@@ -137,10 +140,15 @@ def _copy_tokenizer(source: Path, folder: Path, eos_id: int | None, bos_id: int 
         write_json(folder / "tokenizer_config.json", _tokenizer_config(source / "tokenizer.json", eos_id, bos_id))
 
 
-def _tokenizer_config(file: Path, eos_id: int | None, bos_id: int | None) -> dict[str, Any]:
+def _tokenizer_config(file: Path, eos_id: TokenIds, bos_id: TokenIds) -> dict[str, Any]:
     """Says that tokenizer.json is all there is to it; otherwise transformers takes the model family's own class."""
     content = read_json(file)
     tokens = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
-    special = {"bos_token": tokens.get(bos_id), "eos_token": tokens.get(eos_id)}
+    special = {"bos_token": tokens.get(_first(bos_id)), "eos_token": tokens.get(_first(eos_id))}
     given = {name: token for name, token in special.items() if token is not None}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **given}
+
+
+def _first(ids: TokenIds) -> int | None:
+    """Of several ends of text the first, which is the pre-trained model's."""
+    return ids[0] if isinstance(ids, list) else ids

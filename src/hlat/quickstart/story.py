@@ -11,11 +11,10 @@ from pathlib import Path
 
 from hlat.checkpoint import export_hf
 from hlat.config import LaunchError, Recipe, load_recipe
-from hlat.data import Progress
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
 from hlat.quickstart.corpus import standard_library
 from hlat.runtime import has_fast_bf16, start
-from hlat.training import Outcome, run
+from hlat.training import DataProgress, Outcome, no_progress, run
 
 PROMPT = "def read(self, size=-1):\n"
 
@@ -43,7 +42,7 @@ def quickstart_recipe(folder: Path, steps: int | None) -> Recipe:
 def run_quickstart(
     folder: Path,
     say: Callable[[str], None],
-    progress: Progress | None = None,
+    data_progress: DataProgress = no_progress,
     steps: int | None = None,
 ) -> Result:
     """Train, evaluate, sample and export in ``folder``; an interrupted quickstart goes on where it stopped.
@@ -51,17 +50,21 @@ def run_quickstart(
     Args:
         folder: run directory; the export goes to its subfolder ``hf``.
         say: told what happens, line by line.
-        progress: told (stage, bytes done, bytes in all) while the text is prepared.
+        data_progress: opens a display for the time that text is prepared.
         steps: train so many steps instead of the recipe's.
 
     Raises:
-        LaunchError: an interrupted run, or a Python without source text.
+        LaunchError: an interrupted run, a Python without source text, or a folder in use for something else.
     """
     begin = time.monotonic()
+    export_dir = folder / "hf"
+    if export_dir.exists() and not (folder / "checkpoints").is_dir():
+        message = f"{export_dir}: exists, and not from an earlier quickstart."
+        raise LaunchError(f"{message} Name another folder with --to, or move it away.")
     recipe = quickstart_recipe(folder, steps)
     say(f"corpus: the source text of this machine's Python standard library, {len(recipe.data.sources)} packages")
-    outcome = run(recipe, progress=progress)
-    if not outcome.finished:
+    outcome = run(recipe, data_progress=data_progress)
+    if not outcome.finished or outcome.checkpoint is None:
         raise LaunchError(f"stopped at step {outcome.step} ({outcome.reason}). The same command goes on from there.")
     say("evaluating on files that were kept aside ...")
     evaluation = evaluate_checkpoint(outcome.checkpoint)
@@ -71,12 +74,18 @@ def run_quickstart(
     )
     sample = PROMPT + generate_text(outcome.checkpoint, PROMPT, 96, Sampling(temperature=0.8, top_p=0.95))
     (folder / "sample.txt").write_text(sample, encoding="utf-8")
-    export_dir = folder / "hf"
-    if export_dir.exists():  # of an earlier quickstart in this folder: ours to replace
-        shutil.rmtree(export_dir)
-    export_hf(outcome.checkpoint, export_dir)
+    _export(outcome.checkpoint, export_dir)
     say(_closing_words(Result(outcome, evaluation, sample, folder, export_dir), time.monotonic() - begin))
     return Result(outcome, evaluation, sample, folder, export_dir)
+
+
+def _export(checkpoint: Path, target: Path) -> None:
+    """Export beside an export of an earlier quickstart, which goes only once the new one is whole."""
+    new = target.with_name(f"{target.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    export_hf(checkpoint, new)
+    shutil.rmtree(target, ignore_errors=True)
+    new.rename(target)
 
 
 def _closing_words(result: Result, seconds: float) -> str:

@@ -9,7 +9,7 @@ from hlat.runtime.device import (
     synchronize,
 )
 from hlat.runtime.disk import sync_to_disk
-from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, StorageError
+from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
 from hlat.runtime.random import normal_range, philox, stream_key
 from hlat.runtime.rng import rng_state, seed_generators, set_rng_state
 
@@ -18,6 +18,7 @@ __all__ = [
     "DataError",
     "HlatError",
     "LaunchError",
+    "NumericsError",
     "Runtime",
     "StorageError",
     "describe",

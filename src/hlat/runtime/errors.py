@@ -23,6 +23,12 @@ class LaunchError(HlatError):
     """The program cannot start here: device, processes, ports."""
 
 
+class NumericsError(HlatError):
+    """The loss, the gradient or the weights are no longer finite numbers."""
+
+    exit_code = 4
+
+
 class StorageError(HlatError):
     """The disk refused: full, read-only, or gone. Not the recipe's fault, so the exit code differs."""
 

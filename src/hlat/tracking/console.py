@@ -82,7 +82,7 @@ class Bar:
 
     def __init__(self, terminal: RichTerminal, *, total_steps: int, start_step: int) -> None:
         self._progress = Progress(
-            BarColumn(bar_width=16),
+            BarColumn(bar_width=8),
             TextColumn("{task.fields[line]}", markup=False),
             console=terminal,
             auto_refresh=False,
@@ -110,11 +110,12 @@ def _progress(step: int, total_steps: int, eta_seconds: float | None) -> str:
     return f"step {step}/{total_steps}  {step / total_steps:.1%}  eta {left}"
 
 
+# In the order of interest: a terminal of 80 columns shows the bar up to mfu.
 _SHOWN: dict[str, Callable[[float], str]] = {
-    "grad_norm": lambda value: f"gnorm {value:.2f}",
-    "lr": lambda value: f"lr {value:.2e}",
     "tokens_per_second": lambda value: f"{rate(value)} tok/s",
     "mfu": lambda value: f"mfu {value:.1%}",
+    "grad_norm": lambda value: f"gnorm {value:.2f}",
+    "lr": lambda value: f"lr {value:.2e}",
     "memory_bytes": lambda value: f"mem {size(value)}",
 }
 

@@ -1,6 +1,7 @@
 """The step and the loop: the one place where the story of a run is told in order."""
 
+from hlat.training.job import DataProgress, no_progress
 from hlat.training.loop import Outcome, run
 from hlat.training.validation import ValidationResult, validate
 
-__all__ = ["Outcome", "ValidationResult", "run", "validate"]
+__all__ = ["DataProgress", "Outcome", "ValidationResult", "no_progress", "run", "validate"]

@@ -3,15 +3,27 @@
 recipe -> device -> data -> model -> optimizer -> newest checkpoint loaded into both
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from hlat.checkpoint import Change, CheckpointStore, check_resume, collect, load_weights, restore, versions
+from hlat.checkpoint import (
+    Change,
+    CheckpointStore,
+    check_resume,
+    check_same_tokenizer,
+    collect,
+    load_weights,
+    resolve,
+    restore,
+    versions,
+)
 from hlat.config import Recipe
-from hlat.data import Prepared, Progress, TrainingData, ValidationData, check_vocabulary, prepare
+from hlat.data import Prepared, Progress, TrainingData, ValidationData, check_tokenizer, check_vocabulary, prepare
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model import Decoder, build, flops_per_token
 from hlat.optim import build_optimizer
@@ -20,6 +32,15 @@ from hlat.runtime import Runtime, seed_generators, start
 
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer files, in prepared data and in checkpoints."""
+
+
+DataProgress = Callable[[], AbstractContextManager[Progress | None]]
+"""Opens a display for the time that text is prepared; see ``hlat.data.Progress`` for what it is told."""
+
+
+def no_progress() -> AbstractContextManager[None]:
+    """Prepare without a word."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -89,7 +110,20 @@ class Job:
         return path
 
 
-def build_job(recipe: Recipe, progress: Progress | None = None) -> Job:
+def _data(recipe: Recipe, data_progress: DataProgress) -> Prepared:
+    """The prepared data. What can be known to be wrong before the work of preparing it is said before."""
+    vocab_size, init_from = recipe.model.vocab_size, recipe.checkpoint.init_from
+    check_tokenizer(recipe.data, vocab_size)
+    weights = resolve(Path(init_from)) if init_from is not None else None
+    with data_progress() as progress:
+        prepared = prepare(recipe.data, recipe.prepared_dir, progress=progress)
+    check_vocabulary(prepared, vocab_size)
+    if weights is not None:
+        check_same_tokenizer(weights, prepared)
+    return prepared
+
+
+def build_job(recipe: Recipe, data_progress: DataProgress = no_progress) -> Job:
     """Build a run and bring it to where its newest valid checkpoint left off.
 
     Raises:
@@ -97,8 +131,7 @@ def build_job(recipe: Recipe, progress: Progress | None = None) -> Job:
     """
     runtime = start(recipe.run.device)
     seed_generators(recipe.training.seed)
-    prepared = prepare(recipe.data, recipe.prepared_dir, progress=progress)
-    check_vocabulary(prepared, recipe.model.vocab_size)
+    prepared = _data(recipe, data_progress)
     length, seed = recipe.data.sequence_length, recipe.training.seed
     training_data = TrainingData(prepared, length, seed=seed, shuffle=recipe.data.shuffle)
     validation_data = None

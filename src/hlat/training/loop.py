@@ -3,15 +3,16 @@
 build or resume -> [ batch -> forward and backward -> clip -> AdamW -> validate? -> metrics -> save? ] -> end
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from hlat.config import HlatError, Recipe, StorageError
-from hlat.data import Progress
 from hlat.tracking import Tracker, open_tracker
-from hlat.training.job import Job, build_job
+from hlat.training.job import DataProgress, Job, build_job, no_progress
 from hlat.training.lock import run_lock
+from hlat.training.numbers import check_numbers
 from hlat.training.report import announce, step_metrics
 from hlat.training.signals import StopRequest
 from hlat.training.step import StepResult, accumulate_gradients, update
@@ -26,7 +27,7 @@ class Outcome:
     step: int
     total_steps: int
     reason: str  # "finished", "stop_after", or the name of the signal that asked for an end
-    checkpoint: Path
+    checkpoint: Path | None  # None if the run was asked to end before its first step
     validation: ValidationResult | None  # of the last step, where that step validated
 
     @property
@@ -35,19 +36,19 @@ class Outcome:
         return self.step >= self.total_steps
 
 
-def run(recipe: Recipe, *, stream: TextIO | None = None, progress: Progress | None = None) -> Outcome:
+def run(recipe: Recipe, *, stream: TextIO | None = None, data_progress: DataProgress = no_progress) -> Outcome:
     """Train as the recipe says, from the newest valid checkpoint in its run directory if there is one.
 
     Args:
         recipe: a validated recipe.
         stream: where the console's lines go; standard output if None.
-        progress: told (stage, bytes done, bytes in all) while text is prepared.
+        data_progress: opens a display for the time that text is prepared.
 
     Raises:
         HlatError: the run cannot start or go on; the message says why and what would work.
     """
     with run_lock(recipe.run_dir):
-        job = build_job(recipe, progress)
+        job = build_job(recipe, data_progress)
         with open_tracker(
             recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=job.step, stream=stream
         ) as tracker:
@@ -62,7 +63,7 @@ def run(recipe: Recipe, *, stream: TextIO | None = None, progress: Progress | No
 def _train(job: Job, tracker: Tracker) -> Outcome:
     recipe, total, watch = job.recipe, job.recipe.total_steps, Stopwatch()
     last = min(total, job.step + recipe.training.stop_after) if recipe.training.stop_after else total
-    logged, validation = job.step, None
+    logged, validation, result = job.step, None, None
 
     with StopRequest(lambda name: tracker.message(f"{name}: ending after this step; once more ends at once")) as stop:
         while job.step < last and stop.signal is None:
@@ -74,14 +75,16 @@ def _train(job: Job, tracker: Tracker) -> Outcome:
             if validation is not None or _due(job.step, recipe.training.log_every, total):
                 tracker.log(step_metrics(job, result, validation, job.step - logged, watch))
                 logged = job.step
-            if _save_due(job):
+                check_numbers(job, result)
+            if _save_due(job) and job.step < last:
                 with watch.phase("checkpoint"):
-                    _save(job, tracker)
-        checkpoint = _save_last(job, tracker)
+                    _save(job, result, tracker)
+        if result is not None and (job.saved is None or job.saved.step != job.step):
+            _save(job, result, tracker, must_succeed=True)
 
     reason = "finished" if job.step >= total else stop.signal.name if stop.signal is not None else "stop_after"
     tracker.event("end", step=job.step, reason=reason)
-    return Outcome(job.step, total, reason, checkpoint, validation)
+    return Outcome(job.step, total, reason, job.saved.path if job.saved is not None else None, validation)
 
 
 def _step(job: Job, watch: Stopwatch) -> StepResult:
@@ -112,20 +115,16 @@ def _save_due(job: Job) -> bool:
     return any(job.step % every == 0 for every in periods)
 
 
-def _save(job: Job, tracker: Tracker) -> None:
-    """Save; a store that refuses is an event, not the end of the run: the next save may succeed."""
+def _save(job: Job, result: StepResult, tracker: Tracker, must_succeed: bool = False) -> None:
+    """Save; before the end, a store that refuses is an event and not the end of the run: the next save may succeed."""
+    check_numbers(job, result)
     try:
         path = job.save()
     except StorageError as error:
-        tracker.event("checkpoint_failed", step=job.step, message=str(error))
+        if must_succeed:
+            raise
+        with suppress(StorageError):  # the disk that refused the checkpoint may refuse the event too
+            tracker.event("checkpoint_failed", step=job.step, message=str(error))
         tracker.message(f"checkpoint of step {job.step} failed, training goes on: {error}")
         return
     tracker.event("checkpoint", step=job.step, path=str(path))
-
-
-def _save_last(job: Job, tracker: Tracker) -> Path:
-    """The checkpoint of the last step, written now unless the loop has just done it; here a failure is one."""
-    if job.saved is None or job.saved.step != job.step:
-        tracker.event("checkpoint", step=job.step, path=str(job.save()))
-    assert job.saved is not None, "save() remembers what it saved"
-    return job.saved.path

@@ -32,7 +32,9 @@ def announce(job: Job, tracker: Tracker) -> None:
     for damage in job.damaged:
         tracker.event("checkpoint_damaged", path=str(damage.path), problems=damage.problems)
         tracker.message(f"damaged checkpoint set aside: {damage.path}: {'; '.join(damage.problems)}")
-    if job.step:
+    if job.step > recipe.total_steps:
+        tracker.message(f"at step {job.step} already, past the {recipe.total_steps} that the recipe asks for")
+    elif job.step:
         tracker.message(f"resumed at step {job.step} of {recipe.total_steps}")
     for change in job.changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")

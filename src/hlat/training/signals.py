@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal has gone
 
 
 class StopRequest:
-    """Context in which SIGINT and SIGTERM set ``signal`` instead of ending the process.
+    """Context in which SIGINT, SIGTERM and SIGHUP set ``signal`` instead of ending the process.
 
     A second one raises KeyboardInterrupt wherever the program is. Outside the main thread, where Python delivers
     no signals, nothing is changed.

@@ -1,5 +1,0 @@
-"""``python -m hlat.cli`` is the command ``hlat``."""
-
-from hlat.cli import main
-
-main()

@@ -1,0 +1,40 @@
+"""The command ``hlat``: what has to be settled before the program proper, and torch, are imported."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C during the second of imports is answered in one line too."""
+    signal.signal(signal.SIGINT, _interrupted_early)
+    # GNU OpenMP's threads spin at the end of each parallel region, for ever where there are as many cores as threads.
+    # With another program on one core that cost two thirds of the speed here; a bounded spin costs at most a few
+    # percent on a quiet machine (docs/experiments.md). It is read once, when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
+    from hlat.cli import app  # noqa: PLC0415
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        app()
+    finally:
+        _flush()
+
+
+def _interrupted_early(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"interrupted: nothing had been started\n")
+    os._exit(_INTERRUPTED)
+
+
+def _flush() -> None:
+    """Python flushes standard output once more at exit, and complains where its reader (``| head``) has gone."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
