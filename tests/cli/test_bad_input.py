@@ -127,7 +127,7 @@ def test_weights_of_another_tokenizer_are_refused(cli, recipe_file, tiny, tmp_pa
     assert cli("train", recipe_file, *tiny, "training.stop_after=2").returncode == 0
     other = ["data.tokenizer.vocab_size=290", f"run.dir={tmp_path / 'other'}"]
     done = cli("train", recipe_file, *tiny, *other, f"checkpoint.init_from={tmp_path / 'run'}")
-    refused(done, "checkpoint.init_from", "tokenizer")
+    refused(done, "another tokenizer", "data.tokenizer.path=")
 
 
 def test_a_run_directory_that_is_a_file(cli, recipe_file, tiny, tmp_path):

@@ -331,7 +331,7 @@ def test_strange_files_are_not_overwritten(small: Path, tmp_path: Path) -> None:
 
 def test_no_document_for_validation_is_an_error(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", documents(3, 800))
-    with pytest.raises(DataError, match=r"none of the 3 documents.*by: tail"):
+    with pytest.raises(DataError, match=r"none of the 3 documents.*by=tail"):
         prepare(_config(file, validation={"fraction": 1e-6}), tmp_path / "out", workers=1)
 
 
@@ -451,7 +451,7 @@ def _gone(processes: list[psutil.Process]) -> bool:
 @pytest.mark.parametrize(
     ("how", "when"),
     [
-        (signal.SIGKILL, "key"),
+        (signal.SIGKILL, "key.json"),
         (signal.SIGKILL, 1),
         (signal.SIGKILL, 4),
         (signal.SIGINT, 2),
