@@ -7,9 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # One thread: the machine's cores are shared, and results must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long drawing an example takes says something about the machine, not about the law: no test here is timed.
+# CI draws the same examples each time, so that what lands was tested with what it is tested with next.
+settings.register_profile(
+    "hlat", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
+settings.load_profile("hlat")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -23,11 +23,13 @@ from hlat.config import DataConfig
 from hlat.data import (
     Prepared,
     TrainingData,
+    ValidationData,
     check_tokenizer,
     check_vocabulary,
     open_prepared,
     preparation,
     prepare,
+    sources,
     verify,
 )
 from hlat.data.pool import WorkerPool
@@ -248,8 +250,22 @@ def test_done_already_returns_at_once(small: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(WorkerPool, "run", no_work)
     again = prepare(_config(small, sequence_length=7, shuffle=False, workers=3), out)
     assert again.fingerprint == first.fingerprint and tree(out) == before
-    os.utime(small / "a.jsonl")  # another time, same content: hashed again, accepted
-    assert prepare(_config(small), out).fingerprint == first.fingerprint
+    hashed: list[Path] = []
+    read = sources._sha256
+    monkeypatch.setattr(sources, "_sha256", lambda path: (hashed.append(path), read(path))[1])
+    os.utime(small / "a.jsonl")  # another time, same content: hashed again, accepted, and not hashed a third time
+    for _ in range(3):
+        assert prepare(_config(small), out).fingerprint == first.fingerprint
+    assert hashed == [small / "a.jsonl"]
+    (out / "hashes.json").write_text("damaged")
+    assert prepare(_config(small), out).fingerprint == first.fingerprint and len(hashed) == 2
+    text = (small / "a.jsonl").read_text()
+    (small / "a.jsonl").write_text(text.replace("a", "e", 1))
+    try:
+        with pytest.raises(DataError, match=r"a\.jsonl changed since"):
+            prepare(_config(small), out)
+    finally:
+        (small / "a.jsonl").write_text(text)
 
 
 def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) -> None:
@@ -258,11 +274,18 @@ def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) ->
     with pytest.raises(DataError, match="gone"):
         prepare(_config(tmp_path / "gone"), out)
     first = prepare(_config(corpus), out, workers=1)
-    with pytest.raises(DataError, match=r"typo.*another path"):
+    with pytest.raises(DataError, match=r"typo: no such.*another path.*give the recipe data\.path=.*corpus$"):
         prepare(_config(tmp_path / "typo"), out)
+    with pytest.raises(DataError, match=r"typo.*another path"):
+        prepare(_config(corpus, validation={"path": str(tmp_path / "typo")}), out)
     shutil.rmtree(corpus)
     again = prepare(_config(corpus), out)
-    assert again.fingerprint == first.fingerprint and "used as it is" in again.notes[-1]
+    assert again.fingerprint == first.fingerprint and "taken as it is" in again.notes[-1]
+    assert again.notes[:-1] == first.notes == open_prepared(out).notes
+    corpus.mkdir()  # there, but not usable: not the same as gone
+    with pytest.raises(DataError, match="holds no files"):
+        prepare(_config(corpus), out)
+    corpus.rmdir()
     with pytest.raises(DataError, match=r"data\.validation\.fraction"):
         prepare(_config(corpus, validation={"fraction": 0.3}), out)
 
@@ -274,25 +297,58 @@ def test_finished_data_stands_without_the_tokenizer_it_was_given(small: Path, tm
     first = prepare(config, out, workers=1)
     shutil.rmtree(given)
     assert prepare(config, out).fingerprint == first.fingerprint == open_prepared(out, config).fingerprint
+    for other in ({"path": str(tmp_path / "typo")}, {"path": str(given), "eos_token": None}):
+        for attempt in (lambda config: prepare(config, out), lambda config: open_prepared(out, config)):
+            with pytest.raises(DataError, match=rf"no such tokenizer.*{given} data\.tokenizer\.eos_token=auto"):
+                attempt(_config(small, tokenizer=other))
+    changed = tmp_path / "changed"
+    shutil.copytree(small, changed)
+    write_jsonl(changed / "a.jsonl", ["other"])
+    with pytest.raises(DataError, match=r"the corpus: "):  # the corpus is there, so it counts
+        prepare(_config(changed, tokenizer={"path": str(given)}), out)
+
+
+def test_finished_data_stands_without_corpus_though_the_tokenizer_moved(small: Path, tmp_path: Path) -> None:
+    trained = prepare(_config(small), tmp_path / "first", workers=1)
+    corpus, given, out = tmp_path / "corpus", tmp_path / "given", tmp_path / "out"
+    shutil.copytree(small, corpus)
+    shutil.copytree(trained.dir / "tokenizer", given)
+    first = prepare(_config(corpus, tokenizer={"path": str(given)}), out, workers=1)
+    shutil.rmtree(corpus)
+    moved = given.rename(tmp_path / "moved")
+    assert prepare(_config(corpus, tokenizer={"path": str(moved)}), out).fingerprint == first.fingerprint
 
 
 def test_a_folder_that_is_a_file_and_a_tokenizer_that_is_too_large(small: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="is a file"):
         prepare(_config(small), tmp_path / "file")
+    with pytest.raises(DataError, match=r"prepared_dir .*/file/below: .*/file is a file"):
+        prepare(_config(small), tmp_path / "file" / "below")
+    with pytest.raises(StorageError, match="File name too long"):
+        prepare(_config(small), tmp_path / ("long" * 100))
     out = prepare(_config(small), tmp_path / "out", workers=1)
     config = _config(small, tokenizer={"path": str(out.dir / "tokenizer")})
     check_tokenizer(config, out.manifest.vocab_size)
     with pytest.raises(DataError, match=f"{out.manifest.vocab_size} tokens"):
         check_tokenizer(config, out.manifest.vocab_size - 1)
+    check_tokenizer(_config(small, tokenizer={"path": str(tmp_path / "gone")}), 1)
+    check_tokenizer(_config(small), 1)
 
 
 def test_a_damaged_shard_is_an_error_where_it_is_read(small: Path, tmp_path: Path) -> None:
     prepared = prepare(_config(small), tmp_path / "out", workers=1)
-    shard = prepared.dir / "train-00000.bin"
-    shard.write_bytes(b"\xff" * shard.stat().st_size)
-    with pytest.raises(DataError, match="token 65535"):
-        TrainingData(open_prepared(prepared.dir), 8, seed=0).batch(0, 400)
+    shard = prepared.dir / "train-00001.bin"
+    tokens = np.fromfile(shard, dtype="<u2")
+    tokens[0] = 400
+    tokens.tofile(shard)
+    data = TrainingData(open_prepared(prepared.dir), 8, seed=0)
+    with pytest.raises(DataError, match=r"train-00001\.bin: damaged: it holds token 400, the vocabulary has 400"):
+        data.batch(0, data.samples_per_epoch)
+    held_out = prepared.dir / "validation-00000.bin"
+    held_out.write_bytes(b"\xff" * held_out.stat().st_size)
+    with pytest.raises(DataError, match=r"validation-00000\.bin: damaged: it holds token 65535"):
+        ValidationData(open_prepared(prepared.dir), 8).batch(0, 1)
 
 
 def test_other_settings_or_files_are_refused_by_name(small: Path, tmp_path: Path) -> None:
@@ -331,8 +387,22 @@ def test_strange_files_are_not_overwritten(small: Path, tmp_path: Path) -> None:
 
 def test_no_document_for_validation_is_an_error(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", documents(3, 800))
-    with pytest.raises(DataError, match=r"none of the 3 documents.*by=tail"):
-        prepare(_config(file, validation={"fraction": 1e-6}), tmp_path / "out", workers=1)
+    few, out = {"fraction": 1e-6}, tmp_path / "out"
+
+    def before_tokenizing(stage: str, done: int, total: int) -> None:
+        del done, total
+        assert stage != "tokenize"
+
+    with pytest.raises(DataError, match=r"none of the 3 documents.*by=tail.*fraction=0 for no validation\.$"):
+        prepare(_config(file, validation=few), out, workers=1, progress=before_tokenizing)
+    trained = prepare(_config(file, validation={"fraction": 0.2, "by": "tail"}), out, workers=1)
+    assert trained.validation_tokens > 0
+    given = _config(file, validation=few, tokenizer={"path": str(trained.dir / "tokenizer")})
+    with pytest.raises(DataError, match=r"none of the 3 documents.*by=tail.*fraction=0.*after deleting .*partial"):
+        prepare(given, tmp_path / "other", workers=1)
+    nulls = write_jsonl(tmp_path / "nulls.jsonl", [None, ""])
+    with pytest.raises(DataError, match=r"nulls\.jsonl: every document in it is null or empty"):
+        prepare(_config(file, validation={"path": str(nulls)}), tmp_path / "third", workers=1)
 
 
 def test_vocabulary_larger_than_the_models(small: Path, tmp_path: Path) -> None:
@@ -543,6 +613,24 @@ def test_finished_units_of_another_preparation_are_refused_not_destroyed(
         with pytest.raises(DataError, match=named) as caught:
             prepare(other, out, workers=1)
         assert "partial" in str(caught.value) and _finished_units(out) == done
+    changed = Path(shutil.copytree(large, tmp_path / "changed"))
+    write_jsonl(changed / "1.jsonl", documents(60, 4_500, seed=9))
+    corpus = large.rename(large.with_name("aside"))
+    changed.rename(large)  # the same path, and one file of it is another
+    try:
+        with pytest.raises(DataError, match=r"the corpus: \S*1\.jsonl changed since\n"):
+            prepare(_config(large, **LARGE), out, workers=1)
+    finally:
+        shutil.rmtree(large)
+        corpus.rename(large)
+    key = out / "partial" / "key.json"
+    content = key.read_bytes()
+    for unknown, named in ((b"{}", "damaged"), (content.replace(b'"format": ', b'"format": 9'), "data format: 9")):
+        key.write_bytes(unknown)
+        with pytest.raises(DataError, match=named):
+            prepare(_config(large, **LARGE), out, workers=1)
+    assert _finished_units(out) == done
+    key.write_bytes(content)
     prepare(_config(large, **LARGE), out, workers=2)
     assert tree(out) == reference
 

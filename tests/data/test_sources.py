@@ -12,7 +12,7 @@ from corpora import documents, write_jsonl
 from pyarrow import ipc
 
 from hlat.config import DataConfig
-from hlat.data import prepare
+from hlat.data import prepare, sources
 from hlat.data.readers import read_documents
 from hlat.data.sources import find_files
 from hlat.runtime import DataError
@@ -211,14 +211,25 @@ def test_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
         prepare(config, tmp_path / "out", workers=1, progress=grow)
 
 
-@pytest.mark.parametrize("name", ["table.csv", "tokens.bin", "archive.tar", "page.pdf"])
-def test_files_that_are_no_text_are_refused_by_their_ending(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["table.csv", "tokens.bin", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
+def test_files_that_are_no_text_are_refused_by_their_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     (tmp_path / name).write_text("text all the same")
     with pytest.raises(DataError, match=name):
         list(read_documents(tmp_path / name, "text"))
+    (tmp_path / "a.txt").write_text("text")
+    hashed: list[Path] = []
+    monkeypatch.setattr(sources, "_sha256", hashed.append)
+    for path in (tmp_path / name, tmp_path, f"{tmp_path}/*"):
+        message = _refusal(path, tmp_path / "out")
+        assert str(tmp_path / name) in message and "**/*.txt" in message
+    assert not hashed and not (tmp_path / "out").exists(), "said before anything is read or written"
 
 
 def test_a_zero_byte_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "core").write_bytes(b"abc\0def")
-    with pytest.raises(DataError, match="zero byte at byte 3"):
-        list(read_documents(tmp_path / "core", "text"))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("é\0".encode()))
+    for name, place in (("core", 3), ("a.txt.gz", 2)):
+        message = _refusal(tmp_path / name, tmp_path / "out")
+        assert f"{tmp_path / name}: a zero byte (NUL) at byte {place}" in message

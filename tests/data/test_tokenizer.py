@@ -1,6 +1,7 @@
 """Tokenizers round-trip, agree with the libraries that others will load them with, and account for every byte."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -267,5 +268,36 @@ def test_a_prompt_is_encoded_as_transformers_does(tmp_path: Path, begins: bool) 
     for text in ("a b", "a </s> b", ""):
         assert ours.encode_prompt(text) == theirs(text).input_ids
     assert ours.encode("a </s> b") != ours.encode_prompt("a </s> b")[begins:], "a corpus cannot end itself"
-    with pytest.raises(DataError, match="UTF-8"):
-        ours.encode_prompt("a\udcff")
+
+
+def test_what_no_tokenizer_can_encode_is_a_data_error() -> None:
+    for tokenizer in (BPE, train_char("abc"), *([_llama2()] if LLAMA2.exists() else [])):
+        for encode in (tokenizer.encode, tokenizer.encode_prompt):
+            with pytest.raises(DataError, match=r"'a\\udcff' is not valid UTF-8: character 1"):
+                encode("a\udcff")
+    with pytest.raises(DataError, match=r"'é' \(U\+00E9\)"):
+        train_char("abc").encode_prompt("aé")
+
+
+@needs_llama2
+@pytest.mark.parametrize("begins", [None, True])
+def test_a_sentencepiece_prompt_is_encoded_as_transformers_does(tmp_path: Path, begins: bool | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    given, saved = tmp_path / "given", tmp_path / "saved"
+    given.mkdir()
+    shutil.copy(LLAMA2, given / "tokenizer.model")
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_bos_token": begins, **names}
+    if begins is not None:
+        (given / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = load_tokenizer(given)
+    ours.save(saved)
+    theirs = transformers.AutoTokenizer.from_pretrained(saved)
+    for text in ("hello world", "a </s> b", "<s>hi", "", "  two  spaces", "日本\U0001f600\n\n"):
+        ids = ours.encode_prompt(text)
+        assert ids == theirs(text).input_ids == load_saved(saved).encode_prompt(text)
+        if "s>" not in text:
+            assert ids == [ours.bos_id] * bool(begins) + ours.encode(text)
+    if begins is not None:  # and the folder that was given, in the model's own way
+        original = transformers.AutoTokenizer.from_pretrained(given)
+        assert original("hello world").input_ids == ours.encode_prompt("hello world")

@@ -29,8 +29,8 @@ def prepare_command(
     resolved = load_recipe(recipe, overrides or [])
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
-        prepare(resolved.data, resolved.prepared_dir, workers=workers, progress=progress)
-    prepared = verify(resolved.prepared_dir)
+        prepared = prepare(resolved.data, resolved.prepared_dir, workers=workers, progress=progress)
+    verify(resolved.prepared_dir)
     check_vocabulary(prepared, resolved.model.vocab_size)
     say(_summary(prepared))
     say(f"prepared in {resolved.prepared_dir}")

@@ -2,7 +2,7 @@
 
     sources, readers      files -> documents
     tokenizer, training   documents <-> token ids
-    preparation           documents -> token shards and a manifest, by worker processes, restartable
+    preparation, staging  documents -> token shards and a manifest, by worker processes, restartable
     prepared              a folder of shards, opened and verified
     order, samples        global sample index -> tokens, a pure function
 

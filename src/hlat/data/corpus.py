@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hlat.data.readers import read_documents
 from hlat.data.sources import SourceFile
-from hlat.data.split import ALL_VALIDATION, Assignment, hash_threshold
+from hlat.data.split import ALL_VALIDATION, Assignment, Split, hash_threshold
 from hlat.data.units import Cursor, Span, Unit, UnitIndex
 from hlat.runtime import DataError
 
@@ -75,18 +75,16 @@ def watched(files: list[SourceFile], progress: Callable[[int, int], None]) -> It
 
 
 def texts_of(
-    files: list[SourceFile], plan: SplitPlan, progress: Callable[[int, int], None], *, only_train: bool
-) -> Iterator[str]:
-    """The texts of the corpus without nulls; on request only what is training text."""
+    files: list[SourceFile], plan: SplitPlan, progress: Callable[[int, int], None]
+) -> Iterator[tuple[Split, str]]:
+    """The texts of the corpus, without null and empty ones, and the split that each goes to."""
     characters: dict[int, int] = defaultdict(int)
     for document in watched(files, progress):
         file = files[document.file]
         if document.text:
             assignment = plan.assignment(file, characters[file.source])
             encoded = encode(document.text, file, document.row)
-            for split, part in assignment.pieces(document.text, encoded, 0):
-                if split == "train" or not only_train:
-                    yield part
+            yield from assignment.pieces(document.text, encoded, 0)
             characters[file.source] += len(document.text)
 
 

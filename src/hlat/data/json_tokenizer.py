@@ -137,6 +137,12 @@ class CharTokenizer(JsonTokenizer):
         """See Tokenizer."""
         return [self._look_up(text) for text in texts]
 
+    def _prompt(self, text: str) -> list[int]:
+        try:
+            return super()._prompt(text)
+        except Exception:  # the library's plain one, at a character that it does not have
+            return self.encode(text)  # which says it by name
+
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""
         return "".join(self._chars.get(int(index), "") for index in ids)

@@ -17,8 +17,13 @@ _BPE = 2  # TrainerSpec.ModelType
 _SPACE = "▁"
 
 
-def convert(proto: Any) -> bytes | None:
-    """The tokenizer.json of a parsed ModelProto; None if the model is not of the plain kind."""
+def convert(proto: Any, begin: int | None = None) -> bytes | None:
+    """The tokenizer.json of a parsed ModelProto; None if the model is not of the plain kind.
+
+    Args:
+        proto: the model.
+        begin: id of the piece that is to stand in front of a prompt; None for none.
+    """
     pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     if not is_plain(proto) or proto.trainer_spec.model_type != _BPE:
         return None
@@ -51,7 +56,7 @@ def convert(proto: Any) -> bytes | None:
             ],
         },
         "pre_tokenizer": None,
-        "post_processor": None,
+        "post_processor": None if begin is None else _template(pieces[begin][0], begin),
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -75,6 +80,18 @@ def convert(proto: Any) -> bytes | None:
         },
     }
     return json.dumps(description, ensure_ascii=False, indent=2).encode()
+
+
+def _template(piece: str, index: int) -> dict[str, Any]:
+    """One piece in front of every text."""
+    begin, text = {"SpecialToken": {"id": piece, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    other = {"Sequence": {"id": "B", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, text],
+        "pair": [begin, text, begin, other],
+        "special_tokens": {piece: {"id": piece, "ids": [index], "tokens": [piece]}},
+    }
 
 
 def is_plain(proto: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 
 from hlat.data.json_tokenizer import DEFAULT_CONFIG
 from hlat.data.piece_conversion import convert, is_plain
@@ -52,7 +53,6 @@ class SentencePieceTokenizer(Tokenizer):
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
     ) -> None:
         self._model = _load(content, where or "tokenizer.model")
-        self._config = config
         self.vocab_size = len(self._model)
         proto = _proto(self._model)
         self._cuttable = proto is not None and _survives_cuts(proto)
@@ -64,8 +64,12 @@ class SentencePieceTokenizer(Tokenizer):
             "bos_token": None if self.bos_id is None else self._model.id_to_piece(self.bos_id),
             "unk_token": self._model.id_to_piece(self._model.unk_id()),
         }
-        converted = None if proto is None else convert(proto)
+        self._begins = self.bos_id is not None and bool((config or {}).get("add_bos_token", False))
+        converted = None if proto is None else convert(proto, self.bos_id if self._begins else None)
         base = config or (_LLAMA_CONFIG if converted is None else DEFAULT_CONFIG)
+        if converted is not None:
+            # for LlamaTokenizer, transformers 5 builds other splitting rules than tokenizer.json has
+            base = {**base, "tokenizer_class": DEFAULT_CONFIG["tokenizer_class"]}
         self.files = {"tokenizer.model": content, **config_files(base, special)}
         if converted is not None:
             self.files["tokenizer.json"] = converted
@@ -75,9 +79,14 @@ class SentencePieceTokenizer(Tokenizer):
         return [self._model.encode(text, out_type=int) for text in texts]
 
     def _prompt(self, text: str) -> list[int]:
-        # Without a tokenizer_config.json transformers takes the converted tokenizer.json, which adds nothing.
-        begins = self._config is not None and self._config.get("add_bos_token", True) and self.bos_id is not None
-        return [*([self.bos_id] if begins and self.bos_id is not None else []), *self.encode(text)]
+        if "tokenizer.json" in self.files:
+            return list(self._converted.encode(text, add_special_tokens=True).ids)
+        return [*([self.bos_id] if self._begins and self.bos_id is not None else []), *self.encode(text)]
+
+    @cached_property
+    def _converted(self) -> tokenizers.Tokenizer:
+        """What transformers loads of this tokenizer, which recognises special tokens and adds them."""
+        return tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""

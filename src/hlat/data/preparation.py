@@ -20,10 +20,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hlat.config import DataConfig
 from hlat.data.corpus import SplitPlan, texts_of, units, watched
+from hlat.data.hashes import known_hashes, remember_touched
 from hlat.data.merge import Merge
 from hlat.data.pool import WorkerPool
 from hlat.data.prepared import (
@@ -37,11 +37,13 @@ from hlat.data.prepared import (
     open_prepared,
     read_manifest,
     refuse_other_settings,
+    settings_beside,
 )
-from hlat.data.settings import differences, places_of, settings_of
+from hlat.data.settings import places_of
 from hlat.data.shards import CHECKSUM, token_dtype
-from hlat.data.sources import NothingThere, SourceFile, fingerprint, list_files
-from hlat.data.split import tail_start
+from hlat.data.sources import NothingThere, SourceFile, corpus_changes, fingerprint, list_files
+from hlat.data.split import SPLITS, Split, tail_start
+from hlat.data.staging import PARTIAL, Staging
 from hlat.data.storage import storing, sync_folder, write_whole
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.data.tokenizer_training import sample, train_bpe, train_char
@@ -51,7 +53,6 @@ from hlat.runtime import DataError
 Progress = Callable[[str, int, int], None]
 """Called with the stage ("hash", "measure", "sample" or "tokenize"), bytes of the files done, and bytes in all."""
 
-PARTIAL = "partial"
 _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
 
 
@@ -61,8 +62,8 @@ def prepare(
     """Tokenize a corpus into memory-mapped shards with a manifest; returns at once if that is done already.
 
     Killed at any moment and called again with the same corpus and settings, it goes on where it was, and the result
-    is byte for byte that of a call that was never interrupted. Where the corpus is no longer there, finished data
-    prepared with these settings is taken as it is.
+    is byte for byte that of a call that was never interrupted. Finished data prepared with these settings from these
+    paths is taken as it is where there is nothing at them any more; ``notes`` say so.
 
     Args:
         config: the data section.
@@ -74,25 +75,26 @@ def prepare(
         DataError: a corpus or tokenizer that cannot be used, or a folder that holds data prepared otherwise.
         StorageError: the disk refused.
     """
-    folder = Path(out_dir).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"data.prepared_dir {folder}: is a file. Name a folder.")
+    folder = _checked_folder(out_dir)
     report = progress or _silent
+    manifest = read_manifest(folder)
     try:
         files = list_files(config)
-        settings = settings_of(config)  # also refuses an unusable tokenizer before anything is written
-    except DataError as error:
-        finished = _finished_without_sources(config, folder, error)
-        if finished is None:
+    except NothingThere as error:
+        if manifest is None:
             raise
-        return finished
+        return _finished_without_corpus(config, folder, manifest, error)
+    settings = settings_beside(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            files = fingerprint(files, _known_hashes(folder), partial(report, "hash"))
-            manifest = read_manifest(folder)
+            manifest = read_manifest(folder)  # again: another process may have finished in the meantime
+            known = known_hashes(folder if manifest else folder / PARTIAL, manifest)
+            files = fingerprint(files, known, partial(report, "hash"))
             if manifest is not None:
-                refuse_other_settings(folder, manifest, config, _other_files(manifest, files))
+                before = [(record.path, record.content) for record in manifest.sources]
+                refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
+                remember_touched(folder, files, known)
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 return open_prepared(folder)
             count = workers or config.workers or _cores()
@@ -100,20 +102,28 @@ def prepare(
     return open_prepared(folder, config)
 
 
-def _finished_without_sources(config: DataConfig, folder: Path, error: DataError) -> Prepared | None:
-    """Finished data stands on its own where what it was made from has gone: a cluster need not hold the raw text.
+def _checked_folder(out_dir: str | Path) -> Path:
+    folder = Path(out_dir).expanduser()
+    with storing(folder):
+        there = next((place for place in (folder, *folder.parents) if place.exists()), None)
+    if there is not None and not there.is_dir():
+        raise DataError(f"data.prepared_dir {folder}: {there} is a file, so no data can be put there. Name a folder.")
+    return folder
 
-    Only for the very places that the data was made from: a mistyped path is a mistake.
+
+def _finished_without_corpus(config: DataConfig, folder: Path, manifest: Manifest, error: NothingThere) -> Prepared:
+    """Finished data stands on its own where its corpus has gone: a cluster need not hold the raw text.
+
+    Only for the very paths that the data was made from: a mistyped path is a mistake.
     """
-    tokenizer = config.tokenizer.path
-    gone = isinstance(error, NothingThere) or (tokenizer is not None and not Path(tokenizer).expanduser().exists())
-    manifest = read_manifest(folder) if gone else None
-    if manifest is None:
-        return None
-    if manifest.places != places_of(config):
-        raise DataError(f"{error} The data in {folder} was prepared from another path.") from error
+    then = manifest.places["corpus"]
+    if then != places_of(config)["corpus"]:
+        raise DataError(
+            f"{error} {folder} holds data that was prepared from another path: to use it as it is, give the recipe "
+            f"{' '.join(then)}"
+        ) from error
     prepared = open_prepared(folder, config)
-    notes = [*manifest.notes, f"{error} The data prepared from it is there and is used as it is."]
+    notes = [*manifest.notes, f"{error} The corpus is not found: the finished data in {folder} is taken as it is."]
     return replace(prepared, manifest=manifest.model_copy(update={"notes": notes}))
 
 
@@ -131,67 +141,15 @@ class _Preparation:
     ) -> None:
         self.config, self.folder, self.files, self.settings = config, folder, files, settings
         self.workers, self.progress = workers, progress
-        self.staging = folder / PARTIAL
-        self.units, self.out = self.staging / "units", self.staging / "out"
+        self.staging = Staging(folder)
+        self.units, self.out = self.staging.units, self.staging.out
 
     def run(self) -> None:
         """Do what is not done yet."""
-        self._claim_staging()
+        self.staging.claim(self.settings, self.files)
         if not (self.out / MANIFEST).exists():
             self._make()
         self._publish()
-
-    def _claim_staging(self) -> None:
-        """Keep what an interrupted run of the same preparation left; refuse to throw away what another one did."""
-        content = {
-            "format": FORMAT_VERSION,
-            "settings": self.settings,
-            "files": {str(file.path): file.content for file in self.files},
-        }
-        key_file = self.staging / "key.json"
-        if self._left_by_another(key_file, content):
-            key_file.unlink(missing_ok=True)  # first: what is half removed must not be taken for unfinished work
-            shutil.rmtree(self.staging, ignore_errors=True)
-            self._refuse_strangers()
-        self.units.mkdir(parents=True, exist_ok=True)
-        self.out.mkdir(exist_ok=True)
-        for leftover in [*self.units.glob("*.tmp"), *self.out.glob("*.tmp")]:
-            leftover.unlink()
-        write_whole(self.staging / "sources.json", _sources_json(self.files))
-        write_whole(key_file, json.dumps(content).encode())
-
-    def _left_by_another(self, key_file: Path, content: dict[str, Any]) -> bool:
-        """Whether what lies in the staging folder, if anything, is of no use; of work that is done, that is an error.
-
-        Raises:
-            DataError: finished units of another preparation, which may have taken days.
-        """
-        try:
-            before = json.loads(key_file.read_bytes())
-            old_files, old_settings = before["files"], before["settings"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return True
-        # by content, in order: a corpus may have been moved
-        same_files = list(old_files.values()) == list(content["files"].values())
-        if before["format"] == content["format"] and old_settings == content["settings"] and same_files:
-            return False
-        if any(self.units.glob("*")):
-            changed = differences(old_settings, content["settings"])
-            changed += [] if same_files else [_changed_corpus(old_files, content["files"])]
-            raise DataError(
-                f"{self.staging}: holds the finished work of an interrupted preparation that was another one:"
-                + "".join(f"\n  {reason}" for reason in changed)
-                + f"\nGo on with what it was started with, or give another data.prepared_dir, or delete {self.staging}."
-            )
-        return True
-
-    def _refuse_strangers(self) -> None:
-        strangers = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER or p.suffix == ".bin"]
-        if strangers:
-            raise DataError(
-                f"{self.folder}: holds {strangers[0]} but no {MANIFEST}: not complete, and not left by an "
-                "interrupted run of this preparation. Give another folder with data.prepared_dir, or delete this one."
-            )
 
     # --- making ----------------------------------------------------------------------------------------------------
 
@@ -212,7 +170,8 @@ class _Preparation:
                     self.progress("tokenize", merge.position, total)
             merge.take_finished()
             self.progress("tokenize", total, total)
-            self._refuse_empty(merge)
+            dealt = {s: merge.documents[s].documents if merge.shards[s].position else 0 for s in SPLITS}
+            self._refuse_nothing(dealt, undo=f", after deleting {self.staging.root}")
             manifest = self._manifest(tokenizer, dtype, merge, notes)
         sync_folder(self.out)
         write_whole(self.out / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
@@ -224,7 +183,7 @@ class _Preparation:
             return SplitPlan(0.0, None)
         if validation.by == "document":
             return SplitPlan(validation.fraction, None)
-        stored = self.staging / "tails.json"
+        stored = self.staging.root / "tails.json"
         if not stored.exists():
             counts = self._characters()
             tails = {source: tail_start(count, validation.fraction) for source, count in counts.items()}
@@ -247,7 +206,7 @@ class _Preparation:
             tokenizer.save(folder)
             return tokenizer, []
         if not folder.exists():
-            making = self.staging / "tokenizer.tmp"
+            making = self.staging.root / "tokenizer.tmp"
             shutil.rmtree(making, ignore_errors=True)
             self._train(plan).save(making)
             making.rename(folder)
@@ -261,34 +220,45 @@ class _Preparation:
 
     def _train(self, plan: SplitPlan) -> Tokenizer:
         asked = self.config.tokenizer
-        report = partial(self.progress, "sample")
+        dealt: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+        texts = self._texts(plan, dealt)
         if asked.train == "char":
             alphabet: set[str] = set()
-            for text in texts_of(self.files, plan, report, only_train=False):
+            for _, text in texts:
                 alphabet.update(text)
-            self._refuse_no_text(bool(alphabet))
+            self._refuse_nothing(dealt)
             return train_char(alphabet, asked.eos_token)
-        texts = sample(texts_of(self.files, plan, report, only_train=True), asked.train_bytes)
-        self._refuse_no_text(bool(texts))
-        return train_bpe(texts, asked.vocab_size, asked.eos_token)
+        chosen = sample((text for split, text in texts if split == "train"), asked.train_bytes)
+        self._refuse_nothing(dealt)
+        return train_bpe(chosen, asked.vocab_size, asked.eos_token)
+
+    def _texts(self, plan: SplitPlan, dealt: dict[Split, int]) -> Iterator[tuple[Split, str]]:
+        """All texts and where they go, counted on the way."""
+        for split, text in texts_of(self.files, plan, partial(self.progress, "sample")):
+            dealt[split] += 1
+            yield split, text
 
     # --- finishing -------------------------------------------------------------------------------------------------
 
-    def _refuse_no_text(self, found: bool) -> None:
-        if not found:
-            raise DataError(f"{self.files[0].path}{_and_others(self.files)}: no text for training: {_WHY_NO_TEXT}")
+    def _refuse_nothing(self, dealt: dict[Split, int], undo: str = "") -> None:
+        """Raise DataError if a split that is wanted has no text, as soon as that is known.
 
-    def _refuse_empty(self, merge: Merge) -> None:
-        self._refuse_no_text(merge.shards["train"].position > 0)
+        Args:
+            dealt: documents of each split.
+            undo: what has to be done first to prepare with other settings.
+        """
+        if dealt["train"] == 0:
+            raise DataError(f"{self.files[0].path}{_and_others(self.files)}: no text for training: {_WHY_NO_TEXT}")
         validation = self.config.validation
-        wanted = validation.path is not None or validation.fraction > 0
-        if wanted and merge.shards["validation"].position == 0:
-            documents = merge.documents["train"].documents
-            raise DataError(
-                f"data.validation: none of the {documents} documents fell to the validation split. Use "
-                "data.validation.by=tail, a larger data.validation.fraction, or data.validation.fraction=0 for none, "
-                f"after deleting {self.staging}."
-            )
+        if dealt["validation"] > 0 or (validation.path is None and validation.fraction == 0):
+            return
+        if validation.path is not None:
+            raise DataError(f"data.validation.path {validation.path}: every document in it is null or empty.")
+        tail = "" if validation.by == "tail" else "data.validation.by=tail, which cuts inside a document, "
+        raise DataError(
+            f"data.validation: none of the {dealt['train']} documents fell to the validation split. Use {tail}"
+            f"a larger data.validation.fraction, or data.validation.fraction=0 for no validation{undo}."
+        )
 
     def _manifest(self, tokenizer: Tokenizer, dtype: str, merge: Merge, notes: list[str]) -> Manifest:
         splits = merge.close()
@@ -319,10 +289,13 @@ class _Preparation:
         for name in [*(name for name in names if name != MANIFEST), MANIFEST]:
             (self.out / name).rename(self.folder / name)
         sync_folder(self.folder)
-        shutil.rmtree(self.staging)
+        shutil.rmtree(self.staging.root)
 
 
-_WHY_NO_TEXT = "every document is null, empty, or validation text. Check data.path and data.text_column."
+_WHY_NO_TEXT = (
+    "every document is null, empty, or validation text. Check data.path and data.text_column; a corpus of few "
+    "documents takes data.validation.by=tail."
+)
 
 
 def _cores() -> int:
@@ -347,11 +320,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _changed_corpus(before: dict[str, Any], now: dict[str, Any]) -> str:
-    paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
-    return f"the corpus: {paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}, then and now"
-
-
 def _sources(files: list[SourceFile]) -> list[SourceRecord]:
     return [
         SourceRecord(
@@ -364,36 +332,6 @@ def _sources(files: list[SourceFile]) -> list[SourceRecord]:
         )
         for file in files
     ]
-
-
-def _sources_json(files: list[SourceFile]) -> bytes:
-    return json.dumps([record.model_dump() for record in _sources(files)]).encode()
-
-
-def _known_hashes(folder: Path) -> dict[tuple[str, int, int], str]:
-    """Hashes of files that a finished or interrupted preparation in this folder has made."""
-    manifest = read_manifest(folder)
-    if manifest is not None:
-        records = manifest.sources
-    else:
-        try:
-            stored = json.loads((folder / PARTIAL / "sources.json").read_bytes())
-        except FileNotFoundError:
-            return {}
-        records = [SourceRecord.model_validate(record) for record in stored]
-    return {(record.path, record.bytes, record.mtime_ns): record.sha256 for record in records}
-
-
-def _other_files(manifest: Manifest, files: list[SourceFile]) -> list[str]:
-    """How the corpus differs from the one that was prepared, by content, not by path."""
-    before = [record.content for record in manifest.sources]
-    now = [file.content for file in files]
-    if before == now:
-        return []
-    if len(before) != len(now):
-        return [f"the corpus: prepared from {len(before)} files, now {len(now)}"]
-    changed = [str(file.path) for file, old in zip(files, before, strict=True) if file.content != old]
-    return [f"the corpus: {changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''} changed since"]
 
 
 def _and_others(files: list[SourceFile]) -> str:

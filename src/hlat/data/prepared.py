@@ -26,7 +26,7 @@ from hlat.data.split import SPLITS, Split
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 
@@ -84,7 +84,7 @@ class Manifest(_Record):
     empty_documents: int
     notes: list[str]
     settings: dict[str, Any]
-    places: list[str | None]
+    places: dict[Literal["corpus", "tokenizer"], list[str]]
     sources: list[SourceRecord]
 
 
@@ -196,8 +196,7 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
 
 def refuse_other_settings(folder: Path, manifest: Manifest, config: DataConfig, more: list[str] | None = None) -> None:
     """Raise DataError if data was prepared with other settings than these, or for the reasons in ``more``."""
-    known = manifest.tokenizer_sha256 if manifest.places == places_of(config) else None
-    found = differences(manifest.settings, settings_of(config, known)) + (more or [])
+    found = differences(manifest.settings, settings_beside(folder, manifest, config)) + (more or [])
     if found:
         listed = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
@@ -206,8 +205,28 @@ def refuse_other_settings(folder: Path, manifest: Manifest, config: DataConfig, 
         )
 
 
+def settings_beside(folder: Path, manifest: Manifest | None, config: DataConfig) -> dict[str, Any]:
+    """``settings_of``, where finished data in the folder holds a copy of a given tokenizer that has gone since.
+
+    Raises:
+        DataError: a tokenizer that is not there, and that is not the one the data was prepared with.
+    """
+    path = config.tokenizer.path
+    if manifest is None or path is None or Path(path).expanduser().exists():
+        return settings_of(config)
+    then = manifest.places["tokenizer"]
+    if then != places_of(config)["tokenizer"]:
+        raise DataError(
+            f"data.tokenizer.path {path}: no such tokenizer. {folder} holds data that was prepared with "
+            f"{' '.join(then) or 'a tokenizer trained on its corpus'}. Ask for that to use it, or correct the path."
+        )
+    return settings_of(config, manifest.tokenizer_sha256)
+
+
 def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
     """``check_vocabulary`` before anything is prepared, where the recipe names a tokenizer that is there.
+
+    One that is not there is left to ``prepare``, which knows whether finished data stands in for it.
 
     Raises:
         DataError: the tokenizer is unreadable, or has more tokens than the model has embedding rows.

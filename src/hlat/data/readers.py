@@ -38,18 +38,30 @@ _COMPRESSED = {".gz", ".zst"}
 _REFUSED = {
     ".csv": "Convert it to parquet or jsonl, with the text in a column of its own.",
     ".tsv": "Convert it to parquet or jsonl, with the text in a column of its own.",
+    ".xls": "Convert it to parquet or jsonl, with the text in a column of its own.",
     ".xlsx": "Convert it to parquet or jsonl, with the text in a column of its own.",
+    ".avro": "Convert it to parquet or jsonl, with the text in a column of its own.",
+    ".orc": "Convert it to parquet or jsonl, with the text in a column of its own.",
+    ".sqlite": "Convert it to parquet or jsonl, with the text in a column of its own.",
     ".bin": "Binary token files are not read; give the text.",
     ".npy": "Binary token files are not read; give the text.",
+    ".npz": "Binary token files are not read; give the text.",
+    ".pt": "Binary token files are not read; give the text.",
+    ".pkl": "Binary token files are not read; give the text.",
+    ".safetensors": "Binary token files are not read; give the text.",
+    ".h5": "Binary token files are not read; give the text.",
     ".idx": "Binary token files are not read; give the text.",
     ".tar": "Unpack it first.",
     ".zip": "Unpack it first.",
     ".7z": "Unpack it first.",
+    ".rar": "Unpack it first.",
     ".tgz": "Unpack it first.",
     ".xz": "Unpack it first, or compress with gzip or zstd.",
     ".bz2": "Unpack it first, or compress with gzip or zstd.",
+    ".lz4": "Unpack it first, or compress with gzip or zstd.",
     ".pdf": "Extract its text first.",
     ".docx": "Extract its text first.",
+    ".epub": "Extract its text first.",
 }
 
 
@@ -78,7 +90,10 @@ def kind_of(file: Path) -> str:
         suffixes.pop()
     if suffixes and suffixes[-1] in _REFUSED:
         remedy = _REFUSED[suffixes[-1]]
-        raise DataError(f"{file}: {suffixes[-1]} files are not a corpus that hlat reads. {remedy}")
+        raise DataError(
+            f"{file}: {suffixes[-1]} files are not a corpus that hlat reads. {remedy} Where it is not meant, name "
+            "the files that are with a glob such as folder/**/*.txt."
+        )
     return _ENDINGS.get(suffixes[-1], TEXT) if suffixes else TEXT
 
 
@@ -262,8 +277,10 @@ def _whole_text(file: Path, column: str, start: int) -> Iterator[Row]:
             "if it is not text, name the text files with a glob such as folder/**/*.txt."
         ) from error
     if "\0" in text:
-        where = content.index(0)
-        raise DataError(f"{file}: a zero byte at byte {where}: this is not text. Name the text files with a glob.")
+        raise DataError(
+            f"{file}: a zero byte (NUL) at byte {content.index(0)}: this is not text. If it is meant to be, remove the "
+            "byte; if not, name the text files with a glob such as folder/**/*.txt."
+        )
     yield Row(0, text, file.stat().st_size)
 
 

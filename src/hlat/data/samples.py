@@ -75,7 +75,11 @@ class TrainingData:
         return ids
 
     def batch(self, first: int, count: int) -> Batch:
-        """Global samples ``first <= g < first + count``, one per row."""
+        """Global samples ``first <= g < first + count``, one per row.
+
+        Raises:
+            DataError: a shard is damaged: it holds ids that the vocabulary does not.
+        """
         ids = self.sample_ids(first, count)
         return _batch(self._tokens, self._token_bytes, ids, self._length)
 
@@ -112,7 +116,11 @@ class ValidationData:
         return len(self._ids)
 
     def batch(self, first: int, count: int) -> Batch:
-        """Windows ``first <= w < first + count`` of those in use; fewer at the end."""
+        """Windows ``first <= w < first + count`` of those in use; fewer at the end.
+
+        Raises:
+            DataError: a shard is damaged: it holds ids that the vocabulary does not.
+        """
         return _batch(self._tokens, self._token_bytes, self._ids[first : first + count], self._length)
 
 
@@ -124,9 +132,11 @@ def _batch(tokens: TokenArray, token_bytes: npt.NDArray[np.int64], ids: npt.NDAr
         rows[row, : len(read)] = read
         sizes[row] = len(read)
     if rows.max(initial=0) >= len(token_bytes):
+        bad_row, column = divmod(int(rows.argmax()), length + 1)
+        file = tokens.file_of(int(ids[bad_row]) * length + column)
         raise DataError(
-            f"{tokens.folder}: the shards hold token {rows.max()}, but the vocabulary has {len(token_bytes)}: a file "
-            "is damaged. `hlat data prepare` names the damaged files; delete the folder and prepare again."
+            f"{file}: damaged: it holds token {rows.max()}, the vocabulary has {len(token_bytes)}. `hlat data prepare` "
+            "names all damaged files: restore them, or delete their folder and prepare again."
         )
     labels = rows[:, 1:].copy()
     given = np.arange(1, length + 1) < sizes[:, None]

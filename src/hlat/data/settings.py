@@ -7,10 +7,21 @@ from hlat.config import DataConfig
 from hlat.data.tokenizer import load_tokenizer
 
 
-def places_of(config: DataConfig) -> list[str | None]:
-    """Where the recipe looks: paths of the corpus, of validation text and of the tokenizer, as they are written."""
-    sources = [config.path, *(source.path for source in config.sources)]
-    return [*sources, config.validation.path, config.tokenizer.path]
+def places_of(config: DataConfig) -> dict[str, list[str]]:
+    """What of a recipe finds the corpus and the given tokenizer, as it is written there; empty for a trained one.
+
+    Data stands in for what it was made from once that has gone, but only for what was asked for in these words.
+    """
+    corpus = {"data.path": config.path}
+    corpus |= {f"data.sources.{index}.path": source.path for index, source in enumerate(config.sources)}
+    corpus["data.validation.path"] = config.validation.path
+    tokenizer = config.tokenizer
+    end = "null" if tokenizer.eos_token is None else tokenizer.eos_token
+    given = [f"data.tokenizer.path={tokenizer.path}", f"data.tokenizer.eos_token={end}"]
+    return {
+        "corpus": [f"{field}={path}" for field, path in corpus.items() if path is not None],
+        "tokenizer": [] if tokenizer.path is None else given,
+    }
 
 
 def settings_of(config: DataConfig, tokenizer_sha256: str | None = None) -> dict[str, Any]:

@@ -185,12 +185,15 @@ class TokenArray:
     def __init__(self, paths: Sequence[Path], counts: Sequence[int], dtype: str) -> None:
         little = np.dtype(dtype).newbyteorder("<")
         self._shards = [np.memmap(p, dtype=little, mode="r", shape=(n,)) for p, n in zip(paths, counts, strict=True)]
-        self.folder = paths[0].parent if paths else Path()
-        """Where the shards lie, to be named in errors."""
+        self._paths = list(paths)
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def file_of(self, position: int) -> Path:
+        """The shard that holds the token at a position."""
+        return self._paths[int(np.searchsorted(self._starts, position, side="right")) - 1]
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Tokens ``start <= position < stop``, int64."""

@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 class NothingThere(DataError):
-    """Where the recipe looks for text, or for a tokenizer, there is nothing."""
+    """Where the recipe looks for text there is nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def list_files(config: DataConfig) -> list[SourceFile]:
     """The files of a data section, in the order in which their documents follow one another, not yet hashed.
 
     Raises:
-        DataError: no source, nothing at a path, or text and record files mixed in one folder.
+        NothingThere: nothing at a path.
+        DataError: no source, a file that is known not to be text, or text and record files mixed in one folder.
     """
     sources = [(source.path, source.text_column or config.text_column) for source in config.sources]
     if config.path is not None:
@@ -73,7 +74,12 @@ def list_files(config: DataConfig) -> list[SourceFile]:
     named = [(index, path, column) for index, (path, column) in enumerate(sources)]
     if config.validation.path is not None:
         named.append((-1, config.validation.path, config.text_column))
-    return [SourceFile(file, column, index, *_stat(file)) for index, path, column in named for file in find_files(path)]
+    files = [
+        SourceFile(file, column, index, *_stat(file)) for index, path, column in named for file in find_files(path)
+    ]
+    for file in files:
+        kind_of(file.path)  # refuses endings that are no text, before terabytes are hashed
+    return files
 
 
 def find_files(path: str) -> list[Path]:
@@ -83,7 +89,8 @@ def find_files(path: str) -> list[Path]:
         path: a file, a folder (all files below it, hidden ones left out), or a glob, where ** crosses folders.
 
     Raises:
-        DataError: nothing there, or a folder that mixes text files with parquet, arrow or jsonl files.
+        NothingThere: nothing there.
+        DataError: an empty folder, or one that mixes text files with parquet, arrow or jsonl files.
     """
     root = Path(path).expanduser()
     if root.is_file():
@@ -123,6 +130,31 @@ def fingerprint(
         done += file.size
         progress(done, total)
     return hashed
+
+
+def corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
+    """One sentence on how a corpus differs from what it was, by content and order; nothing for one that was moved.
+
+    Args:
+        before: path and ``SourceFile.content`` of each file, in order.
+        now: the files, fingerprinted.
+    """
+    if [content for _, content in before] == [file.content for file in now]:
+        return []
+    old, new = dict(before), {str(file.path): file.content for file in now}
+    size_and_hash = slice(3, None)
+    found = {
+        "changed since": [path for path in new if path in old and new[path][size_and_hash] != old[path][size_and_hash]],
+        "new": [path for path in new if path not in old],
+        "gone": [path for path in old if path not in new],
+    }
+    parts = [f"{paths[0]}{_more(len(paths) - 1)} {what}" for what, paths in found.items() if paths]
+    counts = f"from {len(before)} files, now {len(now)}: " if len(before) != len(now) else ""
+    return [f"the corpus: {counts}{', '.join(parts) or 'the same files in another order, source or text column'}"]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count else ""
 
 
 def _sha256(path: Path) -> str:

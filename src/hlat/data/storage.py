@@ -18,6 +18,7 @@ _REFUSALS = {
     errno.EIO,
     errno.EACCES,
     errno.EPERM,
+    errno.ENAMETOOLONG,
 }
 
 

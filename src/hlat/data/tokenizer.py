@@ -43,7 +43,7 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: one more than the highest id.
         eos_token, eos_id: what ends a document; None for nothing.
-        bos_id: what the tokenizer's own model expects in front of a text, never added here; None if unknown.
+        bos_id: what the tokenizer's own model expects in front of a text, added by no ``encode``; None if unknown.
         files: name -> content of every file that ``transformers.AutoTokenizer`` needs.
     """
 
@@ -71,7 +71,12 @@ class Tokenizer(ABC):
         """
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """The tokens of a text.
+
+        Raises:
+            DataError: the text is not valid Unicode, or holds what the tokenizer cannot encode.
+        """
+        _check_text(text)
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -81,12 +86,9 @@ class Tokenizer(ABC):
         front where the tokenizer's own post-processing puts one.
 
         Raises:
-            DataError: the text is not valid Unicode.
+            DataError: the text is not valid Unicode, or holds what the tokenizer cannot encode.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise data_error(f"the prompt is not valid UTF-8 text at character {error.start}.") from error
+        _check_text(text)
         return self._prompt(text)
 
     def _prompt(self, text: str) -> list[int]:
@@ -186,6 +188,17 @@ def config_files(config: dict[str, Any], special: dict[str, str | None]) -> dict
         "tokenizer_config.json": _json({**config, **special}),
         "special_tokens_map.json": _json(named),
     }
+
+
+def _check_text(text: str) -> None:
+    """Bytes that are not UTF-8 reach us from a command line as lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise data_error(
+            f"the text {text[:40]!a} is not valid UTF-8: character {error.start} is "
+            f"{text[error.start]!a}. Give it in UTF-8."
+        ) from error
 
 
 def _json(value: dict[str, Any]) -> bytes:
