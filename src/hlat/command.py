@@ -10,7 +10,9 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def main() -> None:
     """Run the command line; Ctrl-C during the second of imports is answered in one line too."""
-    signal.signal(signal.SIGINT, _interrupted_early)
+    heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not hear Ctrl-C
+    if heard:
+        signal.signal(signal.SIGINT, _interrupted_early)
     # GNU OpenMP's threads spin at the end of each parallel region, for ever where there are as many cores as threads.
     # With another program on one core that cost two thirds of the speed here; a bounded spin costs at most a few
     # percent on a quiet machine (docs/experiments.md). It is read once, when torch is imported.
@@ -20,7 +22,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     from hlat.cli import app  # noqa: PLC0415
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app()
     finally:

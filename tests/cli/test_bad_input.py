@@ -117,6 +117,17 @@ def test_a_terminal_that_hangs_up_leaves_a_checkpoint(recipe_file, tiny, tmp_pat
     assert any((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+def test_under_nohup_a_terminal_that_hangs_up_is_not_heard(recipe_file, tiny):
+    command = ["nohup", sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if "step 5/" in line:
+            process.send_signal(signal.SIGHUP)
+            break
+    rest = process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and "finished at step 40" in rest, rest
+
+
 def test_fewer_steps_than_done_are_said(cli, recipe_file, tiny):
     assert cli("train", recipe_file, *tiny, "training.stop_after=20").returncode == 0
     done = cli("train", recipe_file, *tiny, "training.steps=10")

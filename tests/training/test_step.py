@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hlat.config import parse_recipe
-from hlat.data import Batch
+from hlat.data import IGNORED, Batch
 from hlat.model import build
-from hlat.training.loss import IGNORED, summed_cross_entropy
+from hlat.training.loss import summed_cross_entropy
 from hlat.training.step import accumulate_gradients
 from hlat.training.stopwatch import Stopwatch
 

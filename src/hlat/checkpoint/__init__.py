@@ -6,12 +6,13 @@ from hlat.checkpoint.manifest import verify
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, read_meta, resolve
 from hlat.checkpoint.state import collect, load_weights, restore
 from hlat.checkpoint.store import CheckpointStore
-from hlat.checkpoint.tokenizer import check_same_tokenizer, has_tokenizer, read_tokenizer
+from hlat.checkpoint.tokenizer import carried_tokenizer, check_same_tokenizer, has_tokenizer, read_tokenizer
 
 __all__ = [
     "Change",
     "Checkpoint",
     "CheckpointStore",
+    "carried_tokenizer",
     "check_resume",
     "check_same_tokenizer",
     "collect",

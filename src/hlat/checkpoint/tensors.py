@@ -4,8 +4,8 @@
     index, targets --plan--> the bytes each target needs, read in parallel --> targets, in place
 
 DCP does the planning, so that sharded tensors will be written by many processes and read into any other layout in
-the same format. The bytes of tensors are torch.save's, read back with ``weights_only=True`` (DCP's reader does so in
-every version that hlat supports).
+the same format. The bytes of tensors are torch.save's; DCP's reader of torch 2.13 reads them back with
+``weights_only=True``.
 """
 
 import os

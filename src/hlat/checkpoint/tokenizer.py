@@ -14,6 +14,11 @@ TOKENIZER = "tokenizer"  # folder of the tokenizer's files in a checkpoint
 _JSON, _PIECES = "tokenizer.json", "tokenizer.model"
 
 
+def carried_tokenizer(source: Path) -> dict[str, Path]:
+    """The files of a tokenizer's folder as ``CheckpointStore.save`` takes them: path in the checkpoint -> file."""
+    return {f"{TOKENIZER}/{file.name}": file for file in sorted(source.iterdir())}
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether a checkpoint carries a tokenizer that hlat reads."""
     return any((folder / TOKENIZER / name).is_file() for name in (_JSON, _PIECES))

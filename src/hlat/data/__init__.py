@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from hlat.data.order import permute
     from hlat.data.preparation import Progress, prepare
     from hlat.data.prepared import Manifest, Prepared, check_tokenizer, check_vocabulary, open_prepared, verify
-    from hlat.data.samples import Batch, TrainingData, ValidationData
+    from hlat.data.samples import IGNORED, Batch, TrainingData, ValidationData
     from hlat.data.tokenizer import Tokenizer, load_tokenizer
 
 _HOME = {
+    "IGNORED": "samples",
     "Batch": "samples",
     "Manifest": "prepared",
     "Prepared": "prepared",
@@ -38,6 +39,7 @@ _HOME = {
 }
 
 __all__ = [
+    "IGNORED",
     "Batch",
     "Manifest",
     "Prepared",

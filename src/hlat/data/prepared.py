@@ -108,6 +108,11 @@ class Prepared:
         return self.manifest.fingerprint
 
     @property
+    def tokenizer_dir(self) -> Path:
+        """Folder of the tokenizer's files."""
+        return self.dir / TOKENIZER
+
+    @property
     def notes(self) -> list[str]:
         """What the user should know about this preparation, one sentence each."""
         return self.manifest.notes

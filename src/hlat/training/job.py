@@ -14,6 +14,7 @@ import torch
 from hlat.checkpoint import (
     Change,
     CheckpointStore,
+    carried_tokenizer,
     check_resume,
     check_same_tokenizer,
     collect,
@@ -29,10 +30,6 @@ from hlat.model import Decoder, build, flops_per_token
 from hlat.optim import build_optimizer
 from hlat.precision import compute_dtype
 from hlat.runtime import Runtime, seed_generators, start
-
-TOKENIZER = "tokenizer"
-"""Folder of the tokenizer files, in prepared data and in checkpoints."""
-
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
 """Opens a display for the time that text is prepared; see ``hlat.data.Progress`` for what it is told."""
@@ -102,8 +99,7 @@ class Job:
             "data_fingerprint": self.prepared.fingerprint,
             "versions": versions(),
         }
-        tokenizer = self.prepared.dir / TOKENIZER
-        files = {f"{TOKENIZER}/{file.name}": file for file in sorted(tokenizer.iterdir())}
+        files = carried_tokenizer(self.prepared.tokenizer_dir)
         path = self.store.save(self.step, collect(self.model, self.optimizer), meta, files)
         self.saved = Saved(self.step, path)
         self.store.prune()

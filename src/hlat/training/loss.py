@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-IGNORED = -100
-"""Label of a position that takes no part in the loss."""
+from hlat.data import IGNORED
 
 
 def summed_cross_entropy(logits_BSV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:

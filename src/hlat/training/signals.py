@@ -9,7 +9,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the termina
 
 
 class StopRequest:
-    """Context in which SIGINT, SIGTERM and SIGHUP set ``signal`` instead of ending the process.
+    """Context in which SIGINT, SIGTERM and SIGHUP set ``signal`` instead of ending the process, unless ignored.
 
     A second one raises KeyboardInterrupt wherever the program is. Outside the main thread, where Python delivers
     no signals, nothing is changed.
@@ -22,7 +22,9 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            # What was ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
+            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
     def __exit__(

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
-from hlat.data import Batch
+from hlat.data import IGNORED, Batch
 from hlat.model import Decoder
 from hlat.optim import clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from hlat.precision import autocast
-from hlat.training.loss import IGNORED, summed_cross_entropy
+from hlat.training.loss import summed_cross_entropy
 
 
 @dataclass(frozen=True)

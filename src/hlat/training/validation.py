@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import PrecisionConfig
-from hlat.data import ValidationData
+from hlat.data import IGNORED, ValidationData
 from hlat.model import Decoder
 from hlat.precision import autocast
-from hlat.training.loss import IGNORED, summed_cross_entropy
+from hlat.training.loss import summed_cross_entropy
 
 
 @dataclass(frozen=True)
