@@ -70,7 +70,7 @@ def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
     model = our_model(config)
     model(tokens[:, :2])  # makes the tables
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    known |= {t.untyped_storage().data_ptr() for t in model.rope.tables(0, 1, tokens.device)}
+    known |= {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), tokens.device)}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

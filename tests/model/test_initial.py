@@ -56,7 +56,7 @@ def test_any_rows_of_any_parameter_can_be_made_alone(data: st.DataObject) -> Non
     start = data.draw(st.integers(0, rows))
     stop = data.draw(st.integers(start, rows))
     whole = build(config, device="cpu", seed=7).get_parameter(name).detach()
-    assert torch.equal(initial_rows(config, 7, name, start, stop), whole[start:stop])
+    assert torch.equal(initial_rows(config, 7, parameter_layouts(config)[name], start, stop), whole[start:stop])
 
 
 def test_seed_and_layer_change_every_matrix() -> None:

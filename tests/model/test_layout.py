@@ -92,7 +92,7 @@ def test_a_shard_of_whole_groups_is_a_smaller_model(family: str, ranks: int) -> 
     model = our_model(config, torch.float64)
     block = model.layers["0"]
     x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
-    tables = model.rope.tables(0, 8, x.device)
+    tables = model.rope.tables(((0, 8),), x.device)
     expected = block.attention(x, tables), block.feed_forward(x)
     weights = {name: p.detach() for name, p in block.named_parameters()}
     parts = []

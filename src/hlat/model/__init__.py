@@ -1,22 +1,32 @@
 """The LLaMA-family decoder: its modules, its initial weights, its names, its counts, and its Hugging Face form."""
 
 from hlat.model.activations import Activations, activations
+from hlat.model.building import build
 from hlat.model.cache import KVCache
 from hlat.model.canonical import canonical_shapes, from_canonical, to_canonical
 from hlat.model.counts import ParameterCount, count_parameters, flops_per_token, forward_flops_per_token
-from hlat.model.decoder import Decoder, build
+from hlat.model.decoder import Decoder
+from hlat.model.held import HeldParameter, held_parameters
 from hlat.model.hf_config import SpecialIds
 from hlat.model.hf_read import LazyTensors, read_hf, read_special_ids
 from hlat.model.hf_write import write_hf
-from hlat.model.initial import initial_rows
-from hlat.model.layout import RowLayout, Run, parameter_layouts
+from hlat.model.initial import initial_rows, initialise
+from hlat.model.layers import AttentionCore, Block
+from hlat.model.layout import Piece, RowLayout, Run, parameter_layouts
+from hlat.model.part import WHOLE, ModelPart, heads_of, kv_copies, vocabulary_rows
 
 __all__ = [
+    "WHOLE",
     "Activations",
+    "AttentionCore",
+    "Block",
     "Decoder",
+    "HeldParameter",
     "KVCache",
     "LazyTensors",
+    "ModelPart",
     "ParameterCount",
+    "Piece",
     "RowLayout",
     "Run",
     "SpecialIds",
@@ -27,10 +37,15 @@ __all__ = [
     "flops_per_token",
     "forward_flops_per_token",
     "from_canonical",
+    "heads_of",
+    "held_parameters",
     "initial_rows",
+    "initialise",
+    "kv_copies",
     "parameter_layouts",
     "read_hf",
     "read_special_ids",
     "to_canonical",
+    "vocabulary_rows",
     "write_hf",
 ]

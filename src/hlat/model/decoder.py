@@ -1,4 +1,4 @@
-"""The decoder, and how one is built.
+"""The decoder.
 
     tokens -> embedding -> blocks -> norm -> head -> logits
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.cache import KVCache
-from hlat.model.initial import initialise
 from hlat.model.layers import Block, RMSNorm
+from hlat.model.part import WHOLE, ModelPart, vocabulary_rows
 from hlat.model.rope import Rope
 
 
@@ -30,73 +30,71 @@ class TiedHead(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A LLaMA-family language model.
+    """A LLaMA-family language model, or the part of one that a process holds.
 
     Attributes:
         config: what it was built from.
-        embedding, layers ("0", "1", ...), norm, head: its parts, in the order of the data.
+        part: which part of that model this is.
+        embedding, layers ("0", "1", ...), norm, head: its parts, in the order of the data; embedding, norm and head
+            are None where they are not in this part.
+        spans: the positions of the tokens of a sequence that come here, as (start, stop) pairs; None for all of them,
+            as many as there are.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
         super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleDict({str(index): Block(config) for index in range(config.layers)})
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.head: nn.Module = (
-            TiedHead(self.embedding)
-            if config.tie_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        )
+        self.config, self.part = config, part
+        rows = len(vocabulary_rows(config, part))
+        self.embedding = nn.Embedding(rows, config.hidden_size) if part.embedding else None
+        self.layers = nn.ModuleDict({str(index): Block(config, part) for index in part.layer_range(config)})
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps) if part.head else None
+        self.head = self._build_head(rows) if part.head else None
         self.rope = Rope(config)
+        self.spans: tuple[tuple[int, int], ...] | None = None
 
-    def hidden(self, tokens_BS: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
-        """Token ids (B, S), int64 -> the normed output of the last block (B, S, D), which ``head`` takes.
+    def _build_head(self, rows: int) -> nn.Module:
+        if self.config.tie_embeddings and self.embedding is not None:
+            return TiedHead(self.embedding)
+        return nn.Linear(self.config.hidden_size, rows, bias=False)
 
-        With a cache, the tokens follow those it has seen, and are stored in it.
+    def hidden(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
+        """From what enters to what the head takes, or to what leaves the last block where there is no head.
+
+        Args:
+            x: token ids (B, S), int64; or, where there is no embedding, what left the block before, (B, S, D).
+            cache: the tokens follow those it has seen, and are stored in it.
+
+        Returns:
+            (B, S, D), normed where there is a head.
 
         Raises:
             ValueError: the cache has no room for so many tokens.
         """
-        start, count = 0, tokens_BS.shape[1]
-        if cache is not None:
-            cache.check_room(count)
-            start = cache.length
-        tables = self.rope.tables(start, start + count, tokens_BS.device)
-        x_BSD = self.embedding(tokens_BS)
+        tables = self.rope.tables(self._spans(x, cache), x.device)
+        x_BSD = self.embedding(x) if self.embedding is not None else x
         for name, block in self.layers.items():
             x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None)
         if cache is not None:
-            cache.advance(count)
-        normed_BSD: torch.Tensor = self.norm(x_BSD)
-        return normed_BSD
+            cache.advance(x.shape[1])
+        return self.norm(x_BSD) if self.norm is not None else x_BSD
 
-    def forward(self, tokens_BS: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
-        """Token ids (B, S), int64 -> logits (B, S, V) in the dtype of the head's product.
+    def _spans(self, x: torch.Tensor, cache: KVCache | None) -> tuple[tuple[int, int], ...]:
+        if self.spans is not None:
+            return self.spans
+        start, count = 0, x.shape[1]
+        if cache is not None:
+            cache.check_room(count)
+            start = cache.length
+        return ((start, start + count),)
+
+    def forward(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
+        """What enters, as for ``hidden``, to logits (B, S, V) in the dtype of the head's product.
+
+        Without a head: to what the next part takes, (B, S, D).
 
         Raises:
             ValueError: the cache has no room for so many tokens.
         """
-        logits_BSV: torch.Tensor = self.head(self.hidden(tokens_BS, cache=cache))
-        return logits_BSV
-
-
-def build(
-    config: ModelConfig, *, device: torch.device | str, seed: int | None, dtype: torch.dtype = torch.float32
-) -> Decoder:
-    """A decoder on ``device``, made on the meta device first so that no weight exists twice.
-
-    Args:
-        config: the model.
-        device: where its weights go; "meta" for none at all.
-        seed: of the initial weights; None leaves them uninitialised, to be loaded.
-        dtype: of the weights.
-    """
-    with torch.device("meta"):
-        model = Decoder(config).to(dtype)
-    if torch.device(device).type == "meta":
-        return model
-    model.to_empty(device=device)
-    if seed is not None:
-        initialise(model, config, seed)
-    return model
+        hidden_BSD = self.hidden(x, cache=cache)
+        out: torch.Tensor = self.head(hidden_BSD) if self.head is not None else hidden_BSD
+        return out

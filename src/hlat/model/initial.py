@@ -9,13 +9,14 @@ tensor, so neither coalescing nor sharding nor the size of a chunk can change a 
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
-from torch import nn
 
 from hlat.config import ModelConfig
-from hlat.model.layout import RowLayout, Run, parameter_layouts
-from hlat.runtime import normal_range, stream_key
+from hlat.model.held import HeldParameter
+from hlat.model.layout import RowLayout, Run
+from hlat.runtime import normal_block, stream_key
 
 _CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 beside the weights
 
@@ -29,42 +30,38 @@ def initial_std(config: ModelConfig, canonical_name: str) -> float | None:
     return config.init_std
 
 
-def initial_rows(config: ModelConfig, seed: int, name: str, start: int, stop: int) -> torch.Tensor:
-    """Initial values of the rows ``start <= row < stop`` of a parameter of ours: fp32, on the CPU.
+def initial_rows(config: ModelConfig, seed: int, layout: RowLayout, start: int, stop: int) -> torch.Tensor:
+    """Initial values of the rows ``start <= row < stop`` of a parameter, or of a share of one: fp32, on the CPU.
 
     Args:
         config: the model.
         seed: the run's.
-        name: the parameter's name in the module, such as "layers.3.attention.qkv.weight".
-        start, stop: global rows, of the whole parameter.
+        layout: of the parameter, from ``parameter_layouts``.
+        start, stop: rows of the layout.
     """
-    return _rows(config, seed, parameter_layouts(config)[name], start, stop)
-
-
-def _rows(config: ModelConfig, seed: int, layout: RowLayout, start: int, stop: int) -> torch.Tensor:
     width = math.prod(layout.columns)
     out = torch.empty(stop - start, width)
     for run in layout.runs(start, stop):
-        out[run.start - start : run.start - start + run.count] = _values(config, seed, run, width)
+        out[run.start - start : run.start - start + run.count] = _values(config, seed, layout, run, width)
     return out.view(stop - start, *layout.columns)
 
 
-def _values(config: ModelConfig, seed: int, run: Run, width: int) -> torch.Tensor:
+def _values(config: ModelConfig, seed: int, layout: RowLayout, run: Run, width: int) -> torch.Tensor:
     std = initial_std(config, run.name)
     if std is None:
         return torch.full((run.count, width), 0.0 if run.name.endswith(".bias") else 1.0)
-    first = run.canonical_start * width
-    values = normal_range(stream_key(seed, "init", run.name), first, first + run.count * width)
-    return values.mul_(std).view(run.count, width)
+    key = stream_key(seed, "init", run.name)
+    values = normal_block(key, run.canonical_start, run.count, layout.row_size or width, layout.first_column, width)
+    return values.mul_(std)
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Fill every parameter in place, some rows at a time, whatever its device and dtype."""
-    layouts = parameter_layouts(config)
-    for name, parameter in model.named_parameters():
-        layout = layouts[name]
-        step = max(1, _CHUNK // math.prod(layout.columns))
-        for start in range(0, layout.rows, step):
-            stop = min(start + step, layout.rows)
-            parameter[start:stop].copy_(_rows(config, seed, layout, start, stop))
+def initialise(held: Iterable[HeldParameter], config: ModelConfig, seed: int) -> None:
+    """Fill every parameter in place, some rows at a time, whatever its device, dtype and sharding."""
+    for one in held:
+        step = max(1, _CHUNK // math.prod(one.layout.columns))
+        rows = one.tensor
+        for start in range(0, rows.shape[0], step):
+            stop = min(start + step, rows.shape[0])
+            values = initial_rows(config, seed, one.layout, one.first_row + start, one.first_row + stop)
+            rows[start:stop].copy_(values)

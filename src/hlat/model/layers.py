@@ -3,12 +3,15 @@
     x -> norm -> attention -> + -> norm -> feed-forward -> +
     |_________________________|  |_________________________|
 
-Nothing here knows of ranks. The number of kv groups and of gate/up blocks is read from the tensors, so the same code
-runs on a tensor-parallel shard that holds whole groups (see ``layout.py`` for the rows of the fused matrices).
+Nothing here knows of ranks. A block holds the heads and inner columns of its ``ModelPart`` (see ``layout.py`` for the
+rows of the fused matrices); what leaves its attention and its feed-forward is then one of several terms of a sum, which
+``hlat.parallel`` adds up.
 
 Tensor suffixes: B batch, S sequence, D model width, G kv groups (= kv heads), R query heads per group, H = G R query
 heads, E head width, F = E / 2, T positions attended to, N blocks of gate and up, I rows of gate (or of up) per block.
 """
+
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +21,7 @@ from hlat.config import ModelConfig
 from hlat.model.cache import LayerCache
 from hlat.model.layout import gate_up_groups
 from hlat.model.ops import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of the positions of this call, (S, F) each."""
@@ -36,23 +40,52 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
+class AttentionCore(Protocol):
+    """Softmax attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E)."""
+
+    def __call__(
+        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None
+    ) -> torch.Tensor: ...
+
+
+class CausalCore:
+    """Attention of the new positions to themselves and, with a cache, to all before."""
+
+    def __call__(
+        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None
+    ) -> torch.Tensor:
+        """(B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, H, S, E)."""
+        if cache is None or cache.length == 0:
+            if cache is not None:
+                cache.append(k_BGSE, v_BGSE)
+            return F.scaled_dot_product_attention(q_BHSE, k_BGSE, v_BGSE, is_causal=True, enable_gqa=True)
+        k_BGTE, v_BGTE = (seen.to(q_BHSE.dtype) for seen in cache.append(k_BGSE, v_BGSE))
+        new, seen = q_BHSE.shape[2], k_BGTE.shape[2]
+        # Position length + i sees everything up to itself; a single new position sees all there is.
+        mask_ST = None
+        if new > 1:
+            mask_ST = torch.ones(new, seen, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
+        return F.scaled_dot_product_attention(q_BHSE, k_BGTE, v_BGTE, attn_mask=mask_ST, enable_gqa=True)
+
+
 class Attention(nn.Module):
     """Causal self-attention with rotary positions: MHA, GQA or MQA."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
         super().__init__()
-        width, head_dim, groups = config.hidden_size, config.n_head_dim, config.n_kv_heads
-        self.heads_per_group, self.head_dim, self.coalesce = config.heads // groups, head_dim, config.coalesce
+        width, head_dim, here = config.hidden_size, config.n_head_dim, heads_of(config, part)
+        self.heads_per_group, self.head_dim, self.coalesce = here.queries // here.kvs, head_dim, config.coalesce
         if config.coalesce:
-            rows = (config.heads + 2 * groups) * head_dim
+            rows = (here.queries + 2 * here.kvs) * head_dim
             self.qkv = nn.Linear(width, rows, bias=config.qkv_bias)
         else:
-            self.q = nn.Linear(width, config.heads * head_dim, bias=config.qkv_bias)
-            self.k = nn.Linear(width, groups * head_dim, bias=config.qkv_bias)
-            self.v = nn.Linear(width, groups * head_dim, bias=config.qkv_bias)
+            self.q = nn.Linear(width, here.queries * head_dim, bias=config.qkv_bias)
+            self.k = nn.Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
+            self.v = nn.Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
         self.q_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.output = nn.Linear(config.heads * head_dim, width, bias=False)
+        self.core: AttentionCore = CausalCore()
+        self.output = nn.Linear(here.queries * head_dim, width, bias=False)
 
     def forward(self, x_BSD: torch.Tensor, rope: Tables, cache: LayerCache | None = None) -> torch.Tensor:
         """(B, S, D) -> (B, S, D). With a cache, the S positions follow those it holds and are stored in it."""
@@ -62,7 +95,7 @@ class Attention(nn.Module):
         k_BSG1E = rotate(self.k_norm(k_BSG1E), cos_S11F, sin_S11F)
         # A copy of v alone: as a view it would keep the whole fused projection alive until backward.
         v_BSGE = v_BSG1E.squeeze(3).contiguous()
-        heads_BHSE = _attend(
+        heads_BHSE = self.core(
             q_BSGRE.flatten(2, 3).transpose(1, 2), k_BSG1E.squeeze(3).transpose(1, 2), v_BSGE.transpose(1, 2), cache
         )
         out: torch.Tensor = self.output(heads_BHSE.transpose(1, 2).flatten(2))
@@ -79,28 +112,13 @@ class Attention(nn.Module):
         return q, k, self.v(x_BSD).unflatten(-1, (-1, 1, width))
 
 
-def _attend(q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None) -> torch.Tensor:
-    """Softmax attention of the new positions to themselves and, with a cache, to all before: (B, H, S, E)."""
-    if cache is None or cache.length == 0:
-        if cache is not None:
-            cache.append(k_BGSE, v_BGSE)
-        return F.scaled_dot_product_attention(q_BHSE, k_BGSE, v_BGSE, is_causal=True, enable_gqa=True)
-    k_BGTE, v_BGTE = (seen.to(q_BHSE.dtype) for seen in cache.append(k_BGSE, v_BGSE))
-    new, seen = q_BHSE.shape[2], k_BGTE.shape[2]
-    # Position length + i sees everything up to itself; a single new position sees all there is.
-    mask_ST = None
-    if new > 1:
-        mask_ST = torch.ones(new, seen, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
-    return F.scaled_dot_product_attention(q_BHSE, k_BGTE, v_BGTE, attn_mask=mask_ST, enable_gqa=True)
-
-
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
         super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.coalesce, self.block = config.coalesce, inner // gate_up_groups(config)
+        width, inner = config.hidden_size, len(inner_columns(config, part))
+        self.coalesce, self.block = config.coalesce, inner // gate_up_groups(config, part)
         if config.coalesce:
             self.gate_up = nn.Linear(width, 2 * inner, bias=False)
         else:
@@ -122,12 +140,12 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One pre-norm decoder block."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = Attention(config, part)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = FeedForward(config, part)
 
     def forward(self, x_BSD: torch.Tensor, rope: Tables, cache: LayerCache | None = None) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""

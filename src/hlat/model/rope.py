@@ -47,6 +47,10 @@ def _llama3(plain_F: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     return torch.where(is_between_F, between_F, divided_F)
 
 
+Spans = tuple[tuple[int, int], ...]
+"""(start, stop) of runs of positions, one after another."""
+
+
 class Rope:
     """The tables of one model, shared by all its layers.
 
@@ -58,15 +62,18 @@ class Rope:
         self._rope, self._head_dim = config.rope, config.n_head_dim
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def tables(self, start: int, stop: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the positions ``start <= position < stop``: fp32, shape (stop - start, head_dim / 2)."""
-        known = self._tables.get(device)
-        if known is None or known[0].shape[0] < stop:
+    def tables(self, spans: Spans, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the positions ``start <= position < stop`` of each span: fp32, (positions, head_dim / 2)."""
+        known, longest = self._tables.get(device), max(stop for _, stop in spans)
+        if known is None or known[0].shape[0] < longest:
             # An entry depends on its position only, so a longer table changes nothing for the positions before.
-            known = self._make(max(_SMALLEST_TABLE, 1 << (stop - 1).bit_length()), device)
+            known = self._make(max(_SMALLEST_TABLE, 1 << (longest - 1).bit_length()), device)
             self._tables[device] = known
         cos_SF, sin_SF = known
-        return cos_SF[start:stop], sin_SF[start:stop]
+        if len(spans) == 1:
+            start, stop = spans[0]
+            return cos_SF[start:stop], sin_SF[start:stop]
+        return torch.cat([cos_SF[a:b] for a, b in spans]), torch.cat([sin_SF[a:b] for a, b in spans])
 
     def _make(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         positions_S = torch.arange(length, dtype=torch.float32, device="cpu")

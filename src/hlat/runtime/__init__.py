@@ -10,7 +10,7 @@ from hlat.runtime.device import (
 )
 from hlat.runtime.disk import sync_to_disk
 from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
-from hlat.runtime.random import normal_range, philox, stream_key
+from hlat.runtime.random import normal_block, normal_range, philox, stream_key
 from hlat.runtime.rng import rng_state, seed_generators, set_rng_state
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "StorageError",
     "describe",
     "has_fast_bf16",
+    "normal_block",
     "normal_range",
     "peak_memory_bytes",
     "philox",

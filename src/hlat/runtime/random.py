@@ -88,3 +88,24 @@ def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
         values = _normals_of_counters(key, torch.arange(first, last, dtype=torch.int64)).flatten()
         out[begin - start : end - start] = values[begin - 4 * first : end - 4 * first].to(torch.float32)
     return out
+
+
+def normal_block(key: int, first_row: int, rows: int, row_size: int, first_column: int, columns: int) -> torch.Tensor:
+    """Standard normals of a block of a stream whose elements fill a matrix row by row: fp32, (rows, columns), CPU.
+
+    Element (i, j) of the block is element ``(first_row + i) * row_size + first_column + j`` of the stream. Only the
+    counters that the block needs are computed.
+    """
+    if columns == row_size:
+        first = first_row * row_size
+        return normal_range(key, first, first + rows * row_size).view(rows, columns)
+    out = torch.empty(rows, columns, dtype=torch.float32)
+    counters = (columns + 3) // 4 + 1  # as many as a row of the block can touch
+    step = max(1, _CHUNK // counters)
+    for begin in range(0, rows, step):
+        end = min(begin + step, rows)
+        first_R1 = (torch.arange(first_row + begin, first_row + end) * row_size + first_column).unsqueeze(1)
+        counter_RC = first_R1 // 4 + torch.arange(counters)
+        values = _normals_of_counters(key, counter_RC.flatten()).view(end - begin, 4 * counters)
+        out[begin:end] = values.gather(1, first_R1 % 4 + torch.arange(columns)).to(torch.float32)
+    return out

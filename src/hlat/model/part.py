@@ -1,0 +1,87 @@
+"""Which part of a model one process builds: the whole, or a share of its heads, rows and layers.
+
+    model, part -> the layers it holds; of each layer the query heads, kv heads, inner columns and vocabulary rows
+
+A part is arithmetic over the model only: it neither knows nor cares how many processes there are or who they are.
+"""
+
+from dataclasses import dataclass
+
+from hlat.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """A tensor-parallel share of a run of layers; by default the whole model.
+
+    Attributes:
+        tensor_index, tensor_count: which share of every layer, of how many.
+        layers: the decoder blocks it holds, by index; None for all of them.
+        embedding: whether it begins with token ids.
+        head: whether it ends with the final norm and the head.
+    """
+
+    tensor_index: int = 0
+    tensor_count: int = 1
+    layers: range | None = None
+    embedding: bool = True
+    head: bool = True
+
+    def layer_range(self, config: ModelConfig) -> range:
+        """The blocks it holds."""
+        return range(config.layers) if self.layers is None else self.layers
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left out of a layer."""
+        return self.tensor_count == 1
+
+
+WHOLE = ModelPart()
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention heads of one share.
+
+    Where there are more shares than kv heads, each kv head is held by several neighbouring shares, and each of them
+    has a part of its query heads. The first of them ``owns`` it: it is counted and saved there.
+    """
+
+    first_query: int
+    queries: int
+    first_kv: int
+    kvs: int
+    owns_kv: bool
+
+
+def heads_of(config: ModelConfig, part: ModelPart) -> Heads:
+    """The heads of a share."""
+    index, count, kv_heads = part.tensor_index, part.tensor_count, config.n_kv_heads
+    assert config.heads % count == 0, "the rules of a recipe require it"
+    queries = config.heads // count
+    if count <= kv_heads:
+        assert kv_heads % count == 0, "the rules of a recipe require it"
+        kvs = kv_heads // count
+        return Heads(index * queries, queries, index * kvs, kvs, True)
+    assert count % kv_heads == 0, "the rules of a recipe require it"
+    copies = count // kv_heads
+    return Heads(index * queries, queries, index // copies, 1, index % copies == 0)
+
+
+def kv_copies(config: ModelConfig, tensor_count: int) -> int:
+    """How many neighbouring shares hold the same kv head."""
+    return max(1, tensor_count // config.n_kv_heads)
+
+
+def inner_columns(config: ModelConfig, part: ModelPart) -> range:
+    """The columns of the feed-forward layer's inner activation that a share holds."""
+    assert config.intermediate_size % part.tensor_count == 0, "the rules of a recipe require it"
+    size = config.intermediate_size // part.tensor_count
+    return range(part.tensor_index * size, (part.tensor_index + 1) * size)
+
+
+def vocabulary_rows(config: ModelConfig, part: ModelPart) -> range:
+    """The rows of embedding and head that a share holds: as even as can be."""
+    index, count, rows = part.tensor_index, part.tensor_count, config.vocab_size
+    return range(index * rows // count, (index + 1) * rows // count)
