@@ -31,7 +31,8 @@ def main() -> None:
 
 
 def _interrupted_early(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"interrupted: nothing had been started\n")
+    if os.environ.get("RANK", "0") == "0":  # of several processes one says it
+        os.write(2, b"interrupted: nothing had been started\n")
     os._exit(_INTERRUPTED)
 
 

@@ -1,11 +1,17 @@
-"""``hlat train``: the recipe's run, from its beginning or from where it was interrupted."""
+"""``hlat train``: the recipe's run, from its beginning or from where it was interrupted, in one process or several."""
 
+import os
 import signal
+import sys
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, say
-from hlat.config import load_recipe
+from hlat.config import LaunchError, load_recipe
+from hlat.launch import follow_launcher, launch_local, reported
+from hlat.runtime import place
 from hlat.training import Outcome, run
 
 
@@ -14,11 +20,25 @@ def register(app: typer.Typer) -> None:
     app.command()(train)
 
 
-def train(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
+def train(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Train in so many processes on this machine, such as one per accelerator; default one."
+        ),
+    ] = None,
+) -> None:
     """Train. The same command again resumes an interrupted run."""
-    resolved = load_recipe(recipe, overrides or [])
-    outcome = run(resolved, data_progress=data_progress)
-    say(summary(outcome))
+    if nproc is not None and nproc > 1:
+        raise typer.Exit(_launch(recipe, overrides or [], nproc))
+    follow_launcher()
+    with reported():
+        here = place()
+        outcome = run(load_recipe(recipe, overrides or [], world=here.world), data_progress=data_progress)
+    if here.rank == 0:
+        say(summary(outcome))
     if outcome.reason in signal.Signals.__members__:
         raise typer.Exit(128 + signal.Signals[outcome.reason])
 
@@ -33,3 +53,20 @@ def summary(outcome: Outcome) -> str:
         validation = outcome.validation
         text += f"; validation loss {validation.loss:.4f}, {validation.bits_per_byte:.4f} bits per byte"
     return f"{text}\ncheckpoint {outcome.checkpoint}" if outcome.checkpoint is not None else text
+
+
+def _launch(recipe: str, overrides: list[str], nproc: int) -> int:
+    set_already = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if set_already:
+        message = (
+            f"--nproc {nproc} starts the processes of a run, but this is one already: {', '.join(set_already)} is set."
+        )
+        raise LaunchError(f"{message} Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE.")
+    resolved = load_recipe(recipe, overrides, world=nproc)  # what is wrong is said before any process starts
+    return launch_local(["train", recipe, *overrides], nproc, resolved.run_dir, _complain)
+
+
+def _complain(message: str) -> None:
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+        typer.echo(message, err=True)

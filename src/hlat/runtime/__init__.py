@@ -1,17 +1,16 @@
-"""The floor of the house: device, randomness, errors. The only room that knows the backend."""
+"""The floor of the house: device, processes, randomness, errors. The only room that knows the backend."""
 
-from hlat.runtime.device import (
-    Runtime,
-    describe,
-    has_fast_bf16,
-    peak_memory_bytes,
-    start,
-    synchronize,
-)
+from hlat.runtime.device import describe, has_fast_bf16, peak_memory_bytes, synchronize
 from hlat.runtime.disk import sync_to_disk
 from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
+from hlat.runtime.identity import check_same, code_identity
+from hlat.runtime.place import Place, place
+from hlat.runtime.processes import Runtime, abandon, finish, joined, start
 from hlat.runtime.random import normal_block, normal_range, philox, stream_key
+from hlat.runtime.ranklog import log_path, rank_log
+from hlat.runtime.ranks import Ranks
 from hlat.runtime.rng import rng_state, seed_generators, set_rng_state
+from hlat.runtime.vote import Vote
 
 __all__ = [
     "CheckpointError",
@@ -19,14 +18,25 @@ __all__ = [
     "HlatError",
     "LaunchError",
     "NumericsError",
+    "Place",
+    "Ranks",
     "Runtime",
     "StorageError",
+    "Vote",
+    "abandon",
+    "check_same",
+    "code_identity",
     "describe",
+    "finish",
     "has_fast_bf16",
+    "joined",
+    "log_path",
     "normal_block",
     "normal_range",
     "peak_memory_bytes",
     "philox",
+    "place",
+    "rank_log",
     "rng_state",
     "seed_generators",
     "set_rng_state",

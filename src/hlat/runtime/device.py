@@ -6,39 +6,37 @@ Nothing else in hlat calls ``torch.cuda`` or its siblings; they go through ``tor
 import os
 import resource
 import sys
-from dataclasses import dataclass
 
 import torch
 
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.place import Place
 
 
-@dataclass(frozen=True)
-class Runtime:
-    """This process's place in the run."""
-
-    device: torch.device
-    rank: int
-    world: int
-
-
-def start(device: str = "auto") -> Runtime:
-    """Pick the device of this process and make its arithmetic reproducible.
+def choose_device(device: str, here: Place) -> torch.device:
+    """The device of this process: of several accelerators on a machine, the one with the index of its local rank.
 
     Args:
         device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+        here: which process of the machine this is.
 
     Raises:
-        LaunchError: the asked type is not present on this machine.
+        LaunchError: the asked type is not present on this machine, or there are fewer devices than processes.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     present = found.type if found is not None else "cpu"
     if device not in ("auto", "cpu", present):
         message = f"run.device={device}: torch finds no such device here, only {present}."
         raise LaunchError(f"{message} Use run.device=auto, or install a torch build for {device}.")
-    chosen = torch.device(present if device == "auto" else device)
-    make_deterministic(chosen)
-    return Runtime(chosen, rank=0, world=1)
+    chosen = present if device == "auto" else device
+    if chosen == "cpu" or here.world == 1:
+        return torch.device(chosen)
+    count = torch.accelerator.device_count()
+    if here.local_rank >= count:
+        message = f"process {here.local_rank} of this machine has no {chosen} device of its own: there are {count}."
+        raise LaunchError(f"{message} Start at most {count} processes per machine, or use run.device=cpu.")
+    torch.accelerator.set_device_index(here.local_rank)
+    return torch.device(chosen, here.local_rank)
 
 
 def make_deterministic(device: torch.device) -> None:
@@ -46,7 +44,9 @@ def make_deterministic(device: torch.device) -> None:
     if device.type == "cuda":
         # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # use_deterministic_algorithms(True, warn_only=True) does the same, and imports the compiler for its own switch,
+    # which costs over a second at each start. Nothing here is compiled.
+    torch.set_deterministic_debug_mode("warn")
     # Filling new memory is for finding reads of uninitialised data, not for reproducibility, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

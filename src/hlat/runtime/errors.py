@@ -6,9 +6,14 @@ and leaves with its exit code; any other exception is our own bug and keeps its 
 
 
 class HlatError(Exception):
-    """Something that the user can put right. ``exit_code`` is what the process ends with."""
+    """Something that the user can put right. ``exit_code`` is what the process ends with.
+
+    Attributes:
+        from_rank: the rank where it happened, if that is another process than the one that raises it here.
+    """
 
     exit_code = 2
+    from_rank: int | None = None
 
 
 class DataError(HlatError):

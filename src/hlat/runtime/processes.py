@@ -1,0 +1,168 @@
+"""Joining the other processes of a run, and leaving them.
+
+RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    --> a store, where every process says that it has arrived
+    --> the default process group: collectives on the device (gloo, nccl, neuron)
+    --> the control group: talk on the CPU (``Ranks``)
+
+One process needs none of this and pays for none of it. For each process the cost grows with the number of processes
+and no faster: three store operations, and one connection per peer and group (``benchmarks/startup.py``).
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from hlat.runtime.device import choose_device, make_deterministic
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.place import Place, place
+from hlat.runtime.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+ARRIVAL = timedelta(minutes=10)
+"""How long a process waits for the others to arrive: a scheduler may start them minutes apart."""
+
+# The control group waits while rank 0 alone prepares the data, which may take hours. A peer that died does not cost
+# this time: its connections close, and gloo reports that at once.
+_CONTROL = timedelta(days=1)
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
+
+_joins: Counter[tuple[str, int]] = Counter()  # by store: a process that joins again must not meet its old names there
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """This process's place in the run."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+
+
+def start(device: str = "auto") -> Runtime:
+    """Pick the device of this process, make its arithmetic reproducible, and join the other processes if there are any.
+
+    Args:
+        device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+
+    Raises:
+        LaunchError: the asked type is not present on this machine, or the processes do not find each other.
+    """
+    here = place()
+    chosen = choose_device(device, here)
+    make_deterministic(chosen)
+    ranks = _join(chosen, here) if here.world > 1 else Ranks()
+    return Runtime(chosen, here.rank, here.world, here.local_rank, ranks)
+
+
+def finish(runtime: Runtime) -> None:
+    """Wait for the others, so that none sees a connection close while it works, and leave."""
+    if runtime.world > 1:
+        runtime.ranks.barrier()
+        dist.destroy_process_group()
+
+
+def abandon(runtime: Runtime) -> None:
+    """Leave after an error: nobody is waited for, and the others see the connections close."""
+    # Destroying a group of an accelerator waits for the collectives that were started, which a peer may never join:
+    # there the end of the process closes the connections.
+    if runtime.world > 1 and runtime.device.type == "cpu":
+        dist.destroy_process_group()
+
+
+@contextmanager
+def joined(device: str = "auto") -> Iterator[Runtime]:
+    """``start``, and at the end ``finish``, or ``abandon`` where an exception passes.
+
+    Raises:
+        LaunchError: as ``start``.
+    """
+    runtime = start(device)
+    try:
+        yield runtime
+    except BaseException:
+        abandon(runtime)
+        raise
+    finish(runtime)
+
+
+def _join(device: torch.device, here: Place) -> Ranks:
+    if dist.is_initialized():
+        raise LaunchError("this process has joined a run already: leave that with hlat.runtime.finish first.")
+    backend = _BACKENDS.get(device.type)
+    if backend is None:
+        message = f"run.device={device.type}: torch has no way for several processes to compute on such devices."
+        raise LaunchError(f"{message} Use run.device=cpu, or one process.")
+    store = _meet(here)
+    try:
+        # Not bound to the device: NCCL would then cut later groups out of this one, for which every rank has to call,
+        # and ours are made by their members only.
+        dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.world)
+        control = dist.new_group(backend="gloo", timeout=_CONTROL)
+    except (RuntimeError, ValueError) as error:
+        message = (
+            f"the {here.world} processes arrived, but rank {here.rank} cannot connect to the others ({_line(error)})."
+        )
+        remedy = "Check that the machines reach each other; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network."
+        raise LaunchError(f"{message} {remedy}") from error
+    assert control is not None, "every rank is in the control group"
+    return Ranks(here.rank, here.world, control)
+
+
+def _meet(here: Place) -> "Store":
+    """The store, once every process has arrived. Waiting here says who is missing; the backends could not."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        server = _connect(address, port, here.rank)
+    except (RuntimeError, ValueError, OSError) as error:
+        what = "open the store of the run at" if _hosts(here.rank) else "reach rank 0 at"
+        message = f"rank {here.rank} cannot {what} MASTER_ADDR={address} MASTER_PORT={port} ({_line(error)})."
+        remedy = (
+            "Check that the address is that of rank 0's machine, and that the port is free and not behind a firewall."
+        )
+        raise LaunchError(f"{message} {remedy}") from error
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _joins[address, port] += 1
+    store = dist.PrefixStore(f"hlat/{attempt}/{_joins[address, port]}", server)  # type: ignore[attr-defined]
+    if store.add(f"rank/{here.rank}", 1) > 1:
+        message = f"two processes say that they are rank {here.rank} of {here.world}."
+        raise LaunchError(f"{message} Give each its own RANK, and each run its own MASTER_PORT.")
+    if store.add("arrived", 1) == here.world:
+        store.set("complete", "")
+    try:
+        store.wait(["complete"], ARRIVAL)
+    except RuntimeError as error:
+        arrived, minutes = store.add("arrived", 0), ARRIVAL / timedelta(minutes=1)
+        message = f"only {arrived} of {here.world} processes arrived within {minutes:g} minutes."
+        remedy = "Check that all were started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+        raise LaunchError(f"{message} {remedy}") from error
+    return store
+
+
+@lru_cache(maxsize=1)  # kept when the groups are left: a slower peer would lose what it still needs
+def _connect(address: str, port: int, rank: int) -> "Store":
+    hosts = _hosts(rank)
+    return dist.TCPStore(address, port, is_master=hosts, timeout=ARRIVAL, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def _hosts(rank: int) -> bool:
+    """Whether this process opens the store: rank 0, unless the launcher has done so (torchrun, ``--nproc``)."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def _line(error: Exception) -> str:
+    """The first line of a message: torch's C++ errors carry a stack after it."""
+    return str(error).strip().partition("\n")[0]

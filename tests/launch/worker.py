@@ -1,0 +1,158 @@
+"""What the processes of the launch tests do: ``python worker.py SCENARIO FOLDER``.
+
+Each is a small stand-in for the run: it joins, talks, and ends the way its scenario says.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hlat.config import Problem, RecipeError
+from hlat.launch import follow_launcher, reported
+from hlat.runtime import DataError, StorageError, Vote, check_same, joined, rank_log
+
+
+def outcome_of(action):
+    """What an action gave, as JSON: its result, or the type, message and origin of its error."""
+    try:
+        return {"result": action()}
+    except Exception as error:
+        return {"type": type(error).__name__, "message": str(error), "from": getattr(error, "from_rank", None)}
+
+
+def only_on(rank, runtime, error):
+    """An action that fails on one rank."""
+
+    def action():
+        if runtime.rank == rank:
+            raise error
+        return runtime.rank * 10
+
+    return action
+
+
+def talk(runtime, folder):
+    """Every way to talk, every guard; what each rank saw is written down."""
+    ranks, rank = runtime.ranks, runtime.rank
+    seen = {"world": ranks.world, "is_first": ranks.is_first, "threads": torch.get_num_threads()}
+    seen["interface"] = os.environ["GLOO_SOCKET_IFNAME"]
+    seen["session_leader"] = os.getsid(0) == os.getpid()
+    seen["broadcast"] = ranks.broadcast({"from": rank})
+    seen["gather"] = ranks.gather(rank * rank)
+    seen["all_gather"] = ranks.all_gather([rank] * rank)  # of different sizes
+    ranks.barrier()
+
+    recipe_error = RecipeError([Problem("model.heads", "too many", "take 4", 9, True)])
+    seen["first"] = outcome_of(lambda: ranks.first(lambda: {"asked": rank}))
+    seen["first_refused"] = outcome_of(lambda: ranks.first(only_on(0, runtime, recipe_error)))
+    seen["first_bug"] = outcome_of(lambda: ranks.first(only_on(0, runtime, ZeroDivisionError("oh"))))
+    seen["each"] = outcome_of(lambda: ranks.each(only_on(-1, runtime, None)))
+    seen["each_refused"] = outcome_of(lambda: ranks.each(only_on(1, runtime, StorageError("disk full"))))
+    seen["each_bug"] = outcome_of(lambda: ranks.each(only_on(2, runtime, KeyError("x"))))
+
+    def all_but_first():
+        if rank:
+            raise DataError(f"shard {rank}")
+
+    seen["each_two"] = outcome_of(lambda: ranks.each(all_but_first))
+    try:
+        ranks.first(only_on(0, runtime, recipe_error))
+    except RecipeError as error:
+        seen["problems"] = [problem.path for problem in error.problems]
+
+    vote, votes = Vote(ranks), []
+    for step in range(3):
+        vote.cast(signal.SIGTERM if (rank, step) == (1, 1) else 0)
+        votes.append(vote.result())
+    seen["votes"] = votes
+    # The second vote is not counted before the other talk of the step: neither may disturb the other.
+    vote.cast(rank)
+    seen["between"] = ranks.all_gather(rank)
+    seen["last_vote"] = vote.result()
+
+    what = {"recipe": {"batch.micro_batch": 4, "data.path": "a"}, "code": {"source": "f00"}, "data": {"tokens": 5}}
+    seen["same"] = outcome_of(lambda: check_same(ranks, what))
+    other = {**what, "recipe": {"batch.micro_batch": 8, "data.path": "a"}} if rank == 2 else what
+    seen["other_recipe"] = outcome_of(lambda: check_same(ranks, other))
+    other = {**what, "code": {"source": "bad", "torch": "2.11"}} if rank == 0 else what
+    other = {**other, "data": {"tokens": rank}}
+    seen["other_code_and_data"] = outcome_of(lambda: check_same(ranks, other))
+
+    total = torch.ones(1) * (rank + 1)
+    dist.all_reduce(total)  # the default group, for tensors
+    seen["all_reduce"] = total.item()
+    seen["isatty"] = sys.stdout.isatty()
+
+    print(f"python of rank {rank}")
+    warnings.warn(f"warning of rank {rank}", stacklevel=1)
+    os.write(2, f"descriptor of rank {rank}\n".encode())
+    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+
+
+def refused_on_one(runtime, folder):
+    """Rank 1 meets a user's mistake while rank 0 waits for it."""
+    if runtime.rank == 1:
+        raise StorageError("run.dir /full: no space left")
+    runtime.ranks.barrier()
+
+
+def bug_on_one(runtime, folder):
+    """Rank 1 has a bug while rank 0 is in a collective of the model."""
+    if runtime.rank == 1:
+        raise ZeroDivisionError("loss / tokens")
+    dist.all_reduce(torch.ones(8))
+
+
+def killed(runtime, folder):
+    """Rank 1 is killed, as by the system where memory runs out, while rank 0 does not look at the others at all."""
+    if runtime.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def wait_to_stop(runtime, folder):
+    """Steps until a signal reached any rank; then all save, slowly, and stop. A second signal ends at once."""
+    received = []
+
+    def receive(number, frame):
+        received.append(number)
+        (folder / f"received-{runtime.rank}").write_text(" ".join(map(str, received)))
+        if len(received) > 1:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, receive)
+    vote, stop = Vote(runtime.ranks), 0
+    (folder / f"pid-{runtime.rank}").write_text(str(os.getpid()))
+    while not stop:
+        vote.cast(received[0] if received else 0)
+        time.sleep(0.02)
+        stop = vote.result()
+    (folder / f"saving-{runtime.rank}").touch()
+    time.sleep(float(os.environ.get("SAVE_SECONDS", "0.5")))
+    (folder / f"saved-{runtime.rank}").touch()
+    return 128 + stop
+
+
+SCENARIOS = [talk, refused_on_one, bug_on_one, killed, wait_to_stop]
+
+
+def main():
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    follow_launcher()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with reported():
+        action = {function.__name__: function for function in SCENARIOS}[scenario]
+        with rank_log(folder / "run", rank, world), joined("cpu") as runtime:
+            return action(runtime, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Two installations are the same exactly if their source files are."""
+
+import shutil
+from pathlib import Path
+
+import hlat
+from hlat.runtime.identity import _source_hash, code_identity
+from hlat.runtime.ranks import in_words
+
+PACKAGE = Path(hlat.__file__).parent
+
+
+def test_the_identity_names_the_source_and_the_versions():
+    identity = code_identity()
+    assert set(identity) == {"source", "hlat", "torch", "python"} and all(identity.values())
+    assert identity["source"] == _source_hash(PACKAGE)
+
+
+def test_a_copy_is_the_same_and_any_change_is_not(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
+    same = _source_hash(tmp_path / "copy")
+    assert same == _source_hash(PACKAGE)
+    file = tmp_path / "copy" / "optim" / "__init__.py"
+    for change in (
+        lambda: file.write_text(file.read_text() + "\n"),
+        lambda: file.rename(file.with_name("renamed.py")),
+        file.with_name("added.py").touch,
+    ):
+        before = _source_hash(tmp_path / "copy")
+        change()
+        assert _source_hash(tmp_path / "copy") != before
+
+
+def test_ranks_are_named_compactly():
+    assert in_words([3]) == "rank 3"
+    assert in_words([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
