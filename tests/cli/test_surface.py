@@ -5,10 +5,10 @@ import typer
 from hlat.cli import app
 
 SURFACE = {
-    "check": {"recipe", "overrides", "--json"},
+    "check": {"recipe", "overrides", "--world", "--json"},
     "schema": set(),
     "data prepare": {"recipe", "overrides", "--workers"},
-    "train": {"recipe", "overrides"},
+    "train": {"recipe", "overrides", "--nproc"},
     "evaluate": {"checkpoint", "--data"},
     "generate": {"checkpoint", "--prompt", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"},
     "import": {"source", "--to"},

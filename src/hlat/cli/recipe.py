@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, say
-from hlat.config import load_recipe, recipe_schema
+from hlat.config import Recipe, load_recipe, recipe_schema
 from hlat.model import count_parameters
 
 
@@ -19,10 +19,13 @@ def register(app: typer.Typer) -> None:
 def check(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
+    world: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes that the layout has to suit, one per accelerator.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
 ) -> None:
     """Check a recipe: every error at once, exit code 2; or what it amounts to."""
-    resolved = load_recipe(recipe, overrides or [])
+    resolved = load_recipe(recipe, overrides or [], world=world)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
@@ -30,7 +33,17 @@ def check(
     say(f"{recipe}: good")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
     say(f"  run    {resolved.total_steps:,} steps of {resolved.tokens_per_step:,} tokens = {tokens:,} tokens")
+    if world is not None or resolved.parallel.model_ranks > 1:
+        say(f"  layout {_layout(resolved, world)}")
     say(f"  folder {resolved.run_dir}")
+
+
+def _layout(recipe: Recipe, world: int | None) -> str:
+    if world is None:
+        return recipe.parallel.describe()
+    count = recipe.micro_batches(world)
+    layout = recipe.parallel.describe(recipe.data_parallel(world))
+    return f"{layout}, {count} micro-batch{'es' if count > 1 else ''}"
 
 
 def schema() -> None:

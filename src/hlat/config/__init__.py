@@ -1,8 +1,9 @@
 """The recipe: its sections, how it is read, and everything that can be wrong with it."""
 
-from hlat.config.errors import Problem, RecipeError
+from hlat.config.errors import Fix, Problem, RecipeError
 from hlat.config.hf import hf_to_model
 from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
+from hlat.config.parallel import MemoryConfig, ParallelConfig
 from hlat.config.parsing import load_recipe, parse_recipe
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
@@ -32,13 +33,16 @@ __all__ = [
     "DataConfig",
     "DataError",
     "EvaluationConfig",
+    "Fix",
     "HlatError",
     "LaunchError",
     "LinearScaling",
     "Llama3Scaling",
+    "MemoryConfig",
     "ModelConfig",
     "NumericsError",
     "OptimizerConfig",
+    "ParallelConfig",
     "PrecisionConfig",
     "Problem",
     "Recipe",

@@ -8,6 +8,14 @@ from hlat.runtime import HlatError
 
 
 @dataclass(frozen=True)
+class Fix:
+    """A value of one field that would put a problem right."""
+
+    path: str  # dotted field path, or "world", the number of processes
+    value: Any
+
+
+@dataclass(frozen=True)
 class Problem:
     """One thing wrong with a recipe."""
 
@@ -16,6 +24,7 @@ class Problem:
     remedy: str = ""  # what would work
     value: Any = None
     has_value: bool = False
+    fixes: tuple[Fix, ...] = ()  # what the remedy names, for programs; empty where it is not a matter of values
 
     def __str__(self) -> str:
         shown = f" = {_short(self.value)}" if self.has_value else ""
@@ -38,5 +47,5 @@ class RecipeError(HlatError):
 
 
 def _short(value: Any, limit: int = 60) -> str:
-    text = repr(value)
+    text = repr(list(value) if isinstance(value, tuple) else value)  # as a recipe writes it
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -18,33 +18,44 @@ from hlat.config.errors import Problem, RecipeError
 from hlat.config.hf import hf_to_model
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
-from hlat.config.rules import Values, broken_rules
+from hlat.config.rules import broken_rules
 from hlat.config.section import Section
 from hlat.config.sections import DataConfig
+from hlat.config.values import Values
 from hlat.config.yamlfile import apply_overrides, find_recipe, merge, read_file
 
 
-def load_recipe(path: str | Path, overrides: typing.Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: typing.Sequence[str] = (), *, world: int | None = None) -> Recipe:
     """Read a recipe file (or a shipped recipe by name), apply overrides, validate.
+
+    Args:
+        path: the file, or the name.
+        overrides: ``a.b=c`` each.
+        world: number of processes that the layout has to suit; None asks only whether it suits any.
 
     Raises:
         RecipeError: with every problem of file, overrides, fields and rules.
     """
     file = find_recipe(path)
     content, problems = apply_overrides(read_file(file), overrides)
-    return _parse(content, problems, str(file))
+    return _parse(content, problems, str(file), world)
 
 
-def parse_recipe(content: dict[str, Any], source: str = "recipe") -> Recipe:
+def parse_recipe(content: dict[str, Any], source: str = "recipe", *, world: int | None = None) -> Recipe:
     """Validate a mapping, as from ``Recipe.model_dump()`` or JSON.
+
+    Args:
+        content: the sections.
+        source: what errors call it.
+        world: number of processes that the layout has to suit; None asks only whether it suits any.
 
     Raises:
         RecipeError: with every problem of fields and rules.
     """
-    return _parse(content, [], source)
+    return _parse(content, [], source, world)
 
 
-def _parse(content: dict[str, Any], problems: list[Problem], source: str) -> Recipe:
+def _parse(content: dict[str, Any], problems: list[Problem], source: str, world: int | None) -> Recipe:
     content, expansion_problems = _expand_model(content)
     content = _fill_between_sections(content)
     problems = [*problems, *expansion_problems]
@@ -56,7 +67,8 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str) -> Rec
         incomplete = "model" if expansion_problems else None
         found = [d for d in error.errors() if d["type"] != "missing" or d["loc"][0] != incomplete]
         problems.extend(_explain(detail) for detail in found)
-    problems.extend(broken_rules(Values(_valid_values(Recipe, content))))
+    values = Values(_valid_values(Recipe, content))
+    problems.extend(broken_rules(values if world is None else values.having("world", world)))
     if problems:
         raise RecipeError(sorted(problems, key=_section_order), source)
     assert recipe is not None, "a recipe without problems has been validated"

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from hlat.config.model import ModelConfig
+from hlat.config.parallel import MemoryConfig, ParallelConfig
 from hlat.config.section import Section
 from hlat.config.sections import (
     BatchConfig,
@@ -42,6 +43,10 @@ class Recipe(Section):
     """Validation during training."""
     precision: PrecisionConfig = PrecisionConfig()
     """Dtypes."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the run is spread over processes."""
+    memory: MemoryConfig = MemoryConfig()
+    """Trading computation for memory."""
     tracking: TrackingConfig = TrackingConfig()
     """Readers of the metrics."""
 
@@ -73,7 +78,14 @@ class Recipe(Section):
         """Step at which the learning-rate schedule ends."""
         return self.schedule.horizon_steps or self.total_steps
 
-    @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.batch.global_batch // self.batch.micro_batch
+    def data_parallel(self, world: int) -> int:
+        """The data-parallel degree on so many processes; the recipe must have been validated for them."""
+        degree, rest = divmod(world, self.parallel.model_ranks)
+        assert rest == 0 and degree > 0, "the rules of a recipe require it"
+        return degree
+
+    def micro_batches(self, world: int = 1) -> int:
+        """Micro-batches of one data-parallel rank in an optimizer step, on so many processes."""
+        count, rest = divmod(self.batch.global_batch, self.batch.micro_batch * self.data_parallel(world))
+        assert rest == 0, "the rules of a recipe require it"
+        return count

@@ -4,30 +4,11 @@ A rule sees the recipe through ``Values``, where a field that is itself wrong is
 skipped, because its answer would only repeat that mistake.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from hlat.config.errors import Problem
-
-
-class Unavailable(Exception):
-    """A rule asked for a field that has no valid value."""
-
-
-class Values:
-    """Validated values by dotted path; asking for one that is missing raises ``Unavailable``."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def __call__(self, path: str) -> Any:
-        try:
-            return self._values[path]
-        except KeyError:
-            raise Unavailable(path) from None
-
-
-Rule = Callable[[Values], Iterator[Problem]]
+from hlat.config.layout_rules import LAYOUT_RULES
+from hlat.config.values import Rule, Unavailable, Values, divisors
 
 
 def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:
@@ -35,8 +16,7 @@ def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:
 
 
 def _divisors_near(n: int, wanted: int, count: int = 2) -> str:
-    divisors = [d for d in range(1, n + 1) if n % d == 0] if n < 1 << 20 else [1]
-    nearest = sorted(sorted(divisors, key=lambda d: abs(d - wanted))[:count])
+    nearest = sorted(sorted(divisors(n), key=lambda d: abs(d - wanted))[:count])
     return " or ".join(map(str, nearest))
 
 
@@ -102,13 +82,6 @@ def _validation(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "data.validation.fraction", reason, "Remove one of them.")
 
 
-def _batch(v: Values) -> Iterator[Problem]:
-    whole, micro = v("batch.global_batch"), v("batch.micro_batch")
-    if whole % micro:
-        remedy = f"Try {_divisors_near(whole, micro)}."
-        yield _wrong(v, "batch.micro_batch", f"global_batch {whole} is not a multiple of it.", remedy)
-
-
 def _length(v: Values) -> Iterator[Problem]:
     steps, tokens = v("training.steps"), v("training.tokens")
     if steps is None and tokens is None:
@@ -161,10 +134,10 @@ RULES: tuple[Rule, ...] = (
     _validation,
     _context,
     _vocabulary,
-    _batch,
     _length,
     _warmup,
     _wsd,
+    *LAYOUT_RULES,
 )
 
 

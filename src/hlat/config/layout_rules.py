@@ -1,0 +1,189 @@
+"""Rules of a layout: which field is to blame for what the checks find, and where else a remedy may be looked for.
+
+    check -> wrong? -> the field, candidates for it and for the fields it depends on -> Problem with the nearest fixes
+
+A rule whose input another rule has found wrong is skipped, because its answer would only repeat that mistake.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hlat.config import layout_checks as checks
+from hlat.config.errors import Problem
+from hlat.config.parallel import Schedule, default_virtual_stages
+from hlat.config.remedies import refusal
+from hlat.config.values import Rule, Values, divisors
+
+_STAGES = (checks.virtual_stages, checks.pipeline_layers)
+_DEGREES = (checks.tensor_degree, checks.context_chunks, checks.sequence_shards, *_STAGES)
+_WINDOW = 32  # candidates to either side, where every number might do
+
+# In the order in which they are advised: 1f1b needs least of model and batch, gpipe the most memory.
+_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "gpipe", "interleaved-zero-bubble", "zbv")
+
+Candidates = dict[str, Iterable[Any]]
+
+
+def _multiples(unit: int, near: int) -> list[int]:
+    """The multiples of a unit around a number."""
+    below = near // unit
+    return [unit * count for count in range(max(1, below - _WINDOW), below + _WINDOW + 2)]
+
+
+def _divided(whole: int, by: int) -> list[int]:
+    """Divisors of a quotient that is a whole number; none where it is not."""
+    return [] if whole < by or whole % by else divisors(whole // by)
+
+
+def _worlds(v: Values) -> list[int]:
+    """Numbers of processes that hold whole models: the next ones, and those over which the batch can be shared out."""
+    ranks = checks.model_ranks(v)
+    shares = _divided(v("batch.global_batch"), v("batch.micro_batch"))
+    return [*_multiples(ranks, v("world")), *(ranks * share for share in shares)]
+
+
+def _degrees(v: Values, *others: str) -> list[int]:
+    """Degrees of an axis that, with these other degrees, divide the world; none where it is not stated."""
+    return _divided(v("world"), math.prod(v(f"parallel.{name}") for name in others)) if "world" in v else []
+
+
+def _pipelines(v: Values, most: int) -> list[int]:
+    """Pipeline-parallel degrees up to a limit that they must keep."""
+    return [1, *range(max(1, most - _WINDOW), most + 1), *_degrees(v, "tensor", "context")]
+
+
+def _micro_batch_sizes(v: Values) -> list[int]:
+    """Micro-batches that a data-parallel rank's share of the batch consists of."""
+    return _divided(v("batch.global_batch"), checks.data_degree(v) if "world" in v else 1)
+
+
+def _tensor(v: Values) -> Iterator[Problem]:
+    path = "parallel.tensor"
+    yield from refusal(v, path, checks.tensor_degree, {path: divisors(v("model.heads"))})
+
+
+def _context(v: Values) -> Iterator[Problem]:
+    path = "parallel.context"
+    yield from refusal(v, path, checks.context_chunks, {path: [1, *_divided(v("data.sequence_length"), 2)]})
+
+
+def _sequence(v: Values) -> Iterator[Problem]:
+    path = "parallel.tensor"
+    candidates: Candidates = {path: divisors(v("model.heads")), "parallel.sequence": [False]}
+    yield from refusal(v, path, checks.sequence_shards, candidates, (checks.tensor_degree, checks.context_chunks))
+
+
+def _virtual_stages(v: Values) -> Iterator[Problem]:
+    path, pipeline = "parallel.virtual_stages", v("parallel.pipeline")
+    fewest = default_virtual_stages(v("parallel.schedule")) if pipeline > 1 else 1
+    yield from refusal(v, path, checks.virtual_stages, {path: [fewest], "parallel.schedule": _SCHEDULES})
+
+
+def _pipeline(v: Values) -> Iterator[Problem]:
+    path, layers, each = "parallel.pipeline", v("model.layers"), checks.stages_per_rank(v)
+    candidates: Candidates = {path: _pipelines(v, layers // each), "parallel.schedule": _SCHEDULES}
+    if v("parallel.virtual_stages") is not None:
+        candidates["parallel.virtual_stages"] = range(1, min(each, _WINDOW) + 1)
+    if layers < 2 * each:  # no other pipeline has so many stages per rank
+        candidates["model.layers"] = [v(path) * each]
+    yield from refusal(v, path, checks.pipeline_layers, candidates, (checks.virtual_stages,))
+
+
+def _split(v: Values) -> Iterator[Problem]:
+    path, counts = "parallel.split", v("parallel.split")
+    if counts is None:
+        return
+    pipeline, each = v("parallel.pipeline"), checks.stages_per_rank(v)
+    splits = [None, *_even_splits(v("model.layers"), pipeline * each)]
+    candidates: Candidates = {path: splits, "parallel.pipeline": [max(1, len(counts) // each)]}
+    yield from refusal(v, path, checks.split, candidates, _STAGES)
+
+
+def _even_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Layers shared out over stages, the first ones taking what is left over; none where there are too few."""
+    count, rest = divmod(layers, stages)
+    return [(count + 1,) * rest + (count,) * (stages - rest)] if count else []
+
+
+def _zero(v: Values) -> Iterator[Problem]:
+    path = "parallel.zero"
+    yield from refusal(v, path, checks.zero_stage, {path: (1, 3), "parallel.schedule": _SCHEDULES})
+
+
+def _replicas_of_something(v: Values) -> Iterator[Problem]:
+    path = "parallel.replicas"
+    yield from refusal(v, path, checks.replicas_of_something, {path: [1], "parallel.zero": (1, 2, 3)})
+
+
+def _world(v: Values) -> Iterator[Problem]:
+    candidates: Candidates = {
+        "world": _worlds(v),
+        "parallel.tensor": _degrees(v, "pipeline", "context"),
+        "parallel.pipeline": _degrees(v, "tensor", "context"),
+        "parallel.context": _degrees(v, "tensor", "pipeline"),
+    }
+    yield from refusal(v, "world", checks.world_of_models, candidates, _DEGREES)
+
+
+def _replicas_of_data(v: Values) -> Iterator[Problem]:
+    path = "parallel.replicas"
+    candidates: Candidates = {path: divisors(checks.data_degree(v))}
+    given = (*_DEGREES, checks.replicas_of_something)
+    yield from refusal(v, path, checks.replicas_of_data, candidates, given)
+
+
+def _micro_batches(v: Values) -> Iterator[Problem]:
+    path = "batch.micro_batch"
+    yield from refusal(v, path, checks.micro_batches, {path: divisors(v("batch.global_batch"))})
+
+
+def _data_parallel_batch(v: Values) -> Iterator[Problem]:
+    whole, micro, degree = v("batch.global_batch"), v("batch.micro_batch"), checks.data_degree(v)
+    path = "batch.global_batch" if whole % degree else "batch.micro_batch"
+    candidates: Candidates = {
+        "batch.micro_batch": _micro_batch_sizes(v),
+        "batch.global_batch": _multiples(micro * degree, whole),
+        "world": _worlds(v),
+    }
+    yield from refusal(v, path, checks.data_parallel_batch, candidates, (*_DEGREES, checks.micro_batches))
+
+
+def _full_pipeline(v: Values) -> Iterator[Problem]:
+    path, count = "parallel.pipeline", max(checks.micro_batch_counts(v))
+    candidates: Candidates = {
+        path: _pipelines(v, count),
+        "batch.micro_batch": _micro_batch_sizes(v),
+        "parallel.schedule": ["gpipe"],
+        "batch.global_batch": [v("batch.global_batch") // count * v(path)],  # just enough of them
+        **({"world": _worlds(v)} if "world" in v else {}),
+    }
+    yield from refusal(v, path, checks.full_pipeline, candidates, _STAGES)
+
+
+def _whole_rounds(v: Values) -> Iterator[Problem]:
+    path, whole = "parallel.schedule", v("batch.global_batch")
+    candidates: Candidates = {
+        path: _SCHEDULES,
+        "batch.micro_batch": _micro_batch_sizes(v),
+        "batch.global_batch": _multiples(whole // max(checks.micro_batch_counts(v)), whole),
+    }
+    yield from refusal(v, path, checks.whole_rounds, candidates, _STAGES)
+
+
+LAYOUT_RULES: tuple[Rule, ...] = (
+    _tensor,
+    _sequence,
+    _context,
+    _virtual_stages,
+    _pipeline,
+    _split,
+    _zero,
+    _replicas_of_something,
+    _world,
+    _replicas_of_data,
+    _micro_batches,
+    _data_parallel_batch,
+    _full_pipeline,
+    _whole_rounds,
+)

@@ -1,0 +1,87 @@
+"""The parallel and memory sections: how a run is spread over processes, and what is kept for backward.
+
+    degrees x world -> one rank per process; a copy of the model takes tensor x pipeline x context of them
+
+The data-parallel degree is what is left: world / (tensor * pipeline * context). Mesh axes from outermost to innermost
+are pipeline, data, context, tensor. No field is fixed: a run may go on in another layout.
+"""
+
+from typing import Literal
+
+from hlat.config.section import Section
+from hlat.config.sections import Positive
+
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
+ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved-zero-bubble", "zbv")
+INTERLEAVED: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
+
+
+def default_virtual_stages(schedule: Schedule) -> int:
+    """Stages per pipeline rank where the recipe is silent: the fewest that the schedule can do with."""
+    return 1 if schedule in ("gpipe", "1f1b") else 2
+
+
+def resolved_virtual_stages(pipeline: int, schedule: Schedule, virtual_stages: int | None) -> int:
+    """Stages per pipeline rank; one rank alone follows no schedule, so that it has one unless the recipe says more."""
+    if virtual_stages is not None:
+        return virtual_stages
+    return default_virtual_stages(schedule) if pipeline > 1 else 1
+
+
+class ParallelConfig(Section):
+    """How a run is spread over processes. What is left of them beside these degrees is data-parallel."""
+
+    tensor: Positive = 1
+    """Tensor-parallel degree: ranks that share the heads and the inner columns of every layer."""
+    sequence: bool = True
+    """Whether activations between blocks are sharded by sequence over the tensor group; no effect at tensor 1."""
+    pipeline: Positive = 1
+    """Pipeline-parallel degree: ranks that the layers are cut over."""
+    virtual_stages: Positive | None = None
+    """Stages per pipeline rank; null means 1 for gpipe and 1f1b, 2 for the interleaved schedules and zbv."""
+    schedule: Schedule = "1f1b"
+    """Order of forward and backward passes in a pipeline; no effect at pipeline 1."""
+    split: tuple[Positive, ...] | None = None
+    """Layers of each stage, in order, as in [3, 2]; null divides them by estimated cost."""
+    context: Positive = 1
+    """Context-parallel degree: ranks that each sequence is cut over, in 2 * context chunks, zig-zag."""
+    zero: Literal[0, 1, 2, 3] = 1
+    """Sharded over data- and context-parallel ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    replicas: Positive = 1
+    """Copies of the sharded state: sharded within each, replicated across them (hybrid sharding)."""
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages that one pipeline rank runs, with the default resolved."""
+        return resolved_virtual_stages(self.pipeline, self.schedule, self.virtual_stages)
+
+    @property
+    def stages(self) -> int:
+        """Stages that the layers are cut into."""
+        return self.pipeline * self.stages_per_rank
+
+    @property
+    def model_ranks(self) -> int:
+        """Processes that work on the same sequences: those of one data-parallel rank."""
+        return self.tensor * self.pipeline * self.context
+
+    def describe(self, data: int | None = None) -> str:
+        """The layout in words, for people.
+
+        Args:
+            data: the data-parallel degree; None leaves it open.
+        """
+        processes = f"N x {self.model_ranks}" if data is None else f"{data * self.model_ranks}"
+        plural = "" if processes == "1" else "es"
+        axes = f"pipeline {self.pipeline} x data {data or 'N'} x context {self.context} x tensor {self.tensor}"
+        shards = None if data is None else data // self.replicas * self.context
+        copies = f" in {self.replicas} replicas" if self.replicas > 1 else ""
+        zero = "" if shards == 1 else f", ZeRO {self.zero}{copies}"  # with one shard there is nothing to share out
+        return f"{processes} process{plural} = {axes}{zero}"
+
+
+class MemoryConfig(Section):
+    """What is kept of the forward pass, and what is computed again."""
+
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """full keeps only what enters each block and runs its forward pass again in backward; none keeps everything."""
