@@ -2,20 +2,22 @@
 
 from hlat.model.activations import Activations, activations
 from hlat.model.building import build
-from hlat.model.cache import KVCache
+from hlat.model.cache import KVCache, LayerCache
 from hlat.model.canonical import canonical_shapes, from_canonical, to_canonical
 from hlat.model.counts import ParameterCount, count_parameters, flops_per_token, forward_flops_per_token
 from hlat.model.decoder import Decoder
-from hlat.model.held import HeldParameter, held_parameters
+from hlat.model.held import HeldParameter, held_parameters, local
 from hlat.model.hf_config import SpecialIds
 from hlat.model.hf_read import LazyTensors, read_hf, read_special_ids
 from hlat.model.hf_write import write_hf
 from hlat.model.initial import initial_rows, initialise
 from hlat.model.layers import AttentionCore, Block
 from hlat.model.layout import Piece, RowLayout, Run, parameter_layouts
+from hlat.model.loss import IGNORED, summed_cross_entropy
 from hlat.model.part import WHOLE, ModelPart, heads_of, kv_copies, vocabulary_rows
 
 __all__ = [
+    "IGNORED",
     "WHOLE",
     "Activations",
     "AttentionCore",
@@ -23,6 +25,7 @@ __all__ = [
     "Decoder",
     "HeldParameter",
     "KVCache",
+    "LayerCache",
     "LazyTensors",
     "ModelPart",
     "ParameterCount",
@@ -42,9 +45,11 @@ __all__ = [
     "initial_rows",
     "initialise",
     "kv_copies",
+    "local",
     "parameter_layouts",
     "read_hf",
     "read_special_ids",
+    "summed_cross_entropy",
     "to_canonical",
     "vocabulary_rows",
     "write_hf",

@@ -5,6 +5,8 @@
 Tensor suffixes: B batch, S sequence, D model width, V vocabulary.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -56,6 +58,12 @@ class Decoder(nn.Module):
         if self.config.tie_embeddings and self.embedding is not None:
             return TiedHead(self.embedding)
         return nn.Linear(self.config.hidden_size, rows, bias=False)
+
+    def blocks(self) -> Iterator[Block]:
+        """Its decoder blocks, in order."""
+        for block in self.layers.values():
+            assert isinstance(block, Block), "nothing else is put there"
+            yield block
 
     def hidden(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
         """From what enters to what the head takes, or to what leaves the last block where there is no head.

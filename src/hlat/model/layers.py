@@ -44,7 +44,7 @@ class AttentionCore(Protocol):
     """Softmax attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E)."""
 
     def __call__(
-        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None
+        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None, /
     ) -> torch.Tensor: ...
 
 

@@ -1,0 +1,79 @@
+"""Context parallelism: one sequence over several ranks.
+
+    chunks of a sequence   0 1 2 3 4 5 6 7   over 4 ranks, load-balanced for the causal mask:
+    rank                   0 1 2 3 3 2 1 0   each rank attends to the same number of positions in all
+
+Only attention looks beyond a token. Every rank gathers all keys and values (after RoPE, so they know their positions)
+and attends from its own two chunks to the positions up to them; gradients of keys and values go back by a
+reduce-scatter. These are the bytes of a ring of sends, in one collective per layer and direction. Llama 3 was trained
+this way (Grattafiori et al. 2024, section 3.3.2): with grouped-query attention keys and values are small beside the
+attention itself.
+
+Tensor suffixes: B batch, H query heads, G kv heads, s positions of this rank, C of a chunk, T of the whole sequence, E
+head width, R ranks.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+from torch.nn.attention.bias import causal_lower_right
+
+from hlat.model import LayerCache
+from hlat.parallel.collectives import all_gather, reduce_scatter
+
+
+class _AllGather(torch.autograd.Function):
+    """(...) on every rank -> (R, ...) on every rank; backward adds up and keeps this rank's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return all_gather(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return reduce_scatter(grads[0], ctx.group), None
+
+
+class ContextCore:
+    """Causal attention from this rank's two chunks to the whole sequence before them."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        last = 2 * group.size() - 1
+        self._chunks = (group.rank(), last - group.rank())
+
+    def __call__(
+        self, q_BHsE: torch.Tensor, k_BGsE: torch.Tensor, v_BGsE: torch.Tensor, cache: LayerCache | None
+    ) -> torch.Tensor:
+        """(B, H, s, E), (B, G, s, E), (B, G, s, E) -> (B, H, s, E)."""
+        assert cache is None, "generation runs on whole sequences"
+        k_BGTE, v_BGTE = self._gather(k_BGsE, v_BGsE)
+        outs = [
+            _attend_to_prefix(q_BHCE, k_BGTE, v_BGTE, chunk)
+            for q_BHCE, chunk in zip(q_BHsE.chunk(2, dim=2), self._chunks, strict=True)
+        ]
+        return torch.cat(outs, dim=2)
+
+    def _gather(self, k_BGsE: torch.Tensor, v_BGsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all positions, in order."""
+        both_2BGsE = torch.stack((k_BGsE, v_BGsE))
+        all_R2BGsE: torch.Tensor = _AllGather.apply(both_2BGsE, self._group)  # type: ignore[no-untyped-call]
+        early, late = all_R2BGsE.chunk(2, dim=4)  # chunk i of rank i, chunk 2 R - 1 - i of rank i
+        in_order = torch.cat((early, late.flip(0)))
+        k_BGTE, v_BGTE = in_order.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
+        return k_BGTE, v_BGTE
+
+
+def _attend_to_prefix(q_BHCE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, chunk: int) -> torch.Tensor:
+    size = q_BHCE.shape[2]
+    stop = (chunk + 1) * size
+    k, v = k_BGTE[:, :, :stop], v_BGTE[:, :, :stop]
+    if chunk == 0:
+        return F.scaled_dot_product_attention(q_BHCE, k, v, is_causal=True, enable_gqa=True)
+    # The queries are the last positions of the prefix; kernels that know this alignment build no mask.
+    return F.scaled_dot_product_attention(q_BHCE, k, v, attn_mask=causal_lower_right(size, stop), enable_gqa=True)

@@ -1,0 +1,182 @@
+"""How many bytes of parameters, gradients and optimizer state a rank holds, and when.
+
+    model, layout, rank -> the parts it builds -> rows of each parameter -> bytes at five instants of a step
+
+Counted from the shapes that the model itself is built from (``parameter_layouts``), parameter by parameter. Where
+everything divides evenly, with Psi parameters of the model on a rank's share (those of the model / (T P) with T tensor-
+parallel and P pipeline ranks), N ranks over which a replica of the state is sharded, and p, g, m bytes per parameter,
+gradient and its moments, it is the textbook's count (Rajbhandari et al. 2020, ZeRO, section 5):
+
+    stage   parameters between steps   within a step   gradients: accumulating   at the optimizer's step   moments
+    0       p Psi                      p Psi           g Psi                     g Psi                     m Psi
+    1       p Psi / N                  p Psi (1 + 1/N) g Psi                     g Psi / N                 m Psi / N
+    2       p Psi / N                  p Psi (1 + 1/N) g Psi / N                 g Psi / N                 m Psi / N
+    3       p Psi / N                  p Psi / N (*)   g Psi / N                 g Psi / N                 m Psi / N
+
+and where not, what storage really is:
+
+- Norm weights, and kv heads of which there are fewer than tensor-parallel ranks, are whole on each of these ranks; the
+  vocabulary's rows are as even as can be; a tied embedding is held at both ends of a pipeline.
+- FSDP2 shards by rows and pads each parameter to N equal shards of ceil(rows / N), in parameters and gradients, sharded
+  and gathered. Moments have no padding. AdamW keeps a counter per parameter besides.
+- Within a step the shards stay beside the gathered copy, which is another tensor, at stages 1 and 2 too. (In the paper
+  stages 1 and 2 keep one whole copy all the time, and the shards are fp32 masters beside a bf16 copy.)
+- (*) At stage 3 what is not in a block (embedding, norm, head) stays gathered from its forward to the end of its
+  backward pass. Of the blocks, one is gathered at a time, while it is at work.
+- A step of one micro-batch accumulates nothing, and stage 1 then sends a gradient as soon as it is known, as stage 2.
+- A pipeline adds up whole gradients until its last micro-batch at every stage, and keeps after a backward pass the
+  blocks that the pass gathered: at stage 3 all parameters of the rank after all, until their next forward pass.
+
+Not counted are the buffers of FSDP2's collectives while a pass runs, each as large as the block (or what is not in a
+block) that it gathers or reduces.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from hlat.config import ModelConfig, ParallelConfig
+from hlat.model import ModelPart, RowLayout, parameter_layouts
+from hlat.parallel.layout import Layout
+from hlat.parallel.pipeline import stage_layers
+
+_COUNTER_BYTES = 4  # AdamW's step, a scalar in fp32 per parameter
+_GATHERED_STAGES = 3  # torch's pipelines gather the parameters of so many of a rank's stages at a time (ZeRO 1)
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes that a rank holds.
+
+    Attributes:
+        parameters: between steps.
+        parameters_within_step: the most that stay after a forward or backward pass of a micro-batch.
+        gradients_accumulating: the most that stay after a backward pass of a micro-batch.
+        gradients: when the optimizer steps.
+        optimizer: its state, from the first step on.
+    """
+
+    parameters: int
+    parameters_within_step: int
+    gradients_accumulating: int
+    gradients: int
+    optimizer: int
+
+
+def held_parts(model: ModelConfig, layout: Layout, rank: int, sequence_length: int) -> list[ModelPart]:
+    """The parts of a model that a rank builds: one per stage, ascending, or the one that a model without stages is."""
+    place, stages = layout.coordinates(rank), layout.config.stages
+    layers = stage_layers(model, layout.config, sequence_length)
+    return [
+        ModelPart(place.tp, layout.tensor, layers[stage], embedding=stage == 0, head=stage == stages - 1)
+        for stage in layout.stages_of(place.pp)
+    ]
+
+
+def state_bytes(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    world: int,
+    rank: int,
+    sequence_length: int,
+    micro_batches: int,
+    parameter_bytes: int = 4,
+    gradient_bytes: int = 4,
+    moment_bytes: int = 8,
+) -> StateBytes:
+    """Bytes of state on a rank of a layout.
+
+    Exact, except that two numbers are upper bounds where a sharded pipeline rank has several stages, since they depend
+    on the order in which the schedule takes them: ``parameters_within_step`` with more than three stages, of which
+    three are gathered at a time (here the largest), or at ZeRO 3; ``gradients_accumulating`` with less than two rounds
+    of micro-batches (2 x pipeline), where one stage's gradients are reduced before the next stage has any.
+
+    Args:
+        model, parallel: of a recipe that is valid for ``world`` processes.
+        world, rank: how many processes, and which of them.
+        sequence_length: decides, with the model, how layers are cut into stages.
+        micro_batches: of a step.
+        parameter_bytes, gradient_bytes: per element.
+        moment_bytes: both moments of an element together.
+    """
+    layout = Layout.of(parallel, world)
+    parts = held_parts(model, layout, rank, sequence_length)
+    stages = [_Stage.of(parameter_layouts(model, part), layout, rank) for part in parts]
+    sharded = _is_sharded(layout, rank)
+    held = sum(stage.held for stage in stages)
+    whole = sum(stage.whole for stage in stages)
+    keeps_whole = not sharded or layout.pipeline > 1 or (layout.zero == 1 and micro_batches > 1)
+    return StateBytes(
+        parameters=held * parameter_bytes,
+        parameters_within_step=(held + _gathered(stages, layout, sharded)) * parameter_bytes,
+        gradients_accumulating=(whole if keeps_whole else held) * gradient_bytes,
+        gradients=held * gradient_bytes,
+        optimizer=sum(stage.rows * moment_bytes + stage.count * _COUNTER_BYTES for stage in stages),
+    )
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Elements of one part of a model on a rank.
+
+    Attributes:
+        whole: without data parallelism.
+        held: of what it stores between steps, padding included; the same as ``whole`` where nothing is sharded.
+        rows: of what it stores, without padding.
+        gathered, ends: of a gathered copy, padding included; all of it, and what of it is not in a block.
+        count: number of parameters.
+    """
+
+    whole: int
+    held: int
+    rows: int
+    gathered: int
+    ends: int
+    count: int
+
+    @classmethod
+    def of(cls, layouts: dict[str, RowLayout], layout: Layout, rank: int) -> "_Stage":
+        shards = layout.state_shards(rank) if _is_sharded(layout, rank) else (rank,)
+        index, count = shards.index(rank), len(shards)
+        sizes = {name: _Shards(one.rows, prod(one.columns), count) for name, one in layouts.items()}
+        return cls(
+            whole=sum(size.rows * size.columns for size in sizes.values()),
+            held=sum(size.padded for size in sizes.values()),
+            rows=sum(size.of(index) for size in sizes.values()),
+            gathered=sum(size.padded * count for size in sizes.values()),
+            ends=sum(size.padded * count for name, size in sizes.items() if not name.startswith("layers.")),
+            count=len(sizes),
+        )
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """Elements of one parameter cut by rows into ``count`` shards, as torch.chunk does it."""
+
+    rows: int
+    columns: int
+    count: int
+
+    @property
+    def padded(self) -> int:
+        """The storage of each shard: of the first, which is the largest."""
+        return -(-self.rows // self.count) * self.columns
+
+    def of(self, index: int) -> int:
+        """A shard without padding."""
+        size = -(-self.rows // self.count)
+        return max(0, min(size, self.rows - index * size)) * self.columns
+
+
+def _is_sharded(layout: Layout, rank: int) -> bool:
+    """Whether FSDP2 manages the parameters; it does, and keeps two copies, also where each replica is one shard."""
+    return layout.zero > 0 and len(layout.state_shards(rank)) * len(layout.state_replicas(rank)) > 1
+
+
+def _gathered(stages: Sequence[_Stage], layout: Layout, sharded: bool) -> int:
+    """Elements of gathered copies that stay after a pass."""
+    if not sharded:
+        return 0
+    if layout.zero == 3 and layout.pipeline == 1:
+        return sum(stage.ends for stage in stages)
+    return sum(sorted((stage.gathered for stage in stages), reverse=True)[:_GATHERED_STAGES])

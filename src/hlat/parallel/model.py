@@ -1,0 +1,231 @@
+"""A model in a layout: what one rank holds of it, and how all ranks together train and evaluate it.
+
+    recipe, layout, rank -> this rank's stages on the meta device -> tensor, sequence, context parallelism attached
+        -> activation checkpointing, autocast -> sharded by FSDP2 -> memory for this rank's share -> initial weights
+
+One process with everything at 1 is a layout like any other: nothing is attached, and the model is the plain decoder.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from hlat.config import Recipe
+from hlat.memory import checkpoint_activations
+from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, vocabulary_rows
+from hlat.parallel.context import ContextCore
+from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
+from hlat.parallel.groups import Groups, make_groups
+from hlat.parallel.layout import Layout
+from hlat.parallel.pipeline import Pipeline, stage_layers
+from hlat.parallel.sharding import before_micro_batch, reduce_replicated, release, shard
+from hlat.parallel.tensor import parallelize_block
+from hlat.parallel.vocabulary import CrossEntropy, parallelize_ends
+from hlat.precision import autocast
+from hlat.runtime import Runtime
+
+
+class ParallelModel:
+    """What a rank holds of a model, and the collective operations on it; every rank calls them together.
+
+    Attributes:
+        layout, groups: who does what, and over which links.
+        config: the whole model.
+        parts: this rank's stages; the whole model where there is no pipeline.
+        held: this rank's parameters, in the order of the data.
+    """
+
+    def __init__(self, recipe: Recipe, runtime: Runtime, layout: Layout, groups: Groups, parts: list[Decoder]) -> None:
+        self.layout, self.groups, self.parts = layout, groups, parts
+        self.config = recipe.model
+        self._recipe, self._device, self._rank = recipe, runtime.device, runtime.rank
+        place = layout.coordinates(runtime.rank)
+        self._place = place
+        # FSDP2 says itself which shard a rank holds; what is replicated is owned by the first of those that have it.
+        owned = (place.dp == 0 and place.cp == 0) or groups.shards is not None
+        self.held = [one for part in parts for one in held_parameters(part, owned)]
+        self._copies = CopiedGradients.of(self.held, layout, groups)
+        shares = ModelPart(place.tp, layout.tensor)
+        self._loss = CrossEntropy(vocabulary_rows(recipe.model, shares), groups.tensor)
+        self._spans = layout.spans(runtime.rank, recipe.data.sequence_length)
+        self._pipeline = self._build_pipeline() if groups.pipeline is not None else None
+
+    def _build_pipeline(self) -> Pipeline:
+        recipe, layout = self._recipe, self.layout
+        assert self.groups.pipeline is not None, "there is a pipeline"
+        positions = recipe.data.sequence_length // layout.context
+        handed = positions // layout.tensor if layout.sequence_parallel else positions
+        return Pipeline(
+            self.parts,
+            layout,
+            self._rank,
+            self.groups.pipeline,
+            (recipe.batch.micro_batch, handed, recipe.model.hidden_size),
+            self.parameters[0].dtype,  # of the residual stream, under autocast too
+            positions,
+            self._loss,
+            self._device,
+        )
+
+    @property
+    def rows(self) -> range:
+        """Which sequences of a global batch this rank takes."""
+        return self.layout.rows(self._rank, self._recipe.batch.global_batch)
+
+    @property
+    def data_index(self) -> int:
+        """This rank's place on the data axis."""
+        return self._place.dp
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank speaks for all that work on the same sequences: one of them does."""
+        return (self._place.pp, self._place.cp, self._place.tp) == (0, 0, 0)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What the optimizer steps."""
+        return [one.parameter for one in self.held]
+
+    def accumulate_gradients(self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        """Leave in ``.grad`` the gradient of the mean loss over the global batch; returns this rank's term of it.
+
+        Args:
+            inputs_BS, labels_BS: the sequences ``rows`` of the global batch, whole, int64, on the CPU.
+
+        Returns:
+            A detached scalar; the terms of all ranks add up to the mean loss in nats.
+        """
+        tokens = self._count(labels_BS)
+        inputs_BS, labels_BS = self._local(inputs_BS), self._local(labels_BS)
+        if self._pipeline is not None:
+            loss = self._pipeline.train(inputs_BS, labels_BS, tokens)
+        else:
+            loss = self._train_micro_batches(inputs_BS, labels_BS, tokens)
+        if self.groups.gradients is not None and self.groups.shards is None:
+            reduce_replicated(self.held, self.groups.gradients)
+        self._copies.add_up()
+        return loss if self._place.tp == 0 else torch.zeros_like(loss)
+
+    def _count(self, labels_BS: torch.Tensor) -> torch.Tensor | int:
+        """Labelled tokens of the global batch; stays on the device where other ranks have to be asked."""
+        here = int((labels_BS != IGNORED).sum())
+        if self.groups.data is None:
+            return here
+        tokens = torch.tensor(here, device=self._device)
+        dist.all_reduce(tokens, group=self.groups.data)
+        return tokens
+
+    def _local(self, rows_BS: torch.Tensor) -> torch.Tensor:
+        """The positions of some sequences that this rank has, on its device."""
+        here = rows_BS if len(self._spans) == 1 else torch.cat([rows_BS[:, a:b] for a, b in self._spans], dim=1)
+        return here.to(self._device, non_blocking=True)
+
+    def _train_micro_batches(
+        self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, tokens: torch.Tensor | int
+    ) -> torch.Tensor:
+        (model,), size = self.parts, self._recipe.batch.micro_batch
+        loss = torch.zeros((), device=self._device)
+        batches = list(zip(inputs_BS.split(size), labels_BS.split(size), strict=True))
+        for number, (inputs, labels) in enumerate(batches, start=1):
+            before_micro_batch(model, self.layout.zero, last=number == len(batches))
+            part = self._loss(model(inputs), labels) / tokens  # frees the logits, as far as backward can spare them
+            part.backward()
+            loss += part.detach()
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """This rank's term of the summed loss over some micro-batches, forward only: float64, in nats.
+
+        Args:
+            batches: (inputs, labels) of whole sequences, for this rank's data-parallel index; as many for every rank.
+        """
+        local = [(self._local(inputs), self._local(labels)) for inputs, labels in batches]
+        if self._pipeline is not None:
+            nats = self._pipeline.evaluate(local)
+        else:
+            nats = torch.zeros((), dtype=torch.float64, device=self._device)
+            for inputs, labels in local:
+                nats += self._loss(self.parts[0](inputs), labels).double()
+        for part in self.parts:
+            release(part)
+        return nats if self._place.tp == 0 else torch.zeros_like(nats)
+
+    @torch.no_grad()
+    def reduce_loss_and_norm(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss over the global batch and the L2 norm of its gradient, each parameter counted once: scalars."""
+        gradients = [row for one in self.held if one.gradient is not None for row in owned_rows(one, one.gradient)]
+        squares = sum_of_squares(gradients, self._device)
+        total = add_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)
+        return total[0], total[1].sqrt()
+
+    @torch.no_grad()
+    def parameter_norm(self) -> torch.Tensor:
+        """L2 norm over all parameters, each counted once: a scalar."""
+        rows = [row for one in self.held for row in owned_rows(one, one.tensor)]
+        return add_over_world(sum_of_squares(rows, self._device).reshape(1), self.layout.world)[0].sqrt()
+
+    @torch.no_grad()
+    def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all ranks, in place."""
+        return add_over_world(values, self.layout.world)
+
+    @torch.no_grad()
+    def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
+        """Scale the gradients in place by min(1, limit / norm)."""
+        clip([one.gradient for one in self.held if one.gradient is not None], norm, limit)
+
+
+def build_parallel(
+    recipe: Recipe, runtime: Runtime, seed: int | None, dtype: torch.dtype = torch.float32
+) -> ParallelModel:
+    """Build this rank's share of a model in the recipe's layout.
+
+    Args:
+        recipe: validated for this number of processes.
+        runtime: this process.
+        seed: of the initial weights; None leaves them uninitialised, to be loaded.
+        dtype: of the weights.
+    """
+    layout = Layout.of(recipe.parallel, runtime.world)
+    groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
+    shares = _parts(recipe, layout, runtime.rank)
+    parts = [_build_part(recipe, layout, groups, runtime, share, dtype) for share in shares]
+    model = ParallelModel(recipe, runtime, layout, groups, parts)
+    if seed is not None:
+        initialise(model.held, recipe.model, seed)
+    return model
+
+
+def _parts(recipe: Recipe, layout: Layout, rank: int) -> list[ModelPart]:
+    place, stages = layout.coordinates(rank), recipe.parallel.stages
+    layers = stage_layers(recipe.model, recipe.parallel, recipe.data.sequence_length)
+    return [
+        ModelPart(place.tp, layout.tensor, layers[stage], embedding=stage == 0, head=stage == stages - 1)
+        for stage in layout.stages_of(place.pp)
+    ]
+
+
+def _build_part(
+    recipe: Recipe, layout: Layout, groups: Groups, runtime: Runtime, part: ModelPart, dtype: torch.dtype
+) -> Decoder:
+    with torch.device("meta"):
+        model = Decoder(recipe.model, part).to(dtype)
+    if groups.tensor is not None:
+        for block in model.blocks():
+            parallelize_block(block, groups.tensor, layout.sequence_parallel)
+        parallelize_ends(model, groups.tensor, layout.sequence_parallel)
+    if groups.context is not None:
+        for block in model.blocks():
+            block.attention.core = ContextCore(groups.context)
+    if runtime.world > 1:
+        model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
+    checkpoint_activations(model, recipe.memory)
+    # The method, not the module: inside the hooks that gather sharded parameters.
+    model.forward = autocast(recipe.precision, runtime.device)(model.forward)  # type: ignore[method-assign]
+    if groups.shards is not None:
+        shard(model, groups.shards, layout.zero)
+    model.to_empty(device=runtime.device)
+    return model

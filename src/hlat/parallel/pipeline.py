@@ -1,0 +1,190 @@
+"""Pipeline parallelism: which layers a stage has, and the schedule that runs them.
+
+    layers, FLOPs of each -> stages of about equal cost -> torch.distributed.pipelining -> loss of each micro-batch
+
+A stage is built with its own layers only. What it hands on is the residual stream, (micro-batch, positions, width), of
+the positions that the rank has (a shard of the sequence under sequence parallelism).
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from hlat.config import ModelConfig, ParallelConfig
+from hlat.model import Decoder, forward_flops_per_token
+from hlat.parallel.layout import Layout
+from hlat.parallel.vocabulary import CrossEntropy
+
+_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_SEVERAL = {
+    "interleaved-1f1b": ScheduleInterleaved1F1B,
+    "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+
+def stage_layers(model: ModelConfig, config: ParallelConfig, sequence_length: int) -> list[range]:
+    """The layers of each stage, as the recipe lists them or so that the dearest stage is as cheap as can be."""
+    counts = config.split or _cheapest_split(model, config.stages, sequence_length)
+    stops = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return [range(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
+
+
+def _cheapest_split(model: ModelConfig, stages: int, sequence_length: int) -> list[int]:
+    """Layers per stage that minimise the cost of the dearest one; among such splits, earlier stages take more.
+
+    Costs are FLOPs per token. The head is dear (a vocabulary of 128 k costs as much as several layers); looking up and
+    adding to a row of the embedding is a handful of operations per element.
+    """
+    one, two = (
+        forward_flops_per_token(model.model_copy(update={"layers": layers}), sequence_length) for layers in (1, 2)
+    )
+    layer, head, embedding = two - one, 2 * one - two, 4.0 * model.hidden_size
+
+    @cache
+    def best(stage: int, left: int) -> tuple[float, list[int]]:
+        extra = (embedding if stage == 0 else 0.0) + (head if stage == stages - 1 else 0.0)
+        if stage == stages - 1:
+            return left * layer + extra, [left]
+        choices = []
+        for count in range(left - (stages - 1 - stage), 0, -1):
+            rest, counts = best(stage + 1, left - count)
+            choices.append((max(count * layer + extra, rest), [count, *counts]))
+        return min(choices, key=lambda choice: choice[0])
+
+    return best(0, model.layers)[1]
+
+
+class Pipeline:
+    """The stages of this rank, and how micro-batches go through them.
+
+    Args:
+        parts: this rank's stages, ascending.
+        layout, rank: its place.
+        group: its pipeline.
+        shape: of what one stage hands to the next: (micro-batch, positions, width).
+        dtype: of that.
+        positions: tokens of a sequence that come to this rank.
+        loss: summed loss of logits and labels.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Decoder],
+        layout: Layout,
+        rank: int,
+        group: ProcessGroup,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        positions: int,
+        loss: CrossEntropy,
+        device: torch.device,
+    ) -> None:
+        self._layout, self._group, self._device, self._loss = layout, group, device, loss
+        self._parts = dict(zip(layout.stages_of(layout.coordinates(rank).pp), parts, strict=True))
+        self._shape, self._dtype, self._positions = shape, dtype, positions
+        self._schedules: dict[int, Any] = {}
+        self._divisor: torch.Tensor | int = 1
+        self.has_first = 0 in self._parts
+        self.has_last = layout.config.stages - 1 in self._parts
+
+    def train(self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, tokens: torch.Tensor | int) -> torch.Tensor:
+        """Forward and backward over all micro-batches; returns the summed loss / tokens, zero but on the last stage.
+
+        Args:
+            inputs_BS, labels_BS: all sequences of this rank's step, of the positions it has.
+            tokens: what losses are divided by.
+        """
+        self._divisor = tokens
+        losses: list[torch.Tensor] = []
+        schedule = self._schedule(inputs_BS.shape[0] // self._shape[0])
+        schedule.step(
+            *((inputs_BS,) if self.has_first else ()),
+            target=labels_BS if self.has_last else None,
+            losses=losses,
+            return_outputs=False,
+        )
+        return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self._device)
+
+    def _schedule(self, micro_batches: int) -> Any:
+        if micro_batches not in self._schedules:
+            config = self._layout.config
+            stages: list[Any] = [self._stage(index, part) for index, part in self._parts.items()]
+            kwargs: dict[str, Any] = {"loss_fn": self._divided_loss, "scale_grads": False}
+            if config.schedule in _SINGLE:
+                schedule: Any = _SINGLE[config.schedule](stages[0], micro_batches, **kwargs)
+            else:
+                schedule = _SEVERAL[config.schedule](stages, micro_batches, **kwargs)
+            self._schedules[micro_batches] = schedule
+        return self._schedules[micro_batches]
+
+    def _stage(self, index: int, part: Decoder) -> PipelineStage:
+        """Shapes are given, so that torch does not run the stage once to find them."""
+        sequences = self._shape[0]
+        tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
+        hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
+        logits = torch.empty((sequences, self._positions, 1), dtype=self._dtype, device="meta", requires_grad=True)
+        return PipelineStage(
+            part,
+            index,
+            self._layout.config.stages,
+            self._device,
+            input_args=tokens if index == 0 else hidden,
+            output_args=logits if index == self._layout.config.stages - 1 else hidden,
+            group=self._group,
+        )
+
+    def _divided_loss(self, logits_BSv: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        return self._loss(logits_BSv, labels_BS) / self._divisor
+
+    def evaluate(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Summed loss in float64 of (inputs, labels) micro-batches, forward only; zero but on the last stage."""
+        nats = torch.zeros((), dtype=torch.float64, device=self._device)
+        pending: list[tuple[dist.Work, torch.Tensor]] = []  # what is being sent must stay alive
+        handed: dict[tuple[int, int], torch.Tensor] = {}
+        for index, part in self._parts.items():
+            for number, (inputs_BS, labels_BS) in enumerate(batches):
+                x = inputs_BS if index == 0 else self._receive(index, number, handed)
+                out = part(x)
+                if index == self._layout.config.stages - 1:
+                    nats += self._loss(out, labels_BS).double()
+                else:
+                    self._hand_on(index, number, out, handed, pending)
+        for work, _ in pending:
+            work.wait()
+        return nats
+
+    def _receive(self, stage: int, number: int, handed: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+        if (stage, number) in handed:
+            return handed.pop((stage, number))
+        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        dist.recv(buffer, group=self._group, group_src=self._layout.stage_rank(stage - 1))
+        return buffer
+
+    def _hand_on(
+        self,
+        stage: int,
+        number: int,
+        out: torch.Tensor,
+        handed: dict[tuple[int, int], torch.Tensor],
+        pending: list[tuple[dist.Work, torch.Tensor]],
+    ) -> None:
+        if stage + 1 in self._parts:
+            handed[(stage + 1, number)] = out
+            return
+        out = out.contiguous()
+        work = dist.isend(out, group=self._group, group_dst=self._layout.stage_rank(stage + 1))
+        assert work is not None, "this rank is in the group"
+        pending.append((work, out))

@@ -1,0 +1,53 @@
+"""Data parallelism: who holds what of parameters, gradients and optimizer state (ZeRO, Rajbhandari et al. 2020).
+
+    stage  between steps                     within a step, besides                         communication of gradients
+    0      everything everywhere             nothing                                        one all-reduce a step
+    1      a shard of all three              all parameters, all gradients                  one reduce-scatter a step
+    2      a shard of all three              all parameters                                 one per micro-batch
+    3      a shard of all three              parameters of a block or two                   one per micro-batch
+
+Stages 1 to 3 are FSDP2 (``fully_shard``): each block, and what is not in a block, gathers its parameters before it
+runs. Between steps it keeps shards of the parameters at every stage. In a pipeline, gradients stay whole until the last
+micro-batch at every stage, and so are sent once a step. Gradients are summed, never averaged: the loss is divided by
+the tokens of the global batch.
+"""
+
+from collections.abc import Sequence
+
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from hlat.model import Decoder, HeldParameter
+from hlat.parallel.collectives import all_reduce_together
+
+
+def shard(model: Decoder, mesh: DeviceMesh, zero: int) -> None:
+    """Shard a part of a model, on the meta device or not, over a mesh (shards,) or (replicas, shards)."""
+    for block in model.blocks():
+        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3)
+    # What is not in a block (embedding, norm, head) is used at both ends of a step: gathered once at stage 3 too.
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, which 1.0 asks for otherwise
+
+
+def before_micro_batch(model: Decoder, zero: int, last: bool) -> None:
+    """Say what the next backward pass does with gradients and parameters."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last or zero >= 2)
+        model.set_reshard_after_backward(last or zero == 3)
+
+
+def release(model: Decoder) -> None:
+    """Drop the gathered parameters after a forward pass that no backward pass follows."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def reduce_replicated(held: Sequence[HeldParameter], group: ProcessGroup) -> None:
+    """Stage 0: add up the gradients of parameters that every rank of the group holds whole."""
+    all_reduce_together([one.gradient for one in held if one.gradient is not None], group)

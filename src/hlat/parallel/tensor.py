@@ -1,0 +1,135 @@
+"""Tensor and sequence parallelism of the decoder blocks.
+
+    without sequence parallelism:  x -(copy)-> share of attention or feed-forward -(sum over ranks)-> +
+    with:  x, a shard of the sequence -(gather)-> share ... -(sum over ranks, each keeps its shard)-> +
+
+A rank has some heads and some inner columns of every block (``ModelPart``), so what leaves its output projection is
+one term of a sum (Shoeybi et al. 2019, Megatron-LM, section 3). With sequence parallelism the norms, the residual
+stream and what is kept of them for backward are sharded as well, and the all-reduce becomes an all-gather and a
+reduce-scatter, which send the same number of bytes (Korthikanti et al. 2022, section 4.2.2).
+
+The collectives are attached to the modules of the model as hooks; the tensors are plain local ones. Each function below
+is its counterpart's backward: gather / scatter_sum, copy / total.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from hlat.model import Block
+from hlat.parallel.collectives import all_gather, reduce_scatter
+
+
+def all_gather_sequence(x_BsX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """Shards (B, S / ranks, ...) -> the whole (B, S, ...) on every rank."""
+    return all_gather(x_BsX, group).transpose(0, 1).flatten(1, 2)
+
+
+def reduce_scatter_sequence(x_BSX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """Terms (B, S, ...) on every rank -> this rank's shard (B, S / ranks, ...) of their sum."""
+    return reduce_scatter(x_BSX.unflatten(1, (group.size(), -1)).transpose(0, 1), group)
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return all_gather_sequence(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return reduce_scatter_sequence(grads[0], ctx.group), None
+
+
+class _ScatterSumSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return reduce_scatter_sequence(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return all_gather_sequence(grads[0], ctx.group), None
+
+
+def _all_reduce(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, group=group)
+    return out
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _all_reduce(grads[0], ctx.group), None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        return _all_reduce(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return grads[0], None
+
+
+def enter(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
+    """What a column-parallel layer takes: the whole sequence, (B, S, D) on every rank.
+
+    Args:
+        x: (B, S, D), the same on every rank; or with sequence parallelism this rank's shard (B, S / ranks, D).
+        group: the tensor group.
+        sequence: whether the input is sharded by sequence.
+    """
+    function = _GatherSequence if sequence else _Copy
+    out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def leave(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
+    """The sum over ranks of what a row-parallel layer gives, (B, S, D), sharded as ``enter`` takes it."""
+    function = _ScatterSumSequence if sequence else _Total
+    out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def enter_before(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
+    """Gather (or copy) the first argument of a module."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (enter(args[0], group, sequence), *args[1:])
+
+    module.register_forward_pre_hook(hook)
+
+
+def leave_after(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
+    """Sum what a module returns over the ranks."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
+        return leave(out, group, sequence)
+
+    module.register_forward_hook(hook)
+
+
+def parallelize_block(block: Block, group: ProcessGroup, sequence: bool) -> None:
+    """Make a block that holds a share of heads and columns compute what the whole block would."""
+    for layer, last in (
+        (block.attention, block.attention.output),
+        (block.feed_forward, block.feed_forward.down),
+    ):
+        enter_before(layer, group, sequence)
+        leave_after(last, group, sequence)

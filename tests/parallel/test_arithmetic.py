@@ -1,0 +1,118 @@
+"""Rank arithmetic and the split of a model over stages: pure functions, checked by hypothesis."""
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlat.config import ModelConfig, ParallelConfig
+from hlat.model import forward_flops_per_token
+from hlat.parallel import Layout, stage_layers
+
+DEGREES = st.tuples(*(st.integers(1, 4) for _ in range(5)))
+
+
+def layout_of(degrees: tuple[int, int, int, int, int], **more: object) -> Layout:
+    pipeline, per_replica, replicas, context, tensor = degrees
+    config = ParallelConfig(pipeline=pipeline, context=context, tensor=tensor, replicas=replicas, **more)
+    return Layout.of(config, pipeline * per_replica * replicas * context * tensor)
+
+
+@given(DEGREES)
+def test_ranks_and_coordinates_are_one_to_one(degrees):
+    layout = layout_of(degrees)
+    places = [layout.coordinates(rank) for rank in range(layout.world)]
+    assert [layout.rank(place) for place in places] == list(range(layout.world))
+    assert len(set(places)) == layout.world == len(list(product(*map(range, layout.sizes))))
+
+
+@given(DEGREES)
+def test_groups_cut_the_world_into_parts_and_tensor_ranks_are_neighbours(degrees):
+    layout = layout_of(degrees)
+    for groups in (
+        lambda rank: layout.group(rank, "tp"),
+        lambda rank: layout.group(rank, "pp"),
+        lambda rank: layout.group(rank, "dp", "cp"),
+        layout.state_shards,
+        layout.state_replicas,
+    ):
+        found = {groups(rank) for rank in range(layout.world)}
+        assert sorted(rank for group in found for rank in group) == list(range(layout.world))
+        assert all(rank in groups(rank) for rank in range(layout.world))
+    for rank in range(layout.world):
+        tensor = layout.group(rank, "tp")
+        assert list(tensor) == list(range(tensor[0], tensor[0] + layout.tensor))
+
+
+@given(DEGREES)
+def test_shards_and_replicas_are_rows_and_columns_of_the_data_ranks(degrees):
+    layout = layout_of(degrees)
+    for rank in range(layout.world):
+        shards, replicas = layout.state_shards(rank), layout.state_replicas(rank)
+        assert len(shards) * len(replicas) == layout.data * layout.context
+        assert set(shards) & set(replicas) == {rank}
+        everyone = {other for replica in replicas for other in layout.state_shards(replica)}
+        assert everyone == set(layout.group(rank, "dp", "cp"))
+        # within a replica ranks follow one another (one per tensor group): shards stay inside a machine
+        assert max(shards) - min(shards) < len(shards) * layout.tensor
+
+
+@given(DEGREES, st.integers(1, 3))
+def test_the_sequences_of_a_batch_are_shared_out_once(degrees, per_rank):
+    layout = layout_of(degrees)
+    rows = {layout.coordinates(rank).dp: layout.rows(rank, layout.data * per_rank) for rank in range(layout.world)}
+    assert [row for index in sorted(rows) for row in rows[index]] == list(range(layout.data * per_rank))
+
+
+@given(st.integers(1, 8), st.integers(1, 5))
+def test_the_positions_of_a_sequence_are_shared_out_once_and_evenly_under_the_causal_mask(context, chunk):
+    layout = layout_of((1, 1, 1, context, 1))
+    length = 2 * context * chunk
+    spans = [layout.spans(rank, length) for rank in range(context)]
+    positions = [[position for a, b in pair for position in range(a, b)] for pair in spans]
+    assert sorted(position for one in positions for position in one) == list(range(length))
+    attended = [sum(position + 1 for position in one) for one in positions]
+    assert len(set(attended)) == 1, "every rank attends to as many positions"
+
+
+@given(st.integers(2, 5), st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]))
+def test_every_stage_runs_on_one_rank(pipeline, schedule):
+    layout = layout_of((pipeline, 1, 1, 1, 1), schedule=schedule)
+    stages = [layout.stages_of(rank) for rank in range(pipeline)]
+    assert sorted(stage for one in stages for stage in one) == list(range(layout.config.stages))
+    assert len({len(one) for one in stages}) == 1
+    if schedule == "zbv":
+        assert stages[0] == [0, 2 * pipeline - 1], "a V begins and ends on the same rank"
+
+
+@given(st.integers(1, 24), st.integers(1, 8), st.integers(100, 200_000), st.integers(1, 4))
+def test_layers_are_split_so_that_no_other_split_is_cheaper(layers, stages, vocab_size, heads):
+    """The dearest stage, against every other split, with the head weighed."""
+    stages = min(stages, layers)
+    model = ModelConfig(vocab_size=vocab_size, layers=layers, hidden_size=64, intermediate_size=192, heads=heads)
+    found = stage_layers(model, ParallelConfig(pipeline=stages), 128)
+    assert [layer for part in found for layer in part] == list(range(layers)) and all(found)
+    one = forward_flops_per_token(model.model_copy(update={"layers": 1}), 128)
+    layer = forward_flops_per_token(model.model_copy(update={"layers": 2}), 128) - one
+    head = one - layer
+
+    def dearest(counts: list[int]) -> float:
+        return max(layer * count + (head if stage == stages - 1 else 0) for stage, count in enumerate(counts))
+
+    others = (dearest(counts) for counts in _compositions(layers, stages)) if layers <= 10 else iter(())
+    # the embedding's lookup is weighed too: 4 operations per element
+    assert dearest([len(part) for part in found]) <= min(others, default=float("inf")) + 4 * model.hidden_size
+
+
+def _compositions(total: int, parts: int):
+    if parts == 1:
+        yield [total]
+        return
+    for first in range(1, total - parts + 2):
+        for rest in _compositions(total - first, parts - 1):
+            yield [first, *rest]
+
+
+def test_an_explicit_split_is_taken_as_it_is():
+    model = ModelConfig(vocab_size=100, layers=5, hidden_size=64, intermediate_size=192, heads=4)
+    assert stage_layers(model, ParallelConfig(pipeline=2, split=[1, 4]), 128) == [range(1), range(1, 5)]
