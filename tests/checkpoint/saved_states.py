@@ -1,10 +1,12 @@
 """Small states whose every bit depends on the step, so that a mixture of two steps cannot pass for either."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from hlat.checkpoint import Checkpoint, CheckpointStore
+from hlat.checkpoint.blocks import Block, whole_tensors
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
@@ -24,7 +26,24 @@ def state(step: int) -> dict[str, torch.Tensor]:
 
 
 def save(store: CheckpointStore, step: int, files: dict[str, Path] | None = None) -> Path:
-    return store.save(step, state(step), {"step": step, "text": f"é{step}"}, files)
+    return store.save(step, whole_tensors(state(step)), {"step": step, "text": f"é{step}"}, files)
+
+
+def together(*processes: Iterable[Block]) -> dict[str, torch.Tensor]:
+    """The tensors that the blocks of some processes make up, as copies: each element from one block, none left out."""
+    tensors: dict[str, torch.Tensor] = {}
+    times: dict[str, torch.Tensor] = {}
+    for rank, blocks in enumerate(processes):
+        for block in blocks:
+            if block.everywhere and rank > 0:
+                continue
+            tensor = tensors.setdefault(block.name, torch.empty(block.shape, dtype=block.dtype))
+            place = tuple(slice(o, o + n) for o, n in zip(block.offsets, block.sizes, strict=True))
+            tensor[place] = block.tensor()
+            times.setdefault(block.name, torch.zeros(block.shape, dtype=torch.int8))[place] += 1
+    for name, count in times.items():
+        assert count.eq(1).all(), f"{name}: elements saved {count.unique().tolist()} times"
+    return tensors
 
 
 def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import CheckpointStore, check_same_tokenizer, has_tokenizer, read_tokenizer
+from hlat.checkpoint.blocks import whole_tensors
 from hlat.config import DataConfig
 from hlat.data import Prepared, prepare
 from hlat.runtime import CheckpointError, DataError
@@ -38,7 +39,8 @@ def prepared_with(folder: Path, tokenizer: Path, **section: Any) -> Prepared:
 
 def checkpoint_with(folder: Path, tokenizer: Path | None, meta: dict[str, Any]) -> Path:
     files = {f"tokenizer/{file.name}": file for file in tokenizer.iterdir()} if tokenizer is not None else {}
-    return CheckpointStore(folder / "checkpoints", 1).save(1, {"model.w": torch.zeros(2)}, meta, files)
+    weights = whole_tensors({"model.w": torch.zeros(2)})
+    return CheckpointStore(folder / "checkpoints", 1).save(1, weights, meta, files)
 
 
 @pytest.fixture

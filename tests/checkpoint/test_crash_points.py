@@ -18,6 +18,7 @@ from failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLo
 from saved_states import assert_is_step, save
 
 from hlat.checkpoint import CheckpointStore, verify
+from hlat.checkpoint.blocks import whole_tensors
 from hlat.checkpoint.disk import Disk
 from hlat.runtime import StorageError
 
@@ -181,6 +182,6 @@ def test_an_error_in_one_file_stops_the_others(tmp_path: Path) -> None:
     disk = OneFileFails()
     tensors = {f"model.{index}": torch.zeros(100_000) for index in range(50)} | {"optimizer.a": torch.zeros(100_000)}
     with pytest.raises(StorageError, match="broken"):
-        CheckpointStore(tmp_path / "checkpoints", 1, disk=disk).save(1, tensors, {})
+        CheckpointStore(tmp_path / "checkpoints", 1, disk=disk).save(1, whole_tensors(tensors), {})
     assert disk.later_writes <= 4, "the rest of one tensor: its header, its bytes, its directory"
     assert list((tmp_path / "checkpoints").iterdir()) == []

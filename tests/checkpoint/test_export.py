@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from saved_states import assert_equal
+from saved_states import assert_equal, together
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import (
@@ -24,10 +24,11 @@ from hlat.checkpoint import (
     resolve,
     verify,
 )
+from hlat.checkpoint.blocks import whole_tensors
 from hlat.checkpoint.disk import Disk
 from hlat.cli.model import import_command
 from hlat.config import ModelConfig
-from hlat.model import build, read_hf, to_canonical, write_hf
+from hlat.model import Decoder, build, held_parameters, read_hf, to_canonical, write_hf
 from hlat.runtime import CheckpointError, StorageError
 
 FIELDS: dict[str, Any] = {
@@ -65,6 +66,10 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
         with safe_open(path, framework="pt") as file:
             found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return found
+
+
+def weights(model: Decoder) -> dict[str, torch.Tensor]:
+    return together(collect(model.config, held_parameters(model)))
 
 
 def hf_folder(path: Path, tokenizer: Path, dtype: torch.dtype, **changes: Any) -> Path:
@@ -132,7 +137,7 @@ def test_a_checkpoint_of_a_run_is_complete_in_itself(tmp_path: Path, tokenizer: 
     files = {f"tokenizer/{file.name}": file for file in tokenizer.iterdir()}
     recipe = {"model": config.model_dump(mode="json"), "data": {"sequence_length": 48}}
     store = CheckpointStore(tmp_path / "run" / "checkpoints", 1)
-    saved = store.save(7, collect(model, optimizer), {"step": 7, "recipe": recipe}, files)
+    saved = store.save(7, collect(config, held_parameters(model), optimizer), {"step": 7, "recipe": recipe}, files)
     saved.rename(tmp_path / "alone")
     exported = export_hf(tmp_path / "alone", tmp_path / "exported", dtype="bfloat16")
     fields, tensors = read_hf(exported)
@@ -143,7 +148,7 @@ def test_a_checkpoint_of_a_run_is_complete_in_itself(tmp_path: Path, tokenizer: 
     assert (text["eos_token_id"], text["bos_token_id"]) == (EOS, BOS)
     loaded, meta = load_model(tmp_path / "alone", "cpu", torch.float64)
     assert meta["step"] == 7
-    assert_equal(collect(loaded), {name: t.double() for name, t in collect(model).items()})
+    assert_equal(weights(loaded), {name: t.double() for name, t in weights(model).items()})
 
 
 def test_the_command_that_goes_on_from_an_import_names_its_tokenizer(
@@ -242,7 +247,7 @@ def test_a_broken_source_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None
     ],
 )
 def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str, Any], words: str) -> None:
-    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, {"rng.torch": torch.zeros(3)}, meta)
+    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, whole_tensors({"rng.torch": torch.zeros(3)}), meta)
     with pytest.raises(CheckpointError, match=words):
         load_model(path, "cpu")
 
@@ -250,7 +255,7 @@ def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str,
 def test_weights_that_do_not_fit_their_own_config_are_listed(tmp_path: Path) -> None:
     small = build(ModelConfig.model_validate(FIELDS), device="cpu", seed=0)
     meta = {"model": FIELDS | {"layers": 3}}
-    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, collect(small), meta)
+    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, collect(small.config, held_parameters(small)), meta)
     with pytest.raises(CheckpointError, match=r"layers\.2\.self_attn\.q_proj\.weight: not in the checkpoint"):
         load_model(path, "cpu")
     with pytest.raises(CheckpointError, match=r"layers\.2\..*"):

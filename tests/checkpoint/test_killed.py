@@ -22,6 +22,7 @@ import torch
 from saved_states import assert_is_step, save
 
 from hlat.checkpoint import CheckpointStore
+from hlat.checkpoint.blocks import whole_tensors
 from hlat.checkpoint.disk import Disk
 from hlat.runtime import StorageError
 
@@ -141,7 +142,7 @@ class HopefulDisk(Disk):
         return 1 << 60
 
 
-BIG = {"model.big": torch.zeros(1 << 20, dtype=torch.float32)}  # 4 MiB
+BIG = whole_tensors({"model.big": torch.zeros(1 << 20, dtype=torch.float32)})  # 4 MiB
 
 
 def save_too_much(root: Path, disk: Disk | None = None) -> str:

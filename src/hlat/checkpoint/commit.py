@@ -1,11 +1,18 @@
 """The commit protocol: a checkpoint appears whole, at one instant, or not at all.
 
-    .staging-<name>/   tensors, meta.json, files   each hashed while written, fsynced
-                       manifest.json               sizes and sha256 of all of them
-                       COMMITTED                   sha256 of the manifest, the last file written
-                       fsync of every folder
-    rename .staging-<name> -> <name>               the instant
-    fsync of the parent folder
+    rank 0       .staging-<name>/   is made
+    every rank   its tensors        into files of its own, each hashed while written, fsynced; then it reports to rank 0
+    rank 0       .metadata          the index, if the blocks of all ranks are every tensor, each element once
+                 meta.json, files   hashed and fsynced too
+                 manifest.json      sizes and sha256 of all of them
+                 COMMITTED          sha256 of the manifest, the last file written
+                 fsync of every folder
+                 rename .staging-<name> -> <name>      the instant
+                 fsync of the parent folder
+
+After each of these steps the ranks agree on whether it succeeded on all of them. If it did not, none goes on, rank 0
+removes the staging folder, and every rank raises the same kind of error. A rank that dies is one that fails: the others
+see its connections close.
 
 A crash before the rename leaves a staging folder, which nothing reads and the next open removes. When a checkpoint of
 that name exists it is first renamed to ``.replaced-<name>`` and removed after the instant; a crash between the two
@@ -13,13 +20,14 @@ renames is undone at the next open.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-
+from hlat.checkpoint.blocks import Block
 from hlat.checkpoint.disk import IN_A_RUN, Disk, FileRecord, WayOut, copy_file, human_bytes, storage_error, write_file
+from hlat.checkpoint.index import INDEX_NAME, write_index
 from hlat.checkpoint.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
@@ -28,73 +36,129 @@ from hlat.checkpoint.manifest import (
     is_safe_name,
     write_manifest,
 )
-from hlat.checkpoint.tensors import write_tensors
-from hlat.runtime import CheckpointError, StorageError
+from hlat.checkpoint.writing import Written, write_blocks
+from hlat.runtime import CheckpointError, Ranks, StorageError
 
 STAGING, REPLACED, TRASH = ".staging-", ".replaced-", ".trash-"
 
-_OVERHEAD_BYTES = 1 << 20  # index, manifest and zip headers, generously
+_OVERHEAD_BYTES = 1 << 20  # manifest and the like, generously
+_BLOCK_BYTES = 2048  # zip headers and index entry of a block, generously
+
+T = TypeVar("T")
 
 
-def commit(
-    disk: Disk,
-    final: Path,
-    step: int,
-    tensors: Mapping[str, torch.Tensor],
-    meta: Mapping[str, Any],
-    files: Mapping[str, Path],
-    way_out: WayOut = IN_A_RUN,
-) -> None:
-    """Write a checkpoint folder by the protocol above.
+@dataclass(frozen=True)
+class Content:
+    """What goes into a checkpoint.
+
+    Attributes:
+        step: optimizer step of the state, 0 for weights alone.
+        blocks: of tensors: those of this rank.
+        meta: JSON values only; that of rank 0 counts.
+        files: path inside the checkpoint -> file to copy there; those of rank 0 count.
+    """
+
+    step: int
+    blocks: Sequence[Block]
+    meta: Mapping[str, Any]
+    files: Mapping[str, Path]
+
+
+def commit(disk: Disk, final: Path, content: Content, way_out: WayOut = IN_A_RUN, ranks: Ranks | None = None) -> None:
+    """Write a checkpoint folder by the protocol above. Collective.
 
     Args:
         disk: where its operations go.
-        final: the folder that is to appear.
-        step: optimizer step of the state, 0 for weights alone.
-        tensors: name -> tensor, on any device.
-        meta: JSON values only.
-        files: path inside the checkpoint -> file to copy there.
+        final: the folder that is to appear, on a file system that all ranks share.
+        content: what this rank has of it.
         way_out: what a user can do when the disk refuses.
+        ranks: the processes that write together; None for this one alone.
 
     Raises:
-        StorageError: the disk refused; nothing appeared and nothing is left behind, as far as the disk allows.
+        StorageError: a disk refused, on whichever rank; nothing appeared and nothing is left behind, as far as the disk
+            allows.
         CheckpointError: a name in ``files`` leaves the folder.
     """
-    refused = [name for name in files if not is_safe_name(name) or name in (MANIFEST_NAME, MARKER_NAME, META_NAME)]
-    if refused:
-        raise CheckpointError(f"{final}: cannot hold a file named {refused[0]!r}. Use a plain relative path.")
-    meta_bytes = json.dumps(meta, indent=1, allow_nan=False).encode()
-    staging = final.with_name(STAGING + final.name)
-    needed = sum(tensor.nbytes for tensor in tensors.values()) + len(meta_bytes) + _OVERHEAD_BYTES
-    doing = f"cannot save the checkpoint {final.name}"
-    try:
-        needed += sum(source.stat().st_size for source in files.values())
-        disk.make_folder(final.parent)
-        disk.remove_tree(staging)
-        _require_space(disk, final.parent, needed, doing, way_out)
-        disk.make_folder(staging)
-        records = write_tensors(disk, staging, tensors)
-        records[META_NAME] = write_file(disk, staging / META_NAME, meta_bytes)
-        records |= _copy(disk, staging, files)
-        write_manifest(disk, staging, Manifest(step, records))
+    _Commit(disk, final, content, way_out, ranks or Ranks()).run()
+
+
+class _Commit:
+    """One run of the protocol."""
+
+    def __init__(self, disk: Disk, final: Path, content: Content, way_out: WayOut, ranks: Ranks) -> None:
+        self._disk, self._final, self._content, self._way_out, self._ranks = disk, final, content, way_out, ranks
+        self._staging = final.with_name(STAGING + final.name)
+        self._doing = f"cannot save the checkpoint {final.name}"
+        self._blocks = [block for block in content.blocks if ranks.is_first or not block.everywhere]
+        self._needed = sum(block.nbytes + _BLOCK_BYTES for block in self._blocks)  # bytes; soon of all ranks
+
+    def run(self) -> None:
+        meta = self._together(lambda: self._check() if self._ranks.is_first else b"")
+        self._needed = sum(self._ranks.all_gather(self._needed))
+        try:
+            self._together(lambda: self._begin() if self._ranks.is_first else None)
+            written = self._ranks.gather(self._together(self._write))
+            self._together(lambda: self._finish(written, meta) if written is not None else None)
+        except BaseException:
+            if self._ranks.is_first:  # no other rank may: it cannot know whether rank 0 is about to finish
+                self._disk.discard(self._staging)
+            raise
+
+    def _check(self) -> bytes:
+        files = self._content.files
+        refused = [name for name in files if not is_safe_name(name) or name in (MANIFEST_NAME, MARKER_NAME, META_NAME)]
+        if refused:
+            raise CheckpointError(f"{self._final}: cannot hold a file named {refused[0]!r}. Use a plain relative path.")
+        meta = json.dumps(self._content.meta, indent=1, allow_nan=False).encode()
+        self._needed += sum(source.stat().st_size for source in files.values()) + len(meta) + _OVERHEAD_BYTES
+        return meta
+
+    def _together(self, action: Callable[[], T]) -> T:
+        """Do a step on every rank. If any fails, all of them raise, and say which one it was."""
+        try:
+            return self._ranks.each(lambda: self._translated(action))
+        except StorageError as error:
+            if self._ranks.world > 1 and error.from_rank is None:
+                raise StorageError(f"rank {self._ranks.rank}: {error}") from error
+            raise
+
+    def _translated(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except OSError as exc:
+            raise storage_error(exc, self._doing, self._final.parent, self._needed, self._way_out) from exc
+
+    def _begin(self) -> None:
+        self._disk.make_folder(self._final.parent)
+        self._disk.remove_tree(self._staging)
+        self._require_space()
+        self._disk.make_folder(self._staging)
+
+    def _require_space(self) -> None:
+        """Refuse before writing what cannot fit. Others may fill the disk meanwhile: writing can fail all the same."""
+        free, needed, way_out = self._disk.free_bytes(self._final.parent), self._needed, self._way_out
+        if free < needed:
+            raise StorageError(
+                f"{self._doing} in {self._final.parent}: it needs {human_bytes(needed)} ({needed} bytes) and "
+                f"{human_bytes(free)} are free. What would work: free some space there{way_out.less}, "
+                f"or {way_out.elsewhere}."
+            )
+
+    def _write(self) -> Written:
+        written = write_blocks(self._disk, self._staging, self._blocks, self._ranks.rank)
+        if not self._ranks.is_first:  # rank 0 does it at the end; other machines have their own view of the folder
+            self._disk.sync_folder(self._staging)
+        return written
+
+    def _finish(self, written: Sequence[Written], meta: bytes) -> None:
+        disk, staging = self._disk, self._staging
+        records = {name: record for part in written for name, record in part.files.items()}
+        records[INDEX_NAME] = write_index(disk, staging, (block for part in written for block in part.blocks))
+        records[META_NAME] = write_file(disk, staging / META_NAME, meta)
+        records |= _copy(disk, staging, self._content.files)
+        write_manifest(disk, staging, Manifest(self._content.step, records))
         disk.sync_folder(staging)
-        _appear(disk, staging, final)
-    except OSError as exc:
-        disk.discard(staging)
-        raise storage_error(exc, doing, final.parent, needed, way_out) from exc
-    except BaseException:
-        disk.discard(staging)
-        raise
-
-
-def _require_space(disk: Disk, folder: Path, needed: int, doing: str, way_out: WayOut) -> None:
-    """Refuse before writing what cannot fit. Others may fill the disk meanwhile: writing can fail all the same."""
-    free = disk.free_bytes(folder)
-    if free < needed:
-        raise StorageError(
-            f"{doing} in {folder}: it needs {human_bytes(needed)} ({needed} bytes) and {human_bytes(free)} are free. "
-            f"What would work: free some space there{way_out.less}, or {way_out.elsewhere}."
-        )
+        _appear(disk, staging, self._final)
 
 
 def _copy(disk: Disk, staging: Path, files: Mapping[str, Path]) -> dict[str, FileRecord]:

@@ -15,14 +15,24 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint.commit import commit
+from hlat.checkpoint.blocks import whole_tensors
+from hlat.checkpoint.commit import Content, commit
 from hlat.checkpoint.disk import IN_A_NEW_FOLDER, Disk
 from hlat.checkpoint.identity import versions
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config import ModelConfig
-from hlat.model import Decoder, SpecialIds, build, canonical_shapes, read_hf, read_special_ids, write_hf
+from hlat.model import (
+    Decoder,
+    SpecialIds,
+    build,
+    canonical_shapes,
+    held_parameters,
+    read_hf,
+    read_special_ids,
+    write_hf,
+)
 from hlat.runtime import CheckpointError
 
 _TOKENIZER_PATTERNS = (
@@ -49,8 +59,9 @@ def load_model(
         CheckpointError: nothing whole there, or no model in it.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
-    model = build(model_config(checkpoint), device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint))
-    fill(checkpoint, model)
+    config = model_config(checkpoint)
+    model = build(config, device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint))
+    fill(checkpoint, config, held_parameters(model))
     return model, dict(checkpoint.meta)
 
 
@@ -135,7 +146,8 @@ def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
     }
     found = {file for pattern in _TOKENIZER_PATTERNS for file in source.glob(pattern) if file.is_file()}
     files = {f"{TOKENIZER}/{file.name}": file for file in found}
-    commit(Disk(), target, 0, {MODEL + name: tensor for name, tensor in tensors.items()}, meta, files, IN_A_NEW_FOLDER)
+    blocks = whole_tensors({MODEL + name: tensor for name, tensor in tensors.items()})
+    commit(Disk(), target, Content(0, blocks, meta, files), IN_A_NEW_FOLDER)
     return target
 
 

@@ -1,6 +1,9 @@
 """The index of a checkpoint's tensors: name -> shape, dtype, and which bytes of which file.
 
-    .metadata (a pickle, as torch.distributed.checkpoint writes it) --restricted unpickler--> Metadata --checks--> use
+    where the blocks of all processes lie --checks--> .metadata, a pickle as torch.distributed.checkpoint (DCP) has it
+    .metadata --restricted unpickler--> Metadata --checks--> use
+
+A tensor may be saved in several blocks (DCP calls them chunks); together they are the tensor, each element once.
 
 The file is never handed to ``pickle.load``. The unpickler below resolves only the data classes that make up an index;
 any other name in the file is refused before anything is called. An index that passes is then held against the files
@@ -9,14 +12,23 @@ it speaks of, so that nothing absurd is allocated and nothing outside the checkp
 
 import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
+from hlat.checkpoint.disk import Disk, FileRecord, write_file
 from hlat.runtime import CheckpointError
 
 INDEX_NAME = ".metadata"
@@ -37,6 +49,66 @@ _ALLOWED = frozenset(
         ("torch.serialization", "_get_layout"),
     }
 )
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """A block of a tensor and where it was written: ``length`` bytes from ``begin`` on in ``file``."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    begin: int
+    length: int
+
+
+def write_index(disk: Disk, folder: Path, blocks: Iterable[StoredBlock]) -> FileRecord:
+    """Write the index of what all processes wrote, durably.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    tensors: dict[str, TensorStorageMetadata] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for block in blocks:
+        size, offsets = torch.Size(block.shape), torch.Size(block.offsets)
+        entry = tensors.setdefault(block.name, TensorStorageMetadata(TensorProperties(block.dtype), size, []))
+        assert (entry.size, entry.properties.dtype) == (size, block.dtype), f"{block.name} is one tensor"
+        entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(block.sizes)))
+        places[MetadataIndex(block.name, offsets)] = _StorageInfo(block.file, block.begin, block.length)
+    for name, entry in tensors.items():
+        problem = _cover_problem(entry.size, entry.chunks)
+        assert not problem, f"{name}: {problem}"
+    # No paths and no random ids: the same state gives the same index.
+    index = Metadata(dict(tensors), storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
+    return write_file(disk, folder / INDEX_NAME, pickle.dumps(index))
+
+
+def _cover_problem(shape: Sequence[int], chunks: Sequence[ChunkStorageMetadata]) -> str:
+    """What keeps blocks from being a tensor, each element once; empty if nothing does."""
+    for chunk in chunks:
+        spans = list(zip(shape, chunk.offsets, chunk.sizes, strict=True))
+        if any(offset < 0 or size < 0 or offset + size > full for full, offset, size in spans):
+            return f"a piece lies outside its shape {tuple(shape)}"
+    covered = sum(math.prod(chunk.sizes) for chunk in chunks)
+    if covered != math.prod(shape):
+        return f"shape {tuple(shape)} has {math.prod(shape)} elements, its pieces have {covered}"
+    begun: list[ChunkStorageMetadata] = []  # those that reach to the row where the next one begins
+    several = [chunk for chunk in chunks if len(chunks) > 1 and chunk.sizes.numel() > 0]
+    for chunk in sorted(several, key=lambda chunk: tuple(chunk.offsets)):
+        begun = [other for other in begun if other.offsets[0] + other.sizes[0] > chunk.offsets[0]]
+        if any(_overlap(chunk, other) for other in begun):
+            return f"two of its pieces overlap at {tuple(chunk.offsets)}"
+        begun.append(chunk)
+    return ""
+
+
+def _overlap(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
+    spans = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    return all(a < b + n and b < a + m for a, m, b, n in spans)
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -89,20 +161,11 @@ def _check(index: Any, file_bytes: Mapping[str, int]) -> Metadata:
 def _check_tensor(name: str, entry: TensorStorageMetadata, storage: Any, file_bytes: Mapping[str, int]) -> None:
     if not isinstance(entry.properties.dtype, torch.dtype) or min(entry.size, default=0) < 0:
         raise CheckpointError(f"tensor {name}: impossible dtype or shape")
-    covered = 0
+    if problem := _cover_problem(entry.size, entry.chunks):
+        raise CheckpointError(f"tensor {name}: {problem}")
     for chunk in entry.chunks:
-        spans = list(zip(entry.size, chunk.offsets, chunk.sizes, strict=True))
-        if any(offset < 0 or size < 0 or offset + size > full for full, offset, size in spans):
-            raise CheckpointError(f"tensor {name}: a piece lies outside its shape {tuple(entry.size)}")
-        elements = math.prod(chunk.sizes)
-        covered += elements
-        _check_place(
-            name, storage[MetadataIndex(name, chunk.offsets)], elements * entry.properties.dtype.itemsize, file_bytes
-        )
-    if covered != math.prod(entry.size):
-        raise CheckpointError(
-            f"tensor {name}: shape {tuple(entry.size)} has {math.prod(entry.size)} elements, its pieces have {covered}"
-        )
+        needed = math.prod(chunk.sizes) * entry.properties.dtype.itemsize
+        _check_place(name, storage[MetadataIndex(name, chunk.offsets)], needed, file_bytes)
 
 
 def _check_place(name: str, place: Any, needed: int, file_bytes: Mapping[str, int]) -> None:

@@ -1,13 +1,14 @@
 """Reading checkpoints: which folder is meant, whether it is whole, and its tensors.
 
-    path given by a user --resolve--> a verified folder --Checkpoint--> meta, tensors
+    path given by a user --resolve--> a verified folder --Checkpoint--> meta, tensors, regions of tensors
 
 Nothing here changes the disk: a run that is still being trained can be read meanwhile.
 """
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +20,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from hlat.checkpoint.disk import READING, storage_error
 from hlat.checkpoint.index import read_index
 from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, read_manifest, verify
-from hlat.checkpoint.tensors import read_tensors
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.regions import Region, read_regions
+from hlat.runtime import CheckpointError, Ranks
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
@@ -72,15 +73,6 @@ class Checkpoint:
             head = f"{self.path}: {len(problems)} tensors do not fit the model and optimizer of the recipe"
             raise CheckpointError("\n  ".join([head, *problems[:_LISTED], *more]))
 
-    def load_into(self, targets: Mapping[str, torch.Tensor]) -> None:
-        """Fill tensors in place, on any device. Tensors of the checkpoint that are not asked for are not read.
-
-        Raises:
-            CheckpointError: lists every tensor that is missing or has another shape or dtype; then nothing was changed.
-        """
-        self.check(targets)
-        read_tensors(self.path, self.index, targets)
-
     def load(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors whose names begin with ``prefix``, on the CPU, under their names without it."""
         loaded = self.read([name for name in self.tensors if name.startswith(prefix)])
@@ -96,9 +88,19 @@ class Checkpoint:
         absent = [name for name in names if name not in self.tensors]
         if absent:
             raise CheckpointError(f"{self.path}: has no tensor {', '.join(absent[:_LISTED])}")
-        loaded = {name: torch.empty_like(self.tensors[name], device="cpu") for name in names}
-        self.load_into(loaded)
-        return loaded
+        whole = [Region(name, (0,) * self.tensors[name].ndim, tuple(self.tensors[name].shape)) for name in names]
+        return dict(zip(names, self.read_regions(whole), strict=True))
+
+    def read_regions(self, regions: Sequence[Region]) -> list[torch.Tensor]:
+        """Parts of tensors, on the CPU, in the saved dtype, whatever blocks they were saved in. No more is read.
+
+        Args:
+            regions: each inside a tensor that is in the checkpoint.
+
+        Raises:
+            CheckpointError: the files do not hold what the index says.
+        """
+        return read_regions(self.path, self.index, regions)
 
 
 def _form(tensor: torch.Tensor) -> str:
@@ -108,6 +110,36 @@ def _form(tensor: torch.Tensor) -> str:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """A checkpoint whose bytes are taken on trust, because they were verified or written just now."""
     return Checkpoint(folder, read_meta(folder))
+
+
+def open_everywhere(folder: Path, ranks: Ranks) -> Checkpoint:
+    """Open on every rank the checkpoint that rank 0 means; see that it is the same one everywhere. Collective.
+
+    Raises:
+        CheckpointError: a rank does not see it there, or sees another one.
+    """
+    marker = ranks.first(lambda: _marker(folder))
+    return ranks.each(lambda: _open_same(folder, marker))
+
+
+def _marker(folder: Path) -> bytes:
+    try:
+        return (folder / MARKER_NAME).read_bytes()
+    except OSError as exc:
+        raise CheckpointError(f"{folder}: not a checkpoint that can be read ({exc.strerror})") from exc
+
+
+def _open_same(folder: Path, marker: bytes) -> Checkpoint:
+    try:
+        same = _marker(folder) == marker
+    except CheckpointError:
+        same = False
+    if not same:
+        raise CheckpointError(
+            f"{folder}: the checkpoint that rank 0 sees there is not there on {socket.gethostname()}. Put it on a file "
+            "system that all machines of the run share, under the same path."
+        )
+    return open_checkpoint(folder)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -1,21 +1,27 @@
 """The state of a run as named tensors that know no layout and no coalescing.
 
-    module and AdamW --collect--> model.<name>, optimizer.exp_avg.<name>, optimizer.exp_avg_sq.<name>,
-                                  optimizer.step, rng.<source>
-    checkpoint --restore--> the same module and AdamW, or ones with another coalescing, in place
+    held parameters, AdamW --collect--> blocks of model.<name>, optimizer.exp_avg.<name>, optimizer.exp_avg_sq.<name>,
+                                        optimizer.step, rng.<source>
+    checkpoint --restore--> held parameters and AdamW, in any layout, coalesced or not, in place
 
-``<name>`` is the canonical, Hugging Face name of a parameter; coalesced parameters and their moments are stored split.
-Learning rate, betas and weight decay are not state: they follow from the recipe and the step.
+``<name>`` is the canonical, Hugging Face name of a parameter. A process saves the blocks of it that it holds and owns,
+and reads the blocks that it holds. Learning rate, betas and weight decay are not state: they follow from the recipe and
+the step.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.reading import Checkpoint, open_checkpoint, resolve
-from hlat.model import Decoder, parameter_layouts, to_canonical
-from hlat.runtime import rng_state, set_rng_state
+from hlat.checkpoint.blocks import Block, whole_tensors
+from hlat.checkpoint.reading import Checkpoint, open_everywhere, resolve
+from hlat.checkpoint.regions import Region
+from hlat.config import ModelConfig
+from hlat.model import HeldParameter, Piece, canonical_shapes, local
+from hlat.runtime import Ranks, rng_state, set_rng_state
 
 MODEL = "model."
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -25,45 +31,56 @@ RNG = "rng."
 _READ_BYTES = 1 << 30
 
 
-def collect(model: Decoder, optimizer: torch.optim.AdamW | None = None) -> dict[str, torch.Tensor]:
-    """Everything that defines a run, by name; the weights alone without an optimizer.
+def collect(
+    config: ModelConfig, held: Sequence[HeldParameter], optimizer: torch.optim.AdamW | None = None
+) -> list[Block]:
+    """What this process has to save of everything that defines a run; of the weights alone without an optimizer.
 
-    Split parameters are copies, the others are the live tensors: use the result before the next step.
+    Blocks are views of the live tensors: use them before the next step.
+
+    Args:
+        config: the whole model.
+        held: what this process holds of it.
+        optimizer: over the parameters of ``held``.
 
     Returns:
-        name -> tensor in its stored dtype, on the device it lives on.
+        The blocks that this process owns, and those that every process has. The blocks of all processes together
+        are every tensor, each element once.
     """
-    state = {MODEL + name: tensor for name, tensor in to_canonical(model.config, _parameters(model)).items()}
+    shapes = canonical_shapes(config)
+    parts = _weights(held) if optimizer is None else [*_weights(held), *_moments(held, optimizer)]
+    blocks = [
+        Block(part.prefix + piece.name, shapes[piece.name], _offsets(part.held, piece), tuple(part.rows(piece)))
+        for part in parts
+        if part.held.owned
+        for piece in part.held.pieces()
+        if piece.owned
+    ]
     if optimizer is None:
-        return state
-    steps = _ensure_moments(model, optimizer)
-    for moment in MOMENTS:
-        canonical = to_canonical(model.config, _moments(model, optimizer, moment))
-        state |= {f"optimizer.{moment}.{name}": tensor for name, tensor in canonical.items()}
-    state[STEP] = torch.tensor(int(steps[0]), dtype=torch.int64)
-    return state | {RNG + name: tensor for name, tensor in rng_state().items()}
+        return blocks
+    step = torch.tensor(int(_step(held, optimizer)), dtype=torch.int64)
+    return blocks + whole_tensors({STEP: step} | {RNG + name: tensor for name, tensor in rng_state().items()})
 
 
-def restore(checkpoint: Checkpoint, model: Decoder, optimizer: torch.optim.AdamW | None = None) -> None:
+def restore(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    held: Sequence[HeldParameter],
+    optimizer: torch.optim.AdamW | None = None,
+) -> None:
     """Put a saved state back, bit for bit; the inverse of ``collect``. Without an optimizer, the weights alone.
 
-    Read a few parameters at a time: besides the state itself about 2 GiB are in memory.
+    Only what is held is read, a few parameters at a time: besides the state itself about 2 GiB are in memory.
 
     Raises:
         CheckpointError: lists every tensor that is missing, or differs in shape or dtype; nothing was changed then.
     """
-    parts = {MODEL: _parameters(model)}
-    if optimizer is not None:
-        _ensure_moments(model, optimizer)
-        parts |= {f"optimizer.{moment}.": _moments(model, optimizer, moment) for moment in MOMENTS}
-    forms = {
-        prefix + name: form for prefix, part in parts.items() for name, form in _canonical_forms(model, part).items()
-    }
+    parts = _weights(held) if optimizer is None else [*_weights(held), *_moments(held, optimizer)]
+    forms = _forms(config, parts)
     if optimizer is not None:
         forms[STEP] = torch.empty((), dtype=torch.int64, device="meta")
     checkpoint.check(forms)
-    for prefix, part in parts.items():
-        _read_part(checkpoint, prefix, model, part)
+    _read(checkpoint, parts)
     if optimizer is not None:
         step = checkpoint.read([STEP])[STEP]
         for entry in optimizer.state.values():
@@ -71,77 +88,117 @@ def restore(checkpoint: Checkpoint, model: Decoder, optimizer: torch.optim.AdamW
         set_rng_state(checkpoint.load(RNG))
 
 
-def load_weights(path: Path, model: Decoder) -> None:
-    """Fill a model with the weights of a checkpoint, whatever run or import they come from.
+def load_weights(path: Path, config: ModelConfig, held: Sequence[HeldParameter], ranks: Ranks | None = None) -> None:
+    """Fill parameters with the weights of a checkpoint, whatever run or import they come from. Collective.
 
-    Weights are converted to the model's dtype; bf16 to fp32 is exact.
+    Weights are converted to the dtype of the parameters; bf16 to fp32 is exact.
 
     Args:
-        path: a checkpoint, a checkpoints folder or a run folder.
-        model: filled in place.
+        path: a checkpoint, a checkpoints folder or a run folder; rank 0 finds and verifies it.
+        config: the whole model.
+        held: what this process holds of it; filled in place.
+        ranks: the processes that load together; None for this one alone.
 
     Raises:
         CheckpointError: nothing whole there, or the weights do not fit the model.
     """
-    fill(open_checkpoint(resolve(path)), model)
+    ranks = ranks or Ranks()
+    checkpoint = open_everywhere(ranks.first(lambda: resolve(path)), ranks)
+    ranks.each(lambda: fill(checkpoint, config, held))
 
 
-def fill(checkpoint: Checkpoint, model: Decoder) -> None:
-    """``load_weights`` from a checkpoint that was opened already."""
-    saved = checkpoint.tensors
-    forms = {MODEL + name: form for name, form in _canonical_forms(model, _parameters(model)).items()}
+def fill(checkpoint: Checkpoint, config: ModelConfig, held: Sequence[HeldParameter]) -> None:
+    """``load_weights`` of this process from a checkpoint that was opened already."""
+    parts, saved = _weights(held), checkpoint.tensors
     checkpoint.check(
-        {n: torch.empty_like(form, dtype=saved[n].dtype) if n in saved else form for n, form in forms.items()}
+        {
+            name: torch.empty_like(form, dtype=saved[name].dtype) if name in saved else form
+            for name, form in _forms(config, parts).items()
+        }
     )
-    _read_part(checkpoint, MODEL, model, _parameters(model))
+    _read(checkpoint, parts)
 
 
-def _parameters(model: Decoder) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+@dataclass(frozen=True)
+class _Part:
+    """Local rows, of the weight or of a moment, that are saved under a prefix."""
+
+    prefix: str
+    held: HeldParameter
+    tensor: torch.Tensor
+
+    def rows(self, piece: Piece) -> list[torch.Tensor]:
+        return self.held.rows_of(piece, self.tensor)
 
 
-def _moments(model: Decoder, optimizer: torch.optim.AdamW, moment: str) -> dict[str, torch.Tensor]:
-    return {name: optimizer.state[parameter][moment] for name, parameter in model.named_parameters()}
+def _weights(held: Sequence[HeldParameter]) -> list[_Part]:
+    return [_Part(MODEL, one, one.tensor) for one in held]
 
 
-def _ensure_moments(model: Decoder, optimizer: torch.optim.AdamW) -> list[float]:
-    """Create the moments as AdamW would at its first step, where they do not exist. Returns each parameter's step."""
+def _moments(held: Sequence[HeldParameter], optimizer: torch.optim.AdamW) -> list[_Part]:
+    """The moments of each parameter, created as AdamW would at its first step where they do not exist."""
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    for parameter in model.parameters():
-        entry = optimizer.state[parameter]
+    for one in held:
+        entry = optimizer.state[one.parameter]
         if not entry:
-            on_device = groups[parameter]["fused"] or groups[parameter]["capturable"]
-            entry["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+            group = groups[one.parameter]
+            device = one.parameter.device if group["fused"] or group["capturable"] else "cpu"
+            entry["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for moment in MOMENTS:
-                entry[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    steps = [float(optimizer.state[parameter]["step"]) for parameter in model.parameters()]
-    assert len(set(steps)) == 1, "every parameter takes part in every step"
-    return steps
+                entry[moment] = torch.zeros_like(one.parameter, memory_format=torch.preserve_format)
+    return [
+        _Part(f"optimizer.{moment}.", one, local(optimizer.state[one.parameter][moment]))
+        for moment in MOMENTS
+        for one in held
+    ]
 
 
-def _canonical_forms(model: Decoder, part: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Shapes and dtypes that a part has in a checkpoint, on the meta device."""
-    return to_canonical(model.config, {name: tensor.to("meta") for name, tensor in part.items()})
+def _step(held: Sequence[HeldParameter], optimizer: torch.optim.AdamW) -> float:
+    steps = {float(optimizer.state[one.parameter]["step"]) for one in held}
+    assert len(steps) == 1, "every parameter takes part in every step"
+    return steps.pop()
 
 
-def _read_part(checkpoint: Checkpoint, prefix: str, model: Decoder, part: Mapping[str, torch.Tensor]) -> None:
-    """Fill tensors under module names from the canonical ones of a checkpoint."""
-    layouts = parameter_layouts(model.config)
-    for group in _groups(part):
-        canonical = checkpoint.read(prefix + name for ours in group for name in layouts[ours].canonical_shapes)
-        for ours in group:
-            pieces = {name: canonical[prefix + name] for name in layouts[ours].canonical_shapes}
-            part[ours].copy_(layouts[ours].fuse(pieces))
+def _offsets(held: HeldParameter, piece: Piece) -> tuple[int, ...]:
+    """Where a piece begins in its canonical tensor."""
+    return (piece.canonical_start, held.layout.first_column) if held.layout.columns else (piece.canonical_start,)
 
 
-def _groups(part: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """The names of a part, about ``_READ_BYTES`` at a time."""
-    group: list[str] = []
+def _forms(config: ModelConfig, parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
+    """The saved tensors that parts belong to, whole, on the meta device."""
+    shapes = canonical_shapes(config)
+    return {
+        part.prefix + name: torch.empty(shapes[name], dtype=part.tensor.dtype, device="meta")
+        for part in parts
+        for name in part.held.layout.canonical_shapes
+    }
+
+
+def _read(checkpoint: Checkpoint, parts: Sequence[_Part]) -> None:
+    for group in _groups(parts):
+        regions = [
+            Region(part.prefix + piece.name, _offsets(part.held, piece), (piece.rows, *part.held.layout.columns))
+            for part, piece in group
+        ]
+        for (part, piece), saved in zip(group, checkpoint.read_regions(regions), strict=True):
+            rows = part.rows(piece)
+            for ours, theirs in zip(rows, saved.split([row.shape[0] for row in rows]), strict=True):
+                ours.copy_(theirs)
+
+
+def _groups(parts: Sequence[_Part]) -> Iterator[list[tuple[_Part, Piece]]]:
+    """The pieces to be read, about ``_READ_BYTES`` at a time; a larger tensor comes in several."""
+    group: list[tuple[_Part, Piece]] = []
     size = 0
-    for name, tensor in part.items():
-        if group and size + tensor.nbytes > _READ_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += tensor.nbytes
-    yield group
+    for part in parts:
+        row = math.prod(part.held.layout.columns) * part.tensor.element_size()
+        step, first = max(1, _READ_BYTES // row), part.held.first_row
+        for start in range(first, first + part.tensor.shape[0], step):
+            stop = min(start + step, first + part.tensor.shape[0])
+            if group and size + (stop - start) * row > _READ_BYTES:
+                yield group
+                group, size = [], 0
+            group += [(part, piece) for piece in part.held.layout.pieces(start, stop)]
+            size += (stop - start) * row
+    if group:
+        yield group

@@ -3,20 +3,23 @@
 save(step, state) -> step-00000040/            (commit.py says how it becomes visible)
 newest()          -> the newest that verifies; damaged ones are named and renamed aside on the way
 prune()           -> keeps the last k, every n-th step for ever, and always a verified one
+
+All ranks of a run share a store. Rank 0 looks, decides, renames and removes; every rank is told the outcome.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from hlat.checkpoint.commit import clean_up, commit, remove_checkpoint
+from hlat.checkpoint.blocks import Block
+from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, remove_checkpoint
 from hlat.checkpoint.disk import Disk, storage_error
 from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
-from hlat.checkpoint.reading import Checkpoint, open_checkpoint, step_folders
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.reading import Checkpoint, open_everywhere, step_folders
+from hlat.runtime import CheckpointError, Ranks, StorageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +33,7 @@ def _warn(folder: Path, problems: list[str]) -> None:
 
 
 class CheckpointStore:
-    """The checkpoints folder of a run, for the one process that writes it.
+    """The checkpoints folder of a run, for the processes of that run. Its methods, but for ``steps``, are collective.
 
     Opening it removes what an interrupted save or removal left behind; so there must be no second writer (training
     holds the run's lock). To read a run that is being trained use ``resolve`` and ``load_model``.
@@ -44,6 +47,7 @@ class CheckpointStore:
         *,
         on_damage: DamageReport = _warn,
         disk: Disk | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Open the store, creating its folder.
 
@@ -51,29 +55,62 @@ class CheckpointStore:
             root: the folder.
             keep_last: how many of the newest checkpoints ``prune`` keeps.
             keep_every_steps: checkpoints at multiples of this are kept for ever; None for no such rule.
-            on_damage: told the new name of each damaged checkpoint that was set aside, and what is wrong with it;
-                by default a warning is logged.
+            on_damage: told, on rank 0, the new name of each damaged checkpoint that was set aside, and what is wrong
+                with it; by default a warning is logged.
             disk: the file system's operations; another one for another kind of storage.
+            ranks: the processes of the run; None for this one alone.
 
         Raises:
-            StorageError: the folder cannot be created or cleaned.
+            StorageError: the folder cannot be created or cleaned, or the ranks do not share a file system.
         """
         self.root = Path(root)
         self.keep_last = keep_last
         self.keep_every_steps = keep_every_steps
         self._on_damage = on_damage
         self._disk = disk or Disk()
-        self._verified: set[int] = set()  # steps that this process wrote or read in full
+        self._ranks = ranks or Ranks()
+        self._verified: set[int] = set()  # steps that were written by this run, or read in full by this process
+        self._ranks.first(self._open)
+        if self._ranks.world > 1:
+            self._see_that_it_is_shared()
+
+    def _open(self) -> None:
         try:
             self._disk.make_folder(self.root)
         except OSError as exc:
             raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         clean_up(self._disk, self.root)
 
+    def _see_that_it_is_shared(self) -> None:
+        """Each machine may have a folder of this name: what rank 0 makes now has to be there for every rank."""
+        probe = self.root / self._ranks.first(self._make_probe)
+        try:
+            self._ranks.each(lambda: self._see(probe))
+        finally:
+            if self._ranks.is_first:
+                self._disk.discard(probe)
+
+    def _make_probe(self) -> str:
+        name = f"{STAGING}{secrets.token_hex(8)}"  # as a leftover, it is removed at the next open
+        try:
+            self._disk.make_folder(self.root / name)
+        except OSError as exc:
+            raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
+        return name
+
+    def _see(self, probe: Path) -> None:
+        if not probe.is_dir():
+            here = f"rank {self._ranks.rank} on {socket.gethostname()}"
+            raise StorageError(
+                f"{self.root}: {here} does not see what rank 0 writes there. "
+                "All processes write their part of a checkpoint into one folder: set run.dir to one on a file system "
+                "that all machines of the run share, under the same path."
+            )
+
     def save(
         self,
         step: int,
-        tensors: Mapping[str, torch.Tensor],
+        blocks: Sequence[Block],
         meta: Mapping[str, Any],
         files: Mapping[str, Path] | None = None,
     ) -> Path:
@@ -81,7 +118,7 @@ class CheckpointStore:
 
         Args:
             step: optimizer steps done.
-            tensors: name -> tensor, on any device; ``collect`` gives them.
+            blocks: what this rank has of the tensors; ``collect`` gives them.
             meta: what else defines the run; JSON values only.
             files: path inside the checkpoint -> file to copy there (the tokenizer).
 
@@ -89,10 +126,11 @@ class CheckpointStore:
             The folder of the checkpoint.
 
         Raises:
-            StorageError: the disk refused. Nothing half-written is left, earlier checkpoints are untouched.
+            StorageError: the disk refused, on whichever rank. Nothing half-written is left, earlier checkpoints are
+                untouched.
         """
         final = self.root / step_name(step)
-        commit(self._disk, final, step, tensors, meta, files or {})
+        commit(self._disk, final, Content(step, blocks, meta, files or {}), ranks=self._ranks)
         self._verified.add(step)
         return final
 
@@ -109,11 +147,15 @@ class CheckpointStore:
             CheckpointError: there were checkpoints and none is whole. Starting over silently would bury the loss.
             StorageError: the storage cannot be read.
         """
+        name = self._ranks.first(self._find_newest)
+        return None if name is None else open_everywhere(self.root / name, self._ranks)
+
+    def _find_newest(self) -> str | None:
         for folder in reversed(step_folders(self.root)):
             problems = verify(folder)
             if not problems:
                 self._verified.add(_step_of(folder))
-                return open_checkpoint(folder)
+                return folder.name
             self._on_damage(self._set_aside(folder), problems)
         damaged = sorted(path.name for path in self.root.iterdir() if BAD_SUFFIX in path.suffixes)
         if damaged:
@@ -135,6 +177,9 @@ class CheckpointStore:
         Raises:
             StorageError: the disk refused; what was not removed stays whole.
         """
+        return self._ranks.first(self._prune)
+
+    def _prune(self) -> list[int]:
         steps = self.steps()
         kept = {step for step in steps if self.keep_every_steps and step % self.keep_every_steps == 0}
         kept |= set(steps[-self.keep_last :])

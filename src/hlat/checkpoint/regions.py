@@ -1,0 +1,165 @@
+"""Rectangular regions of tensors out of the files of a checkpoint, whatever blocks they were saved in.
+
+    region --index--> the blocks that it meets --> rows of each, read in parallel straight into the region's memory
+
+A block lies in its file as torch.save writes a tensor: an uncompressed zip archive whose record ``data/0`` holds the
+elements in row-major order (APPNOTE.TXT of the zip format, sections 4.3.7 and 4.4). The elements are read from there,
+so that a process reads the rows it needs and no others, and nothing is ever unpickled.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import SEEK_CUR, SEEK_END, SEEK_SET, FileIO, RawIOBase
+from pathlib import Path
+from typing import Any, cast
+from zipfile import ZIP_STORED, ZipFile
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+
+from hlat.runtime import CheckpointError
+
+_THREADS = min(8, os.cpu_count() or 1)
+_BATCH_BYTES = 1 << 24  # rows of which only some columns are wanted are read so many bytes at a time
+
+_LOCAL_HEADER = struct.Struct("<26xHH")  # ends with the lengths of name and extra field, which follow it
+
+
+@dataclass(frozen=True)
+class Region:
+    """A block of a saved tensor that is to be read; it lies inside the tensor."""
+
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Overlap:
+    """What a region and a saved block have in common, and where it goes."""
+
+    target: torch.Tensor  # that part of the region: a view
+    block: ChunkStorageMetadata
+    place: _StorageInfo
+    begin: tuple[int, ...]  # of the common part, inside the block
+
+
+def read_regions(folder: Path, index: Metadata, regions: Sequence[Region]) -> list[torch.Tensor]:
+    """Read regions, on the CPU, in the saved dtype.
+
+    Args:
+        folder: the checkpoint.
+        index: of its tensors, checked (``read_index``).
+        regions: of tensors in the index.
+
+    Raises:
+        CheckpointError: the files do not hold what the index says.
+    """
+    found: list[torch.Tensor] = []
+    overlaps: list[_Overlap] = []
+    for region in regions:
+        entry = index.state_dict_metadata[region.name]
+        assert isinstance(entry, TensorStorageMetadata), "read_index admits tensors only"
+        found.append(torch.empty(region.sizes, dtype=entry.properties.dtype))
+        overlaps += _overlaps(region, found[-1], entry, index.storage_data)
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(lambda overlap: _read(folder, overlap), overlaps):
+                pass
+    except Exception as exc:
+        raise CheckpointError(f"{folder}: its tensors cannot be read ({type(exc).__name__}: {exc})") from exc
+    return found
+
+
+def _overlaps(region: Region, target: torch.Tensor, entry: TensorStorageMetadata, places: Any) -> Iterator[_Overlap]:
+    for block in entry.chunks:
+        begin = [max(a, b) for a, b in zip(region.offsets, block.offsets, strict=True)]
+        ends = zip(region.offsets, region.sizes, block.offsets, block.sizes, strict=True)
+        sizes = [min(a + m, b + n) - start for start, (a, m, b, n) in zip(begin, ends, strict=True)]
+        if min(sizes, default=1) > 0:
+            part = target
+            for dimension, (start, size) in enumerate(zip(begin, sizes, strict=True)):
+                part = part.narrow(dimension, start - region.offsets[dimension], size)
+            inside = tuple(start - offset for start, offset in zip(begin, block.offsets, strict=True))
+            yield _Overlap(part, block, places[MetadataIndex(region.name, block.offsets)], inside)
+
+
+def _read(folder: Path, overlap: _Overlap) -> None:
+    target, sizes = overlap.target, overlap.block.sizes
+    item = target.element_size()
+    with FileIO(folder / overlap.place.relative_path) as file:
+        start = _elements(file, overlap.place, math.prod(sizes) * item)
+        if not sizes:
+            _fill(file, start, target)
+            return
+        row, (first, *columns) = math.prod(sizes[1:]) * item, overlap.begin
+        if target.shape[1:] == sizes[1:] and target.is_contiguous():
+            _fill(file, start + first * row, target)
+            return
+        step = max(1, _BATCH_BYTES // row)
+        for done in range(0, target.shape[0], step):
+            part = target[done : done + step]
+            rows = torch.empty((part.shape[0], *sizes[1:]), dtype=target.dtype)
+            _fill(file, start + (first + done) * row, rows)
+            for dimension, column in enumerate(columns, start=1):
+                rows = rows.narrow(dimension, column, part.shape[dimension])
+            part.copy_(rows)
+
+
+def _fill(file: FileIO, position: int, target: torch.Tensor) -> None:
+    """Read the bytes of a contiguous tensor."""
+    view = memoryview(cast(Any, target.reshape(-1).view(torch.uint8).numpy()))
+    file.seek(position)
+    while view:
+        count = file.readinto(view)
+        if not count:
+            raise EOFError(f"{file.name!r} ends too early")
+        view = view[count:]
+
+
+def _elements(file: FileIO, place: _StorageInfo, nbytes: int) -> int:
+    """Where in its file the elements of a block begin; they must be ``nbytes`` long and lie inside its place."""
+    with ZipFile(cast(Any, _Slice(file, place.offset, place.length))) as archive:
+        records = [record for record in archive.infolist() if record.filename.endswith("/data/0")]
+    if len(records) != 1 or records[0].compress_type != ZIP_STORED or records[0].file_size != nbytes:
+        raise ValueError(f"{file.name!r} does not hold {nbytes} bytes of elements at {place.offset}")
+    header = place.offset + records[0].header_offset
+    file.seek(header)
+    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    start: int = header + _LOCAL_HEADER.size + name + extra
+    if not place.offset <= start <= place.offset + place.length - nbytes:
+        raise ValueError(f"{file.name!r} holds elements outside their place at {place.offset}")
+    return start
+
+
+class _Slice(RawIOBase):
+    """Some bytes of an open file as a file of their own."""
+
+    def __init__(self, file: FileIO, offset: int, length: int) -> None:
+        self._file, self._offset, self._length = file, offset, length
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        base = {SEEK_SET: 0, SEEK_CUR: self._position, SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise OSError("before the beginning")  # what a real file does; ZipFile relies on it
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[: max(0, self._length - self._position)]
+        self._file.seek(self._offset + self._position)
+        count = self._file.readinto(view)
+        self._position += count or 0
+        return count or 0

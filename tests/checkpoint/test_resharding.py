@@ -1,0 +1,185 @@
+"""Law 5: a checkpoint knows no layout. Saved by any processes, read by any others, exported as if by one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from saved_states import assert_equal, together
+from stamped_parts import FAMILIES, Cut, config_of, expected, local_expected, processes, stamp, tensors_of
+from thread_ranks import all_done, on_ranks
+
+from hlat.checkpoint import Checkpoint, CheckpointStore, collect, export_hf, load_weights, open_checkpoint, restore
+from hlat.checkpoint.blocks import Block
+from hlat.checkpoint.regions import Region
+from hlat.config import ModelConfig
+from hlat.runtime import CheckpointError
+
+TENSORS = {"gqa": (1, 2, 4), "mha": (1, 2, 4), "mqa, tied": (1, 2, 4), "bias, qk norm": (1, 2), "tied": (1, 4)}
+
+
+@st.composite
+def cuts(draw: st.DrawFn, family: str, most: int = 16) -> Cut:
+    """Layouts of a three-layer model, of about so many processes; some may be left without rows of a parameter."""
+    tensor = draw(st.sampled_from([count for count in TENSORS[family] if count <= most]))
+    stages = draw(st.sampled_from([(3,), (1, 2), (2, 1), (1, 1, 1)]))
+    shards = draw(st.integers(1, min(5, max(1, most // tensor // len(stages)))))
+    replicas = draw(st.integers(1, 2)) if 2 * tensor * len(stages) * shards <= most else 1
+    return Cut(tensor, stages, shards, replicas)
+
+
+def save(folder: Path, config: ModelConfig, cut: Cut, salt: int = 1, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    """A stamped state, saved by the processes of a layout."""
+    made = processes(config, cut, dtype)
+    for process in made:
+        stamp(process, salt)
+
+    def work(ranks):  # type: ignore[no-untyped-def]
+        mine = made[ranks.rank]
+        store = CheckpointStore(folder, 1, ranks=ranks)
+        meta = {"step": 5, "recipe": {"model": config.model_dump(mode="json"), "data": {"sequence_length": 8}}}
+        return store.save(5, collect(config, mine.held, mine.optimizer), meta)
+
+    return open_checkpoint(all_done(on_ranks(len(made), work))[0])
+
+
+@settings(max_examples=25)
+@given(data=st.data(), family=st.sampled_from(sorted(FAMILIES)), coalesce=st.booleans())
+def test_all_processes_have_each_element_once(data: st.DataObject, family: str, coalesce: bool) -> None:
+    config = config_of(family, coalesce)
+    made = processes(config, data.draw(cuts(family)))
+    for process in made:
+        stamp(process, 1)
+    found = together(*(collect(config, process.held, process.optimizer) for process in made))
+    assert found.pop("optimizer.step") == 5
+    assert_equal({k: v for k, v in found.items() if not k.startswith("rng.")}, expected(config, 1))
+
+
+@settings(max_examples=12)
+@given(
+    data=st.data(),
+    family=st.sampled_from(sorted(FAMILIES)),
+    before=st.booleans(),
+    after=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_what_some_processes_saved_others_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    family: str,
+    before: bool,
+    after: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Bit for bit, weights and moments, into any layout and coalescing."""
+    checkpoint = save(
+        tmp_path_factory.mktemp("layout"), config_of(family, before), data.draw(cuts(family, 8)), dtype=dtype
+    )
+    assert_equal(
+        {
+            name: tensor
+            for name, tensor in checkpoint.load("").items()
+            if not name.startswith(("rng.", "optimizer.step"))
+        },
+        expected(config_of(family, before), 1, dtype),
+    )
+    config = config_of(family, after)
+    for process in processes(config, data.draw(cuts(family)), dtype):
+        stamp(process, 2)
+        restore(checkpoint, config, process.held, process.optimizer)
+        for kind, one, tensor in tensors_of(process):
+            assert_equal({one.name: tensor}, {one.name: local_expected(kind, one, tensor, 1)})
+        assert {float(entry["step"]) for entry in process.optimizer.state.values()} == {5.0}
+
+
+@pytest.mark.parametrize("family", ["gqa", "tied"])
+def test_exports_are_the_same_bytes(tmp_path: Path, family: str) -> None:
+    cut = Cut(tensor=4, stages=(1, 2), shards=2)
+    single = export_hf(save(tmp_path / "a", config_of(family), Cut()).path, tmp_path / "single")
+    several = export_hf(save(tmp_path / "b", config_of(family, False), cut).path, tmp_path / "several")
+    files = {path.name: path.read_bytes() for path in single.iterdir()}
+    assert {path.name: path.read_bytes() for path in several.iterdir()} == files
+    assert "model.safetensors" in files
+
+
+def test_large_parameters_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little memory there is for it: a row or two at a time, also where only some columns are wanted."""
+    monkeypatch.setattr("hlat.checkpoint.state._READ_BYTES", 200)
+    monkeypatch.setattr("hlat.checkpoint.regions._BATCH_BYTES", 100)
+    config = config_of("gqa")
+    checkpoint = save(tmp_path, config, Cut(stages=(1, 2)))
+    for process in processes(config, Cut(tensor=2, shards=2)):
+        restore(checkpoint, config, process.held, process.optimizer)
+        for kind, one, tensor in tensors_of(process):
+            assert torch.equal(tensor, local_expected(kind, one, tensor, 1))
+
+
+def test_a_rank_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    """Every tensor of the rank's own part is listed, and none of the parts of others."""
+    checkpoint = save(tmp_path, config_of("gqa"), Cut())
+    wider = ModelConfig.model_validate(config_of("gqa").model_dump() | {"intermediate_size": 48})
+    for index, process in enumerate(processes(wider, Cut(tensor=2, stages=(1, 2)))):
+        stamp(process, 2)
+        with pytest.raises(CheckpointError) as caught:
+            restore(checkpoint, wider, process.held, process.optimizer)
+        layers = [0] if index < 2 else [1, 2]
+        for layer in range(3):
+            named = f"optimizer.exp_avg.model.layers.{layer}.mlp.down_proj.weight: saved as float32 (24, 40)"
+            assert (named in str(caught.value)) == (layer in layers)
+        for kind, one, tensor in tensors_of(process):
+            assert torch.equal(tensor, local_expected(kind, one, tensor, 2))
+
+
+def test_weights_alone_reach_every_rank(tmp_path: Path) -> None:
+    """From bf16 into fp32, verified on rank 0; each rank fills what it holds and nothing else."""
+    config = config_of("tied")
+    path = save(tmp_path / "run" / "checkpoints", config, Cut(tensor=2), dtype=torch.bfloat16).path
+    made = processes(config, Cut(stages=(2, 1), shards=2))
+    for process in made:
+        stamp(process, 2)
+    all_done(on_ranks(len(made), lambda ranks: load_weights(tmp_path / "run", config, made[ranks.rank].held, ranks)))
+    for process in made:
+        for kind, one, tensor in tensors_of(process):
+            saved = local_expected(kind, one, tensor, 1).bfloat16().float()
+            assert torch.equal(tensor, saved if kind == "model." else local_expected(kind, one, tensor, 2))
+    assert path == tmp_path / "run" / "checkpoints" / "step-00000005"
+
+
+@st.composite
+def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[Block]]:
+    """A tensor of up to three dimensions and blocks that make it up, by cutting blocks in two again and again."""
+    shape = draw(st.lists(st.integers(1, 7), max_size=3))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
+    count = torch.Size(shape).numel()
+    tensor = torch.arange(count).mul(37).remainder(2 if dtype == torch.bool else 251).to(dtype).view(shape)
+    areas = [((0,) * len(shape), tuple(shape))]
+    for _ in range(draw(st.integers(0, 6)) if shape else 0):
+        offsets, sizes = areas.pop(draw(st.integers(0, len(areas) - 1)))
+        dimension = draw(st.integers(0, len(shape) - 1))
+        first = draw(st.integers(0, sizes[dimension]))
+        for start, size in ((0, first), (first, sizes[dimension] - first)):
+            if size:
+                moved = (*offsets[:dimension], offsets[dimension] + start, *offsets[dimension + 1 :])
+                areas.append((moved, (*sizes[:dimension], size, *sizes[dimension + 1 :])))
+    return tensor, [Block("model.a", tuple(shape), o, (slice_of(tensor, o, n),)) for o, n in areas]
+
+
+def slice_of(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+    return tensor[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
+
+
+@settings(max_examples=60)
+@given(data=st.data(), cut=cut_tensors())
+def test_any_region_of_any_blocks(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, cut: tuple[torch.Tensor, list[Block]]
+) -> None:
+    tensor, blocks = cut
+    checkpoint = open_checkpoint(CheckpointStore(tmp_path_factory.mktemp("region"), 1).save(1, blocks, {}))
+    regions = []
+    for _ in range(3):
+        bounds = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in tensor.shape]
+        regions.append(Region("model.a", tuple(a for a, _ in bounds), tuple(b - a for a, b in bounds)))
+    for region, found in zip(regions, checkpoint.read_regions(regions), strict=True):
+        assert_equal({"a": found}, {"a": slice_of(tensor, region.offsets, region.sizes)})
+    assert_equal(checkpoint.load(""), {"model.a": tensor})

@@ -1,0 +1,63 @@
+"""The ranks of a run as threads of one process, so that a protocol between them can be tested by exhaustion.
+
+A thread that ends with an error leaves the others as a process that dies does: what they wait for never comes, and
+they are told so.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from hlat.runtime import Ranks
+
+T = TypeVar("T")
+
+
+class ThreadRanks(Ranks):
+    """A rank whose talk goes through memory."""
+
+    def __init__(self, rank: int, table: list[Any], meeting: threading.Barrier) -> None:
+        self.rank, self.world = rank, len(table)
+        self.group = None if self.world == 1 else meeting  # type: ignore[assignment]
+        self._table, self._meeting = table, meeting
+
+    def all_gather(self, value: T) -> list[T]:
+        self._table[self.rank] = value
+        self._meeting.wait(60)
+        values = list(self._table)
+        self._meeting.wait(60)
+        return values
+
+    def gather(self, value: T) -> list[T] | None:
+        values = self.all_gather(value)
+        return values if self.is_first else None
+
+    def broadcast(self, value: T) -> T:
+        return self.all_gather(value)[0]
+
+    def barrier(self) -> None:
+        self.all_gather(None)
+
+
+def on_ranks(world: int, work: Callable[[Ranks], T]) -> list[T | BaseException]:
+    """Run ``work`` on every rank; what each returned, or the error that ended it."""
+    meeting, table = threading.Barrier(world), [None] * world
+
+    def run(rank: int) -> T | BaseException:
+        try:
+            return work(ThreadRanks(rank, table, meeting))
+        except BaseException as error:
+            meeting.abort()
+            return error
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(run, range(world)))
+
+
+def all_done(outcomes: list[T | BaseException]) -> list[T]:
+    """The results of all ranks, none of which may have failed."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes  # type: ignore[return-value]
