@@ -27,8 +27,9 @@ def hlat_step(device, mode):
 
     from hlat.config import parse_recipe
     from hlat.data import Batch
-    from hlat.model import build
     from hlat.optim import build_optimizer
+    from hlat.parallel import build_parallel
+    from hlat.runtime import Runtime
     from hlat.training.step import accumulate_gradients, update
 
     recipe = parse_recipe(
@@ -47,16 +48,15 @@ def hlat_step(device, mode):
             "precision": {"mode": "mixed" if mode == "bf16" else "fp32"},
         }
     )
-    model = build(recipe.model, device=device, seed=0)
-    optimizer = build_optimizer(model, recipe.optimizer)
+    model = build_parallel(recipe, Runtime(torch.device(device)), seed=0)
+    optimizer = build_optimizer(model.parameters, recipe.optimizer)
 
     def step(number, tokens):
         batch = Batch(tokens[:, :-1], tokens[:, 1:], np.arange(BATCH), 0)
-        loss = accumulate_gradients(model, batch, recipe, device)
-        update(model, optimizer, recipe, number)
-        return loss
+        loss = accumulate_gradients(model, batch)
+        return update(model, optimizer, recipe, number, loss).loss
 
-    return step, sum(p.numel() for p in model.parameters()), torch
+    return step, sum(p.numel() for p in model.parameters), torch
 
 
 def transformers_step(device, mode):

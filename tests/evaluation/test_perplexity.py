@@ -12,7 +12,7 @@ from hlat.checkpoint import CheckpointStore, collect, export_hf, import_hf, reso
 from hlat.config import CheckpointError, DataConfig, DataError, Recipe, parse_recipe
 from hlat.data import prepare
 from hlat.evaluation import Perplexity, evaluate_checkpoint
-from hlat.model import build
+from hlat.model import build, held_parameters
 
 NUMBERS = {
     "model_type": "llama",
@@ -31,7 +31,7 @@ def save_run(folder: Path, recipe: Recipe) -> Path:
     meta = {"recipe": recipe.model_dump(mode="json"), "data_fingerprint": prepared.fingerprint}
     files = {f"tokenizer/{file.name}": file for file in (prepared.dir / "tokenizer").iterdir()}
     model = build(recipe.model, device="cpu", seed=1)
-    CheckpointStore(folder / "checkpoints", 1).save(1, collect(model), meta, files)
+    CheckpointStore(folder / "checkpoints", 1).save(1, collect(recipe.model, held_parameters(model)), meta, files)
     return folder
 
 
@@ -106,7 +106,7 @@ def test_the_config_file_is_not_read_again(
 def test_a_recipe_of_another_version_is_refused(tmp_path: Path, run: Path) -> None:
     meta = {"model": {"vocab_size": 8, "layers": 1, "hidden_size": 8, "intermediate_size": 8, "heads": 1}}
     config = Recipe.model_fields["model"].annotation.model_validate(meta["model"])
-    state = collect(build(config, device="cpu", seed=0))
+    state = collect(config, held_parameters(build(config, device="cpu", seed=0)))
     CheckpointStore(tmp_path / "other" / "checkpoints", 1).save(1, state, meta | {"recipe": {"model": 5}})
     with pytest.raises(CheckpointError, match="not one that this version knows"):
         evaluate_checkpoint(tmp_path / "other", data=run / "data")

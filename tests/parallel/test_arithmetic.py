@@ -9,7 +9,7 @@ from hlat.config import ModelConfig, ParallelConfig
 from hlat.model import forward_flops_per_token
 from hlat.parallel import Layout, stage_layers
 
-DEGREES = st.tuples(*(st.integers(1, 4) for _ in range(5)))
+DEGREES = st.tuples(*(st.integers(1, 3) for _ in range(5)))
 
 
 def layout_of(degrees: tuple[int, int, int, int, int], **more: object) -> Layout:

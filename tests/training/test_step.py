@@ -8,8 +8,9 @@ import torch
 
 from hlat.config import parse_recipe
 from hlat.data import IGNORED, Batch
-from hlat.model import build
-from hlat.training.loss import summed_cross_entropy
+from hlat.model import build, summed_cross_entropy
+from hlat.parallel import build_parallel
+from hlat.runtime import Runtime
 from hlat.training.step import accumulate_gradients
 from hlat.training.stopwatch import Stopwatch
 
@@ -38,9 +39,9 @@ def batch_of(generator, ignored=False):
 
 
 def gradients(micro_batch, dtype, ignored):
-    model = build(recipe(micro_batch).model, device=CPU, seed=1, dtype=dtype)
-    loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5), ignored), recipe(micro_batch), CPU)
-    return loss, {name: p.grad for name, p in model.named_parameters()}
+    model = build_parallel(recipe(micro_batch), Runtime(CPU), seed=1, dtype=dtype)
+    loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5), ignored))
+    return loss, {one.name: one.gradient for one in model.held}
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -100,8 +101,8 @@ def test_the_loss_is_the_mean_negative_log_probability_of_the_labels():
 
 
 def test_an_untrained_model_is_as_surprised_as_chance():
-    model = build(recipe(32).model, device=CPU, seed=1)
-    loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5)), recipe(32), CPU)
+    model = build_parallel(recipe(32), Runtime(CPU), seed=1)
+    loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5)))
     # logits of std ~ 0.02 * sqrt(32) = 0.11 around zero add half their variance, 0.007, to log(97)
     assert float(loss) == pytest.approx(math.log(97), abs=0.05)
 

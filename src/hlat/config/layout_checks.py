@@ -135,10 +135,12 @@ def world_of_models(v: Values) -> Iterator[str]:
 
 
 def replicas_of_data(v: Values) -> Iterator[str]:
-    """Replicas have the same number of data-parallel ranks."""
+    """Replicas have the same number of data-parallel ranks, and are sharded over more than one rank."""
     degree, replicas = data_degree(v), v("parallel.replicas")
     if degree % replicas:
         yield f"the data-parallel degree is {degree}, not a multiple of it."
+    elif replicas > 1 and degree // replicas * v("parallel.context") == 1:
+        yield "each replica would be a single rank, so that nothing is sharded: that is parallel.zero 0."
 
 
 def micro_batches(v: Values) -> Iterator[str]:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from hlat.data.order import permute
     from hlat.data.preparation import Progress, prepare
     from hlat.data.prepared import Manifest, Prepared, check_tokenizer, check_vocabulary, open_prepared, verify
-    from hlat.data.samples import IGNORED, Batch, TrainingData, ValidationData
+    from hlat.data.samples import Batch, TrainingData, ValidationData
     from hlat.data.tokenizer import Tokenizer, load_tokenizer
+    from hlat.model import IGNORED
 
 _HOME = {
     "IGNORED": "samples",

@@ -16,9 +16,8 @@ import torch
 from hlat.data.order import permute
 from hlat.data.prepared import Prepared
 from hlat.data.shards import TokenArray
+from hlat.model import IGNORED
 from hlat.runtime import DataError
-
-IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hlat.checkpoint import check_same_tokenizer, load_model, resolve
 from hlat.config import CheckpointError, DataError, ModelConfig, PrecisionConfig, Recipe
 from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared
 from hlat.runtime import start
-from hlat.training import validate
+from hlat.training import validate_alone
 
 # Imported weights come without a recipe. Longer windows would cost memory that not every machine has: the logits of
 # 4096 tokens over a vocabulary of 128,000 are 2 GB.
@@ -68,7 +68,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
         batch, precision = max(1, _IMPORT_PASS // length), PrecisionConfig()
     windows = ValidationData(prepared, length, sequences=None)
-    result = validate(model, windows, precision, next(model.parameters()).device, batch)
+    result = validate_alone(model, windows, precision, batch)
     return Perplexity(result.loss, result.bits_per_byte, result.tokens)
 
 

@@ -1,8 +1,10 @@
-"""AdamW over the parameters of a model, in two groups: decayed and not.
+"""AdamW over parameters, in two groups: decayed and not.
 
 Decayed are matrices and embeddings. Norm weights and biases are decayed only where the recipe says so
 (``optimizer.decay_norms``), as HLAT did; its paper found little difference.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -10,12 +12,11 @@ from torch import nn
 from hlat.config import OptimizerConfig
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """torch's AdamW, the fused kernel where the device has one.
+def build_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
+    """torch's AdamW over what a process holds of the parameters, the fused kernel where the device has one.
 
     Its moments do not exist before the first step. The rate of a step is set by ``set_learning_rate``.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.ndim >= 2]
     vectors = [p for p in parameters if p.ndim < 2]
     groups = [

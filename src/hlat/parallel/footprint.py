@@ -24,8 +24,8 @@ and where not, what storage really is:
 - (*) At stage 3 what is not in a block (embedding, norm, head) stays gathered from its forward to the end of its
   backward pass. Of the blocks, one is gathered at a time, while it is at work.
 - A step of one micro-batch accumulates nothing, and stage 1 then sends a gradient as soon as it is known, as stage 2.
-- A pipeline adds up whole gradients until its last micro-batch at every stage, and keeps after a backward pass the
-  blocks that the pass gathered: at stage 3 all parameters of the rank after all, until their next forward pass.
+- A pipeline adds up whole gradients until its last micro-batch at every stage. Schedules with several stages per rank
+  gather a stage as a whole when it is first needed, at stage 3 too.
 
 Not counted are the buffers of FSDP2's collectives while a pass runs, each as large as the block (or what is not in a
 block) that it gathers or reduces.
@@ -88,7 +88,7 @@ def state_bytes(
 
     Exact, except that two numbers are upper bounds where a sharded pipeline rank has several stages, since they depend
     on the order in which the schedule takes them: ``parameters_within_step`` with more than three stages, of which
-    three are gathered at a time (here the largest), or at ZeRO 3; ``gradients_accumulating`` with less than two rounds
+    three are gathered at a time (here the largest); ``gradients_accumulating`` with less than two rounds
     of micro-batches (2 x pipeline), where one stage's gradients are reduced before the next stage has any.
 
     Args:
@@ -177,6 +177,6 @@ def _gathered(stages: Sequence[_Stage], layout: Layout, sharded: bool) -> int:
     """Elements of gathered copies that stay after a pass."""
     if not sharded:
         return 0
-    if layout.zero == 3 and layout.pipeline == 1:
+    if layout.zero == 3:
         return sum(stage.ends for stage in stages)
     return sum(sorted((stage.gathered for stage in stages), reverse=True)[:_GATHERED_STAGES])

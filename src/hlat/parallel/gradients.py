@@ -84,11 +84,16 @@ def owned_rows(one: HeldParameter, tensor: torch.Tensor) -> list[torch.Tensor]:
     return [view for piece in one.pieces() if piece.owned for view in one.rows_of(piece, tensor)]
 
 
-def sum_of_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Sum of the squares of all elements: a scalar, at least fp32."""
+def sum_of_squares(tensors: Sequence[torch.Tensor], zero: torch.Tensor) -> torch.Tensor:
+    """Sum of the squares of all elements: a scalar.
+
+    Args:
+        tensors: any number, none too.
+        zero: a scalar 0 of the dtype and device of the result.
+    """
     if not tensors:
-        return torch.zeros((), device=device)
-    return torch.stack(torch._foreach_norm(list(tensors), 2.0)).square().sum()
+        return zero
+    return torch.stack(torch._foreach_norm(list(tensors), 2.0)).to(zero.dtype).square().sum()
 
 
 def add_over_world(values: torch.Tensor, world: int) -> torch.Tensor:

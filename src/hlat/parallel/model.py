@@ -15,10 +15,11 @@ from hlat.config import Recipe
 from hlat.memory import checkpoint_activations
 from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, vocabulary_rows
 from hlat.parallel.context import ContextCore
+from hlat.parallel.footprint import held_parts
 from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
 from hlat.parallel.groups import Groups, make_groups
 from hlat.parallel.layout import Layout
-from hlat.parallel.pipeline import Pipeline, stage_layers
+from hlat.parallel.pipeline import Pipeline
 from hlat.parallel.sharding import before_micro_batch, reduce_replicated, release, shard
 from hlat.parallel.tensor import parallelize_block
 from hlat.parallel.vocabulary import CrossEntropy, parallelize_ends
@@ -49,6 +50,8 @@ class ParallelModel:
         shares = ModelPart(place.tp, layout.tensor)
         self._loss = CrossEntropy(vocabulary_rows(recipe.model, shares), groups.tensor)
         self._spans = layout.spans(runtime.rank, recipe.data.sequence_length)
+        wide = torch.promote_types(self.held[0].tensor.dtype, torch.float32)
+        self._zero = torch.zeros((), dtype=wide, device=self._device)  # where losses and norms begin
         self._pipeline = self._build_pipeline() if groups.pipeline is not None else None
 
     def _build_pipeline(self) -> Pipeline:
@@ -126,7 +129,7 @@ class ParallelModel:
         self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, tokens: torch.Tensor | int
     ) -> torch.Tensor:
         (model,), size = self.parts, self._recipe.batch.micro_batch
-        loss = torch.zeros((), device=self._device)
+        loss = self._zero.clone()
         batches = list(zip(inputs_BS.split(size), labels_BS.split(size), strict=True))
         for number, (inputs, labels) in enumerate(batches, start=1):
             before_micro_batch(model, self.layout.zero, last=number == len(batches))
@@ -157,7 +160,7 @@ class ParallelModel:
     def reduce_loss_and_norm(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss over the global batch and the L2 norm of its gradient, each parameter counted once: scalars."""
         gradients = [row for one in self.held if one.gradient is not None for row in owned_rows(one, one.gradient)]
-        squares = sum_of_squares(gradients, self._device)
+        squares = sum_of_squares(gradients, self._zero)
         total = add_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)
         return total[0], total[1].sqrt()
 
@@ -165,7 +168,7 @@ class ParallelModel:
     def parameter_norm(self) -> torch.Tensor:
         """L2 norm over all parameters, each counted once: a scalar."""
         rows = [row for one in self.held for row in owned_rows(one, one.tensor)]
-        return add_over_world(sum_of_squares(rows, self._device).reshape(1), self.layout.world)[0].sqrt()
+        return add_over_world(sum_of_squares(rows, self._zero).reshape(1), self.layout.world)[0].sqrt()
 
     @torch.no_grad()
     def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -191,21 +194,12 @@ def build_parallel(
     """
     layout = Layout.of(recipe.parallel, runtime.world)
     groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
-    shares = _parts(recipe, layout, runtime.rank)
+    shares = held_parts(recipe.model, layout, runtime.rank, recipe.data.sequence_length)
     parts = [_build_part(recipe, layout, groups, runtime, share, dtype) for share in shares]
     model = ParallelModel(recipe, runtime, layout, groups, parts)
     if seed is not None:
         initialise(model.held, recipe.model, seed)
     return model
-
-
-def _parts(recipe: Recipe, layout: Layout, rank: int) -> list[ModelPart]:
-    place, stages = layout.coordinates(rank), recipe.parallel.stages
-    layers = stage_layers(recipe.model, recipe.parallel, recipe.data.sequence_length)
-    return [
-        ModelPart(place.tp, layout.tensor, layers[stage], embedding=stage == 0, head=stage == stages - 1)
-        for stage in layout.stages_of(place.pp)
-    ]
 
 
 def _build_part(

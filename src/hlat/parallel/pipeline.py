@@ -25,6 +25,7 @@ from torch.distributed.pipelining.schedules import (
 from hlat.config import ModelConfig, ParallelConfig
 from hlat.model import Decoder, forward_flops_per_token
 from hlat.parallel.layout import Layout
+from hlat.parallel.sharding import always_reshard
 from hlat.parallel.vocabulary import CrossEntropy
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -95,6 +96,9 @@ class Pipeline:
         self._layout, self._group, self._device, self._loss = layout, group, device, loss
         self._parts = dict(zip(layout.stages_of(layout.coordinates(rank).pp), parts, strict=True))
         self._shape, self._dtype, self._positions = shape, dtype, positions
+        if layout.zero == 3:
+            for part in parts:
+                always_reshard(part)
         self._schedules: dict[int, Any] = {}
         self._divisor: torch.Tensor | int = 1
         self.has_first = 0 in self._parts
@@ -116,7 +120,7 @@ class Pipeline:
             losses=losses,
             return_outputs=False,
         )
-        return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self._device)
+        return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._dtype, device=self._device)
 
     def _schedule(self, micro_batches: int) -> Any:
         if micro_batches not in self._schedules:

@@ -38,7 +38,22 @@ def before_micro_batch(model: Decoder, zero: int, last: bool) -> None:
     """Say what the next backward pass does with gradients and parameters."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or zero >= 2)
+        model.set_requires_all_reduce(last)  # over replicas: what a replica has added up is sent once a step
         model.set_reshard_after_backward(last or zero == 3)
+
+
+def always_reshard(model: Decoder) -> None:
+    """Stage 3 in a pipeline: drop a block's gathered parameters after every backward pass.
+
+    torch's pipelines tell FSDP2 before each backward pass to keep them, so that a whole stage would stay gathered.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_reshard_after_backward(True)
+        model.set_reshard_after_backward = _keep_setting  # type: ignore[method-assign]
+
+
+def _keep_setting(reshard_after_backward: bool, *, recurse: bool = True) -> None:
+    """In place of a setting that has been made for good."""
 
 
 def release(model: Decoder) -> None:

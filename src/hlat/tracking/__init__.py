@@ -9,6 +9,7 @@ It receives plain numbers and knows nothing of models, data or devices.
 
 from hlat.tracking.events import EventLog, read_events
 from hlat.tracking.metrics import Metrics, MetricsFile, read_metrics
+from hlat.tracking.other_rank import OtherRank
 from hlat.tracking.tracker import Tracker, open_tracker
 
-__all__ = ["EventLog", "Metrics", "MetricsFile", "Tracker", "open_tracker", "read_events", "read_metrics"]
+__all__ = ["EventLog", "Metrics", "MetricsFile", "OtherRank", "Tracker", "open_tracker", "read_events", "read_metrics"]

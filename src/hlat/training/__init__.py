@@ -2,6 +2,6 @@
 
 from hlat.training.job import DataProgress, no_progress
 from hlat.training.loop import Outcome, run
-from hlat.training.validation import ValidationResult, validate
+from hlat.training.validation import ValidationResult, validate_alone
 
-__all__ = ["DataProgress", "Outcome", "ValidationResult", "no_progress", "run", "validate"]
+__all__ = ["DataProgress", "Outcome", "ValidationResult", "no_progress", "run", "validate_alone"]

@@ -1,13 +1,14 @@
-"""Everything a run consists of, built in one visible order.
+"""Everything a run consists of, built in one visible order, by all its processes together.
 
-recipe -> device -> data -> model -> optimizer -> newest checkpoint loaded into both
+processes agree on recipe and code -> data -> this rank's share of the model -> optimizer
+    -> newest checkpoint loaded into both
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -24,12 +25,22 @@ from hlat.checkpoint import (
     versions,
 )
 from hlat.config import Recipe
-from hlat.data import Prepared, Progress, TrainingData, ValidationData, check_tokenizer, check_vocabulary, prepare
+from hlat.data import (
+    Prepared,
+    Progress,
+    TrainingData,
+    ValidationData,
+    check_tokenizer,
+    check_vocabulary,
+    open_prepared,
+    prepare,
+)
 from hlat.hardware import PeakFlops, peak_flops
-from hlat.model import Decoder, build, flops_per_token
+from hlat.model import flops_per_token
 from hlat.optim import build_optimizer
+from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import compute_dtype
-from hlat.runtime import Runtime, seed_generators, start
+from hlat.runtime import Runtime, check_same, code_identity, seed_generators
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
 """Opens a display for the time that text is prepared; see ``hlat.data.Progress`` for what it is told."""
@@ -65,7 +76,7 @@ class Job:
     prepared: Prepared
     training_data: TrainingData
     validation_data: ValidationData | None
-    model: Decoder
+    model: ParallelModel  # this rank's share
     optimizer: torch.optim.AdamW
     store: CheckpointStore
     peak: PeakFlops
@@ -85,12 +96,12 @@ class Job:
         return self.step * self.recipe.tokens_per_step
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
-        """Model FLOP/s utilization: the FLOP/s that the model needs as a share of what the device can do."""
+        """Model FLOP/s utilization: the FLOP/s that the model needs as a share of what all devices can do."""
         flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
-        return flops * tokens_per_second / self.peak.value
+        return flops * tokens_per_second / (self.peak.value * self.runtime.world)
 
     def save(self) -> Path:
-        """Write everything that defines the run at this step."""
+        """Write everything that defines the run at this step. Collective."""
         meta = {
             "step": self.step,
             "samples": self.samples,
@@ -100,34 +111,60 @@ class Job:
             "versions": versions(),
         }
         files = carried_tokenizer(self.prepared.tokenizer_dir)
-        path = self.store.save(self.step, collect(self.model, self.optimizer), meta, files)
+        path = self.store.save(self.step, collect(self.recipe.model, self.model.held, self.optimizer), meta, files)
         self.saved = Saved(self.step, path)
         self.store.prune()
         return path
 
 
-def _data(recipe: Recipe, data_progress: DataProgress) -> Prepared:
-    """The prepared data. What can be known to be wrong before the work of preparing it is said before."""
-    vocab_size, init_from = recipe.model.vocab_size, recipe.checkpoint.init_from
-    check_tokenizer(recipe.data, vocab_size)
-    weights = resolve(Path(init_from)) if init_from is not None else None
-    with data_progress() as progress:
-        prepared = prepare(recipe.data, recipe.prepared_dir, progress=progress)
-    check_vocabulary(prepared, vocab_size)
+def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prepared:
+    """The prepared data: made by the first rank, and once more on each machine that does not see what that one made."""
+
+    made: list[Prepared] = []
+
+    def make() -> None:
+        with data_progress() as progress:
+            made.append(prepare(recipe.data, recipe.prepared_dir, progress=progress))
+
+    weights = runtime.ranks.first(lambda: _check_inputs(recipe))
+    runtime.ranks.first(make)
+    runtime.ranks.each(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
+    prepared = runtime.ranks.each(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
+    check_same(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
+    check_vocabulary(prepared, recipe.model.vocab_size)
     if weights is not None:
         check_same_tokenizer(weights, prepared)
     return prepared
 
 
-def build_job(recipe: Recipe, data_progress: DataProgress = no_progress) -> Job:
-    """Build a run and bring it to where its newest valid checkpoint left off.
+def _check_inputs(recipe: Recipe) -> Path | None:
+    """What can be known to be wrong before the work of preparing the text is said before.
+
+    Returns:
+        The checkpoint whose weights the run starts from, if the recipe names one.
+    """
+    check_tokenizer(recipe.data, recipe.model.vocab_size)
+    init_from = recipe.checkpoint.init_from
+    return resolve(Path(init_from)) if init_from is not None else None
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted fields."""
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        fields |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return fields
+
+
+def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no_progress) -> Job:
+    """Build a run and bring it to where its newest valid checkpoint left off. Collective.
 
     Raises:
         HlatError: of any kind; each names what is wrong and what would work.
     """
-    runtime = start(recipe.run.device)
+    check_same(runtime.ranks, {"recipe": _flat(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
-    prepared = _data(recipe, data_progress)
+    prepared = _data(recipe, runtime, data_progress)
     length, seed = recipe.data.sequence_length, recipe.training.seed
     training_data = TrainingData(prepared, length, seed=seed, shuffle=recipe.data.shuffle)
     validation_data = None
@@ -139,17 +176,18 @@ def build_job(recipe: Recipe, data_progress: DataProgress = no_progress) -> Job:
         recipe.checkpoint.keep_last,
         recipe.checkpoint.keep_every_steps,
         on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+        ranks=runtime.ranks,
     )
     newest, changes = store.newest(), []
     if newest is not None:
         changes = check_resume(newest.meta["recipe"], newest.meta["data_fingerprint"], recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
-    model = build(recipe.model, device=runtime.device, seed=seed if fresh else None)
-    optimizer = build_optimizer(model, recipe.optimizer)
+    model = build_parallel(recipe, runtime, seed if fresh else None)
+    optimizer = build_optimizer(model.parameters, recipe.optimizer)
     if newest is not None:
-        restore(newest, model, optimizer)
+        runtime.ranks.each(lambda: restore(newest, recipe.model, model.held, optimizer))
     elif recipe.checkpoint.init_from is not None:
-        load_weights(Path(recipe.checkpoint.init_from), model)
+        load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.held, runtime.ranks)
     return Job(
         recipe=recipe,
         runtime=runtime,
@@ -159,7 +197,7 @@ def build_job(recipe: Recipe, data_progress: DataProgress = no_progress) -> Job:
         model=model,
         optimizer=optimizer,
         store=store,
-        peak=peak_flops(runtime.device, compute_dtype(recipe.precision)),
+        peak=runtime.ranks.first(lambda: peak_flops(runtime.device, compute_dtype(recipe.precision))),
         step=newest.step if newest is not None else 0,
         saved=Saved(newest.step, newest.path) if newest is not None else None,
         changes=changes,

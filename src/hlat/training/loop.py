@@ -3,13 +3,14 @@
 build or resume -> [ batch -> forward and backward -> clip -> AdamW -> validate? -> metrics -> save? ] -> end
 """
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from hlat.config import HlatError, Recipe, StorageError
-from hlat.tracking import Tracker, open_tracker
+from hlat.runtime import joined, place, rank_log
+from hlat.tracking import OtherRank, Tracker, open_tracker
 from hlat.training.job import DataProgress, Job, build_job, no_progress
 from hlat.training.lock import run_lock
 from hlat.training.numbers import check_numbers
@@ -39,6 +40,8 @@ class Outcome:
 def run(recipe: Recipe, *, stream: TextIO | None = None, data_progress: DataProgress = no_progress) -> Outcome:
     """Train as the recipe says, from the newest valid checkpoint in its run directory if there is one.
 
+    Every process of a run calls this; the environment says which of how many it is (torchrun, ``hlat train --nproc``).
+
     Args:
         recipe: a validated recipe.
         stream: where the console's lines go; standard output if None.
@@ -47,26 +50,45 @@ def run(recipe: Recipe, *, stream: TextIO | None = None, data_progress: DataProg
     Raises:
         HlatError: the run cannot start or go on; the message says why and what would work.
     """
-    with run_lock(recipe.run_dir):
-        job = build_job(recipe, data_progress)
-        with open_tracker(
-            recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=job.step, stream=stream
-        ) as tracker:
-            announce(job, tracker)
-            try:
-                return _train(job, tracker)
-            except HlatError as error:
-                tracker.event("error", step=job.step, message=str(error))
-                raise
+    here = place()
+    with rank_log(recipe.run_dir, here.rank, here.world), joined(recipe.run.device) as runtime, ExitStack() as stack:
+        runtime.ranks.first(lambda: _lock(stack, recipe))
+        job = build_job(recipe, runtime, data_progress)
+        tracker = _tracker(job, stream)
+        stack.enter_context(tracker)
+        announce(job, tracker)
+        try:
+            return _train(job, tracker)
+        except HlatError as error:
+            tracker.event("error", step=job.step, message=str(error))
+            raise
 
 
-def _train(job: Job, tracker: Tracker) -> Outcome:
+def _lock(stack: ExitStack, recipe: Recipe) -> None:
+    stack.enter_context(run_lock(recipe.run_dir))
+
+
+def _tracker(job: Job, stream: TextIO | None) -> Tracker | OtherRank:
+    """Rank 0 keeps the record; what the others have to say goes to their logs."""
+    if not job.runtime.ranks.is_first:
+        return OtherRank()
+    recipe = job.recipe
+    return open_tracker(
+        recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=job.step, stream=stream
+    )
+
+
+def _train(job: Job, tracker: Tracker | OtherRank) -> Outcome:
     recipe, total, watch = job.recipe, job.recipe.total_steps, Stopwatch()
     last = min(total, job.step + recipe.training.stop_after) if recipe.training.stop_after else total
-    logged, validation, result = job.step, None, None
+    logged, validation, result, signalled = job.step, None, None, None
 
-    with StopRequest(lambda name: tracker.message(f"{name}: ending after this step; once more ends at once")) as stop:
-        while job.step < last and stop.signal is None:
+    def heard(name: str) -> None:
+        tracker.message(f"{name}: ending after this step; once more ends at once")
+
+    with StopRequest(job.runtime.ranks, heard) as stop:
+        while job.step < last and signalled is None:
+            stop.ask()
             result = _step(job, watch)
             validation = None
             if _due(job.step, recipe.evaluation.every_steps, total):
@@ -79,23 +101,25 @@ def _train(job: Job, tracker: Tracker) -> Outcome:
             if _save_due(job) and job.step < last:
                 with watch.phase("checkpoint"):
                     _save(job, result, tracker)
+            signalled = stop.agreed()
         if result is not None and (job.saved is None or job.saved.step != job.step):
             _save(job, result, tracker, must_succeed=True)
 
-    reason = "finished" if job.step >= total else stop.signal.name if stop.signal is not None else "stop_after"
+    reason = "finished" if job.step >= total else signalled.name if signalled is not None else "stop_after"
     tracker.event("end", step=job.step, reason=reason)
     return Outcome(job.step, total, reason, job.saved.path if job.saved is not None else None, validation)
 
 
 def _step(job: Job, watch: Stopwatch) -> StepResult:
     with watch.phase("data"):
-        batch = job.training_data.batch(job.samples, job.recipe.batch.global_batch)
+        rows = job.model.rows
+        batch = job.training_data.batch(job.samples + rows.start, len(rows))
     with watch.phase("forward_backward"):
-        loss = accumulate_gradients(job.model, batch, job.recipe, job.runtime.device)
+        loss = accumulate_gradients(job.model, batch)
     with watch.phase("optimizer"):
-        norm, rate = update(job.model, job.optimizer, job.recipe, job.step + 1)
+        result = update(job.model, job.optimizer, job.recipe, job.step + 1, loss)
     job.step += 1
-    return StepResult(batch, loss, norm, rate)
+    return result
 
 
 def _due(step: int, every: int | None, total: int) -> bool:
@@ -105,8 +129,7 @@ def _due(step: int, every: int | None, total: int) -> bool:
 def _validate(job: Job) -> ValidationResult | None:
     if job.validation_data is None:
         return None
-    recipe = job.recipe
-    return validate(job.model, job.validation_data, recipe.precision, job.runtime.device, recipe.batch.micro_batch)
+    return validate(job.model, job.validation_data, job.recipe.batch.micro_batch)
 
 
 def _save_due(job: Job) -> bool:
@@ -115,7 +138,7 @@ def _save_due(job: Job) -> bool:
     return any(job.step % every == 0 for every in periods)
 
 
-def _save(job: Job, result: StepResult, tracker: Tracker, must_succeed: bool = False) -> None:
+def _save(job: Job, result: StepResult, tracker: Tracker | OtherRank, must_succeed: bool = False) -> None:
     """Save; before the end, a store that refuses is an event and not the end of the run: the next save may succeed."""
     check_numbers(job, result)
     try:

@@ -3,7 +3,6 @@
 import torch
 
 from hlat.config import NumericsError
-from hlat.optim import parameter_norm
 from hlat.training.job import Job
 from hlat.training.step import StepResult
 
@@ -11,10 +10,12 @@ from hlat.training.step import StepResult
 def check_numbers(job: Job, result: StepResult) -> None:
     """See that loss, gradient and weights are finite. Waits for the device, so it is asked where that happens anyway.
 
+    Collective: every rank sees the same numbers and comes to the same verdict.
+
     Raises:
         NumericsError: one of them is infinite or not a number.
     """
-    values = torch.stack([result.loss, result.gradient_norm, parameter_norm(job.model.parameters()).to(result.loss)])
+    values = torch.stack([result.loss, result.gradient_norm, job.model.parameter_norm().to(result.loss)])
     if bool(torch.isfinite(values).all()):
         return
     loss, gradient, weights = values.tolist()

@@ -4,16 +4,15 @@ import zlib
 from typing import Any
 
 from hlat.model import count_parameters
-from hlat.optim import parameter_norm
-from hlat.runtime import describe, peak_memory_bytes, synchronize
-from hlat.tracking import Tracker
+from hlat.runtime import Vote, describe, peak_memory_bytes, synchronize
+from hlat.tracking import OtherRank, Tracker
 from hlat.training.job import Job
 from hlat.training.step import StepResult
 from hlat.training.stopwatch import Stopwatch
 from hlat.training.validation import ValidationResult
 
 
-def announce(job: Job, tracker: Tracker) -> None:
+def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     """Say what is about to be trained on what, and record it."""
     recipe, prepared = job.recipe, job.prepared
     parameters = count_parameters(recipe.model).total
@@ -22,6 +21,8 @@ def announce(job: Job, tracker: Tracker) -> None:
         f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} on {describe(job.runtime.device)}, "
         f"peak {job.peak.value / 1e9:,.0f} GFLOP/s ({job.peak.source})"
     )
+    if job.runtime.world > 1:
+        tracker.message(f"layout: {recipe.parallel.describe(job.model.layout.data)}")
     tracker.message(
         f"data: {prepared.train_tokens:,} training tokens, {prepared.validation_tokens:,} for validation, "
         f"vocabulary {prepared.manifest.vocab_size:,}"
@@ -47,7 +48,7 @@ def step_metrics(
 ) -> dict[str, Any]:
     """The line of ``metrics.jsonl`` for the step just done; ``steps`` have passed since the last line.
 
-    Reading the loss waits for the device, so that the time of the steps is known when it has been read.
+    Collective. Reading the loss waits for the device, so that the time of the steps is known when it has been read.
     """
     with watch.phase("forward_backward"):
         synchronize(job.runtime.device)
@@ -56,17 +57,33 @@ def step_metrics(
         "step": job.step,
         "tokens": job.tokens,
         "samples": job.samples,
-        "batch_crc32": zlib.crc32(result.batch.inputs_BS.contiguous().numpy().tobytes()),
+        "batch_crc32": _batch_crc32(job),
         "loss": float(result.loss),
         "grad_norm": float(result.gradient_norm),
-        "param_norm": float(parameter_norm(job.model.parameters())),
+        "param_norm": float(job.model.parameter_norm()),
         "lr": result.learning_rate,
         "tokens_per_second": rate,
         "mfu": job.utilization(rate, "causal"),
         "mfu_full": job.utilization(rate, "full"),
-        "memory_bytes": peak_memory_bytes(job.runtime.device),
+        "memory_bytes": _largest_memory(job),
         "seconds": watch.reset(),
     }
     if validation is not None:
         metrics |= {"val_loss": validation.loss, "val_bits_per_byte": validation.bits_per_byte}
     return metrics
+
+
+def _batch_crc32(job: Job) -> int:
+    """Of the token ids of the whole global batch of the step just done, which no rank may hold; said by the first."""
+    if not job.runtime.ranks.is_first:
+        return 0
+    size = job.recipe.batch.global_batch
+    batch = job.training_data.batch(job.samples - size, size)
+    return zlib.crc32(batch.inputs_BS.contiguous().numpy().tobytes())
+
+
+def _largest_memory(job: Job) -> int:
+    """Peak memory in bytes of the rank that used most."""
+    question = Vote(job.runtime.ranks)
+    question.cast(peak_memory_bytes(job.runtime.device))
+    return question.result()

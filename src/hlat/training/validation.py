@@ -1,15 +1,21 @@
 """Validation: the loss on a fixed set of sequences, and bits per byte, which compares across tokenizers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from hlat.config import PrecisionConfig
-from hlat.data import IGNORED, ValidationData
-from hlat.model import Decoder
+from hlat.data import IGNORED, Batch, ValidationData
+from hlat.model import Decoder, summed_cross_entropy
+from hlat.parallel import ParallelModel
 from hlat.precision import autocast
-from hlat.training.loss import summed_cross_entropy
+
+MicroBatches = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""(inputs, labels) of whole sequences, int64, on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +27,71 @@ class ValidationResult:
     tokens: int
 
 
-@torch.no_grad()
-def validate(
-    model: Decoder, data: ValidationData, precision: PrecisionConfig, device: torch.device, batch_size: int
+class Evaluated(Protocol):
+    """What can be validated: a model, or this rank's share of one."""
+
+    def evaluate(self, batches: MicroBatches) -> torch.Tensor:
+        """This rank's term of the summed loss: float64, in nats."""
+
+    def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all ranks."""
+
+
+class Alone:
+    """A whole model in this process, for validation."""
+
+    def __init__(self, model: Decoder, precision: PrecisionConfig) -> None:
+        self._model, self._precision = model, precision
+        self._device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def evaluate(self, batches: MicroBatches) -> torch.Tensor:
+        """Summed loss, added up in float64."""
+        nats = torch.zeros((), dtype=torch.float64, device=self._device)
+        for inputs_BS, labels_BS in batches:
+            with autocast(self._precision, self._device):
+                logits_BSV = self._model(inputs_BS.to(self._device))
+            nats += summed_cross_entropy(logits_BSV, labels_BS.to(self._device)).double()
+        return nats
+
+    def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
+        """There is nobody else."""
+        return values
+
+
+def validate(model: ParallelModel, data: ValidationData, batch_size: int) -> ValidationResult:
+    """Mean next-token loss over the whole set. Collective: every rank gets the same result.
+
+    The data-parallel ranks take micro-batches in turn. Where they do not come out even, the last ones are padded with
+    sequences without a label, since every rank has to take part in every exchange.
+    """
+    ranks, index = model.layout.data, model.data_index
+    rounds = -(-len(data) // (batch_size * ranks))
+    batches = [data.batch((turn * ranks + index) * batch_size, batch_size) for turn in range(rounds)]
+    return _averages(model, [_padded(batch, batch_size) for batch in batches], model.speaks)
+
+
+def validate_alone(
+    model: Decoder, data: ValidationData, precision: PrecisionConfig, batch_size: int
 ) -> ValidationResult:
-    """Mean next-token loss over the whole set, summed in float64 so that the batch size does not matter."""
-    nats = torch.zeros((), dtype=torch.float64, device=device)
-    tokens = text_bytes = 0
-    for first in range(0, len(data), batch_size):
-        batch = data.batch(first, batch_size)
-        with autocast(precision, device):
-            logits_BSV = model(batch.inputs_BS.to(device))
-        nats += summed_cross_entropy(logits_BSV, batch.labels_BS.to(device)).double()
-        tokens += int((batch.labels_BS != IGNORED).sum())
-        text_bytes += batch.target_bytes
-    total = float(nats)
-    return ValidationResult(total / tokens, total / (math.log(2) * text_bytes), tokens)
+    """The same of a whole model in this process."""
+    batches = [data.batch(first, batch_size) for first in range(0, len(data), batch_size)]
+    return _averages(Alone(model, precision), batches, True)
+
+
+def _averages(model: Evaluated, batches: Sequence[Batch], counted: bool) -> ValidationResult:
+    """Summed in float64, so that the batch size does not matter."""
+    nats = model.evaluate([(batch.inputs_BS, batch.labels_BS) for batch in batches])
+    tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
+    text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0
+    sums = model.add_over_world(torch.stack((nats, nats.new_tensor(tokens), nats.new_tensor(text_bytes))))
+    total, all_tokens, all_bytes = sums.tolist()
+    return ValidationResult(total / all_tokens, total / (math.log(2) * all_bytes), int(all_tokens))
+
+
+def _padded(batch: Batch, size: int) -> Batch:
+    """A micro-batch of exactly ``size`` sequences; those added have no labels."""
+    missing = size - len(batch.labels_BS)
+    inputs_BS = F.pad(batch.inputs_BS, (0, 0, 0, missing))
+    labels_BS = F.pad(batch.labels_BS, (0, 0, 0, missing), value=IGNORED)
+    return Batch(inputs_BS, labels_BS, batch.sample_ids, batch.target_bytes)

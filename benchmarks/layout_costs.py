@@ -1,0 +1,68 @@
+"""Memory and communication of the layouts, measured in real processes beside what they should be.
+
+Trains a small model for two steps in every layout that the tests measure (tests/distributed) and prints two tables:
+bytes of parameters, gradients and optimizer state that each rank held, compared with ``hlat.parallel.state_bytes``; and
+messages of a step by kind, beside the counts of the literature.
+
+    python benchmarks/layout_costs.py [--memory] [--communication]
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # eight processes on a few cores
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "distributed"))
+
+
+def memory(pool):
+    """The table of bytes, and how many ranks hold what the formula says."""
+    import memory_rows
+
+    measured = {
+        row.name: pool.run(row.world, memory_rows.measure, memory_rows.content_of(row)) for row in memory_rows.ROWS
+    }
+    print(memory_rows.table(measured))
+    pairs = [
+        pair for row in memory_rows.ROWS for pair in zip(measured[row.name], memory_rows.expected(row), strict=True)
+    ]
+    print(f"\n{sum(a == b for a, b in pairs)} of {len(pairs)} ranks hold what the formula says, byte for byte.\n")
+
+
+def communication(pool):
+    """The table of messages, and how many ranks send what the literature and the explained differences say."""
+    import textbook
+    import traffic
+
+    counted = {}
+    for row in traffic.ROWS:
+        ranks = pool.run(row.world, traffic.count, row.content)
+        wanted = [textbook.expected(row.recipe, row.world, rank) for rank in range(row.world)]
+        counted[row.name] = list(zip(ranks, wanted, strict=True))
+    print(textbook.table(counted))
+    pairs = [(messages, textbook.total(wanted)) for ranks in counted.values() for messages, wanted in ranks]
+    same = sum(messages == wanted for messages, wanted in pairs)
+    print(f"\n{same} of {len(pairs)} ranks send what the textbook and the last column say, message for message.")
+
+
+def main():
+    """Print the tables asked for, or both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--memory", action="store_true", help="only bytes of state")
+    parser.add_argument("--communication", action="store_true", help="only messages")
+    asked = parser.parse_args()
+    from workers import Pool
+
+    pool = Pool(8)
+    try:
+        if asked.memory or not asked.communication:
+            memory(pool)
+        if asked.communication or not asked.memory:
+            communication(pool)
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""One process on all cores, or several processes: which trains the quickstart's model faster on this machine?
+
+Trains the shipped recipe for some steps, in turns, and prints tokens per second (the median of the logged steps after
+the first five) and their ratio to one process.
+
+    python benchmarks/processes.py [--rounds 3] [--steps 40] [--nproc 2]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LAYOUTS = {
+    "data parallel, ZeRO 0": ["parallel.zero=0", "batch.micro_batch={share}"],
+    "data parallel, ZeRO 1": ["parallel.zero=1", "batch.micro_batch={share}"],
+    "tensor parallel": ["parallel.tensor={nproc}", "model.kv_heads=1", "model.heads=4", "model.head_dim=48"],
+    "pipeline": ["parallel.pipeline={nproc}", "batch.micro_batch=2"],
+}
+
+
+def train(folder, name, steps, extra):
+    """Train once; returns the median rate."""
+    run_dir = folder / name
+    subprocess.run(["rm", "-rf", run_dir / "metrics.jsonl", run_dir / "checkpoints"], check=True)
+    fixed = [f"run.dir={run_dir}", f"data.prepared_dir={folder / 'data'}", "tracking.console=none"]
+    short = [f"training.steps={steps}", "training.log_every=5", "checkpoint.every_steps=null"]
+    command = [sys.executable, "-m", "hlat", "train", "quickstart", *fixed, *short, "evaluation.every_steps=null"]
+    subprocess.run([*command, *extra], check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median(line["tokens_per_second"] for line in lines[1:])
+
+
+def main():
+    """Print a table of median rates."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--nproc", type=int, default=os.cpu_count() or 2)
+    asked = parser.parse_args()
+    from hlat.quickstart.corpus import standard_library
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        common = [f"data.sources={standard_library()}", "precision.mode=mixed"]
+        rates = {"one process": []} | {name: [] for name in LAYOUTS}
+        for _ in range(asked.rounds):
+            rates["one process"].append(train(folder, "one", asked.steps, common))
+            for name, overrides in LAYOUTS.items():
+                filled = [text.format(nproc=asked.nproc, share=8 // asked.nproc) for text in overrides]
+                extra = [*common, *filled, "--nproc", str(asked.nproc)]
+                rates[name].append(train(folder, name.replace(" ", "-").replace(",", ""), asked.steps, extra))
+        base = statistics.median(rates["one process"])
+        print(f"| {asked.nproc} cores | tokens/s | of one process |\n|---|---|---|")
+        for name, found in rates.items():
+            print(f"| {name} | {statistics.median(found):,.0f} | {statistics.median(found) / base:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

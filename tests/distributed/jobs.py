@@ -1,0 +1,92 @@
+"""What the processes of the pool do: train in a layout, and say what came out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hlat.config import Recipe, parse_recipe
+from hlat.data import IGNORED, Batch
+from hlat.model import HeldParameter
+from hlat.optim import build_optimizer
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.runtime import Runtime
+from hlat.training.step import accumulate_gradients, update
+
+Block = tuple[str, int, int, np.ndarray]
+"""Canonical name, first row, first column, values."""
+
+
+@dataclass
+class Trained:
+    """What one rank saw."""
+
+    losses: list[float]
+    gradient_norms: list[float]
+    parameter_norm: float
+    initial: list[Block]
+    final: list[Block]
+
+
+def global_batch(step: int, vocabulary: int, size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of a step, the same for everyone; labels are missing unevenly, in one sequence altogether."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, vocabulary, (size, length + 1), generator=generator)
+    # something to learn, so that the gradients do not vanish in noise: every third token repeats the one before
+    tokens[:, 2::3] = tokens[:, 1::3][:, : tokens[:, 2::3].shape[1]]
+    labels = tokens[:, 1:].clone()
+    labels[: size // 3, :7] = IGNORED
+    labels[size // 2] = IGNORED
+    return tokens[:, :-1], labels
+
+
+def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
+    """This rank's sequences of a step."""
+    inputs, labels = global_batch(step, recipe.model.vocab_size, recipe.batch.global_batch, recipe.data.sequence_length)
+    rows = model.rows
+    return Batch(inputs[rows.start : rows.stop], labels[rows.start : rows.stop], np.asarray(rows), 0)
+
+
+def blocks(held: list[HeldParameter]) -> list[Block]:
+    """This rank's own weights, as blocks of canonical tensors."""
+    found = []
+    for one in held:
+        for piece in one.pieces():
+            if one.owned and piece.owned:
+                values = torch.cat(one.rows_of(piece, one.tensor)).clone().numpy()
+                found.append((piece.name, piece.canonical_start, one.layout.first_column, values))
+    return found
+
+
+def train(runtime: Runtime, content: dict[str, Any], steps: int, dtype: torch.dtype = torch.float32) -> Trained:
+    """Train some steps on made-up tokens."""
+    recipe = parse_recipe(content, world=runtime.world)
+    model = build_parallel(recipe, runtime, recipe.training.seed, dtype)
+    optimizer = build_optimizer(model.parameters, recipe.optimizer)
+    initial = blocks(model.held)
+    losses, norms = [], []
+    for step in range(1, steps + 1):
+        term = accumulate_gradients(model, batch_of(model, recipe, step))
+        result = update(model, optimizer, recipe, step, term)
+        losses.append(float(result.loss))
+        norms.append(float(result.gradient_norm))
+    return Trained(losses, norms, float(model.parameter_norm()), initial, blocks(model.held))
+
+
+def assemble(parts: list[list[Block]]) -> dict[str, np.ndarray]:
+    """Whole canonical tensors from the blocks of all ranks; every element has to come from exactly one."""
+    everything = [block for part in parts for block in part]
+    ends: dict[str, list[int]] = {}
+    for name, row, column, values in everything:
+        shape = [row + values.shape[0], *([column + values.shape[1]] if values.ndim == 2 else [])]
+        ends[name] = [max(a, b) for a, b in zip(ends.get(name, shape), shape, strict=True)]
+    whole = {name: np.full(shape, np.nan, everything[0][3].dtype) for name, shape in ends.items()}
+    for name, row, column, values in everything:
+        place = (slice(row, row + values.shape[0]),)
+        if values.ndim == 2:
+            place += (slice(column, column + values.shape[1]),)
+        assert np.isnan(whole[name][place]).all(), f"{name}: two ranks own the same element"
+        whole[name][place] = values
+    assert not any(np.isnan(values).any() for values in whole.values()), "an element that nobody owns"
+    return whole

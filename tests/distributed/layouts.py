@@ -1,0 +1,98 @@
+"""The layouts that are proved to be the same model, each with the smallest model that it needs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+GQA = {"layers": 4, "heads": 8, "kv_heads": 4}
+TWO_KV_HEADS = {"layers": 4, "heads": 8, "kv_heads": 2}
+EIGHT_LAYERS = {"layers": 8, "heads": 4, "kv_heads": 2}
+FIVE_LAYERS = {"layers": 5, "heads": 4, "kv_heads": 2}
+TIED = {"layers": 4, "heads": 4, "kv_heads": 2, "tie_embeddings": True}
+# every kind of parameter whose gradient has to be added up over ranks, and a vocabulary that no degree divides
+ODD = {"layers": 4, "heads": 4, "kv_heads": 2, "qk_norm": True, "qkv_bias": True, "vocab_size": 307}
+
+SEQUENCE_LENGTH = 32
+GLOBAL_BATCH = 8
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout: how many processes, the parallel section, the model, sequences per micro-batch."""
+
+    name: str
+    world: int
+    parallel: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=lambda: dict(GQA))
+    micro_batch: int = 2
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _pipelines() -> list[Case]:
+    cases = []
+    for schedule in ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"):
+        deep = schedule not in ("gpipe", "1f1b")
+        for degree in (2, 4):
+            model = dict(EIGHT_LAYERS) if deep and degree == 4 else dict(GQA)
+            parallel = {"pipeline": degree, "schedule": schedule}
+            # ZBV keeps twice as many micro-batches in flight as there are ranks
+            micro_batch = 1 if schedule == "zbv" else 2
+            cases.append(Case(f"PP{degree} {schedule}", degree, parallel, model, micro_batch))
+    return cases
+
+
+CASES: tuple[Case, ...] = (
+    Case("TP2 + SP", 2, {"tensor": 2}, micro_batch=8),
+    Case("TP2", 2, {"tensor": 2, "sequence": False}, micro_batch=8),
+    Case("TP4 + SP", 4, {"tensor": 4}, micro_batch=8),
+    Case("TP4", 4, {"tensor": 4, "sequence": False}, micro_batch=8),
+    Case("TP4 + SP, 2 kv heads", 4, {"tensor": 4}, dict(TWO_KV_HEADS), micro_batch=8),
+    Case("TP4, 2 kv heads", 4, {"tensor": 4, "sequence": False}, dict(TWO_KV_HEADS), micro_batch=8),
+    Case("TP4 + SP, q and k norms, odd vocabulary", 4, {"tensor": 4}, dict(ODD), micro_batch=8),
+    *_pipelines(),
+    Case("PP2, 5 layers", 2, {"pipeline": 2}, dict(FIVE_LAYERS)),
+    Case("PP2, 1 + 4 layers", 2, {"pipeline": 2, "split": [1, 4]}, dict(FIVE_LAYERS)),
+    Case("PP2, tied", 2, {"pipeline": 2}, dict(TIED)),
+    Case("PP2 zbv, tied: both ends on one rank", 2, {"pipeline": 2, "schedule": "zbv"}, dict(TIED)),
+    *(
+        Case(f"DP{dp}, ZeRO {zero}", dp, {"zero": zero})
+        for dp in (2, 4)
+        for zero in (0, 1, 2, 3)
+        if (dp, zero) != (4, 0)
+    ),
+    Case("hybrid 2 x 2, ZeRO 1", 4, {"zero": 1, "replicas": 2}),
+    Case("hybrid 2 x 2, ZeRO 3", 4, {"zero": 3, "replicas": 2}),
+    Case("CP2", 2, {"context": 2}, micro_batch=8),
+    Case("CP4", 4, {"context": 4}, micro_batch=8),
+    Case("CP2, ZeRO 0", 2, {"context": 2, "zero": 0}, micro_batch=8),
+    Case("TP2 x PP2", 4, {"tensor": 2, "pipeline": 2}, micro_batch=4),
+    Case("TP2 x PP2, tied", 4, {"tensor": 2, "pipeline": 2}, dict(TIED), micro_batch=4),
+    Case("TP2 x DP2, ZeRO 1", 4, {"tensor": 2, "zero": 1}, micro_batch=4),
+    Case("TP2 x DP2, ZeRO 3", 4, {"tensor": 2, "zero": 3}, micro_batch=4),
+    Case("TP4, 2 kv heads x DP2, ZeRO 1", 8, {"tensor": 4, "zero": 1}, dict(TWO_KV_HEADS), micro_batch=4),
+    Case("PP2 x DP2, ZeRO 0", 4, {"pipeline": 2, "zero": 0}),
+    Case("PP2 x DP2, ZeRO 1", 4, {"pipeline": 2, "zero": 1}),
+    Case("PP2 x DP2, ZeRO 3", 4, {"pipeline": 2, "zero": 3}),
+    Case("PP2 zbv x DP2, ZeRO 1", 4, {"pipeline": 2, "schedule": "zbv", "zero": 1}, micro_batch=1),
+    Case("TP2 x CP2", 4, {"tensor": 2, "context": 2}, micro_batch=8),
+    Case("TP2 x PP2 x DP2, ZeRO 1", 8, {"tensor": 2, "pipeline": 2, "zero": 1}),
+    Case("PP2 x CP2 x DP2, ZeRO 1", 8, {"pipeline": 2, "context": 2, "zero": 1}),
+)
+
+
+def recipe_content(case: Case, **changes: Any) -> dict[str, Any]:
+    """The recipe of a case as a mapping; ``changes`` replace sections' fields, as in model={"coalesce": False}."""
+    content: dict[str, Any] = {
+        "model": {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 96, "head_dim": 8, **case.model},
+        "data": {"path": "none", "sequence_length": SEQUENCE_LENGTH, "tokenizer": {"train": "char"}},
+        "batch": {"global_batch": GLOBAL_BATCH, "micro_batch": case.micro_batch},
+        "optimizer": {"lr": 3e-3},
+        "schedule": {"warmup_steps": 5},
+        "training": {"steps": 100, "seed": 3},
+        "parallel": case.parallel,
+    }
+    for section, fields in changes.items():
+        content[section] = {**content.get(section, {}), **fields}
+    return content

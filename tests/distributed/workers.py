@@ -1,0 +1,109 @@
+"""A pool of processes that join gloo groups of any size, one job after another.
+
+Starting a process costs seconds (importing torch); joining a group costs milliseconds. So the processes stay, and for
+each job the first ``world`` of them become the ranks of a new world:
+
+    pool.run(world, job, *arguments) -> [job(runtime, *arguments) of rank 0, of rank 1, ...]
+
+A rank that raises ends the job: the error of the first rank that failed is raised here with its traceback, and the pool
+is started anew, since the other ranks may be waiting for the one that left.
+"""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT = 300.0  # seconds without a word from any rank: a deadlock
+
+
+class JobFailed(AssertionError):
+    """A rank raised; the message holds its traceback."""
+
+
+class Pool:
+    """Processes for jobs of up to ``size`` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(self.size)]
+        self._pipes = [ours for ours, _ in pairs]
+        self._processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pairs]
+        for process in self._processes:
+            process.start()
+
+    def run(self, world: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results of all ranks, by rank."""
+        assert world <= self.size
+        port = _free_port()
+        pipes = self._pipes[:world]
+        for rank, pipe in enumerate(pipes):
+            pipe.send((rank, world, port, job, arguments))
+        results: dict[int, Any] = {}
+        while len(results) < world:
+            left = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+            ready = wait(left, _TIMEOUT)
+            if not ready:
+                self._restart()
+                raise JobFailed(f"{world} ranks: no word from {len(left)} of them for {_TIMEOUT:.0f} s")
+            for pipe in ready:
+                rank = pipes.index(pipe)
+                good, value = _receive(pipe)
+                if not good:
+                    self._restart()
+                    raise JobFailed(f"rank {rank} of {world}: {value}")
+                results[rank] = value
+        return [results[rank] for rank in range(world)]
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+
+def _receive(pipe: Connection) -> tuple[bool, Any]:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return False, "the process has gone"
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch  # noqa: PLC0415  (after the number of threads is set)
+
+    torch.set_num_threads(1)
+    from hlat.runtime import finish, start  # noqa: PLC0415
+
+    while True:
+        rank, world, port, job, arguments = pipe.recv()
+        values = (rank, world, rank, world, "127.0.0.1", port)
+        os.environ.update({name: str(value) for name, value in zip(_ALONE, values, strict=True)})
+        try:
+            runtime = start("cpu")
+            result = job(runtime, *arguments)
+            finish(runtime)
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+        else:
+            pipe.send((True, result))
