@@ -62,7 +62,8 @@ IMPOSSIBLE = [
         "Try 1, or parallel.schedule=1f1b or interleaved-1f1b.",
     ),
     ("zero=0 replicas=2", None, "replicas = 2", "nothing is sharded", "Try 1, or parallel.zero=1 or 2."),
-    ("replicas=3", 4, "replicas = 3", "data-parallel degree is 4", "Try 2 or 4."),
+    ("replicas=3", 4, "replicas = 3", "data-parallel degree is 4", "Try 1 or 2."),
+    ("replicas=4", 4, "replicas = 4", "nothing is sharded", "Try 1 or 2."),
     (
         "tensor=8", 4, "world = 4", "takes pipeline 1 x context 1 x tensor 8 = 8 processes",
         "Try 8 or 16, or parallel.tensor=2 or 4.",

@@ -51,7 +51,6 @@ ROWS: tuple[Case, ...] = (
     *(_case(f"DP4, ZeRO {zero}", 4, {"zero": zero}, micro_batch=1) for zero in range(4)),
     *(_case(f"DP2, ZeRO {zero}, one micro-batch", 2, {"zero": zero}, micro_batch=4) for zero in (1, 2)),
     _case("DP2, ZeRO 3, tied", 2, {"zero": 3}, _TIED),
-    _case("hybrid 2 x 1, ZeRO 1", 2, {"zero": 1, "replicas": 2}),
     _case("hybrid 2 x 2, ZeRO 1", 4, {"zero": 1, "replicas": 2}, micro_batch=1),
     _case("hybrid 2 x 2, ZeRO 3", 4, {"zero": 3, "replicas": 2}, micro_batch=1),
     _case("TP2", 2, {"tensor": 2}, micro_batch=4),

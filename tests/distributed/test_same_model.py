@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import differences, reference
+from comparing import differences, reference, within_bounds
 from jobs import train
 from layouts import CASES, STEPS, Case, recipe_content
 from workers import Pool
 
 
 def check(pool: Pool, case: Case, dtype: torch.dtype, steps: int, **changes: Any) -> None:
+    """A layout, with changes that must change nothing, against the plain model in one process."""
     parts = pool.run(case.world, train, recipe_content(case, **changes), steps, dtype)
-    found = differences(case, parts, reference(case, dtype, steps, **changes), dtype)
-    print(case, {name: f"{value:.3g}" for name, value in found.items()})
-    assert all(value <= 1 for value in found.values()), found
+    found = differences(case, parts, reference(case, dtype, steps), dtype)
+    assert within_bounds(found), found
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -39,21 +39,11 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in SOME], ids=str)
 def test_coalescing_and_checkpointing_change_nothing(case: Case, variant: str, pool: Pool) -> None:
-    check_variant(pool, case, variant)
+    check(pool, case, torch.float32, STEPS, **VARIANTS[variant])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_coalescing_and_checkpointing_change_nothing_in_any_layout(case: Case, variant: str, pool: Pool) -> None:
-    check_variant(pool, case, variant)
-
-
-def check_variant(pool: Pool, case: Case, variant: str) -> None:
-    """Against one process that neither splits the matrices nor computes anything twice."""
-    changes = VARIANTS[variant]
-    content = recipe_content(case, **changes)
-    parts = pool.run(case.world, train, content, STEPS, torch.float32)
-    found = differences(case, parts, reference(case, torch.float32, STEPS), torch.float32)
-    print(case, variant, {name: f"{value:.3g}" for name, value in found.items()})
-    assert all(value <= 1 for value in found.values()), found
+    check(pool, case, torch.float32, STEPS, **VARIANTS[variant])

@@ -88,6 +88,15 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def _forget_meshes() -> None:
+    """DTensor remembers the meshes of what it has dispatched, and takes a mesh of the same ranks for the same mesh: in
+    the next world it would hand out the last one's, whose groups are gone. A program joins one world in its life.
+    """
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
+
+    _clear_sharding_prop_cache()
+
+
 def _serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch  # noqa: PLC0415  (after the number of threads is set)
@@ -103,6 +112,7 @@ def _serve(pipe: Connection) -> None:
             runtime = start("cpu")
             result = job(runtime, *arguments)
             finish(runtime)
+            _forget_meshes()
         except BaseException:
             pipe.send((False, traceback.format_exc()))
         else:

@@ -169,8 +169,8 @@ class _Shards:
 
 
 def _is_sharded(layout: Layout, rank: int) -> bool:
-    """Whether FSDP2 manages the parameters; it does, and keeps two copies, also where each replica is one shard."""
-    return layout.zero > 0 and len(layout.state_shards(rank)) * len(layout.state_replicas(rank)) > 1
+    """Whether FSDP2 manages the parameters."""
+    return layout.zero > 0 and len(layout.state_shards(rank)) > 1
 
 
 def _gathered(stages: Sequence[_Stage], layout: Layout, sharded: bool) -> int:

@@ -81,7 +81,7 @@ def make_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.dev
     grid = torch.arange(layout.world).view(layout.sizes)
     mesh = DeviceMesh.from_group(axes, device.type, mesh=grid, mesh_dim_names=AXES)
     pipeline, data, context, tensor = (
-        group if size > 1 else None for group, size in zip(axes, layout.sizes, strict=True)
+        mesh.get_group(axis) if size > 1 else None for axis, size in zip(AXES, layout.sizes, strict=True)
     )
     tied = model.tie_embeddings and layout.pipeline > 1
     ends = layout.ends(rank)
@@ -100,7 +100,7 @@ def make_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.dev
 
 def _shard_mesh(layout: Layout, rank: int, make: _Maker, device: torch.device) -> DeviceMesh | None:
     shards, replicas = layout.state_shards(rank), layout.state_replicas(rank)
-    if len(shards) * len(replicas) == 1:
+    if len(shards) == 1:
         return None
     if len(replicas) == 1:
         return DeviceMesh.from_group(make(shards), device.type, mesh_dim_names=("shards",))

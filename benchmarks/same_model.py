@@ -1,0 +1,42 @@
+"""How far each layout is from one process: the largest relative differences over some steps, beside their bounds.
+
+Trains the models of tests/distributed in float32 on gloo processes and prints a table for docs/experiments.md.
+
+    python benchmarks/same_model.py [--steps 20]
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # eight processes on a few cores
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "distributed"))
+
+
+def main():
+    """Print the table."""
+    import torch
+    from comparing import differences, reference
+    from jobs import train
+    from layouts import CASES, STEPS, recipe_content
+    from workers import Pool
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    steps = parser.parse_args().steps
+    pool = Pool(8)
+    print("| layout | processes | loss | gradient norm | weights | bound of the last step |")
+    print("|---|---|---|---|---|---|")
+    try:
+        for case in CASES:
+            parts = pool.run(case.world, train, recipe_content(case), steps, torch.float32)
+            found = differences(case, parts, reference(case, torch.float32, steps), torch.float32)
+            sizes = " | ".join(f"{found[name].size:.1e}" for name in ("loss", "gradient norm", "weights"))
+            print(f"| {case} | {case.world} | {sizes} | {found['weights'].bound:.1e} |", flush=True)
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()
