@@ -19,6 +19,7 @@ settings.register_profile(
 )
 settings.load_profile("hlat")
 
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

@@ -61,6 +61,7 @@ def differences(case: Case, parts: list[Trained], expected: Trained, dtype: torc
     """How far what the ranks of a layout found is from one process; initial weights have to be the same bits."""
     for part in parts:
         assert (part.losses, part.gradient_norms) == (parts[0].losses, parts[0].gradient_norms), "all ranks know them"
+        assert part.validation == parts[0].validation
     initial, same = assemble([part.initial for part in parts]), assemble([expected.initial])
     assert initial.keys() == same.keys()
     assert all(np.array_equal(initial[name], same[name]) for name in same), "initial weights, bit for bit"
@@ -81,6 +82,9 @@ def differences(case: Case, parts: list[Trained], expected: Trained, dtype: torc
         "loss": worst(parts[0].losses, expected.losses),
         "gradient norm": worst(parts[0].gradient_norms, expected.gradient_norms),
         "weights": Difference(apart / moved, bound(case, dtype, len(steps))),  # of the distance they have moved
+        "validation": Difference(
+            abs(parts[0].validation - expected.validation) / expected.validation, bound(case, dtype, len(steps))
+        ),
         "parameter norm": Difference(norm, bound(case, dtype, len(steps))),
     }
 

@@ -25,6 +25,7 @@ class Trained:
     losses: list[float]
     gradient_norms: list[float]
     parameter_norm: float
+    validation: float  # summed loss of the sequences of step 0, forward only
     initial: list[Block]
     final: list[Block]
 
@@ -71,7 +72,13 @@ def train(runtime: Runtime, content: dict[str, Any], steps: int, dtype: torch.dt
         result = update(model, optimizer, recipe, step, term)
         losses.append(float(result.loss))
         norms.append(float(result.gradient_norm))
-    return Trained(losses, norms, float(model.parameter_norm()), initial, blocks(model.held))
+    return Trained(losses, norms, float(model.parameter_norm()), _validate(model, recipe), initial, blocks(model.held))
+
+
+def _validate(model: ParallelModel, recipe: Recipe) -> float:
+    batch, size = batch_of(model, recipe, 0), recipe.batch.micro_batch
+    batches = list(zip(batch.inputs_BS.split(size), batch.labels_BS.split(size), strict=True))
+    return float(model.add_over_world(model.evaluate(batches)))
 
 
 def assemble(parts: list[list[Block]]) -> dict[str, np.ndarray]:

@@ -62,8 +62,11 @@ CASES: tuple[Case, ...] = (
         for zero in (0, 1, 2, 3)
         if (dp, zero) != (4, 0)
     ),
-    Case("hybrid 2 x 2, ZeRO 1", 4, {"zero": 1, "replicas": 2}),
-    Case("hybrid 2 x 2, ZeRO 3", 4, {"zero": 3, "replicas": 2}),
+    Case("hybrid 2 x 2, ZeRO 1", 4, {"zero": 1, "replicas": 2}, micro_batch=1),
+    Case("hybrid 2 x 2, ZeRO 3", 4, {"zero": 3, "replicas": 2}, micro_batch=1),
+    Case("DP4, ZeRO 3, an empty shard", 4, {"zero": 3}, {**ODD, "head_dim": 6}, micro_batch=1),
+    Case("TP2 x PP2 zbv", 4, {"tensor": 2, "pipeline": 2, "schedule": "zbv"}),
+    Case("CP2 x DP2, ZeRO 3", 4, {"context": 2, "zero": 3}),
     Case("CP2", 2, {"context": 2}, micro_batch=8),
     Case("CP4", 4, {"context": 4}, micro_batch=8),
     Case("CP2, ZeRO 0", 2, {"context": 2, "zero": 0}, micro_batch=8),
@@ -80,6 +83,10 @@ CASES: tuple[Case, ...] = (
     Case("TP2 x PP2 x DP2, ZeRO 1", 8, {"tensor": 2, "pipeline": 2, "zero": 1}),
     Case("PP2 x CP2 x DP2, ZeRO 1", 8, {"pipeline": 2, "context": 2, "zero": 1}),
 )
+
+# One of each kind, for what is proved of all layouts before a change of them lands and of these in every run.
+_SOME = ("TP4 + SP, 2 kv heads", "PP2 zbv", "DP2, ZeRO 3", "CP2", "TP2 x PP2 x DP2, ZeRO 1")
+SOME: tuple[Case, ...] = tuple(case for case in CASES if case.name in _SOME)
 
 
 def recipe_content(case: Case, **changes: Any) -> dict[str, Any]:

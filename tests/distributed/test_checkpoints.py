@@ -8,7 +8,7 @@ import pytest
 import torch
 from comparing import bound
 from jobs import batch_of
-from layouts import CASES, GLOBAL_BATCH, GQA, Case, recipe_content
+from layouts import CASES, GLOBAL_BATCH, GQA, SOME, Case, recipe_content
 from workers import Pool
 
 from hlat.checkpoint import CheckpointStore, collect, export_hf, open_checkpoint, restore
@@ -91,7 +91,9 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".safetensors", ".json")}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=() if case in SOME else pytest.mark.slow) for case in CASES]
+)
 def test_one_process_and_a_layout_load_each_others_checkpoints(
     case: Case, reference: Reference, pool: Pool, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from comparing import differences, reference, within_bounds
 from jobs import train
-from layouts import CASES, STEPS, Case, recipe_content
+from layouts import CASES, SOME, STEPS, Case, recipe_content
 from workers import Pool
 
 
@@ -22,14 +22,19 @@ def test_any_layout_is_the_same_model(case: Case, pool: Pool) -> None:
     check(pool, case, torch.float32, STEPS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+SHORT = 4  # steps, where all layouts have their turn before a change of this room lands
+
+some_in_every_run = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=() if case in SOME else pytest.mark.slow) for case in CASES]
+)
+
+
+@some_in_every_run
 def test_in_float64_the_differences_are_those_of_float64(case: Case, pool: Pool) -> None:
     """Whatever is left out, counted twice or rounded to float32 on the way is a million times above this bound."""
-    check(pool, case, torch.float64, 3)
+    check(pool, case, torch.float64, SHORT)
 
 
-# One of each kind in every run; all of them before a change of this room lands.
-SOME = ("TP4 + SP, 2 kv heads", "PP2 zbv", "DP2, ZeRO 3", "CP2", "TP2 x PP2 x DP2, ZeRO 1")
 VARIANTS = {
     "coalescing off": {"model": {"coalesce": False}},
     "activation checkpointing": {"memory": {"activation_checkpointing": "full"}},
@@ -37,13 +42,18 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in SOME], ids=str)
+@some_in_every_run
 def test_coalescing_and_checkpointing_change_nothing(case: Case, variant: str, pool: Pool) -> None:
-    check(pool, case, torch.float32, STEPS, **VARIANTS[variant])
+    check(pool, case, torch.float32, SHORT if case in SOME else STEPS, **VARIANTS[variant])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_coalescing_and_checkpointing_change_nothing_in_any_layout(case: Case, variant: str, pool: Pool) -> None:
-    check(pool, case, torch.float32, STEPS, **VARIANTS[variant])
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_in_mixed_precision_a_layout_is_as_far_from_one_process_as_bf16_is_from_fp32(case: Case, pool: Pool) -> None:
+    """Both differences are the rounding of the same products to bf16, in another place; and there are two of them."""
+    mixed = {"precision": {"mode": "mixed"}}
+    [found, *_] = pool.run(case.world, train, recipe_content(case, **mixed), SHORT)
+    [alone] = pool.run(1, train, recipe_content(case, **mixed) | {"parallel": {}}, SHORT)
+    wide = reference(case, torch.float32, SHORT)
+    noise = max(abs(a - b) for a, b in zip(alone.losses, wide.losses, strict=True))
+    apart = max(abs(a - b) for a, b in zip(found.losses, alone.losses, strict=True))
+    assert 0 < noise < 0.05 and apart <= 2 * noise

@@ -3,6 +3,6 @@
 from hlat.parallel.footprint import StateBytes, state_bytes
 from hlat.parallel.layout import Coordinates, Layout
 from hlat.parallel.model import ParallelModel, build_parallel
-from hlat.parallel.pipeline import stage_layers
+from hlat.parallel.stages import stage_layers
 
 __all__ = ["Coordinates", "Layout", "ParallelModel", "StateBytes", "build_parallel", "stage_layers", "state_bytes"]

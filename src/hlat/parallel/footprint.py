@@ -38,7 +38,7 @@ from math import prod
 from hlat.config import ModelConfig, ParallelConfig
 from hlat.model import ModelPart, RowLayout, parameter_layouts
 from hlat.parallel.layout import Layout
-from hlat.parallel.pipeline import stage_layers
+from hlat.parallel.stages import stage_layers
 
 _COUNTER_BYTES = 4  # AdamW's step, a scalar in fp32 per parameter
 _GATHERED_STAGES = 3  # torch's pipelines gather the parameters of so many of a rank's stages at a time (ZeRO 1)

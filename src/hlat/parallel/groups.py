@@ -76,7 +76,8 @@ def make_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.dev
     if layout.world == 1:
         return ALONE
     make = _Maker(layout.world)
-    # Every rank asks in the same order: a group's members wait for each other when it is made.
+    # Every rank asks in the same order: a group's members wait for each other when it is made. And torch names a group
+    # by how many its members have made before, so what only some ranks make (``ends``) comes last.
     axes = [make(layout.group(rank, axis)) for axis in AXES]
     grid = torch.arange(layout.world).view(layout.sizes)
     mesh = DeviceMesh.from_group(axes, device.type, mesh=grid, mesh_dim_names=AXES)

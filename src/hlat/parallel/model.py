@@ -7,6 +7,7 @@ One process with everything at 1 is a layout like any other: nothing is attached
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,17 +15,18 @@ import torch.distributed as dist
 from hlat.config import Recipe
 from hlat.memory import checkpoint_activations
 from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, vocabulary_rows
-from hlat.parallel.context import ContextCore
 from hlat.parallel.footprint import held_parts
 from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
 from hlat.parallel.groups import Groups, make_groups
 from hlat.parallel.layout import Layout
-from hlat.parallel.pipeline import Pipeline
 from hlat.parallel.sharding import before_micro_batch, reduce_replicated, release, shard
 from hlat.parallel.tensor import parallelize_block
 from hlat.parallel.vocabulary import CrossEntropy, parallelize_ends
-from hlat.precision import autocast
+from hlat.precision import autocast, compute_dtype
 from hlat.runtime import Runtime
+
+if TYPE_CHECKING:
+    from hlat.parallel.pipeline import Pipeline
 
 
 class ParallelModel:
@@ -47,14 +49,17 @@ class ParallelModel:
         owned = (place.dp == 0 and place.cp == 0) or groups.shards is not None
         self.held = [one for part in parts for one in held_parameters(part, owned)]
         self._copies = CopiedGradients.of(self.held, layout, groups)
-        shares = ModelPart(place.tp, layout.tensor)
-        self._loss = CrossEntropy(vocabulary_rows(recipe.model, shares), groups.tensor)
+        self._vocabulary = vocabulary_rows(recipe.model, ModelPart(place.tp, layout.tensor))
+        self._loss = CrossEntropy(self._vocabulary, groups.tensor)
         self._spans = layout.spans(runtime.rank, recipe.data.sequence_length)
         wide = torch.promote_types(self.held[0].tensor.dtype, torch.float32)
         self._zero = torch.zeros((), dtype=wide, device=self._device)  # where losses and norms begin
         self._pipeline = self._build_pipeline() if groups.pipeline is not None else None
 
-    def _build_pipeline(self) -> Pipeline:
+    def _build_pipeline(self) -> "Pipeline":
+        # Imported where there is a pipeline: torch's schedules load its compiler, which takes most of a second.
+        from hlat.parallel.pipeline import Pipeline  # noqa: PLC0415
+
         recipe, layout = self._recipe, self.layout
         assert self.groups.pipeline is not None, "there is a pipeline"
         positions = recipe.data.sequence_length // layout.context
@@ -67,9 +72,14 @@ class ParallelModel:
             (recipe.batch.micro_batch, handed, recipe.model.hidden_size),
             self.parameters[0].dtype,  # of the residual stream, under autocast too
             positions,
+            (len(self._vocabulary), self._head_dtype()),
             self._loss,
             self._device,
         )
+
+    def _head_dtype(self) -> torch.dtype:
+        """Dtype of the logits."""
+        return compute_dtype(self._recipe.precision) if self._recipe.precision.mode == "mixed" else self._zero.dtype
 
     @property
     def rows(self) -> range:
@@ -212,6 +222,8 @@ def _build_part(
             parallelize_block(block, groups.tensor, layout.sequence_parallel)
         parallelize_ends(model, groups.tensor, layout.sequence_parallel)
     if groups.context is not None:
+        from hlat.parallel.context import ContextCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
+
         for block in model.blocks():
             block.attention.core = ContextCore(groups.context)
     if runtime.world > 1:

@@ -1,13 +1,12 @@
-"""Pipeline parallelism: which layers a stage has, and the schedule that runs them.
+"""Pipeline parallelism: the stages of a rank, and the schedule that runs them.
 
-    layers, FLOPs of each -> stages of about equal cost -> torch.distributed.pipelining -> loss of each micro-batch
+    stages, micro-batches -> torch.distributed.pipelining -> loss of each micro-batch
 
 A stage is built with its own layers only. What it hands on is the residual stream, (micro-batch, positions, width), of
 the positions that the rank has (a shard of the sequence under sequence parallelism).
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.config import ModelConfig, ParallelConfig
-from hlat.model import Decoder, forward_flops_per_token
+from hlat.model import Decoder
 from hlat.parallel.layout import Layout
 from hlat.parallel.sharding import always_reshard
 from hlat.parallel.vocabulary import CrossEntropy
@@ -36,38 +34,6 @@ _SEVERAL = {
 }
 
 
-def stage_layers(model: ModelConfig, config: ParallelConfig, sequence_length: int) -> list[range]:
-    """The layers of each stage, as the recipe lists them or so that the dearest stage is as cheap as can be."""
-    counts = config.split or _cheapest_split(model, config.stages, sequence_length)
-    stops = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return [range(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
-
-
-def _cheapest_split(model: ModelConfig, stages: int, sequence_length: int) -> list[int]:
-    """Layers per stage that minimise the cost of the dearest one; among such splits, earlier stages take more.
-
-    Costs are FLOPs per token. The head is dear (a vocabulary of 128 k costs as much as several layers); looking up and
-    adding to a row of the embedding is a handful of operations per element.
-    """
-    one, two = (
-        forward_flops_per_token(model.model_copy(update={"layers": layers}), sequence_length) for layers in (1, 2)
-    )
-    layer, head, embedding = two - one, 2 * one - two, 4.0 * model.hidden_size
-
-    @cache
-    def best(stage: int, left: int) -> tuple[float, list[int]]:
-        extra = (embedding if stage == 0 else 0.0) + (head if stage == stages - 1 else 0.0)
-        if stage == stages - 1:
-            return left * layer + extra, [left]
-        choices = []
-        for count in range(left - (stages - 1 - stage), 0, -1):
-            rest, counts = best(stage + 1, left - count)
-            choices.append((max(count * layer + extra, rest), [count, *counts]))
-        return min(choices, key=lambda choice: choice[0])
-
-    return best(0, model.layers)[1]
-
-
 class Pipeline:
     """The stages of this rank, and how micro-batches go through them.
 
@@ -78,6 +44,7 @@ class Pipeline:
         shape: of what one stage hands to the next: (micro-batch, positions, width).
         dtype: of that.
         positions: tokens of a sequence that come to this rank.
+        logits: vocabulary rows of this rank, and the dtype of the head's product.
         loss: summed loss of logits and labels.
     """
 
@@ -90,12 +57,13 @@ class Pipeline:
         shape: tuple[int, int, int],
         dtype: torch.dtype,
         positions: int,
+        logits: tuple[int, torch.dtype],
         loss: CrossEntropy,
         device: torch.device,
     ) -> None:
         self._layout, self._group, self._device, self._loss = layout, group, device, loss
         self._parts = dict(zip(layout.stages_of(layout.coordinates(rank).pp), parts, strict=True))
-        self._shape, self._dtype, self._positions = shape, dtype, positions
+        self._shape, self._dtype, self._positions, self._logits = shape, dtype, positions, logits
         if layout.zero == 3:
             for part in parts:
                 always_reshard(part)
@@ -139,7 +107,8 @@ class Pipeline:
         sequences = self._shape[0]
         tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
         hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
-        logits = torch.empty((sequences, self._positions, 1), dtype=self._dtype, device="meta", requires_grad=True)
+        rows, dtype = self._logits
+        logits = torch.empty((sequences, self._positions, rows), dtype=dtype, device="meta", requires_grad=True)
         return PipelineStage(
             part,
             index,
@@ -158,14 +127,18 @@ class Pipeline:
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
         pending: list[tuple[dist.Work, torch.Tensor]] = []  # what is being sent must stay alive
         handed: dict[tuple[int, int], torch.Tensor] = {}
-        for index, part in self._parts.items():
-            for number, (inputs_BS, labels_BS) in enumerate(batches):
+        # Micro-batches outermost: both ends of a link then see its messages in one order, in which NCCL runs them, and
+        # only a few activations are alive.
+        for number, (inputs_BS, labels_BS) in enumerate(batches):
+            for index, part in self._parts.items():
                 x = inputs_BS if index == 0 else self._receive(index, number, handed)
                 out = part(x)
                 if index == self._layout.config.stages - 1:
                     nats += self._loss(out, labels_BS).double()
                 else:
                     self._hand_on(index, number, out, handed, pending)
+            while len(pending) > self._layout.pipeline:
+                pending.pop(0)[0].wait()
         for work, _ in pending:
             work.wait()
         return nats

@@ -32,11 +32,14 @@ def choose_device(device: str, here: Place) -> torch.device:
     if chosen == "cpu" or here.world == 1:
         return torch.device(chosen)
     count = torch.accelerator.device_count()
-    if here.local_rank >= count:
+    # Some schedulers show each process one device, its own: then that is device 0 of every process.
+    own = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    index = 0 if own else here.local_rank
+    if index >= count:
         message = f"process {here.local_rank} of this machine has no {chosen} device of its own: there are {count}."
         raise LaunchError(f"{message} Start at most {count} processes per machine, or use run.device=cpu.")
-    torch.accelerator.set_device_index(here.local_rank)
-    return torch.device(chosen, here.local_rank)
+    torch.accelerator.set_device_index(index)
+    return torch.device(chosen, index)
 
 
 def make_deterministic(device: torch.device) -> None:

@@ -110,7 +110,7 @@ class Job:
             "data_fingerprint": self.prepared.fingerprint,
             "versions": versions(),
         }
-        files = carried_tokenizer(self.prepared.tokenizer_dir)
+        files = carried_tokenizer(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         path = self.store.save(self.step, collect(self.recipe.model, self.model.held, self.optimizer), meta, files)
         self.saved = Saved(self.step, path)
         self.store.prune()
