@@ -18,7 +18,6 @@ from pathlib import Path
 LAYOUTS = {
     "data parallel, ZeRO 0": ["parallel.zero=0", "batch.micro_batch={share}"],
     "data parallel, ZeRO 1": ["parallel.zero=1", "batch.micro_batch={share}"],
-    "tensor parallel": ["parallel.tensor={nproc}", "model.kv_heads=1", "model.heads=4", "model.head_dim=48"],
     "pipeline": ["parallel.pipeline={nproc}", "batch.micro_batch=2"],
 }
 
@@ -28,7 +27,12 @@ def train(folder, name, steps, extra):
     run_dir = folder / name
     subprocess.run(["rm", "-rf", run_dir / "metrics.jsonl", run_dir / "checkpoints"], check=True)
     fixed = [f"run.dir={run_dir}", f"data.prepared_dir={folder / 'data'}", "tracking.console=none"]
-    short = [f"training.steps={steps}", "training.log_every=5", "checkpoint.every_steps=null"]
+    short = [
+        f"training.steps={steps}",
+        "training.log_every=5",
+        "checkpoint.every_steps=null",
+        "schedule.warmup_steps=2",
+    ]
     command = [sys.executable, "-m", "hlat", "train", "quickstart", *fixed, *short, "evaluation.every_steps=null"]
     subprocess.run([*command, *extra], check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
