@@ -4,7 +4,7 @@
     0      everything everywhere             nothing                                        one all-reduce a step
     1      a shard of all three              all parameters, all gradients                  one reduce-scatter a step
     2      a shard of all three              all parameters                                 one per micro-batch
-    3      a shard of all three              parameters of a block or two                   one per micro-batch
+    3      a shard of all three              parameters of a block, and of the ends         one per micro-batch
 
 Stages 1 to 3 are FSDP2 (``fully_shard``): each block, and what is not in a block, gathers its parameters before it
 runs. Between steps it keeps shards of the parameters at every stage. In a pipeline, gradients stay whole until the last
