@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -33,6 +34,13 @@ class ShardFile(NamedTuple):
 def token_dtype(vocab_size: int) -> str:
     """The smallest dtype for token ids."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def _discard(file: IO[bytes]) -> None:
+    """Close and remove a temporary file, also where the disk refuses what is left in its buffer."""
+    Path(file.name).unlink(missing_ok=True)
+    with suppress(OSError):  # closing writes the rest, and a full disk refuses that too
+        file.close()
 
 
 class ShardWriter:
@@ -85,8 +93,7 @@ class ShardWriter:
     def abandon(self) -> None:
         """Give up the shard that is being written."""
         if self._file is not None:
-            self._file.close()
-            Path(self._file.name).unlink(missing_ok=True)
+            _discard(self._file)
             self._file = None
 
     def _name(self, index: int) -> str:
@@ -169,9 +176,8 @@ class DocumentWriter:
         return self._digest.hexdigest()
 
     def abandon(self) -> None:
-        """Give up the file."""
-        self._file.close()
-        Path(self._file.name).unlink(missing_ok=True)
+        """Give up the file, unless it is finished."""
+        _discard(self._file)
 
     def _write(self, positions: npt.NDArray[np.uint64]) -> None:
         content = positions.astype("<u8").tobytes()

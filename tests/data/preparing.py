@@ -1,0 +1,78 @@
+"""Preparing small corpora in tests: settings, the units that a run tokenizes, and a process that can be killed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from hlat.config import DataConfig
+from hlat.data.pool import WorkerPool
+from hlat.data.units import Unit
+
+SMALL: dict[str, Any] = {"tokenizer": {"vocab_size": 400}, "validation": {"fraction": 0.2}, "shard_tokens": 5000}
+LARGE: dict[str, Any] = {"tokenizer": {"vocab_size": 400, "train_bytes": 100_000}, "shard_tokens": 60_000}
+UNIT = 50_000
+
+
+class Watched(NamedTuple):
+    """What a run that nothing disturbs makes, and of which units."""
+
+    files: dict[str, bytes]
+    units: set[int]
+
+
+def data_config(path: Path | str, **more: Any) -> DataConfig:
+    """Settings for a small corpus."""
+    return DataConfig.model_validate({"path": str(path), **SMALL, **more})
+
+
+def watch_units(patch: pytest.MonkeyPatch) -> set[int]:
+    """The numbers of the units that are tokenized from now on."""
+    seen: set[int] = set()
+    run = WorkerPool.run
+
+    def watched(pool: WorkerPool, units: Iterator[Unit]) -> Iterator[int]:
+        for number in run(pool, units):
+            seen.add(number)
+            yield number
+
+    patch.setattr(WorkerPool, "run", watched)
+    return seen
+
+
+def start(config: DataConfig, out: Path, before: str = "") -> "subprocess.Popen[str]":
+    """A process of its own that prepares, in a session of its own; ``before`` is run first."""
+    program = f"""
+import sys
+from hlat.config import DataConfig
+from hlat.data import prepare
+from hlat.runtime import HlatError
+import hlat.data.preparation
+hlat.data.preparation._SMALLEST_UNIT = {UNIT}
+{before}
+try:
+    prepare(DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], workers=2)
+except HlatError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+    command = [sys.executable, "-c", program, config.model_dump_json(), str(out)]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def wait(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait for something that a running process does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def finished_units(out: Path) -> list[Path]:
+    """The indices of the units that an unfinished preparation has finished."""
+    return sorted((out / "partial" / "units").glob("*.json"))

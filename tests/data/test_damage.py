@@ -1,0 +1,75 @@
+"""Damaged prepared data is noticed: when it is opened, when it is verified, or where it is read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preparing import data_config
+
+from hlat.data import Prepared, open_prepared, prepare, verify
+from hlat.runtime import DataError
+
+pytestmark = pytest.mark.usefixtures("small_units")
+
+
+@pytest.fixture
+def finished(small: Path, tmp_path: Path) -> Prepared:
+    return prepare(data_config(small), tmp_path / "out", workers=1)
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "validation-documents.bin"])
+def test_opening_notices_missing_and_shorter_files(finished: Prepared, name: str) -> None:
+    file = finished.dir / name
+    content = file.read_bytes()
+    for change in (lambda: file.write_bytes(content[:-2]), file.unlink):
+        change()
+        with pytest.raises(DataError, match=name):
+            open_prepared(finished.dir)
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "validation-00000.bin", "train-documents.bin"])
+def test_verifying_notices_one_bit(finished: Prepared, name: str) -> None:
+    file = finished.dir / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    open_prepared(finished.dir)
+    with pytest.raises(DataError, match=f"{name}: the checksum differs"):
+        verify(finished.dir)
+
+
+def test_verifying_notices_tokens_outside_the_vocabulary(finished: Prepared) -> None:
+    file = finished.dir / "train-00000.bin"
+    tokens = np.fromfile(file, dtype="<u2")
+    tokens[7] = 400
+    tokens.tofile(file)
+    with pytest.raises(DataError, match="token 400 is outside the vocabulary of 400"):
+        verify(finished.dir)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format_version": 99}', "\x00"])
+def test_damaged_manifest(finished: Prepared, content: str) -> None:
+    (finished.dir / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        open_prepared(finished.dir)
+
+
+def test_other_tokenizer_in_the_folder(finished: Prepared) -> None:
+    file = finished.dir / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text().replace("ByteLevel", "ByteLevel ", 0) + "\n")
+    with pytest.raises(DataError, match="not the tokenizer that made this data"):
+        open_prepared(finished.dir)
+
+
+def test_nothing_prepared_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no prepared data here"):
+        open_prepared(tmp_path)
+
+
+def test_one_preparation_at_a_time(small: Path, tmp_path: Path) -> None:
+    def second(stage: str, done: int, total: int) -> None:
+        del stage, done, total
+        with pytest.raises(DataError, match="another process is preparing data here"):
+            prepare(data_config(small), tmp_path, workers=1)
+
+    prepare(data_config(small), tmp_path, workers=1, progress=second)
