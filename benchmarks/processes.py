@@ -47,10 +47,13 @@ def main():
     parser.add_argument("--nproc", type=int, default=os.cpu_count() or 2)
     asked = parser.parse_args()
     from hlat.quickstart.corpus import standard_library
+    from hlat.runtime import has_fast_bf16, start
+
+    mode = "mixed" if has_fast_bf16(start().device) else "fp32"  # as the quickstart chooses
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        common = [f"data.sources={standard_library()}", "precision.mode=mixed"]
+        common = [f"data.sources={standard_library()}", f"precision.mode={mode}"]
         rates = {"one process": []} | {name: [] for name in LAYOUTS}
         for _ in range(asked.rounds):
             rates["one process"].append(train(folder, "one", asked.steps, common))
@@ -59,7 +62,7 @@ def main():
                 extra = [*common, *filled, "--nproc", str(asked.nproc)]
                 rates[name].append(train(folder, name.replace(" ", "-").replace(",", ""), asked.steps, extra))
         base = statistics.median(rates["one process"])
-        print(f"| {asked.nproc} cores | tokens/s | of one process |\n|---|---|---|")
+        print(f"| {mode}, {asked.nproc} cores | tokens/s | of one process |\n|---|---|---|")
         for name, found in rates.items():
             print(f"| {name} | {statistics.median(found):,.0f} | {statistics.median(found) / base:.2f} |")
 

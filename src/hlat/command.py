@@ -9,7 +9,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C during the second of imports is answered in one line too."""
+    """Run the command line; Ctrl-C during the seconds of imports is answered in one line too."""
     heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not hear Ctrl-C
     if heard:
         signal.signal(signal.SIGINT, _interrupted_early)
@@ -22,8 +22,6 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     from hlat.cli import app  # noqa: PLC0415
 
-    if heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app()
     finally:

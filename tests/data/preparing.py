@@ -4,9 +4,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 from hlat.config import DataConfig
@@ -71,6 +73,15 @@ def wait(condition: Callable[[], object], process: "subprocess.Popen[str]") -> N
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+def workers() -> list[psutil.Process]:
+    """The processes that tokenize for this one, and none of the others that it may have started."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if "hlat.data.worker" in child.cmdline() else []
+    return found
 
 
 def finished_units(out: Path) -> list[Path]:

@@ -4,10 +4,9 @@ import resource
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 from corpora import documents, prose, tree, write_jsonl
-from preparing import LARGE, data_config, start
+from preparing import LARGE, data_config, start, workers
 
 from hlat.data import prepare, verify
 from hlat.data.shards import DocumentWriter, ShardWriter
@@ -85,7 +84,7 @@ def test_long_document_in_bounded_memory(tmp_path: Path, megabytes: int) -> None
 
     def look(stage: str, done: int, total: int) -> None:
         if stage == "tokenize":
-            peaks.extend(_peak_memory(child.pid) for child in psutil.Process().children())
+            peaks.extend(_peak_memory(child.pid) for child in workers())
 
     config = data_config(file, tokenizer={"vocab_size": 400, "train_bytes": 100_000}, shard_tokens=10**9)
     prepare(config, tmp_path / "out", workers=1, progress=look)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from corpora import documents, tree, write_jsonl
-from preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units
+from preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
 
 from hlat.data import open_prepared, prepare
 from hlat.runtime import DataError
@@ -101,7 +101,7 @@ def _die_at_rename(number: int) -> None:
     sys.addaudithook(hook)
 
 
-def testfinished_units_of_another_preparation_are_refused_not_destroyed(
+def test_finished_units_of_another_preparation_are_refused_not_destroyed(
     large: Path, small: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
     out = tmp_path / "out"
@@ -145,7 +145,7 @@ def test_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dict[
 
     def kill(stage: str, done: int, total: int) -> None:
         if stage == "tokenize" and 0 < done < total:
-            for child in psutil.Process().children():
+            for child in workers():
                 with suppress(psutil.NoSuchProcess):  # called again for one that is dead and not yet waited for
                     child.kill()
 

@@ -50,6 +50,7 @@ CASES: tuple[Case, ...] = (
     Case("TP4", 4, {"tensor": 4, "sequence": False}, micro_batch=8),
     Case("TP4 + SP, 2 kv heads", 4, {"tensor": 4}, dict(TWO_KV_HEADS), micro_batch=8),
     Case("TP4, 2 kv heads", 4, {"tensor": 4, "sequence": False}, dict(TWO_KV_HEADS), micro_batch=8),
+    Case("TP2, q and k norms, odd vocabulary", 2, {"tensor": 2, "sequence": False}, dict(ODD), micro_batch=8),
     Case("TP4 + SP, q and k norms, odd vocabulary", 4, {"tensor": 4}, dict(ODD), micro_batch=8),
     *_pipelines(),
     Case("PP2, 5 layers", 2, {"pipeline": 2}, dict(FIVE_LAYERS)),

@@ -49,5 +49,7 @@ def test_a_launcher_that_is_killed_outright_leaves_no_process_behind(stepping, t
     launcher.kill()
     for rank in range(2):
         wait_until_gone(int((tmp_path / f"pid-{rank}").read_text()))
-        assert received(tmp_path, rank) == [signal.SIGTERM]
         assert (tmp_path / f"saved-{rank}").exists()
+    # Each looks for its launcher now and then: one may learn from the other's vote, and be done, before it looks.
+    heard = [received(tmp_path, rank) for rank in range(2) if (tmp_path / f"received-{rank}").exists()]
+    assert heard and all(signals == [signal.SIGTERM] for signals in heard)

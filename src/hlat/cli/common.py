@@ -1,19 +1,18 @@
-"""Arguments and displays that several verbs share."""
+"""Arguments and displays that several verbs share, and when Ctrl-C begins to interrupt work."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as RichProgress
 
-from hlat.data import Progress
+if TYPE_CHECKING:
+    from hlat.data import Progress
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="Recipe file, or the name of a shipped recipe.", show_default=False)
@@ -29,6 +28,16 @@ CheckpointArgument = Annotated[
 _SECONDS_BETWEEN_LINES = 5.0
 
 
+def ready() -> None:
+    """Ctrl-C interrupts a verb's work from here on; until a verb calls this, nothing has been started.
+
+    A verb imports its room when it runs and not before, so that each starts as fast as it can: torch takes a second,
+    its distributed parts two more.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job does not hear Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def say(text: str = "") -> None:
     """One line to standard output. A reader that has gone away (``| head``) must not end the work."""
     try:
@@ -38,13 +47,11 @@ def say(text: str = "") -> None:
 
 
 @contextmanager
-def data_progress() -> Iterator[Progress]:
+def data_progress() -> Iterator["Progress"]:
     """Shows how far the preparation of text is: a bar on a terminal, a line every few seconds otherwise."""
     if sys.stdout.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with RichProgress(*columns, TimeRemainingColumn(), console=Console(), transient=True) as bar:
-            task = bar.add_task("prepare", total=None)
-            yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+        with _bar() as bar:
+            yield bar
         return
     said_at = time.monotonic()
 
@@ -55,3 +62,14 @@ def data_progress() -> Iterator[Progress]:
             say(f"prepare: {stage} {done / max(1, total):.0%}, {done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
 
     yield line
+
+
+@contextmanager
+def _bar() -> Iterator["Progress"]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(), transient=True) as bar:
+        task = bar.add_task("prepare", total=None)
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

@@ -1,12 +1,14 @@
 """``hlat data``: from raw text to token shards."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, say
+from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.config import load_recipe
-from hlat.data import Prepared, check_tokenizer, check_vocabulary, prepare, verify
+
+if TYPE_CHECKING:
+    from hlat.data import Prepared
 
 app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
 
@@ -27,6 +29,9 @@ def prepare_command(
     Data that was prepared before is verified byte for byte.
     """
     resolved = load_recipe(recipe, overrides or [])
+    from hlat.data import check_tokenizer, check_vocabulary, prepare, verify
+
+    ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
         prepared = prepare(resolved.data, resolved.prepared_dir, workers=workers, progress=progress)
@@ -36,7 +41,7 @@ def prepare_command(
     say(f"prepared in {resolved.prepared_dir}")
 
 
-def _summary(prepared: Prepared) -> str:
+def _summary(prepared: "Prepared") -> str:
     manifest = prepared.manifest
     lines = [f"vocabulary {manifest.vocab_size:,}, {manifest.dtype} tokens"]
     for name, split in manifest.splits.items():

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hlat.cli.common import CheckpointArgument, say
-from hlat.evaluation import Sampling, evaluate_checkpoint, generate_text
+from hlat.cli.common import CheckpointArgument, ready, say
 
 
 def register(app: typer.Typer) -> None:
@@ -21,6 +20,9 @@ def evaluate(
     ] = None,
 ) -> None:
     """Loss, perplexity and bits per byte over the whole validation split."""
+    from hlat.evaluation import evaluate_checkpoint
+
+    ready()
     result = evaluate_checkpoint(checkpoint, data)
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
@@ -36,4 +38,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
 ) -> None:
     """Continue a prompt."""
+    from hlat.evaluation import Sampling, generate_text
+
+    ready()
     say(prompt + generate_text(checkpoint, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed)))

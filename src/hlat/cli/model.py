@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from hlat.checkpoint import export_hf, has_tokenizer, import_hf
-from hlat.cli.common import CheckpointArgument, say
+from hlat.cli.common import CheckpointArgument, ready, say
 
 Folder = Annotated[Path, typer.Option("--to", help="Folder to write; must not exist.")]
 
@@ -24,6 +23,9 @@ def import_command(
     to: Folder,
 ) -> None:
     """Turn a Hugging Face model into a checkpoint that checkpoint.init_from, export and generate take."""
+    from hlat.checkpoint import has_tokenizer, import_hf
+
+    ready()
     path = import_hf(source, to)
     say(f"imported to {path}")
     tokenizer = f" data.tokenizer.path={path / 'tokenizer'}" if has_tokenizer(path) else ""
@@ -38,6 +40,9 @@ def export_command(
     ] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model that transformers loads."""
+    from hlat.checkpoint import export_hf
+
+    ready()
     path = export_hf(checkpoint, to, dtype=dtype)
     say(f"exported to {path}")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")

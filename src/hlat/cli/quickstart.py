@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hlat.cli.common import data_progress, say
-from hlat.quickstart import run_quickstart
+from hlat.cli.common import data_progress, ready, say
 
 
 def register(app: typer.Typer) -> None:
@@ -19,4 +18,7 @@ def quickstart(
     steps: Annotated[int | None, typer.Option(min=2, help="Train so many steps instead of about two minutes.")] = None,
 ) -> None:
     """Train a small model on this machine: no account, no GPU, no download."""
+    from hlat.quickstart import run_quickstart
+
+    ready()
     run_quickstart(to, say, data_progress, steps)

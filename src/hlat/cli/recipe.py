@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, say
+from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
 from hlat.config import Recipe, load_recipe, recipe_schema
-from hlat.model import count_parameters
 
 
 def register(app: typer.Typer) -> None:
@@ -25,10 +24,13 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
 ) -> None:
     """Check a recipe: every error at once, exit code 2; or what it amounts to."""
+    ready()
     resolved = load_recipe(recipe, overrides or [], world=world)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
+    from hlat.model import count_parameters
+
     tokens = resolved.total_steps * resolved.tokens_per_step
     say(f"{recipe}: good")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")

@@ -4,15 +4,16 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, say
+from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.config import LaunchError, load_recipe
-from hlat.launch import follow_launcher, launch_local, reported
 from hlat.runtime import place
-from hlat.training import Outcome, run
+
+if TYPE_CHECKING:
+    from hlat.training import Outcome
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +34,10 @@ def train(
     """Train. The same command again resumes an interrupted run."""
     if nproc is not None and nproc > 1:
         raise typer.Exit(_launch(recipe, overrides or [], nproc))
+    from hlat.launch import follow_launcher, reported
+    from hlat.training import run
+
+    ready()
     follow_launcher()
     with reported():
         here = place()
@@ -43,7 +48,7 @@ def train(
         raise typer.Exit(128 + signal.Signals[outcome.reason])
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: "Outcome") -> str:
     """How the run ended, in a line or two."""
     if outcome.finished:
         text = f"finished at step {outcome.step}"
@@ -63,6 +68,9 @@ def _launch(recipe: str, overrides: list[str], nproc: int) -> int:
         )
         raise LaunchError(f"{message} Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE.")
     resolved = load_recipe(recipe, overrides, world=nproc)  # what is wrong is said before any process starts
+    from hlat.launch import launch_local
+
+    ready()
     return launch_local(["train", recipe, *overrides], nproc, resolved.run_dir, _complain)
 
 

@@ -6,13 +6,16 @@ Initialisation, norms and checkpoints see a model through these, so that none of
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 
 from hlat.model.decoder import Decoder
 from hlat.model.layout import Piece, RowLayout, parameter_layouts
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,12 @@ class HeldParameter:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that is in this process."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if _is_sharded(tensor) else tensor
+
+
+def _is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor; asked this way because importing those takes a second, which one process can save."""
+    return hasattr(tensor, "to_local")
 
 
 def held_parameters(model: Decoder, owned: bool = True) -> list[HeldParameter]:
@@ -75,12 +83,12 @@ def held_parameters(model: Decoder, owned: bool = True) -> list[HeldParameter]:
 
 def _first_row(parameter: nn.Parameter) -> tuple[int, bool]:
     """The first row held of a parameter, and whether this is the first replica of it."""
-    if not isinstance(parameter, DTensor):
+    if not _is_sharded(parameter):
         return 0, True
     first, is_first, rows = 0, True, parameter.shape[0]
     for dimension, placement in enumerate(parameter.placements):
         index, count = parameter.device_mesh.get_local_rank(dimension), parameter.device_mesh.size(dimension)
-        if isinstance(placement, Shard):
+        if placement.is_shard():
             first = min(index * -(-rows // count), rows)  # FSDP2 cuts like torch.chunk
         else:
             is_first = is_first and index == 0
