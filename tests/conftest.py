@@ -2,12 +2,12 @@
 
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from commands import hlat
 
 # One thread: the machine's cores are shared, and results must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -81,12 +81,6 @@ def recipe_file(tiny_recipe: str, tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(tiny_recipe)
     return path
-
-
-def hlat(*arguments: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
-    """Run the real command in a process of its own."""
-    command = [sys.executable, "-m", "hlat", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **more)
 
 
 @pytest.fixture(scope="session")

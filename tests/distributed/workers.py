@@ -1,7 +1,7 @@
 """A pool of processes that join gloo groups of any size, one job after another.
 
-Starting a process costs seconds (importing torch); joining a group costs milliseconds. So the processes stay, and for
-each job the first ``world`` of them become the ranks of a new world:
+Starting a process costs more than joining a group, which takes milliseconds. So the processes stay, and for each job
+the first ``world`` of them become the ranks of a new world:
 
     pool.run(world, job, *arguments) -> [job(runtime, *arguments) of rank 0, of rank 1, ...]
 
@@ -9,13 +9,14 @@ A rank that raises ends the job: the error of the first rank that failed is rais
 is started anew, since the other ranks may be waiting for the one that left.
 """
 
-import multiprocessing
 import os
 import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from commands import forking
 
 _ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = 300.0  # seconds without a word from any rank: a deadlock
@@ -33,7 +34,7 @@ class Pool:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forking()
         pairs = [context.Pipe() for _ in range(self.size)]
         self._pipes = [ours for ours, _ in pairs]
         self._processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pairs]
