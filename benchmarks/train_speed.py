@@ -1,9 +1,11 @@
 """Training speed and peak memory beside transformers.
 
 Trains the same 33.6 M-parameter model (width 512, 8 layers, 8 heads, 4 kv heads, ffn 1536, vocabulary 8192, sequence
-512, batch 4) in hlat and in transformers.LlamaForCausalLM with torch's AdamW, in fp32 and under bf16 autocast.
-Each of the four is a process of its own, so that peak memory is its own; rounds alternate between the two sides, and
-the middle round of each is reported, so that a slow minute of the machine hits both.
+512, batch 4) in hlat and in transformers.LlamaForCausalLM with torch's AdamW, each eager and compiled, in fp32 and in
+bf16 (mixed in hlat, autocast in transformers), and hlat in bf16-sr. Each is a process of its own, so that peak memory
+is its own; rounds alternate between the sides, and the middle round of each is reported, so that a slow minute of the
+machine hits all. MFU is the share of the matrix-product rate measured in the same process. Where bf16 is emulated
+product by product (a CPU without bf16 instructions), transformers' bf16 is left out: a step takes minutes.
 
     python benchmarks/train_speed.py [--rounds 3] [--steps 8] [--device cpu]
 """
@@ -16,11 +18,12 @@ import sys
 import time
 
 VOCABULARY, LAYERS, WIDTH, FFN, HEADS, KV_HEADS, LENGTH, BATCH = 8192, 8, 512, 1536, 8, 4, 512, 4
-SIDES = ("hlat", "transformers")
-MODES = ("fp32", "bf16")
+MODES = {"fp32": "fp32", "bf16": "mixed", "bf16-sr": "bf16-sr"}
+SIDES = ("hlat", "hlat compiled", "transformers", "transformers compiled")
+WARM_UP = 2
 
 
-def hlat_step(device, mode):
+def hlat_step(device, mode, compiled):
     """One step exactly as the training loop does it."""
     import numpy as np
     import torch
@@ -45,11 +48,12 @@ def hlat_step(device, mode):
             "data": {"path": "unused", "sequence_length": LENGTH},
             "batch": {"global_batch": BATCH, "micro_batch": BATCH},
             "training": {"steps": 1000},
-            "precision": {"mode": "mixed" if mode == "bf16" else "fp32"},
+            "precision": {"mode": MODES[mode]},
+            "run": {"compile": "blocks" if compiled else "none"},
         }
     )
     model = build_parallel(recipe, Runtime(torch.device(device)), seed=0)
-    optimizer = build_optimizer(model.parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.held, recipe.optimizer, MODES[mode])
 
     def step(number, tokens):
         batch = Batch(tokens[:, :-1], tokens[:, 1:], np.arange(BATCH), 0)
@@ -59,7 +63,7 @@ def hlat_step(device, mode):
     return step, sum(p.numel() for p in model.parameters), torch
 
 
-def transformers_step(device, mode):
+def transformers_step(device, mode, compiled):
     """The usual loop around LlamaForCausalLM: loss by labels, clip, fused AdamW, constant rate."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,6 +80,8 @@ def transformers_step(device, mode):
         use_cache=False,
     )
     model = LlamaForCausalLM(config).to(device)
+    if compiled:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step(number, tokens):
@@ -95,25 +101,36 @@ def worker(side, mode, steps, device_name):
     """Train and print tokens/s and peak memory as JSON."""
     import torch
 
+    from hlat.config import ModelConfig
+    from hlat.hardware import peak_flops
+    from hlat.model import flops_per_token
     from hlat.runtime import peak_memory_bytes, synchronize
 
     device = torch.device(device_name)
-    step, parameters, _ = {"hlat": hlat_step, "transformers": transformers_step}[side](device, mode)
+    build = hlat_step if side.startswith("hlat") else transformers_step
+    begin = time.perf_counter()
+    step, parameters, _ = build(device, mode, side.endswith("compiled"))
     generator = torch.Generator().manual_seed(1)
-    batches = [torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator) for _ in range(steps + 2)]
-    for number in (1, 2):  # allocators and kernels warm up
+    batches = [torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator) for _ in range(steps + WARM_UP)]
+    for number in range(1, WARM_UP + 1):  # allocators and kernels warm up, compilers compile
         step(number, batches[number - 1])
     synchronize(device)
-    begin = time.perf_counter()
-    for number in range(3, steps + 3):
+    start_up, begin = time.perf_counter() - begin, time.perf_counter()
+    for number in range(WARM_UP + 1, steps + WARM_UP + 1):
         loss = step(number, batches[number - 1])
     synchronize(device)
     seconds = time.perf_counter() - begin
+    memory, rate = peak_memory_bytes(device), steps * BATCH * LENGTH / seconds
+    shape = {"hidden_size": WIDTH, "intermediate_size": FFN, "heads": HEADS, "kv_heads": KV_HEADS}
+    config = ModelConfig(vocab_size=VOCABULARY, layers=LAYERS, **shape)
+    peak = peak_flops(device, torch.float32 if mode == "fp32" else torch.bfloat16).value
     print(
         json.dumps(
             {
-                "tokens_per_second": steps * BATCH * LENGTH / seconds,
-                "peak_memory": peak_memory_bytes(device),
+                "tokens_per_second": rate,
+                "mfu": rate * flops_per_token(config, LENGTH) / peak,
+                "start_up": start_up,
+                "peak_memory": memory,
                 "parameters": parameters,
                 "loss": float(loss),
             }
@@ -121,7 +138,30 @@ def worker(side, mode, steps, device_name):
     )
 
 
+def measured(side, mode, arguments):
+    """One round of one side, in a process of its own."""
+    command = [sys.executable, __file__, "--steps", str(arguments.steps), "--device", arguments.device]
+    done = subprocess.run([*command, "--worker", side, mode], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def sides_of(device_name):
+    """What is measured here: (side, mode)."""
+    import torch
+
+    from hlat.runtime import has_fast_bf16
+
+    fast = has_fast_bf16(torch.device(device_name))
+    return [
+        (side, mode)
+        for mode in MODES
+        for side in SIDES
+        if side.startswith("hlat") or mode == "fp32" or (mode == "bf16" and fast)
+    ]
+
+
 def main():
+    """Print a table and the ratios to transformers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
@@ -131,27 +171,26 @@ def main():
     if arguments.worker:
         worker(*arguments.worker, arguments.steps, arguments.device)
         return
-    results = {(side, mode): [] for side in SIDES for mode in MODES}
+    results = {key: [] for key in sides_of(arguments.device)}
     for _ in range(arguments.rounds):
-        for mode in MODES:
-            for side in SIDES:
-                command = [sys.executable, __file__, "--steps", str(arguments.steps), "--device", arguments.device]
-                output = subprocess.run(
-                    [*command, "--worker", side, mode], check=True, capture_output=True, text=True
-                ).stdout
-                results[side, mode].append(json.loads(output.splitlines()[-1]))
-    print(f"{'':14s}{'mode':6s}{'tokens/s':>10s}{'rounds':>24s}{'peak MiB':>10s}{'parameters':>13s}")
+        for key, rounds in results.items():
+            rounds.append(measured(*key, arguments))
+    print("| | mode | tokens/s | rounds | MFU | peak MiB | start-up s |\n|---|---|---|---|---|---|---|")
     middle = {}
     for (side, mode), rounds in results.items():
-        rates = [r["tokens_per_second"] for r in rounds]
-        memory = statistics.median(r["peak_memory"] for r in rounds) / 2**20
-        middle[side, mode] = (statistics.median(rates), memory)
-        spread = " ".join(f"{rate:,.0f}" for rate in rates)
-        parameters = rounds[0]["parameters"]
-        print(f"{side:14s}{mode:6s}{middle[side, mode][0]:10,.0f}{spread:>24s}{memory:10,.0f}{parameters:13,}")
-    for mode in MODES:
-        (ours, our_memory), (theirs, their_memory) = middle["hlat", mode], middle["transformers", mode]
-        print(f"hlat / transformers, {mode}: speed {ours / theirs:.2f}, peak memory {our_memory / their_memory:.2f}")
+        rate, memory, mfu, start_up = (
+            statistics.median(one[name] for one in rounds)
+            for name in ("tokens_per_second", "peak_memory", "mfu", "start_up")
+        )
+        middle[side, mode] = (rate, memory)
+        spread = ", ".join(f"{one['tokens_per_second']:,.0f}" for one in rounds)
+        print(f"| {side} | {mode} | {rate:,.0f} | {spread} | {mfu:.0%} | {memory / 2**20:,.0f} | {start_up:.0f} |")
+    for (side, mode), (ours, our_memory) in middle.items():
+        other = side.replace("hlat", "transformers")
+        if side != other and (other, mode) in middle:
+            theirs, their_memory = middle[other, mode]
+            ratios = f"speed {ours / theirs:.2f}, peak memory {our_memory / their_memory:.2f}"
+            print(f"{side} / {other}, {mode}: {ratios}")
 
 
 if __name__ == "__main__":

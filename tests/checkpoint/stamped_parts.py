@@ -79,7 +79,7 @@ def processes(config: ModelConfig, cut: Cut, dtype: torch.dtype = torch.float32)
 
 def with_optimizer(held: list[HeldParameter]) -> Process:
     """With AdamW's moments, as they are after a step."""
-    optimizer = build_optimizer([one.parameter for one in held], OptimizerConfig(lr=0.01))
+    optimizer = build_optimizer(held, OptimizerConfig(lr=0.01))
     for one in held:
         moments = {name: torch.zeros_like(one.parameter) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[one.parameter] = {"step": torch.tensor(5.0)} | moments

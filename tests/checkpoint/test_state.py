@@ -37,7 +37,7 @@ def make(
     dtype: torch.dtype = torch.float32, seed: int | None = 0, **changes: object
 ) -> tuple[Decoder, torch.optim.AdamW]:
     model = build(ModelConfig.model_validate(PLAIN | changes), device="cpu", seed=seed, dtype=dtype)
-    return model, build_optimizer(list(model.parameters()), OptimizerConfig(lr=0.01))
+    return model, build_optimizer(held_parameters(model), OptimizerConfig(lr=0.01))
 
 
 def train(model: Decoder, optimizer: torch.optim.AdamW, steps: range) -> None:

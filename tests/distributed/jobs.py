@@ -64,7 +64,7 @@ def train(runtime: Runtime, content: dict[str, Any], steps: int, dtype: torch.dt
     """Train some steps on made-up tokens."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, dtype)
-    optimizer = build_optimizer(model.parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.held, recipe.optimizer)
     initial = blocks(model.held)
     losses, norms = [], []
     for step in range(1, steps + 1):

@@ -104,7 +104,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> StateBytes:
     """The job of a rank: train two steps; what it held during and after the second."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.held, recipe.optimizer)
     update(model, optimizer, recipe, 1, accumulate_gradients(model, batch_of(model, recipe, 1)))
     assert not _messages(model), "FSDP2 keeps the buffer of a collective between steps"
     within = (0, 0)

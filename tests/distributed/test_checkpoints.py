@@ -39,7 +39,7 @@ def train_and_save(runtime: Runtime, content: dict[str, Any], root: Path) -> lis
     """Train, save, and go on."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.held, recipe.optimizer)
     _train(model, optimizer, recipe, 1, SAVED)
     _save(runtime, model, optimizer, recipe, root)
     return _train(model, optimizer, recipe, SAVED + 1, GONE_ON)
@@ -51,7 +51,7 @@ def load_and_go_on(
     """From each of some checkpoints: load it, save a copy of it as loaded, and train on."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, None)
-    optimizer = build_optimizer(model.parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.held, recipe.optimizer)
     losses = []
     for root in roots:
         [folder] = root.glob("step-*")

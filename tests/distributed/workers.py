@@ -6,14 +6,19 @@ the first ``world`` of them become the ranks of a new world:
     pool.run(world, job, *arguments) -> [job(runtime, *arguments) of rank 0, of rank 1, ...]
 
 A rank that raises ends the job: the error of the first rank that failed is raised here with its traceback, and the pool
-is started anew, since the other ranks may be waiting for the one that left.
+is started anew, since the other ranks may be waiting for the one that left. Ranks that hang are asked for their stacks.
 """
 
+import faulthandler
 import os
+import signal
 import socket
+import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from commands import forking
@@ -53,8 +58,9 @@ class Pool:
             left = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
             ready = wait(left, _TIMEOUT)
             if not ready:
+                stacks = self._stacks(world)
                 self._restart()
-                raise JobFailed(f"{world} ranks: no word from {len(left)} of them for {_TIMEOUT:.0f} s")
+                raise JobFailed(f"{world} ranks: no word from {len(left)} of them for {_TIMEOUT:.0f} s\n{stacks}")
             for pipe in ready:
                 rank = pipes.index(pipe)
                 good, value = _receive(pipe)
@@ -63,6 +69,15 @@ class Pool:
                     raise JobFailed(f"rank {rank} of {world}: {value}")
                 results[rank] = value
         return [results[rank] for rank in range(world)]
+
+    def _stacks(self, world: int) -> str:
+        """What every thread of the ranks is doing."""
+        for process in self._processes[:world]:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(2)  # they write on their own
+        files = [_stack_file(process.pid) for process in self._processes[:world]]
+        return "\n".join(f"rank {rank}:\n{file.read_text()}" for rank, file in enumerate(files))
 
     def _restart(self) -> None:
         self.close()
@@ -74,6 +89,11 @@ class Pool:
             process.kill()
         for process in self._processes:
             process.join()
+            _stack_file(process.pid).unlink(missing_ok=True)
+
+
+def _stack_file(pid: int | None) -> Path:
+    return Path(tempfile.gettempdir()) / f"hlat-rank-{pid}.stacks"
 
 
 def _receive(pipe: Connection) -> tuple[bool, Any]:
@@ -103,6 +123,7 @@ def _serve(pipe: Connection) -> None:
     import torch  # noqa: PLC0415  (after the number of threads is set)
 
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, _stack_file(os.getpid()).open("w"))
     from hlat.runtime import finish, start  # noqa: PLC0415
 
     while True:

@@ -82,15 +82,16 @@ def test_float32_errs_no_more_than_rounding_explains(family: str, coalesce: bool
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_autocast_errs_no_more_than_bf16_rounding_explains(family: str) -> None:
-    """Products accumulate in fp32, so each tensor is rounded once, by 2^-9 at most: 11 times on the path of a block
-    (two norms, q/k/v, rotation, softmax, values, output, gate/up, silu, product, down) and once for the logits."""
+def test_bf16_errs_no_more_than_its_rounding_explains(family: str) -> None:
+    """Products accumulate in fp32, so each tensor is rounded once, by 2^-9 at most: 13 times on the path of a block
+    (two norms, q/k/v, rotation, softmax, values, output, gate/up, silu, product, down, two sums), once for its weights,
+    and three times for the embedding, the final norm and the logits."""
     config = config_of(family)
     model = our_model(config)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(tokens_of(config))
+    model.compute = torch.bfloat16
+    logits = model(tokens_of(config))
     expected_logits, _ = theirs(config)
     assert logits.dtype == torch.bfloat16
-    assert distance(logits.detach(), expected_logits) < (11 * config.layers + 1) * 2.0**-9
+    assert distance(logits.detach(), expected_logits) < (14 * config.layers + 3) * 2.0**-9
     _loss(logits.float(), config).backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())

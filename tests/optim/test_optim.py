@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from parameters import plain_held
 from torch import nn
 
 from hlat.config import OptimizerConfig, ScheduleConfig
@@ -69,7 +70,8 @@ def test_decay_reaches_matrices_and_reaches_vectors_only_where_asked(decay_norms
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
-    build_optimizer(list(net.parameters()), OptimizerConfig(lr=0.1, weight_decay=0.5, decay_norms=decay_norms)).step()
+    config = OptimizerConfig(lr=0.1, weight_decay=0.5, decay_norms=decay_norms)
+    build_optimizer(plain_held(net), config).step()
     for name, p in net.named_parameters():
         decayed = p.ndim >= 2 or decay_norms
         expected = before[name] * (1 - 0.1 * 0.5) if decayed else before[name]
@@ -84,7 +86,7 @@ def test_adamw_follows_the_published_formula():
     m = {n: torch.zeros_like(p) for n, p in reference.items()}
     v = {n: torch.zeros_like(p) for n, p in reference.items()}
     config = OptimizerConfig(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    optimizer = build_optimizer(list(net.parameters()), config)
+    optimizer = build_optimizer(plain_held(net), config)
     for step in range(1, 6):
         for name, p in net.named_parameters():
             p.grad = torch.randn_like(p)

@@ -8,7 +8,7 @@ import torch
 
 from hlat.config import parse_recipe
 from hlat.data import IGNORED, Batch
-from hlat.model import build, summed_cross_entropy
+from hlat.model import build
 from hlat.parallel import build_parallel
 from hlat.runtime import Runtime
 from hlat.training.step import accumulate_gradients
@@ -73,7 +73,7 @@ def absolute_sum_of_sample_gradients(ignored):
     sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for row in range(32):
         model.zero_grad()
-        (summed_cross_entropy(model(batch.inputs_BS[row : row + 1]), batch.labels_BS[row : row + 1]) / total).backward()
+        (model(batch.inputs_BS[row : row + 1], batch.labels_BS[row : row + 1]) / total).backward()
         for name, p in model.named_parameters():
             sums[name] += p.grad.abs()
     return sums
@@ -86,18 +86,6 @@ def test_in_float64_accumulation_differs_by_float64_rounding_only():
         # the same bound as above with u = 2**-53, relative to the largest entry; a wrong weighting of
         # micro-batches with fewer labels would differ in the first digit
         assert (whole[name] - parts[name]).abs().max() <= 1e-11 * whole[name].abs().max(), name
-
-
-def test_the_loss_is_the_mean_negative_log_probability_of_the_labels():
-    logits = torch.randn(2, 3, 11, dtype=torch.float64)
-    labels = torch.tensor([[1, IGNORED, 4], [0, 10, IGNORED]])
-    by_hand = sum(
-        -(logits[b, s, label] - logits[b, s].exp().sum().log())
-        for b in range(2)
-        for s in range(3)
-        if (label := int(labels[b, s])) != IGNORED
-    )
-    assert float(summed_cross_entropy(logits, labels)) == pytest.approx(float(by_hand), rel=1e-14)
 
 
 def test_an_untrained_model_is_as_surprised_as_chance():

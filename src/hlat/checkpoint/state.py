@@ -4,6 +4,8 @@
                                         optimizer.step, rng.<source>
     checkpoint --restore--> held parameters and AdamW, in any layout, coalesced or not, in place
 
+With bf16-kahan there is optimizer.compensation.<name> too. Every tensor is saved in the dtype that it has.
+
 ``<name>`` is the canonical, Hugging Face name of a parameter. A process saves the blocks of it that it holds and owns,
 and reads the blocks that it holds. Learning rate, betas and weight decay are not state: they follow from the recipe and
 the step.
@@ -20,19 +22,20 @@ from hlat.checkpoint.blocks import Block, whole_tensors
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, resolve
 from hlat.checkpoint.regions import Region
 from hlat.config import ModelConfig
-from hlat.model import HeldParameter, Piece, canonical_shapes, local
+from hlat.model import HeldParameter, Piece, canonical_shapes
+from hlat.optim import state_tensors
 from hlat.runtime import Ranks, rng_state, set_rng_state
 
 MODEL = "model."
-MOMENTS = ("exp_avg", "exp_avg_sq")
-STEP = "optimizer.step"
+OPTIMIZER = "optimizer."
+STEP = OPTIMIZER + "step"
 RNG = "rng."
 
 _READ_BYTES = 1 << 30
 
 
 def collect(
-    config: ModelConfig, held: Sequence[HeldParameter], optimizer: torch.optim.AdamW | None = None
+    config: ModelConfig, held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer | None = None
 ) -> list[Block]:
     """What this process has to save of everything that defines a run; of the weights alone without an optimizer.
 
@@ -48,7 +51,7 @@ def collect(
         are every tensor, each element once.
     """
     shapes = canonical_shapes(config)
-    parts = _weights(held) if optimizer is None else [*_weights(held), *_moments(held, optimizer)]
+    parts = _weights(held) if optimizer is None else [*_weights(held), *_states(held, optimizer)]
     blocks = [
         Block(part.prefix + piece.name, shapes[piece.name], _offsets(part.held, piece), tuple(part.rows(piece)))
         for part in parts
@@ -66,7 +69,7 @@ def restore(
     checkpoint: Checkpoint,
     config: ModelConfig,
     held: Sequence[HeldParameter],
-    optimizer: torch.optim.AdamW | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """Put a saved state back, bit for bit; the inverse of ``collect``. Without an optimizer, the weights alone.
 
@@ -75,7 +78,7 @@ def restore(
     Raises:
         CheckpointError: lists every tensor that is missing, or differs in shape or dtype; nothing was changed then.
     """
-    parts = _weights(held) if optimizer is None else [*_weights(held), *_moments(held, optimizer)]
+    parts = _weights(held) if optimizer is None else [*_weights(held), *_states(held, optimizer)]
     forms = _forms(config, parts)
     if optimizer is not None:
         forms[STEP] = torch.empty((), dtype=torch.int64, device="meta")
@@ -121,7 +124,7 @@ def fill(checkpoint: Checkpoint, config: ModelConfig, held: Sequence[HeldParamet
 
 @dataclass(frozen=True)
 class _Part:
-    """Local rows, of the weight or of a moment, that are saved under a prefix."""
+    """Local rows, of the weight or of a state of the optimizer, that are saved under a prefix."""
 
     prefix: str
     held: HeldParameter
@@ -135,25 +138,16 @@ def _weights(held: Sequence[HeldParameter]) -> list[_Part]:
     return [_Part(MODEL, one, one.tensor) for one in held]
 
 
-def _moments(held: Sequence[HeldParameter], optimizer: torch.optim.AdamW) -> list[_Part]:
-    """The moments of each parameter, created as AdamW would at its first step where they do not exist."""
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    for one in held:
-        entry = optimizer.state[one.parameter]
-        if not entry:
-            group = groups[one.parameter]
-            device = one.parameter.device if group["fused"] or group["capturable"] else "cpu"
-            entry["step"] = torch.zeros((), dtype=torch.float32, device=device)
-            for moment in MOMENTS:
-                entry[moment] = torch.zeros_like(one.parameter, memory_format=torch.preserve_format)
+def _states(held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> list[_Part]:
+    """What the optimizer keeps of each parameter, created as its first step would where it does not exist."""
     return [
-        _Part(f"optimizer.{moment}.", one, local(optimizer.state[one.parameter][moment]))
-        for moment in MOMENTS
-        for one in held
+        _Part(f"{OPTIMIZER}{name}.", one, tensor)
+        for name, tensors in state_tensors(optimizer, held).items()
+        for one, tensor in zip(held, tensors, strict=True)
     ]
 
 
-def _step(held: Sequence[HeldParameter], optimizer: torch.optim.AdamW) -> float:
+def _step(held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> float:
     steps = {float(optimizer.state[one.parameter]["step"]) for one in held}
     assert len(steps) == 1, "every parameter takes part in every step"
     return steps.pop()

@@ -30,10 +30,13 @@ def train(
             min=1, help="Train in so many processes on this machine, such as one per accelerator; default one."
         ),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write a trace of steps 4 to 6, and where their time went, to the run.")
+    ] = False,
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
     if nproc is not None and nproc > 1:
-        raise typer.Exit(_launch(recipe, overrides or [], nproc))
+        raise typer.Exit(_launch(recipe, overrides or [], nproc, profile))
     from hlat.launch import follow_launcher, reported
     from hlat.training import run
 
@@ -41,7 +44,8 @@ def train(
     follow_launcher()
     with reported():
         here = place()
-        outcome = run(load_recipe(recipe, overrides or [], world=here.world), data_progress=data_progress)
+        resolved = load_recipe(recipe, overrides or [], world=here.world)
+        outcome = run(resolved, data_progress=data_progress, profile=profile)
     if here.rank == 0:
         say(summary(outcome))
     if outcome.reason in signal.Signals.__members__:
@@ -60,7 +64,7 @@ def summary(outcome: "Outcome") -> str:
     return f"{text}\ncheckpoint {outcome.checkpoint}" if outcome.checkpoint is not None else text
 
 
-def _launch(recipe: str, overrides: list[str], nproc: int) -> int:
+def _launch(recipe: str, overrides: list[str], nproc: int, profile: bool) -> int:
     set_already = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
     if set_already:
         message = (
@@ -71,7 +75,9 @@ def _launch(recipe: str, overrides: list[str], nproc: int) -> int:
     from hlat.launch import launch_local
 
     ready()
-    return launch_local(["train", recipe, *overrides], nproc, resolved.run_dir, _complain)
+    return launch_local(
+        ["train", recipe, *overrides, *(["--profile"] if profile else [])], nproc, resolved.run_dir, _complain
+    )
 
 
 def _complain(message: str) -> None:

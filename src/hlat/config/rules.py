@@ -126,6 +126,29 @@ def _wsd(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "schedule.decay_fraction", reason, f"Use at most {(end - warmup) / end:.2f}.")
 
 
+def _compile(v: Values) -> Iterator[Problem]:
+    if v("run.compile") != "blocks":
+        return
+    for axis in ("tensor", "context"):
+        if v(f"parallel.{axis}") > 1:
+            reason = f"parallel.{axis} = {v(f'parallel.{axis}')} communicates inside of blocks, which is not compiled."
+            yield _wrong(v, "run.compile", reason, "Use none or auto.")
+    schedule = v("parallel.schedule")
+    if v("parallel.pipeline") > 1 and schedule in ("interleaved-zero-bubble", "zbv"):
+        reason = f"parallel.schedule = {schedule} takes the backward pass of a block apart."
+        yield _wrong(v, "run.compile", reason, "Use none or auto, or the schedule 1f1b.")
+
+
+def _memory_budget(v: Values) -> Iterator[Problem]:
+    policy, budget = v("memory.activation_checkpointing"), v("memory.budget_gib")
+    if policy == "budget" and budget is None:
+        reason = "activation_checkpointing=budget needs the GiB that a rank may keep for backward."
+        yield _wrong(v, "memory.budget_gib", reason, "Give memory.budget_gib=8, for one.")
+    elif policy != "budget" and budget is not None:
+        reason = f"activation_checkpointing={policy} keeps what it keeps, whatever the budget."
+        yield _wrong(v, "memory.budget_gib", reason, "Remove it, or set memory.activation_checkpointing=budget.")
+
+
 RULES: tuple[Rule, ...] = (
     _heads,
     _kv_heads,
@@ -137,6 +160,8 @@ RULES: tuple[Rule, ...] = (
     _length,
     _warmup,
     _wsd,
+    _compile,
+    _memory_budget,
     *LAYOUT_RULES,
 )
 

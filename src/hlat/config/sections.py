@@ -19,6 +19,8 @@ class RunConfig(Section):
     """Folder of everything the run writes; null means runs/<name>. The same folder again resumes the run."""
     device: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
     """Device type to run on; auto takes the accelerator if torch finds one, else the CPU."""
+    compile: Literal["auto", "blocks", "none"] = "auto"
+    """What goes through torch.compile: every block, nothing, or auto: blocks where it pays, on GPUs."""
 
 
 class SourceConfig(Section):
@@ -164,8 +166,9 @@ class EvaluationConfig(Section):
 class PrecisionConfig(Section):
     """What is computed in which dtype."""
 
-    mode: Literal["fp32", "mixed"] = "fp32"
-    """fp32 throughout, or mixed: bf16 matrix products over fp32 weights, gradients and optimizer state."""
+    mode: Literal["fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan", "fp8"] = "fp32"
+    """fp32; mixed (bf16 products over fp32 weights and optimizer); bf16-sr (everything bf16, updates rounded
+    stochastically); bf16 (rounded to nearest: known to stall); bf16-kahan (what rounding loses is kept); fp8."""
 
 
 class TrackingConfig(Section):

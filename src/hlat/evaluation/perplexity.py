@@ -14,8 +14,9 @@ import torch
 from pydantic import ValidationError
 
 from hlat.checkpoint import check_same_tokenizer, load_model, resolve
-from hlat.config import CheckpointError, DataError, ModelConfig, PrecisionConfig, Recipe
+from hlat.config import CheckpointError, DataError, ModelConfig, Recipe
 from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared
+from hlat.precision import MODES
 from hlat.runtime import start
 from hlat.training import validate_alone
 
@@ -63,12 +64,13 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
     prepared = open_prepared(Path(data) if data is not None else _own_data(recipe, folder))
     _check(prepared, folder, model.config)
     if recipe is not None:
-        length, batch, precision = recipe.data.sequence_length, recipe.batch.micro_batch, recipe.precision
+        length, batch = recipe.data.sequence_length, recipe.batch.micro_batch
+        model.compute = MODES[recipe.precision.mode].compute
     else:
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
-        batch, precision = max(1, _IMPORT_PASS // length), PrecisionConfig()
+        batch = max(1, _IMPORT_PASS // length)
     windows = ValidationData(prepared, length, sequences=None)
-    result = validate_alone(model, windows, precision, batch)
+    result = validate_alone(model, windows, batch)
     return Perplexity(result.loss, result.bits_per_byte, result.tokens)
 
 

@@ -1,6 +1,6 @@
 """The LLaMA-family decoder: its modules, its initial weights, its names, its counts, and its Hugging Face form."""
 
-from hlat.model.activations import Activations, activations
+from hlat.model.activations import RECOMPUTABLE, Activations, Share, activations
 from hlat.model.building import build
 from hlat.model.cache import KVCache, LayerCache
 from hlat.model.canonical import canonical_shapes, from_canonical, to_canonical
@@ -13,15 +13,18 @@ from hlat.model.hf_write import write_hf
 from hlat.model.initial import initial_rows, initialise
 from hlat.model.layers import AttentionCore, Block
 from hlat.model.layout import Piece, RowLayout, Run, parameter_layouts
-from hlat.model.loss import IGNORED, summed_cross_entropy
+from hlat.model.loss import IGNORED, CrossEntropy, head_loss
 from hlat.model.part import WHOLE, ModelPart, heads_of, kv_copies, vocabulary_rows
+from hlat.model.products import attend, attention_backend
 
 __all__ = [
     "IGNORED",
+    "RECOMPUTABLE",
     "WHOLE",
     "Activations",
     "AttentionCore",
     "Block",
+    "CrossEntropy",
     "Decoder",
     "HeldParameter",
     "KVCache",
@@ -32,14 +35,18 @@ __all__ = [
     "Piece",
     "RowLayout",
     "Run",
+    "Share",
     "SpecialIds",
     "activations",
+    "attend",
+    "attention_backend",
     "build",
     "canonical_shapes",
     "count_parameters",
     "flops_per_token",
     "forward_flops_per_token",
     "from_canonical",
+    "head_loss",
     "heads_of",
     "held_parameters",
     "initial_rows",
@@ -49,7 +56,6 @@ __all__ = [
     "parameter_layouts",
     "read_hf",
     "read_special_ids",
-    "summed_cross_entropy",
     "to_canonical",
     "vocabulary_rows",
     "write_hf",

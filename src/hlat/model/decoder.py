@@ -1,6 +1,6 @@
 """The decoder.
 
-    tokens -> embedding -> blocks -> norm -> head -> logits
+    tokens -> embedding -> blocks -> norm -> head -> logits, or with labels the loss
 
 Tensor suffixes: B batch, S sequence, D model width, V vocabulary.
 """
@@ -8,27 +8,15 @@ Tensor suffixes: B batch, S sequence, D model width, V vocabulary.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.cache import KVCache
 from hlat.model.layers import Block, RMSNorm
+from hlat.model.loss import Head, TiedHead
 from hlat.model.part import WHOLE, ModelPart, vocabulary_rows
+from hlat.model.products import Embedding
 from hlat.model.rope import Rope
-
-
-class TiedHead(nn.Module):
-    """The output head that is the embedding matrix. It has no parameter of its own and follows the embedding's."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        # In a tuple, so that the embedding is not registered as a submodule a second time.
-        self._embedding = (embedding,)
-
-    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) -> logits (B, S, V)."""
-        return F.linear(x_BSD, self._embedding[0].weight)
 
 
 class Decoder(nn.Module):
@@ -41,23 +29,26 @@ class Decoder(nn.Module):
             are None where they are not in this part.
         spans: the positions of the tokens of a sequence that come here, as (start, stop) pairs; None for all of them,
             as many as there are.
+        compute: the dtype of the activations, hence of the products; None for that of the weights. Norm statistics,
+            rotations, softmax and loss are fp32 or wider whatever it is.
     """
 
     def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
         super().__init__()
         self.config, self.part = config, part
         rows = len(vocabulary_rows(config, part))
-        self.embedding = nn.Embedding(rows, config.hidden_size) if part.embedding else None
+        self.embedding = Embedding(rows, config.hidden_size) if part.embedding else None
         self.layers = nn.ModuleDict({str(index): Block(config, part) for index in part.layer_range(config)})
         self.norm = RMSNorm(config.hidden_size, config.norm_eps) if part.head else None
         self.head = self._build_head(rows) if part.head else None
         self.rope = Rope(config)
         self.spans: tuple[tuple[int, int], ...] | None = None
+        self.compute: torch.dtype | None = None
 
-    def _build_head(self, rows: int) -> nn.Module:
+    def _build_head(self, rows: int) -> Head:
         if self.config.tie_embeddings and self.embedding is not None:
             return TiedHead(self.embedding)
-        return nn.Linear(self.config.hidden_size, rows, bias=False)
+        return Head(rows, self.config.hidden_size)
 
     def blocks(self) -> Iterator[Block]:
         """Its decoder blocks, in order."""
@@ -80,6 +71,8 @@ class Decoder(nn.Module):
         """
         tables = self.rope.tables(self._spans(x, cache), x.device)
         x_BSD = self.embedding(x) if self.embedding is not None else x
+        if self.compute is not None:
+            x_BSD = x_BSD.to(self.compute)
         for name, block in self.layers.items():
             x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None)
         if cache is not None:
@@ -95,14 +88,21 @@ class Decoder(nn.Module):
             start = cache.length
         return ((start, start + count),)
 
-    def forward(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
-        """What enters, as for ``hidden``, to logits (B, S, V) in the dtype of the head's product.
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None, *, cache: KVCache | None = None
+    ) -> torch.Tensor:
+        """What enters, as for ``hidden``, to logits (B, S, V) in the dtype of the activations.
 
-        Without a head: to what the next part takes, (B, S, D).
+        Without a head: to what the next part takes, (B, S, D), whether there are labels or not.
+
+        Args:
+            x: as for ``hidden``.
+            labels: (B, S), int64: return their summed cross-entropy instead of logits, a scalar; see ``head_loss``.
+            cache: as for ``hidden``.
 
         Raises:
             ValueError: the cache has no room for so many tokens.
         """
         hidden_BSD = self.hidden(x, cache=cache)
-        out: torch.Tensor = self.head(hidden_BSD) if self.head is not None else hidden_BSD
+        out: torch.Tensor = self.head(hidden_BSD, labels) if self.head is not None else hidden_BSD
         return out

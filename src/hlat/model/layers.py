@@ -14,7 +14,6 @@ heads, E head width, F = E / 2, T positions attended to, N blocks of gate and up
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hlat.config import ModelConfig
@@ -22,6 +21,7 @@ from hlat.model.cache import LayerCache
 from hlat.model.layout import gate_up_groups
 from hlat.model.ops import rms_norm, rotate, swiglu, swiglu_fused
 from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns
+from hlat.model.products import Linear, attend
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of the positions of this call, (S, F) each."""
@@ -58,14 +58,12 @@ class CausalCore:
         if cache is None or cache.length == 0:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
-            return F.scaled_dot_product_attention(q_BHSE, k_BGSE, v_BGSE, is_causal=True, enable_gqa=True)
+            return attend(q_BHSE, k_BGSE, v_BGSE)
         k_BGTE, v_BGTE = (seen.to(q_BHSE.dtype) for seen in cache.append(k_BGSE, v_BGSE))
         new, seen = q_BHSE.shape[2], k_BGTE.shape[2]
-        # Position length + i sees everything up to itself; a single new position sees all there is.
-        mask_ST = None
-        if new > 1:
-            mask_ST = torch.ones(new, seen, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
-        return F.scaled_dot_product_attention(q_BHSE, k_BGTE, v_BGTE, attn_mask=mask_ST, enable_gqa=True)
+        # Position length + i sees everything up to itself.
+        mask_ST = torch.ones(new, seen, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
+        return attend(q_BHSE, k_BGTE, v_BGTE, mask_ST)
 
 
 class Attention(nn.Module):
@@ -77,29 +75,36 @@ class Attention(nn.Module):
         self.heads_per_group, self.head_dim, self.coalesce = here.queries // here.kvs, head_dim, config.coalesce
         if config.coalesce:
             rows = (here.queries + 2 * here.kvs) * head_dim
-            self.qkv = nn.Linear(width, rows, bias=config.qkv_bias)
+            self.qkv = Linear(width, rows, bias=config.qkv_bias)
         else:
-            self.q = nn.Linear(width, here.queries * head_dim, bias=config.qkv_bias)
-            self.k = nn.Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
-            self.v = nn.Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
+            self.q = Linear(width, here.queries * head_dim, bias=config.qkv_bias)
+            self.k = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
+            self.v = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
         self.q_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.core: AttentionCore = CausalCore()
-        self.output = nn.Linear(here.queries * head_dim, width, bias=False)
+        self.output = Linear(here.queries * head_dim, width, bias=False)
 
     def forward(self, x_BSD: torch.Tensor, rope: Tables, cache: LayerCache | None = None) -> torch.Tensor:
         """(B, S, D) -> (B, S, D). With a cache, the S positions follow those it holds and are stored in it."""
+        out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, rope), cache))
+        return out
+
+    def project(self, x_BSD: torch.Tensor, rope: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(B, S, D) -> queries (B, H, S, E), keys and values (B, G, S, E), rotated."""
         q_BSGRE, k_BSG1E, v_BSG1E = self._project(x_BSD)
         cos_S11F, sin_S11F = (table[:, None, None, :] for table in rope)
         q_BSGRE = rotate(self.q_norm(q_BSGRE), cos_S11F, sin_S11F)
         k_BSG1E = rotate(self.k_norm(k_BSG1E), cos_S11F, sin_S11F)
         # A copy of v alone: as a view it would keep the whole fused projection alive until backward.
         v_BSGE = v_BSG1E.squeeze(3).contiguous()
-        heads_BHSE = self.core(
-            q_BSGRE.flatten(2, 3).transpose(1, 2), k_BSG1E.squeeze(3).transpose(1, 2), v_BSGE.transpose(1, 2), cache
-        )
-        out: torch.Tensor = self.output(heads_BHSE.transpose(1, 2).flatten(2))
-        return out
+        return q_BSGRE.flatten(2, 3).transpose(1, 2), k_BSG1E.squeeze(3).transpose(1, 2), v_BSGE.transpose(1, 2)
+
+    def attend(
+        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None = None
+    ) -> torch.Tensor:
+        """Core attention, its heads side by side: (B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, S, H E)."""
+        return self.core(q_BHSE, k_BGSE, v_BGSE, cache).transpose(1, 2).flatten(2)
 
     def _project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         per_group, width = self.heads_per_group, self.head_dim
@@ -120,21 +125,26 @@ class FeedForward(nn.Module):
         width, inner = config.hidden_size, len(inner_columns(config, part))
         self.coalesce, self.block = config.coalesce, inner // gate_up_groups(config, part)
         if config.coalesce:
-            self.gate_up = nn.Linear(width, 2 * inner, bias=False)
+            self.gate_up = Linear(width, 2 * inner, bias=False)
         else:
-            self.gate = nn.Linear(width, inner, bias=False)
-            self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
+            self.gate = Linear(width, inner, bias=False)
+            self.up = Linear(width, inner, bias=False)
+        self.down = Linear(inner, width, bias=False)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        if self.coalesce:
-            gate_up_BSN2I = self.gate_up(x_BSD).unflatten(-1, (-1, 2, self.block))
-            inner = swiglu_fused(gate_up_BSN2I).flatten(2)
-        else:
-            inner = swiglu(self.gate(x_BSD), self.up(x_BSD))
-        out: torch.Tensor = self.down(inner)
+        out: torch.Tensor = self.down(self.activate(*self.project(x_BSD)))
         return out
+
+    def project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(B, S, D) -> gate and up: fused (B, S, N, 2, I), or two of (B, S, N I)."""
+        if self.coalesce:
+            return (self.gate_up(x_BSD).unflatten(-1, (-1, 2, self.block)),)
+        return self.gate(x_BSD), self.up(x_BSD)
+
+    def activate(self, *gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, from what ``project`` gives: -> (B, S, N I)."""
+        return swiglu_fused(*gate_up).flatten(2) if self.coalesce else swiglu(*gate_up)
 
 
 class Block(nn.Module):

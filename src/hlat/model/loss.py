@@ -1,17 +1,169 @@
-"""Next-token cross-entropy, summed, in fp32."""
+"""Next-token cross-entropy, summed, in fp32, without the logits of a whole batch.
+
+    hidden --some rows at a time--> logits -> loss and its gradient by logits -> gradients by hidden and head weight
+
+The logits of a batch are its largest tensor: 8,192 tokens x 128 k vocabulary are 4 GiB in fp32, and torch's
+cross-entropy keeps them twice. Here a chunk of rows goes through head, loss and the gradient of both before the next
+one begins, so that what is alive does not grow with the tokens, for the three matrix products that the plain loss needs
+too (the Liger kernels, Hsu et al. 2024, chunk it likewise). The gradients are of the summed loss; backward multiplies
+them by what arrives.
+
+Tensor suffixes: N tokens, D width, V vocabulary, v the vocabulary rows whose logits are here, n tokens of a chunk.
+"""
+
+from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from hlat.model.ops import wide
+from hlat.model.products import linear, product
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
 
+_CHUNK_BYTES = 64 << 20  # of fp32 logits
+_SMALLEST_CHUNK = 256  # rows: below, the products lose speed
 
-def summed_cross_entropy(logits_BSV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-    """Sum over all positions whose label is not ``IGNORED``: a scalar in nats, at least fp32.
+
+class CrossEntropy:
+    """Cross-entropy of some rows of logits, and its gradient; the vocabulary may be cut over processes.
+
+    Args:
+        first_row: the vocabulary row of the first column of the logits.
+        columns: the most columns that any process has; None for as many as here.
+    """
+
+    def __init__(self, first_row: int = 0, columns: int | None = None) -> None:
+        self._first_row, self._columns = first_row, columns
+
+    def chunk(self, columns: int) -> int:
+        """How many tokens to bring at a time, where so many columns are here: the same number for every process."""
+        return max(_SMALLEST_CHUNK, _CHUNK_BYTES // (4 * (self._columns or columns)))
+
+    def peaks(self, peak_N: torch.Tensor) -> torch.Tensor:
+        """The largest logit of each token over the whole vocabulary, from that of the columns that are here."""
+        return peak_N
+
+    def sums(self, sums_2N: torch.Tensor) -> torch.Tensor:
+        """Sums over the whole vocabulary from those over the columns that are here."""
+        return sums_2N
+
+    def __call__(
+        self, logits_Nv: torch.Tensor, labels_N: torch.Tensor, gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sum of log(sum(exp(logits))) - logit of the label, over the tokens whose label is not ``IGNORED``.
+
+        Args:
+            logits_Nv: overwritten where they are fp32 or wider.
+            labels_N: rows of the whole vocabulary, int64.
+            gradient: whether the gradient is asked for.
+
+        Returns:
+            The loss, a scalar in nats, at least fp32; its gradient (N, v) in the dtype of the logits, or None.
+        """
+        wide_Nv = logits_Nv.to(wide(logits_Nv.dtype))
+        wide_Nv.sub_(self.peaks(wide_Nv.amax(-1)).unsqueeze(1))
+        row_N = labels_N - self._first_row
+        here_N = (row_N >= 0) & (row_N < wide_Nv.shape[1])
+        row_N1 = row_N.masked_fill(~here_N, 0).unsqueeze(1)
+        label_N = wide_Nv.gather(1, row_N1).squeeze(1).masked_fill(~here_N, 0)
+        exp_Nv = wide_Nv.exp_()
+        total_N, label_N = self.sums(torch.stack((exp_Nv.sum(-1), label_N)))
+        counted_N = labels_N != IGNORED
+        loss = (total_N.log() - label_N).masked_fill(~counted_N, 0).sum()
+        if not gradient:
+            return loss, None
+        grad_Nv = exp_Nv.mul_((counted_N / total_N).unsqueeze(1))
+        grad_Nv.scatter_add_(1, row_N1, -(here_N & counted_N).to(grad_Nv.dtype).unsqueeze(1))
+        return loss, grad_Nv.to(logits_Nv.dtype)
+
+
+def head_loss(
+    hidden: torch.Tensor, weight_vD: torch.Tensor, labels: torch.Tensor, cross_entropy: CrossEntropy
+) -> torch.Tensor:
+    """Summed cross-entropy of ``hidden @ weight.T``: a scalar in nats, at least fp32, in bounded memory.
 
     A sum, so that micro-batches and ranks can be added up and divided once by the tokens of the whole batch.
+
+    Args:
+        hidden: (..., D), in the compute dtype.
+        weight_vD: the head's rows that are here, in any floating dtype.
+        labels: (...), int64; ``IGNORED`` where there is no target.
+        cross_entropy: what is done with the logits of a chunk.
     """
-    logits = logits_BSV.flatten(0, 1)
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
-    return F.cross_entropy(logits, labels_BS.flatten(), ignore_index=IGNORED, reduction="sum")
+    arguments = (hidden.flatten(0, -2), weight_vD, labels.flatten(), cross_entropy, torch.is_grad_enabled())
+    out: torch.Tensor = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        weight_vD: torch.Tensor,
+        labels_N: torch.Tensor,
+        cross_entropy: CrossEntropy,
+        differentiated: bool,
+    ) -> torch.Tensor:
+        by_hidden, by_weight = (differentiated and needed for needed in ctx.needs_input_grad[:2])
+        rows, matrix_vD = cross_entropy.chunk(weight_vD.shape[0]), weight_vD.to(hidden_ND.dtype)
+        loss = hidden_ND.new_zeros((), dtype=wide(hidden_ND.dtype))
+        grad_hidden_ND = torch.empty_like(hidden_ND) if by_hidden else None
+        grad_weight_vD: torch.Tensor | None = None
+        for begin in range(0, len(hidden_ND), rows):
+            hidden_nD = hidden_ND[begin : begin + rows]
+            logits_nv = linear(hidden_nD, matrix_vD)
+            part, grad_nv = cross_entropy(logits_nv, labels_N[begin : begin + rows], by_hidden or by_weight)
+            del logits_nv
+            loss += part
+            if grad_hidden_ND is not None and grad_nv is not None:
+                grad_hidden_ND[begin : begin + rows] = product(grad_nv, matrix_vD)
+            if by_weight and grad_nv is not None:
+                term_vD = product(grad_nv.T, hidden_nD)
+                # Added up in fp32: chunks must not lose what one product over all tokens would keep.
+                grad_weight_vD = term_vD.to(loss.dtype) if grad_weight_vD is None else grad_weight_vD.add_(term_vD)
+        ctx.save_for_backward(grad_hidden_ND, None if grad_weight_vD is None else grad_weight_vD.to(weight_vD.dtype))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        by_hidden, by_weight = (None if kept is None else kept * grads[0] for kept in ctx.saved_tensors)
+        return by_hidden, by_weight, None, None, None
+
+
+class Head(nn.Module):
+    """The output projection: logits, or, given labels, the loss without them."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+        self.cross_entropy = CrossEntropy()
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """(vocabulary rows here, width)."""
+        return self.weight
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, S, D) -> logits (B, S, v); with labels (B, S) -> their summed cross-entropy, a scalar."""
+        if labels is None:
+            return linear(x, self.matrix)
+        return head_loss(x, self.matrix, labels, self.cross_entropy)
+
+
+class TiedHead(Head):
+    """The head that is the embedding matrix. It has no parameter of its own and follows the embedding's."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        nn.Module.__init__(self)
+        # In a tuple, so that the embedding is not registered as a submodule a second time.
+        self._embedding = (embedding,)
+        self.cross_entropy = CrossEntropy()
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The embedding's rows."""
+        return self._embedding[0].weight

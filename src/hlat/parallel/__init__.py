@@ -1,8 +1,19 @@
 """A layout, and the model in it: tensor, sequence, pipeline, context and data parallelism, composed."""
 
+from hlat.parallel.compiling import Compilation, compilation
 from hlat.parallel.footprint import StateBytes, state_bytes
 from hlat.parallel.layout import Coordinates, Layout
 from hlat.parallel.model import ParallelModel, build_parallel
 from hlat.parallel.stages import stage_layers
 
-__all__ = ["Coordinates", "Layout", "ParallelModel", "StateBytes", "build_parallel", "stage_layers", "state_bytes"]
+__all__ = [
+    "Compilation",
+    "Coordinates",
+    "Layout",
+    "ParallelModel",
+    "StateBytes",
+    "build_parallel",
+    "compilation",
+    "stage_layers",
+    "state_bytes",
+]

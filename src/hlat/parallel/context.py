@@ -16,12 +16,11 @@ head width, R ranks.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 
-from hlat.model import LayerCache
+from hlat.model import LayerCache, attend
 from hlat.parallel.collectives import all_gather, reduce_scatter
 
 
@@ -74,6 +73,6 @@ def _attend_to_prefix(q_BHCE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.
     stop = (chunk + 1) * size
     k, v = k_BGTE[:, :, :stop], v_BGTE[:, :, :stop]
     if chunk == 0:
-        return F.scaled_dot_product_attention(q_BHCE, k, v, is_causal=True, enable_gqa=True)
+        return attend(q_BHCE, k, v)
     # The queries are the last positions of the prefix; kernels that know this alignment build no mask.
-    return F.scaled_dot_product_attention(q_BHCE, k, v, attn_mask=causal_lower_right(size, stop), enable_gqa=True)
+    return attend(q_BHCE, k, v, causal_lower_right(size, stop))

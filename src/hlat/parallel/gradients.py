@@ -93,7 +93,7 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], zero: torch.Tensor) -> torch
     """
     if not tensors:
         return zero
-    return torch.stack(torch._foreach_norm(list(tensors), 2.0)).to(zero.dtype).square().sum()
+    return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=zero.dtype)).square().sum()
 
 
 def add_over_world(values: torch.Tensor, world: int) -> torch.Tensor:

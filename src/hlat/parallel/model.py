@@ -1,28 +1,30 @@
 """A model in a layout: what one rank holds of it, and how all ranks together train and evaluate it.
 
     recipe, layout, rank -> this rank's stages on the meta device -> tensor, sequence, context parallelism attached
-        -> activation checkpointing, autocast -> sharded by FSDP2 -> memory for this rank's share -> initial weights
+        -> compiled, activation checkpointing -> sharded by FSDP2 -> memory for this rank's share -> initial weights
 
 One process with everything at 1 is a layout like any other: nothing is attached, and the model is the plain decoder.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from hlat.config import Recipe
-from hlat.memory import checkpoint_activations
-from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, vocabulary_rows
+from hlat.memory import checkpoint_activations, plan_activations
+from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise
+from hlat.parallel.compiling import compilation, compile_blocks
 from hlat.parallel.footprint import held_parts
 from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
 from hlat.parallel.groups import Groups, make_groups
 from hlat.parallel.layout import Layout
 from hlat.parallel.sharding import before_micro_batch, reduce_replicated, release, shard
 from hlat.parallel.tensor import parallelize_block
-from hlat.parallel.vocabulary import CrossEntropy, parallelize_ends
-from hlat.precision import autocast, compute_dtype
+from hlat.parallel.vocabulary import parallelize_ends
+from hlat.precision import MODES, Mode, check_fp8, to_fp8
 from hlat.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -49,8 +51,6 @@ class ParallelModel:
         owned = (place.dp == 0 and place.cp == 0) or groups.shards is not None
         self.held = [one for part in parts for one in held_parameters(part, owned)]
         self._copies = CopiedGradients.of(self.held, layout, groups)
-        self._vocabulary = vocabulary_rows(recipe.model, ModelPart(place.tp, layout.tensor))
-        self._loss = CrossEntropy(self._vocabulary, groups.tensor)
         self._spans = layout.spans(runtime.rank, recipe.data.sequence_length)
         wide = torch.promote_types(self.held[0].tensor.dtype, torch.float32)
         self._zero = torch.zeros((), dtype=wide, device=self._device)  # where losses and norms begin
@@ -70,16 +70,10 @@ class ParallelModel:
             self._rank,
             self.groups.pipeline,
             (recipe.batch.micro_batch, handed, recipe.model.hidden_size),
-            self.parameters[0].dtype,  # of the residual stream, under autocast too
+            self.parts[0].compute or self.parameters[0].dtype,
             positions,
-            (len(self._vocabulary), self._head_dtype()),
-            self._loss,
             self._device,
         )
-
-    def _head_dtype(self) -> torch.dtype:
-        """Dtype of the logits."""
-        return compute_dtype(self._recipe.precision) if self._recipe.precision.mode == "mixed" else self._zero.dtype
 
     @property
     def rows(self) -> range:
@@ -143,7 +137,7 @@ class ParallelModel:
         batches = list(zip(inputs_BS.split(size), labels_BS.split(size), strict=True))
         for number, (inputs, labels) in enumerate(batches, start=1):
             before_micro_batch(model, self.layout.zero, last=number == len(batches))
-            part = self._loss(model(inputs), labels) / tokens  # frees the logits, as far as backward can spare them
+            part = model(inputs, labels) / tokens
             part.backward()
             loss += part.detach()
         return loss
@@ -161,7 +155,7 @@ class ParallelModel:
         else:
             nats = torch.zeros((), dtype=torch.float64, device=self._device)
             for inputs, labels in local:
-                nats += self._loss(self.parts[0](inputs), labels).double()
+                nats += self.parts[0](inputs, labels).double()
         for part in self.parts:
             release(part)
         return nats if self._place.tp == 0 else torch.zeros_like(nats)
@@ -192,7 +186,7 @@ class ParallelModel:
 
 
 def build_parallel(
-    recipe: Recipe, runtime: Runtime, seed: int | None, dtype: torch.dtype = torch.float32
+    recipe: Recipe, runtime: Runtime, seed: int | None, dtype: torch.dtype | None = None
 ) -> ParallelModel:
     """Build this rank's share of a model in the recipe's layout.
 
@@ -200,12 +194,20 @@ def build_parallel(
         recipe: validated for this number of processes.
         runtime: this process.
         seed: of the initial weights; None leaves them uninitialised, to be loaded.
-        dtype: of the weights.
+        dtype: of the weights; None for that of the precision mode.
+
+    Raises:
+        LaunchError: this device cannot do what the recipe asks for.
     """
+    mode = MODES[recipe.precision.mode]
+    if dtype is not None:
+        mode = replace(mode, weights=dtype, compute=dtype if mode.compute == mode.weights else mode.compute)
+    if recipe.precision.mode == "fp8":
+        check_fp8(runtime.device)
     layout = Layout.of(recipe.parallel, runtime.world)
     groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
     shares = held_parts(recipe.model, layout, runtime.rank, recipe.data.sequence_length)
-    parts = [_build_part(recipe, layout, groups, runtime, share, dtype) for share in shares]
+    parts = [_build_part(recipe, layout, groups, runtime, share, mode) for share in shares]
     model = ParallelModel(recipe, runtime, layout, groups, parts)
     if seed is not None:
         initialise(model.held, recipe.model, seed)
@@ -213,10 +215,14 @@ def build_parallel(
 
 
 def _build_part(
-    recipe: Recipe, layout: Layout, groups: Groups, runtime: Runtime, part: ModelPart, dtype: torch.dtype
+    recipe: Recipe, layout: Layout, groups: Groups, runtime: Runtime, part: ModelPart, mode: Mode
 ) -> Decoder:
     with torch.device("meta"):
-        model = Decoder(recipe.model, part).to(dtype)
+        model = Decoder(recipe.model, part).to(mode.weights)
+    model.compute = mode.compute
+    if recipe.precision.mode == "fp8":
+        for block in model.blocks():
+            to_fp8(block)
     if groups.tensor is not None:
         for block in model.blocks():
             parallelize_block(block, groups.tensor, layout.sequence_parallel)
@@ -228,10 +234,11 @@ def _build_part(
             block.attention.core = ContextCore(groups.context)
     if runtime.world > 1:
         model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
-    checkpoint_activations(model, recipe.memory)
-    # The method, not the module: inside the hooks that gather sharded parameters.
-    model.forward = autocast(recipe.precision, runtime.device)(model.forward)  # type: ignore[method-assign]
+    if compilation(recipe, runtime.device).on:
+        compile_blocks(model)
+    place = layout.coordinates(runtime.rank)
+    checkpoint_activations(model, plan_activations(recipe, part, runtime.world, place.pp, runtime.device.type))
     if groups.shards is not None:
-        shard(model, groups.shards, layout.zero)
+        shard(model, groups.shards, layout.zero, mode)
     model.to_empty(device=runtime.device)
     return model

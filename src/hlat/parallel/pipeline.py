@@ -24,7 +24,6 @@ from torch.distributed.pipelining.schedules import (
 from hlat.model import Decoder
 from hlat.parallel.layout import Layout
 from hlat.parallel.sharding import always_reshard
-from hlat.parallel.vocabulary import CrossEntropy
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _SEVERAL = {
@@ -44,8 +43,6 @@ class Pipeline:
         shape: of what one stage hands to the next: (micro-batch, positions, width).
         dtype: of that.
         positions: tokens of a sequence that come to this rank.
-        logits: vocabulary rows of this rank, and the dtype of the head's product.
-        loss: summed loss of logits and labels.
     """
 
     def __init__(
@@ -57,13 +54,12 @@ class Pipeline:
         shape: tuple[int, int, int],
         dtype: torch.dtype,
         positions: int,
-        logits: tuple[int, torch.dtype],
-        loss: CrossEntropy,
         device: torch.device,
     ) -> None:
-        self._layout, self._group, self._device, self._loss = layout, group, device, loss
+        self._layout, self._group, self._device = layout, group, device
         self._parts = dict(zip(layout.stages_of(layout.coordinates(rank).pp), parts, strict=True))
-        self._shape, self._dtype, self._positions, self._logits = shape, dtype, positions, logits
+        self._shape, self._dtype, self._positions = shape, dtype, positions
+        self._wide = torch.promote_types(dtype, torch.float32)  # of losses
         if layout.zero == 3:
             for part in parts:
                 always_reshard(part)
@@ -87,14 +83,15 @@ class Pipeline:
             target=labels_BS if self.has_last else None,
             losses=losses,
             return_outputs=False,
+            **({"labels": labels_BS} if self.has_last else {}),  # the last stage's model computes the loss itself
         )
-        return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._dtype, device=self._device)
+        return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._wide, device=self._device)
 
     def _schedule(self, micro_batches: int) -> Any:
         if micro_batches not in self._schedules:
             config = self._layout.config
             stages: list[Any] = [self._stage(index, part) for index, part in self._parts.items()]
-            kwargs: dict[str, Any] = {"loss_fn": self._divided_loss, "scale_grads": False}
+            kwargs: dict[str, Any] = {"loss_fn": self._divided, "scale_grads": False}
             if config.schedule in _SINGLE:
                 schedule: Any = _SINGLE[config.schedule](stages[0], micro_batches, **kwargs)
             else:
@@ -107,20 +104,19 @@ class Pipeline:
         sequences = self._shape[0]
         tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
         hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
-        rows, dtype = self._logits
-        logits = torch.empty((sequences, self._positions, rows), dtype=dtype, device="meta", requires_grad=True)
+        loss = torch.empty((), dtype=self._wide, device="meta", requires_grad=True)
         return PipelineStage(
             part,
             index,
             self._layout.config.stages,
             self._device,
             input_args=tokens if index == 0 else hidden,
-            output_args=logits if index == self._layout.config.stages - 1 else hidden,
+            output_args=loss if index == self._layout.config.stages - 1 else hidden,
             group=self._group,
         )
 
-    def _divided_loss(self, logits_BSv: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        return self._loss(logits_BSv, labels_BS) / self._divisor
+    def _divided(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        return loss / self._divisor
 
     def evaluate(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """Summed loss in float64 of (inputs, labels) micro-batches, forward only; zero but on the last stage."""
@@ -132,9 +128,9 @@ class Pipeline:
         for number, (inputs_BS, labels_BS) in enumerate(batches):
             for index, part in self._parts.items():
                 x = inputs_BS if index == 0 else self._receive(index, number, handed)
-                out = part(x)
+                out = part(x, labels_BS)
                 if index == self._layout.config.stages - 1:
-                    nats += self._loss(out, labels_BS).double()
+                    nats += out.double()
                 else:
                     self._hand_on(index, number, out, handed, pending)
             while len(pending) > self._layout.pipeline:

@@ -16,18 +16,28 @@ from collections.abc import Sequence
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from hlat.model import Decoder, HeldParameter
 from hlat.parallel.collectives import all_reduce_together
+from hlat.precision import Mode
 
 
-def shard(model: Decoder, mesh: DeviceMesh, zero: int) -> None:
-    """Shard a part of a model, on the meta device or not, over a mesh (shards,) or (replicas, shards)."""
+def shard(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
+    """Shard a part of a model, on the meta device or not, over a mesh (shards,) or (replicas, shards).
+
+    Parameters are gathered in the dtype that they are computed in, and gradients reduced in that of the mode.
+    """
+    narrow = mode.compute if mode.compute != mode.weights else None
+    policy = MixedPrecisionPolicy(
+        param_dtype=narrow,
+        reduce_dtype=mode.reduction if narrow else None,
+        cast_forward_inputs=False,  # the model casts what it has to
+    )
     for block in model.blocks():
-        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3)
+        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     # What is not in a block (embedding, norm, head) is used at both ends of a step: gathered once at stage 3 too.
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

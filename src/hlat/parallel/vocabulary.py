@@ -3,7 +3,7 @@
     token ids -> rows that are here, zeros for the others -> sum over ranks
     hidden -> logits of the rows that are here -> cross-entropy from their maxima and sums; no rank has all logits
 
-Tensor suffixes: N tokens, v the vocabulary rows of this rank.
+Tensor suffix: N tokens of a chunk.
 """
 
 from typing import Any
@@ -11,10 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from hlat.model import IGNORED, Decoder, summed_cross_entropy, vocabulary_rows
+from hlat.model import CrossEntropy, Decoder, vocabulary_rows
 from hlat.parallel.tensor import enter_before, leave
 
 
@@ -41,67 +40,38 @@ class _EmbeddingHooks:
 def parallelize_ends(model: Decoder, group: ProcessGroup, sequence: bool) -> None:
     """Make embedding and head, as far as they are in this part, take and give what the whole ones would.
 
-    The head's logits stay those of the rows that are here.
+    The head's logits stay those of the rows that are here; its loss is that of the whole vocabulary.
     """
+    rows = vocabulary_rows(model.config, model.part)
     if model.embedding is not None:
-        hooks = _EmbeddingHooks(vocabulary_rows(model.config, model.part), group, sequence)
+        hooks = _EmbeddingHooks(rows, group, sequence)
         model.embedding.register_forward_pre_hook(hooks.before)
         model.embedding.register_forward_hook(hooks.after)
     if model.head is not None:
         enter_before(model.head, group, sequence)
+        most = -(-model.config.vocab_size // group.size())
+        model.head.cross_entropy = ParallelCrossEntropy(rows, most, group)
 
 
-class CrossEntropy:
-    """Summed next-token cross-entropy of logits whose vocabulary is cut over a group, or whole.
+class ParallelCrossEntropy(CrossEntropy):
+    """Cross-entropy of logits whose vocabulary is cut over a group: two all-reduces of one and two numbers per token.
 
     Args:
         rows: the vocabulary rows whose logits are here.
-        group: over which the others are; None where all are here.
+        most: the most rows that a rank has.
+        group: the tensor group.
     """
 
-    def __init__(self, rows: range, group: ProcessGroup | None) -> None:
-        self._rows, self._group = rows, group
+    def __init__(self, rows: range, most: int, group: ProcessGroup) -> None:
+        super().__init__(rows.start, most)
+        self._group = group
 
-    def __call__(self, logits_BSv: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        """Sum over all positions whose label is not ``IGNORED``: a scalar in nats, at least fp32, same on all ranks."""
-        if self._group is None:
-            return summed_cross_entropy(logits_BSv, labels_BS)
-        logits_Nv, labels_N = logits_BSv.flatten(0, 1), labels_BS.flatten()
-        out: torch.Tensor = _ParallelCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            logits_Nv, labels_N, self._rows.start, self._group
-        )
-        return out
+    def peaks(self, peak_N: torch.Tensor) -> torch.Tensor:
+        """In place."""
+        dist.all_reduce(peak_N, op=dist.ReduceOp.MAX, group=self._group)
+        return peak_N
 
-
-class _ParallelCrossEntropy(torch.autograd.Function):
-    """log(sum(exp(logits))) - logit of the label, by two all-reduces of one and two numbers per token."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits_Nv: torch.Tensor, labels_N: torch.Tensor, first_row: int, group: ProcessGroup
-    ) -> torch.Tensor:
-        wide = torch.promote_types(logits_Nv.dtype, torch.float32)
-        peak_N = logits_Nv.amax(-1).to(wide)
-        dist.all_reduce(peak_N, op=dist.ReduceOp.MAX, group=group)
-        shifted_Nv = logits_Nv.to(wide) - peak_N.unsqueeze(1)
-        here_N = (labels_N >= first_row) & (labels_N < first_row + logits_Nv.shape[1])
-        row_N = (labels_N - first_row).masked_fill(~here_N, 0)
-        label_N = shifted_Nv.gather(1, row_N.unsqueeze(1)).squeeze(1).masked_fill(~here_N, 0)
-        exp_Nv = shifted_Nv.exp_()
-        sums_2N = torch.stack((exp_Nv.sum(-1), label_N))
-        dist.all_reduce(sums_2N, group=group)
-        total_N, label_N = sums_2N
-        counted_N = labels_N != IGNORED
-        ctx.save_for_backward(exp_Nv.div_(total_N.unsqueeze(1)), row_N, here_N, counted_N)
-        ctx.dtype = logits_Nv.dtype
-        loss: torch.Tensor = (total_N.log() - label_N).masked_fill(~counted_N, 0).sum()
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        probability_Nv, row_N, here_N, counted_N = ctx.saved_tensors
-        scale_N1 = (grads[0] * counted_N).unsqueeze(1)
-        grad_Nv = probability_Nv * scale_N1
-        grad_Nv.scatter_add_(1, row_N.unsqueeze(1), -scale_N1 * here_N.unsqueeze(1))
-        return grad_Nv.to(ctx.dtype), None, None, None
+    def sums(self, sums_2N: torch.Tensor) -> torch.Tensor:
+        """In place."""
+        dist.all_reduce(sums_2N, group=self._group)
+        return sums_2N

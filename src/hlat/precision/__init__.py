@@ -1,13 +1,29 @@
 """What is stored and computed in which dtype.
 
-| mode  | weights | matrix products | gradients, accumulation | optimizer moments |
-|-------|---------|-----------------|-------------------------|-------------------|
-| fp32  | fp32    | fp32            | fp32                    | fp32              |
-| mixed | fp32    | bf16            | fp32                    | fp32              |
+| mode       | weights, master | products, activations | gradients, accumulation | reduction | moments | compensation | bytes per parameter |
+|------------|------|------|------|------|------|------|----|
+| fp32       | fp32 | fp32 | fp32 | fp32 | fp32 |      | 16 |
+| mixed      | fp32 | bf16 | fp32 | fp32 | fp32 |      | 16 |
+| fp8        | fp32 | fp8, bf16 | fp32 | fp32 | fp32 |  | 16 |
+| bf16-sr    | bf16, rounded stochastically | bf16 | bf16 | bf16 | bf16, rounded stochastically | | 8 |
+| bf16       | bf16 | bf16 | bf16 | bf16 | bf16 |      | 8  |
+| bf16-kahan | bf16 | bf16 | bf16 | bf16 | bf16 | bf16 | 10 |
 
-Norm statistics, softmax, RoPE tables and the loss are fp32 in both.
-"""
+Weights, moments and compensation are what a checkpoint stores. Products accumulate in fp32; norm statistics, softmax,
+RoPE tables and the loss are fp32 in all modes. Within a step mixed has a bf16 copy of the weights besides (18 bytes).
+"""  # noqa: E501
 
-from hlat.precision.modes import autocast, compute_dtype
+from hlat.precision.fp8 import check_fp8, to_fp8
+from hlat.precision.modes import MODES, Mode
+from hlat.precision.rounding import element_bits, step_keys, stochastic_round, stream_keys
 
-__all__ = ["autocast", "compute_dtype"]
+__all__ = [
+    "MODES",
+    "Mode",
+    "check_fp8",
+    "element_bits",
+    "step_keys",
+    "stochastic_round",
+    "stream_keys",
+    "to_fp8",
+]

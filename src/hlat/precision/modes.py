@@ -1,15 +1,44 @@
-"""The two modes there are, as a context for the forward pass."""
+"""The modes, as data: the one place that says which dtype what has."""
+
+from dataclasses import dataclass
 
 import torch
 
-from hlat.config import PrecisionConfig
+_FP32, _BF16 = torch.float32, torch.bfloat16
 
 
-def compute_dtype(config: PrecisionConfig) -> torch.dtype:
-    """Dtype of the matrix products."""
-    return torch.bfloat16 if config.mode == "mixed" else torch.float32
+@dataclass(frozen=True)
+class Mode:
+    """Dtypes of a precision mode.
+
+    Attributes:
+        weights: what the optimizer steps and a checkpoint stores: the master weights.
+        compute: activations, and products, which accumulate in fp32.
+        gradients: of the weights, added up over micro-batches.
+        reduction: of gradients over data-parallel ranks.
+        moments: both of AdamW's.
+        compensation: what rounding the weights has lost, kept beside them; None where it is not.
+    """
+
+    weights: torch.dtype
+    compute: torch.dtype
+    gradients: torch.dtype
+    reduction: torch.dtype
+    moments: torch.dtype
+    compensation: torch.dtype | None = None
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Weights, gradients, moments and compensation, between forward and step."""
+        kept = (self.weights, self.gradients, self.moments, self.moments)
+        return sum(dtype.itemsize for dtype in kept) + (self.compensation.itemsize if self.compensation else 0)
 
 
-def autocast(config: PrecisionConfig, device: torch.device) -> torch.autocast:
-    """Context, and decorator, in which the forward pass runs; weights and their gradients stay fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.mode == "mixed")
+MODES: dict[str, Mode] = {
+    "fp32": Mode(_FP32, _FP32, _FP32, _FP32, _FP32),
+    "mixed": Mode(_FP32, _BF16, _FP32, _FP32, _FP32),
+    "fp8": Mode(_FP32, _BF16, _FP32, _FP32, _FP32),
+    "bf16-sr": Mode(_BF16, _BF16, _BF16, _BF16, _BF16),
+    "bf16": Mode(_BF16, _BF16, _BF16, _BF16, _BF16),
+    "bf16-kahan": Mode(_BF16, _BF16, _BF16, _BF16, _BF16, _BF16),
+}

@@ -10,7 +10,7 @@ from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchErr
 from hlat.runtime.place import Place, place
 
 if TYPE_CHECKING:
-    from hlat.runtime.device import describe, has_fast_bf16, peak_memory_bytes, synchronize
+    from hlat.runtime.device import compute_capability, describe, has_fast_bf16, peak_memory_bytes, synchronize
     from hlat.runtime.disk import sync_to_disk
     from hlat.runtime.identity import check_same, code_identity
     from hlat.runtime.processes import Runtime, abandon, finish, joined, start
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hlat.runtime.vote import Vote
 
 _WITH_TORCH = {
-    "device": ("describe", "has_fast_bf16", "peak_memory_bytes", "synchronize"),
+    "device": ("compute_capability", "describe", "has_fast_bf16", "peak_memory_bytes", "synchronize"),
     "disk": ("sync_to_disk",),
     "identity": ("check_same", "code_identity"),
     "processes": ("Runtime", "abandon", "finish", "joined", "start"),
@@ -54,6 +54,7 @@ __all__ = [
     "abandon",
     "check_same",
     "code_identity",
+    "compute_capability",
     "describe",
     "finish",
     "has_fast_bf16",

@@ -76,6 +76,11 @@ def describe(device: torch.device) -> str:
     return f"{device.type} ({name(device)})" if name is not None else device.type
 
 
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """Generation of an NVIDIA GPU: (8, 9) is Ada, (9, 0) Hopper."""
+    return torch.cuda.get_device_capability(device)
+
+
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products run in hardware here, rather than being emulated."""
     if device.type != "cpu":

@@ -39,7 +39,7 @@ from hlat.hardware import PeakFlops, peak_flops
 from hlat.model import flops_per_token
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.precision import compute_dtype
+from hlat.precision import MODES
 from hlat.runtime import Runtime, check_same, code_identity, seed_generators
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
@@ -77,7 +77,7 @@ class Job:
     training_data: TrainingData
     validation_data: ValidationData | None
     model: ParallelModel  # this rank's share
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     store: CheckpointStore
     peak: PeakFlops
     step: int  # optimizer steps done so far
@@ -183,7 +183,7 @@ def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no
         changes = check_resume(newest.meta["recipe"], newest.meta["data_fingerprint"], recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
-    optimizer = build_optimizer(model.parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, seed)
     if newest is not None:
         runtime.ranks.each(lambda: restore(newest, recipe.model, model.held, optimizer))
     elif recipe.checkpoint.init_from is not None:
@@ -197,7 +197,7 @@ def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no
         model=model,
         optimizer=optimizer,
         store=store,
-        peak=runtime.ranks.first(lambda: peak_flops(runtime.device, compute_dtype(recipe.precision))),
+        peak=runtime.ranks.first(lambda: peak_flops(runtime.device, MODES[recipe.precision.mode].compute)),
         step=newest.step if newest is not None else 0,
         saved=Saved(newest.step, newest.path) if newest is not None else None,
         changes=changes,

@@ -11,9 +11,12 @@ from typing import TextIO
 from hlat.config import HlatError, Recipe, StorageError
 from hlat.runtime import joined, place, rank_log
 from hlat.tracking import OtherRank, Tracker, open_tracker
+from hlat.training.feed import Feed
+from hlat.training.garbage import controlled_garbage
 from hlat.training.job import DataProgress, Job, build_job, no_progress
 from hlat.training.lock import run_lock
 from hlat.training.numbers import check_numbers
+from hlat.training.profile import profiled
 from hlat.training.report import announce, step_metrics
 from hlat.training.signals import StopRequest
 from hlat.training.step import StepResult, accumulate_gradients, update
@@ -37,7 +40,13 @@ class Outcome:
         return self.step >= self.total_steps
 
 
-def run(recipe: Recipe, *, stream: TextIO | None = None, data_progress: DataProgress = no_progress) -> Outcome:
+def run(
+    recipe: Recipe,
+    *,
+    stream: TextIO | None = None,
+    data_progress: DataProgress = no_progress,
+    profile: bool = False,
+) -> Outcome:
     """Train as the recipe says, from the newest valid checkpoint in its run directory if there is one.
 
     Every process of a run calls this; the environment says which of how many it is (torchrun, ``hlat train --nproc``).
@@ -46,6 +55,7 @@ def run(recipe: Recipe, *, stream: TextIO | None = None, data_progress: DataProg
         recipe: a validated recipe.
         stream: where the console's lines go; standard output if None.
         data_progress: opens a display for the time that text is prepared.
+        profile: write a trace of steps 4 to 6 of this process, and a table, to <run.dir>/profile.
 
     Raises:
         HlatError: the run cannot start or go on; the message says why and what would work.
@@ -58,7 +68,7 @@ def run(recipe: Recipe, *, stream: TextIO | None = None, data_progress: DataProg
         stack.enter_context(tracker)
         announce(job, tracker)
         try:
-            return _train(job, tracker)
+            return _train(job, tracker, profile)
         except HlatError as error:
             tracker.event("error", step=job.step, message=str(error))
             raise
@@ -78,7 +88,7 @@ def _tracker(job: Job, stream: TextIO | None) -> Tracker | OtherRank:
     )
 
 
-def _train(job: Job, tracker: Tracker | OtherRank) -> Outcome:
+def _train(job: Job, tracker: Tracker | OtherRank, profile: bool) -> Outcome:
     recipe, total, watch = job.recipe, job.recipe.total_steps, Stopwatch()
     last = min(total, job.step + recipe.training.stop_after) if recipe.training.stop_after else total
     logged, validation, result, signalled = job.step, None, None, None
@@ -86,10 +96,16 @@ def _train(job: Job, tracker: Tracker | OtherRank) -> Outcome:
     def heard(name: str) -> None:
         tracker.message(f"{name}: ending after this step; once more ends at once")
 
-    with StopRequest(job.runtime.ranks, heard) as stop:
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest(job.runtime.ranks, heard))
+        feed = stack.enter_context(_feed(job))
+        garbage = stack.enter_context(controlled_garbage())
+        step_done = stack.enter_context(
+            profiled(profile, recipe.run_dir / "profile", job.runtime.rank, tracker.message)
+        )
         while job.step < last and signalled is None:
             stop.ask()
-            result = _step(job, watch)
+            result = _step(job, feed, watch)
             validation = None
             if _due(job.step, recipe.evaluation.every_steps, total):
                 with watch.phase("validation"):
@@ -101,6 +117,8 @@ def _train(job: Job, tracker: Tracker | OtherRank) -> Outcome:
             if _save_due(job) and job.step < last:
                 with watch.phase("checkpoint"):
                     _save(job, result, tracker)
+            step_done()
+            garbage.after_step(job.step)
             signalled = stop.agreed()
         if result is not None and (job.saved is None or job.saved.step != job.step):
             _save(job, result, tracker, must_succeed=True)
@@ -110,10 +128,14 @@ def _train(job: Job, tracker: Tracker | OtherRank) -> Outcome:
     return Outcome(job.step, total, reason, job.saved.path if job.saved is not None else None, validation)
 
 
-def _step(job: Job, watch: Stopwatch) -> StepResult:
+def _feed(job: Job) -> Feed:
+    pinned = job.runtime.device.type == "cuda"
+    return Feed(job.training_data, job.model.rows, job.recipe.batch.global_batch, pinned)
+
+
+def _step(job: Job, feed: Feed, watch: Stopwatch) -> StepResult:
     with watch.phase("data"):
-        rows = job.model.rows
-        batch = job.training_data.batch(job.samples + rows.start, len(rows))
+        batch = feed.take(job.samples)
     with watch.phase("forward_backward"):
         loss = accumulate_gradients(job.model, batch)
     with watch.phase("optimizer"):

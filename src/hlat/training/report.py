@@ -3,7 +3,9 @@
 import zlib
 from typing import Any
 
-from hlat.model import count_parameters
+from hlat.model import attention_backend, count_parameters
+from hlat.parallel import compilation
+from hlat.precision import MODES
 from hlat.runtime import Vote, describe, peak_memory_bytes, synchronize
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.job import Job
@@ -21,6 +23,17 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} on {describe(job.runtime.device)}, "
         f"peak {job.peak.value / 1e9:,.0f} GFLOP/s ({job.peak.source})"
     )
+    compute = MODES[recipe.precision.mode].compute
+    heads = (recipe.model.heads, recipe.model.n_kv_heads, recipe.model.n_head_dim)
+    tracker.message(
+        f"attention: {attention_backend(*heads, compute, job.runtime.device)}; "
+        f"blocks: {compilation(recipe, job.runtime.device)}"
+    )
+    if recipe.precision.mode == "bf16":
+        tracker.message(
+            "precision.mode=bf16 rounds small updates away: training stalls as the learning rate falls. "
+            "It is here for comparison; bf16-sr costs the same memory."
+        )
     if job.runtime.world > 1:
         tracker.message(f"layout: {recipe.parallel.describe(job.model.layout.data)}")
     tracker.message(

@@ -8,11 +8,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from hlat.config import PrecisionConfig
 from hlat.data import IGNORED, Batch, ValidationData
-from hlat.model import Decoder, summed_cross_entropy
+from hlat.model import Decoder
 from hlat.parallel import ParallelModel
-from hlat.precision import autocast
 
 MicroBatches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """(inputs, labels) of whole sequences, int64, on the CPU."""
@@ -40,8 +38,8 @@ class Evaluated(Protocol):
 class Alone:
     """A whole model in this process, for validation."""
 
-    def __init__(self, model: Decoder, precision: PrecisionConfig) -> None:
-        self._model, self._precision = model, precision
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
         self._device = next(model.parameters()).device
 
     @torch.no_grad()
@@ -49,9 +47,7 @@ class Alone:
         """Summed loss, added up in float64."""
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
         for inputs_BS, labels_BS in batches:
-            with autocast(self._precision, self._device):
-                logits_BSV = self._model(inputs_BS.to(self._device))
-            nats += summed_cross_entropy(logits_BSV, labels_BS.to(self._device)).double()
+            nats += self._model(inputs_BS.to(self._device), labels_BS.to(self._device)).double()
         return nats
 
     def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -71,12 +67,10 @@ def validate(model: ParallelModel, data: ValidationData, batch_size: int) -> Val
     return _averages(model, [_padded(batch, batch_size) for batch in batches], model.speaks)
 
 
-def validate_alone(
-    model: Decoder, data: ValidationData, precision: PrecisionConfig, batch_size: int
-) -> ValidationResult:
+def validate_alone(model: Decoder, data: ValidationData, batch_size: int) -> ValidationResult:
     """The same of a whole model in this process."""
     batches = [data.batch(first, batch_size) for first in range(0, len(data), batch_size)]
-    return _averages(Alone(model, precision), batches, True)
+    return _averages(Alone(model), batches, True)
 
 
 def _averages(model: Evaluated, batches: Sequence[Batch], counted: bool) -> ValidationResult:

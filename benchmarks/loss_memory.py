@@ -1,0 +1,68 @@
+"""Peak memory and time of the chunked loss beside the plain one: a large vocabulary, a long sequence.
+
+    hidden (tokens, width), head (vocabulary, width) -> loss, gradients by both
+
+Each side is a process of its own; what is reported is what its loss and backward pass added to the resident memory.
+
+    python benchmarks/loss_memory.py [--vocabulary 131072] [--tokens 8192] [--width 512] [--rounds 1]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+
+
+def worker(side, vocabulary, tokens, width):
+    """Print what one loss took."""
+    import torch
+    import torch.nn.functional as F
+
+    from hlat.model import CrossEntropy, head_loss
+    from hlat.runtime import peak_memory_bytes
+
+    cpu = torch.device("cpu")
+    hidden = torch.randn(1, tokens, width).requires_grad_()
+    head = torch.randn(vocabulary, width).mul_(0.02).requires_grad_()
+    labels = torch.randint(0, vocabulary, (1, tokens))
+    hidden.grad, head.grad = torch.zeros_like(hidden), torch.zeros_like(head)
+    before, begin = peak_memory_bytes(cpu), time.perf_counter()
+    if side == "chunked":
+        loss = head_loss(hidden, head, labels, CrossEntropy())
+    else:
+        loss = F.cross_entropy(F.linear(hidden, head).flatten(0, 1), labels.flatten(), reduction="sum")
+    (loss / tokens).backward()
+    seconds = time.perf_counter() - begin
+    grown = peak_memory_bytes(cpu) - before
+    print(json.dumps({"bytes": grown, "seconds": seconds, "loss": loss.item() / tokens}))
+
+
+def main():
+    """Print both sides, alternating."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocabulary", type=int, default=131_072)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    sizes = (asked.vocabulary, asked.tokens, asked.width)
+    if asked.worker:
+        worker(asked.worker, *sizes)
+        return
+    gib = 4 * sizes[0] * sizes[1] / 2**30
+    print(f"vocabulary {sizes[0]:,}, {sizes[1]:,} tokens, width {sizes[2]}: logits {gib:.1f} GiB")
+    print("| | peak added, MiB | seconds | loss |\n|---|---|---|---|")
+    names = ("vocabulary", "tokens", "width")
+    options = [f"--{name}={size}" for name, size in zip(names, sizes, strict=True)]
+    for _ in range(asked.rounds):
+        for side in ("chunked", "plain"):
+            command = [sys.executable, __file__, *options, "--worker", side]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found = json.loads(done.stdout)
+            print(f"| {side} | {found['bytes'] / 2**20:,.0f} | {found['seconds']:.1f} | {found['loss']:.6f} |")
+
+
+if __name__ == "__main__":
+    main()

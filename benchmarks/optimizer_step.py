@@ -1,0 +1,222 @@
+"""Speed of AdamW over bf16 weights with stochastic rounding, beside torch's fused fp32 AdamW and a plain copy.
+
+Steps the parameters of the 33.6 M-parameter LLaMA of ``benchmarks/train_speed.py`` (``--layers`` for more of them).
+All sides take turns in one process, and the middle round of each is reported, so that a slow minute of the machine
+hits all; the plain kernel, which takes as long as all others together, has one round. A side's GB/s are the bytes that
+it has to move over its time: 14 an element for bf16-sr (weight, gradient and moments read, weight and moments written,
+in bf16), 28 for fp32; the copy moves 14 too, 7 read and 7 written.
+
+    python benchmarks/optimizer_step.py [--rounds 9] [--layers 8] [--device cuda] [--compile]
+    python benchmarks/optimizer_step.py --generators   what the random bits cost, by generator, on this CPU
+    python benchmarks/optimizer_step.py --check        the kernels of this machine equal the plain one bit for bit
+
+``--compile`` adds the plain kernel under torch.compile. Without a GPU, ``--check`` runs Triton's kernel in its
+interpreter if triton is installed and TRITON_INTERPRET=1 is set.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+
+from hlat.config import ModelConfig, OptimizerConfig
+from hlat.model import Decoder, held_parameters
+from hlat.optim import build_optimizer, native, reference
+from hlat.optim.bf16 import kernel_for
+from hlat.optim.lines import Lines
+from hlat.optim.reference import Operands
+from hlat.runtime import synchronize
+
+WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}
+PLAIN = "bf16-sr, plain torch"
+KEYS = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32)
+
+
+def parameters(layers, dtype, device):
+    """A model's parameters, with weights and gradients of a size as in training."""
+    with torch.device("meta"):
+        model = Decoder(ModelConfig(**WIDTH, layers=layers)).to(dtype)
+    held = held_parameters(model.to_empty(device=device))
+    for one in held:
+        torch.nn.init.normal_(one.parameter, std=0.02)
+        one.parameter.grad = 1e-3 * torch.randn_like(one.parameter)
+    return held
+
+
+def bf16_side(layers, device, kernel):
+    """A step in bf16-sr with one of the kernels."""
+    optimizer = build_optimizer(parameters(layers, torch.bfloat16, device), OptimizerConfig(lr=1e-4), "bf16-sr")
+    optimizer.__dict__["_kernel"] = kernel
+    return optimizer.step
+
+
+def fp32_side(layers, device):
+    """A step of torch's fused AdamW."""
+    return build_optimizer(parameters(layers, torch.float32, device), OptimizerConfig(lr=1e-4)).step
+
+
+def copy_side(elements, device):
+    """A copy of seven bytes an element."""
+    source = torch.ones(elements * 7 // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def compiled_kernel():
+    """The plain kernel under torch.compile, a parameter at a time; with inductor's square root, which is exact."""
+
+    def step(weight, gradient, exp_avg, exp_avg_sq, scalars, rows, columns, names, keys):
+        lines = Lines(weight.shape[1], rows, columns, names)
+        one = Operands(weight, gradient, exp_avg, exp_avg_sq, None, scalars, lines)
+        reference.update_lines(one, keys, "bf16-sr")
+
+    compiled = torch.compile(step, dynamic=True, fullgraph=True)
+
+    def kernel(operands, keys, _mode):
+        with patch.object(reference, "square_root", torch.sqrt):
+            for one in operands:
+                tables = (one.lines.rows_L, one.lines.columns_L, one.lines.names_L)
+                compiled(one.weight, one.gradient, one.exp_avg, one.exp_avg_sq, one.scalars, *tables, keys)
+
+    return kernel
+
+
+def timed(step, device):
+    """Seconds of a call."""
+    synchronize(device)
+    began = time.perf_counter()
+    step()
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def measure(sides, rounds, device):
+    """The first call of each side, and the middle one of the others, in seconds."""
+    first = {name: timed(step, device) for name, step in sides.items()}
+    times = {name: [] for name in sides}
+    for number, (name, step) in itertools.product(range(rounds), sides.items()):
+        if name != PLAIN or number == 0:
+            times[name].append(timed(step, device))
+    return first, {name: statistics.median(values) for name, values in times.items()}
+
+
+def speed(options):
+    """Print the table of speeds."""
+    device = torch.device(options.device)
+    elements = sum(one.parameter.numel() for one in parameters(options.layers, torch.bfloat16, "meta"))
+    sides = {
+        "bf16-sr, fused": (14, bf16_side(options.layers, device, kernel_for(device))),
+        PLAIN: (14, bf16_side(options.layers, device, reference.update)),
+        "fp32, torch fused AdamW": (28, fp32_side(options.layers, device)),
+        "copy": (14, copy_side(elements, device)),
+    }
+    if options.compile:
+        sides["bf16-sr, plain torch compiled"] = (14, bf16_side(options.layers, device, compiled_kernel()))
+    first, middle = measure({name: step for name, (_, step) in sides.items()}, options.rounds, device)
+    print(
+        f"{elements / 1e6:.1f} M parameters on {device}, {torch.get_num_threads()} threads, torch {torch.__version__}\n"
+    )
+    print("| side | first step s | step ms | ns/element | B/element | GB/s |\n|---|---|---|---|---|---|")
+    for name, (size, _) in sides.items():
+        seconds = middle[name]
+        print(
+            f"| {name} | {first[name]:.2f} | {1e3 * seconds:.1f} | {1e9 * seconds / elements:.2f} | {size} "
+            f"| {size * elements / seconds / 1e9:.1f} |"
+        )
+
+
+THREEFRY_20 = (
+    "ROUND(29) ROUND(16) ROUND(24) INJECT(key1, key2, 4u) ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key2, key0, 5u)"
+)
+PHILOX_2X32_10 = """uint32_t first = (uint32_t)place + start0, second = start1, key = key0;
+    for (int round = 0; round < 10; round++) {
+        const uint64_t product = (uint64_t)0xD256D193u * first;
+        first = (uint32_t)(product >> 32) ^ key ^ second, second = (uint32_t)product, key += 0x9E3779B9u;
+    }"""
+
+
+def generators(options):
+    """Print what the random bits cost: the step with each generator less the step with the address for bits."""
+    source = native._SOURCE.read_text()
+    start, stop = source.index("uint32_t first = start0"), source.index("weight[at] = stochastic(")
+    threefry = source[start:stop]
+    variants = {
+        "none": "const uint32_t first = start0 + (uint32_t)place, second = start1;",
+        "Threefry-2x32-13": threefry,
+        "Threefry-2x32-20": threefry + THREEFRY_20,
+        "Philox-2x32-10": PHILOX_2X32_10,
+    }
+    torch.set_num_threads(1)
+    sides = {}
+    for name, generator in variants.items():
+        native.native_kernel.cache_clear()
+        with tempfile.NamedTemporaryFile("w", suffix=".c") as file, patch.object(native, "_SOURCE", file.name):
+            file.write(source[:start] + generator + source[stop:])
+            file.flush()
+            sides[name] = bf16_side(options.layers, torch.device("cpu"), kernel_for(torch.device("cpu")))
+    native.native_kernel.cache_clear()
+    elements = sum(one.parameter.numel() for one in parameters(options.layers, torch.bfloat16, "meta"))
+    _, middle = measure(sides, options.rounds, torch.device("cpu"))
+    print("| generator | step, ns/element on one core | of these random bits |\n|---|---|---|")
+    for name, seconds in middle.items():
+        print(f"| {name} | {1e9 * seconds / elements:.2f} | {1e9 * (seconds - middle['none']) / elements:.2f} |")
+
+
+def check(options):
+    """Compare the kernels on random bits of every kind."""
+    device = torch.device(options.device)
+    kernels = {"default": kernel_for(device)}
+    if device.type == "cpu":
+        from hlat.optim import cuda
+
+        kernels["Triton"] = cuda.update
+    shapes = ((1, 1), (3, 7), (37, 129), (5, 1100))
+    for mode, wide, shape in itertools.product(("bf16-sr", "bf16", "bf16-kahan"), (False, True), shapes):
+        for name, kernel in kernels.items():
+            plain, other = random_operands(mode, wide, *shape, "cpu"), random_operands(mode, wide, *shape, device)
+            for _ in range(3):
+                reference.update([plain], KEYS, mode)
+                kernel([other], KEYS.to(device), mode)
+            for field in ("weight", "exp_avg", "exp_avg_sq", "compensation"):
+                mine, theirs = getattr(plain, field), getattr(other, field)
+                if mine is not None:
+                    torch.testing.assert_close(theirs.cpu(), mine, rtol=0, atol=0, equal_nan=True)
+            print(f"{name} kernel, {mode}, {'fp32' if wide else 'bf16'} gradients, {shape}: equal")
+
+
+def random_operands(mode, wide, lines, length, device):
+    """Any bits: every exponent, subnormals, infinities, NaN."""
+    generator = torch.Generator().manual_seed(lines)
+
+    def bits(bound, dtype, as_dtype):
+        words = torch.randint(-bound, bound, (lines, length), generator=generator)
+        return words.to(dtype).view(as_dtype).to(device)
+
+    weight, gradient, exp_avg, exp_avg_sq, lost = (bits(1 << 15, torch.int16, torch.bfloat16) for _ in range(5))
+    tables = torch.randint(0, 3, (3, lines), generator=generator).to(torch.int32).to(device)
+    scalars = torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8], device=device)
+    compensation = lost if mode == "bf16-kahan" else None
+    made = Operands(weight, gradient, exp_avg, exp_avg_sq.abs(), compensation, scalars, Lines(length, *tables))
+    return replace(made, gradient=bits(1 << 31, torch.int32, torch.float32)) if wide else made
+
+
+def main():
+    """Print what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="beside torch.compile; takes a minute to compile")
+    parser.add_argument("--generators", action="store_true", help="what the random bits cost")
+    parser.add_argument("--check", action="store_true", help="only compare the kernels bit for bit")
+    options = parser.parse_args()
+    (check if options.check else generators if options.generators else speed)(options)
+
+
+if __name__ == "__main__":
+    main()

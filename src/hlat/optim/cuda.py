@@ -1,0 +1,170 @@
+# mypy: ignore-errors
+"""The step of AdamW over bf16 weights on CUDA, in Triton; equals ``hlat.optim.reference`` bit for bit.
+
+A program steps up to 1024 consecutive elements of one line, in registers: one pass over memory, 14 bytes an element in
+bf16-sr. Products and sums are not fused, division and square root are those of IEEE 754, and subnormals are kept.
+
+Triton comes with torch's CUDA builds and is not in its CPU builds: only ``hlat.optim.bf16`` imports this module, where
+a GPU asks for it. Its kernels are no typed Python, so that mypy passes over this file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.nvidia.compiler import CUDAOptions
+
+from hlat.optim.reference import Operands
+
+_MODES = {"bf16-sr": 0, "bf16": 1, "bf16-kahan": 2}
+_BLOCK = 1024
+_EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}  # the latter is known to newer versions only
+_OPTIONS = {name: _EXACT[name] for name in _EXACT.keys() & {field.name for field in fields(CUDAOptions)}}
+
+
+def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, mode: str) -> None:
+    """The ``hlat.optim.reference.Kernel``."""
+    keys_2N = keys_2N.contiguous()
+    for one in parameters:
+        if not one.weight.numel():
+            continue
+        compensation = one.exp_avg if one.compensation is None else one.compensation  # not touched where there is none
+        block = min(_BLOCK, triton.next_power_of_2(one.lines.length))
+        _step[(one.lines.count, triton.cdiv(one.lines.length, block))](
+            one.weight.view(torch.int16),
+            one.gradient if one.gradient.dtype == torch.float32 else one.gradient.view(torch.int16),
+            one.exp_avg.view(torch.int16),
+            one.exp_avg_sq.view(torch.int16),
+            compensation.view(torch.int16),
+            one.scalars,
+            one.lines.rows_L,
+            one.lines.columns_L,
+            one.lines.names_L,
+            keys_2N,
+            keys_2N.shape[1],
+            one.lines.length,
+            MODE=_MODES[mode],
+            WIDE_GRADIENT=one.gradient.dtype == torch.float32,
+            BLOCK=block,
+            **_OPTIONS,
+        )
+
+
+@triton.jit
+def _rotate_add(first, second, COUNT: tl.constexpr):
+    """A round of Threefry but for the addition that begins it."""
+    return ((second << COUNT) | (second >> (32 - COUNT))) ^ first
+
+
+@triton.jit
+def _four_rounds(first, second, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
+    first += second
+    second = _rotate_add(first, second, A)
+    first += second
+    second = _rotate_add(first, second, B)
+    first += second
+    second = _rotate_add(first, second, C)
+    first += second
+    second = _rotate_add(first, second, D)
+    return first, second
+
+
+@triton.jit
+def _threefry(key0, key1, first, second):
+    """Threefry-2x32-13 on uint32 words."""
+    key2 = key0 ^ key1 ^ 0x1BD11BDA
+    first, second = _four_rounds(first + key0, second + key1, 13, 15, 26, 6)
+    first, second = _four_rounds(first + key1, second + key2 + 1, 17, 29, 16, 24)
+    first, second = _four_rounds(first + key2, second + key0 + 2, 13, 15, 26, 6)
+    first, second = first + key0, second + key1 + 3
+    first += second
+    return first, _rotate_add(first, second, 17)
+
+
+@triton.jit
+def _widen(stored):
+    """bf16, as the bits that are stored, to fp32."""
+    return (stored.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _stochastic(value, random16):
+    """``hlat.precision.stochastic_round``, as the bits to store."""
+    bits = value.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    raised = bits + tl.where(magnitude < 0x7F7F0000, random16, 0).to(tl.uint32)
+    rounded = tl.where(magnitude > 0x7F800000, 0x7FC00000, raised).to(tl.uint32)
+    return (rounded >> 16).to(tl.uint16).to(tl.int16, bitcast=True)
+
+
+@triton.jit
+def _nearest(value):
+    """To nearest even, as the bits to store."""
+    bits = value.to(tl.uint32, bitcast=True)
+    raised = bits + 0x7FFF + ((bits >> 16) & 1)
+    rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, raised).to(tl.uint32)
+    return (rounded >> 16).to(tl.uint16).to(tl.int16, bitcast=True)
+
+
+@triton.jit
+def _step(
+    weight_ptr,
+    gradient_ptr,
+    exp_avg_ptr,
+    exp_avg_sq_ptr,
+    compensation_ptr,
+    scalars_ptr,
+    rows_ptr,
+    columns_ptr,
+    names_ptr,
+    keys_ptr,
+    name_count,
+    length,
+    MODE: tl.constexpr,
+    WIDE_GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    line = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < length
+    at = line.to(tl.int64) * length + place
+    decay, step_size = tl.load(scalars_ptr), tl.load(scalars_ptr + 1)
+    one_minus_beta1, beta2, one_minus_beta2 = (
+        tl.load(scalars_ptr + 2),
+        tl.load(scalars_ptr + 3),
+        tl.load(scalars_ptr + 4),
+    )
+    inverse_bias2, eps = tl.load(scalars_ptr + 5), tl.load(scalars_ptr + 6)
+
+    w = _widen(tl.load(weight_ptr + at, mask=inside, other=0))
+    g = tl.load(gradient_ptr + at, mask=inside, other=0)
+    if not WIDE_GRADIENT:
+        g = _widen(g)
+    m = _widen(tl.load(exp_avg_ptr + at, mask=inside, other=0))
+    v = _widen(tl.load(exp_avg_sq_ptr + at, mask=inside, other=0))
+    m = m + (g - m) * one_minus_beta1
+    v = v * beta2 + (g * g) * one_minus_beta2
+    denominator = tl.sqrt_rn(v) * inverse_bias2 + eps
+    change = w * decay + tl.div_rn(m, denominator) * step_size
+    if MODE == 0:
+        name = tl.load(names_ptr + line)
+        key0 = tl.load(keys_ptr + name).to(tl.uint32, bitcast=True)
+        key1 = tl.load(keys_ptr + name_count + name).to(tl.uint32, bitcast=True)
+        row = tl.load(rows_ptr + line).to(tl.uint32, bitcast=True)
+        column = tl.load(columns_ptr + line).to(tl.uint32, bitcast=True) + place.to(tl.uint32)
+        first, second = _threefry(key0, key1, column, row)
+        tl.store(weight_ptr + at, _stochastic(w - change, first & 0xFFFF), mask=inside)
+        tl.store(exp_avg_ptr + at, _stochastic(m, first >> 16), mask=inside)
+        tl.store(exp_avg_sq_ptr + at, _stochastic(v, second & 0xFFFF), mask=inside)
+    else:
+        tl.store(exp_avg_ptr + at, _nearest(m), mask=inside)
+        tl.store(exp_avg_sq_ptr + at, _nearest(v), mask=inside)
+        if MODE == 1:
+            tl.store(weight_ptr + at, _nearest(w - change), mask=inside)
+        else:
+            y = _widen(tl.load(compensation_ptr + at, mask=inside, other=0)) - change
+            rounded = _nearest(w + y)
+            tl.store(compensation_ptr + at, _nearest(y - (_widen(rounded) - w)), mask=inside)
+            tl.store(weight_ptr + at, rounded, mask=inside)

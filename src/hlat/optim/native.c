@@ -1,0 +1,114 @@
+/* One step of AdamW over bf16 weights on a CPU; equals hlat/optim/reference.py bit for bit, which says what it computes.
+ *
+ * Compiled by hlat/optim/native.py without contraction of products and sums and without anything else that changes what
+ * an operation returns. Every function steps the lines first <= line < last of one parameter.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    float decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps;
+} Scalars;
+
+enum { STOCHASTIC, NEAREST, KAHAN };
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float widen(uint16_t stored) {
+    const uint32_t bits = (uint32_t)stored << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* hlat.precision.stochastic_round */
+INLINE uint16_t stochastic(float value, uint32_t random16) {
+    const uint32_t bits = bits_of(value);
+    const int32_t magnitude = (int32_t)(bits & 0x7FFFFFFFu); /* signed: AVX2 has no other comparison */
+    const uint32_t raised = bits + (magnitude < 0x7F7F0000 ? random16 : 0u);
+    return (uint16_t)((magnitude > 0x7F800000 ? 0x7FC00000u : raised) >> 16);
+}
+
+INLINE uint16_t nearest(float value) {
+    const uint32_t bits = bits_of(value);
+    const int32_t magnitude = (int32_t)(bits & 0x7FFFFFFFu);
+    const uint32_t raised = bits + 0x7FFFu + ((bits >> 16) & 1u);
+    return (uint16_t)((magnitude > 0x7F800000 ? 0x7FC00000u : raised) >> 16);
+}
+
+INLINE uint32_t rotate(uint32_t word, int count) { return (word << count) | (word >> (32 - count)); }
+
+#define ROUND(count) first += second, second = rotate(second, count) ^ first;
+#define INJECT(a, b, number) first += (a), second += (b) + number;
+
+INLINE void update(
+    const int mode, const int wide_gradient, int64_t begin, int64_t end, int64_t length,
+    uint16_t *__restrict__ weight, const void *__restrict__ gradient, uint16_t *__restrict__ exp_avg,
+    uint16_t *__restrict__ exp_avg_sq, uint16_t *__restrict__ compensation, const Scalars *scalars,
+    const uint32_t *rows, const uint32_t *columns, const int32_t *names, const uint32_t *keys, int64_t name_count) {
+    const Scalars s = *scalars;
+    const uint16_t *narrow = (const uint16_t *)gradient;
+    const float *wide = (const float *)gradient;
+    for (int64_t line = begin; line < end; line++) {
+        const uint32_t key0 = mode == STOCHASTIC ? keys[names[line]] : 0u;
+        const uint32_t key1 = mode == STOCHASTIC ? keys[name_count + names[line]] : 0u;
+        const uint32_t key2 = key0 ^ key1 ^ 0x1BD11BDAu;
+        const uint32_t start0 = columns[line] + key0, start1 = rows[line] + key1;
+        const int64_t offset = line * length;
+#pragma omp simd
+        for (int64_t place = 0; place < length; place++) {
+            const int64_t at = offset + place;
+            const float w = widen(weight[at]), g = wide_gradient ? wide[at] : widen(narrow[at]);
+            const float m_old = widen(exp_avg[at]), v_old = widen(exp_avg_sq[at]);
+            const float m = m_old + (g - m_old) * s.one_minus_beta1;
+            const float v = v_old * s.beta2 + (g * g) * s.one_minus_beta2;
+            const float denominator = sqrtf(v) * s.inverse_bias2 + s.eps;
+            const float change = w * s.decay + (m / denominator) * s.step_size;
+            if (mode == STOCHASTIC) { /* Threefry-2x32-13 */
+                uint32_t first = start0 + (uint32_t)place, second = start1;
+                ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key1, key2, 1u)
+                ROUND(17) ROUND(29) ROUND(16) ROUND(24) INJECT(key2, key0, 2u)
+                ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key0, key1, 3u)
+                ROUND(17)
+                weight[at] = stochastic(w - change, first & 0xFFFFu);
+                exp_avg[at] = stochastic(m, first >> 16);
+                exp_avg_sq[at] = stochastic(v, second & 0xFFFFu);
+                continue;
+            }
+            exp_avg[at] = nearest(m);
+            exp_avg_sq[at] = nearest(v);
+            if (mode == NEAREST) {
+                weight[at] = nearest(w - change);
+            } else {
+                const float y = widen(compensation[at]) - change;
+                const uint16_t rounded = nearest(w + y);
+                compensation[at] = nearest(y - (widen(rounded) - w));
+                weight[at] = rounded;
+            }
+        }
+    }
+}
+
+#define EXPORT(name, mode, wide)                                                                                       \
+    void name(                                                                                                         \
+        int64_t begin, int64_t end, int64_t length, void *weight, const void *gradient, void *exp_avg,                 \
+        void *exp_avg_sq, void *compensation, const void *scalars, const void *rows, const void *columns,              \
+        const void *names, const void *keys, int64_t name_count) {                                                     \
+        update(mode, wide, begin, end, length, (uint16_t *)weight, gradient, (uint16_t *)exp_avg,                      \
+               (uint16_t *)exp_avg_sq, (uint16_t *)compensation, (const Scalars *)scalars, (const uint32_t *)rows,     \
+               (const uint32_t *)columns, (const int32_t *)names, (const uint32_t *)keys, name_count);                 \
+    }
+
+EXPORT(stochastic_bf16, STOCHASTIC, 0)
+EXPORT(stochastic_fp32, STOCHASTIC, 1)
+EXPORT(nearest_bf16, NEAREST, 0)
+EXPORT(nearest_fp32, NEAREST, 1)
+EXPORT(kahan_bf16, KAHAN, 0)
+EXPORT(kahan_fp32, KAHAN, 1)

@@ -1,0 +1,114 @@
+"""The loss without logits: what the plain loss gives, in memory that does not grow with vocabulary times tokens."""
+
+import multiprocessing
+import resource
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hlat.model import IGNORED, CrossEntropy, head_loss, loss
+
+TOKENS, WIDTH, VOCABULARY = 1000, 48, 97
+
+
+class InChunks(CrossEntropy):
+    """Chunks that do not divide the tokens, so that the last one is shorter."""
+
+    def chunk(self, columns: int) -> int:
+        return 256
+
+
+def given(dtype: torch.dtype, weights: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, head and labels, a tenth of them ignored and a whole chunk too."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(4, TOKENS // 4, WIDTH, generator=generator, dtype=torch.float64)
+    head = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64) / WIDTH**0.5
+    labels = torch.randint(0, VOCABULARY, (4, TOKENS // 4), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.1] = IGNORED
+    labels.view(-1)[256:512] = IGNORED
+    return hidden.to(dtype).requires_grad_(), head.to(weights).requires_grad_(), labels
+
+
+def plain(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(hidden, head.to(hidden.dtype)).flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm()).item()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "unit"),
+    [
+        (torch.float64, torch.float64, 2.0**-53),
+        (torch.float32, torch.float32, 2.0**-24),
+        (torch.bfloat16, torch.float32, 2.0**-9),
+        (torch.bfloat16, torch.bfloat16, 2.0**-9),
+    ],
+    ids=["float64", "float32", "bf16 over fp32 weights", "bf16"],
+)
+def test_it_is_the_plain_loss(dtype: torch.dtype, weights: torch.dtype, unit: float) -> None:
+    """Against the plain loss in float64 of the same numbers. Rounded to ``unit`` are, one after the other: weight,
+    logits, the gradient by logits, each chunk's product, and the result; sums over at most 256 terms in fp32 or wider
+    add the square root of that many units of theirs. A rounded logit of size 4 moves a probability by 4 units."""
+    hidden, head, labels = given(dtype, weights)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, head)]
+    expected = plain(*exact, labels) / 7
+    expected.backward()
+    found = head_loss(hidden, head, labels, InChunks()) / 7
+    found.backward()
+    bound = (4 + 5) * unit + 16 * max(2.0**-53, min(unit, 2.0**-24))
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    assert distance(found, expected) < bound
+    for ours, theirs in zip((hidden, head), exact, strict=True):
+        assert ours.grad is not None and theirs.grad is not None and ours.grad.dtype == ours.dtype
+        assert distance(ours.grad, theirs.grad) < bound
+
+
+def test_without_gradients_only_the_loss_is_computed() -> None:
+    hidden, head, labels = given(torch.float64, torch.float64)
+    with torch.no_grad():
+        found = head_loss(hidden, head, labels, InChunks())
+    assert not found.requires_grad
+    assert distance(found, plain(hidden, head, labels)) < 100 * 2.0**-53
+    frozen = head_loss(hidden.detach(), head, labels, InChunks())
+    frozen.backward()
+    plain(hidden, head.detach(), labels).backward()
+    expected = torch.autograd.grad(plain(hidden.detach(), head, labels), head)[0]
+    assert head.grad is not None and distance(head.grad, expected) < 100 * 2.0**-53
+
+
+def test_nothing_labelled_is_no_loss_and_no_gradient() -> None:
+    hidden, head, labels = given(torch.float32, torch.float32)
+    found = head_loss(hidden, head, torch.full_like(labels, IGNORED), InChunks())
+    found.backward()
+    assert found.item() == 0
+    assert hidden.grad is not None and not hidden.grad.any() and head.grad is not None and not head.grad.any()
+
+
+def _peak(chunked: bool, tokens: int, vocabulary: int, width: int) -> int:
+    """Bytes that forward and backward of a loss add to the memory of a process of its own."""
+    hidden = torch.randn(1, tokens, width, dtype=torch.float32).requires_grad_()
+    head = torch.randn(vocabulary, width).requires_grad_()
+    labels = torch.zeros(1, tokens, dtype=torch.int64)
+    hidden.grad, head.grad = torch.zeros_like(hidden), torch.zeros_like(head)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (head_loss(hidden, head, labels, CrossEntropy()) if chunked else plain(hidden, head, labels)).backward()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def test_memory_does_not_grow_with_the_tokens() -> None:
+    """A chunk of fp32 logits, twice (the logits and what is subtracted from them go in place; the allocator keeps one
+    more), gradients by hidden and head twice, and 64 MB of slack; the plain loss needs all logits three times."""
+    vocabulary, width = 32_768, 64
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        few, many, whole = (
+            pool.apply(_peak, (chunked, tokens, vocabulary, width))
+            for chunked, tokens in ((True, 1024), (True, 4096), (False, 4096))
+        )
+    logits = 4 * vocabulary * 4096
+    assert whole > 1.5 * logits
+    assert many - few < 0.05 * logits
+    assert many < 2 * loss._CHUNK_BYTES + 2 * 4 * width * (vocabulary + 4096) + 64e6

@@ -1,0 +1,89 @@
+"""Products follow the dtype of the activations; widened ones are the native ones, rounded once."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hlat.model import attend, products
+
+B = torch.bfloat16
+
+
+def grads(out: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients of a fixed weighting of the outputs."""
+    weighting = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype)
+    return list(torch.autograd.grad(out, inputs, weighting))
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator).to(B).requires_grad_() for shape in shapes]
+
+
+@pytest.fixture(params=[False, True], ids=["native", "widened"])
+def widened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both kinds of CPU, whichever this one is."""
+    monkeypatch.setattr(products, "_SLOW_CPU", request.param)
+    return bool(request.param)
+
+
+def close(ours: torch.Tensor, exact: torch.Tensor, roundings: int = 1) -> None:
+    """Within so many roundings to bf16 of the exact result, and of its largest entry: terms that cancel."""
+    assert ours.dtype == B
+    error = (ours.double() - exact.double()).abs()
+    assert (error <= roundings * 2.0**-8 * exact.double().abs() + 2.0**-14 * exact.double().abs().max()).all()
+
+
+@pytest.mark.usefixtures("widened")
+def test_linear_rounds_once() -> None:
+    x, weight, bias = leaves((3, 5, 64), (16, 64), (16,))
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
+    out, expected = products.linear(x, weight, bias), F.linear(*exact)
+    close(out, expected)
+    weighting = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(B)
+    for ours, theirs in zip(
+        grads(out, x, weight, bias), torch.autograd.grad(expected, exact, weighting.double()), strict=True
+    ):
+        close(ours, theirs)
+
+
+@pytest.mark.usefixtures("widened")
+def test_weights_follow_the_activations_and_gradients_the_weights() -> None:
+    weight = torch.randn(16, 64, requires_grad=True)
+    out = products.linear(torch.randn(4, 64).to(B), weight)
+    assert out.dtype == B
+    out.sum().backward()
+    assert weight.grad is not None and weight.grad.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("widened")
+def test_attention_errs_by_the_rounding_of_probabilities_and_result() -> None:
+    """The native kernel rounds probabilities to bf16 and the sums of them, the widened one neither."""
+    q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)
+    out = attend(q, k, v)
+    weighting = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(B)
+    ours = [out, *grads(out, q, k, v)]
+    theirs = [expected, *torch.autograd.grad(expected, exact, weighting.double())]
+    for found, right in zip(ours, theirs, strict=True):
+        assert found.dtype == B
+        assert (found.double() - right).norm() <= 4 * 2.0**-9 * right.norm()
+
+
+def test_widened_attention_is_the_fp32_kernel_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_SLOW_CPU", True)
+    q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
+    mask = torch.ones(24, 24, dtype=torch.bool).tril()
+    wide = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True, enable_gqa=True).to(B)
+    assert torch.equal(attend(q, k, v), wide)
+    close(attend(q, k, v, mask), wide)
+
+
+def test_a_frequent_tokens_gradient_is_added_up_in_fp32() -> None:
+    """4,096 times 1 + 2^-7: added up in bf16 it would stop at 256."""
+    weight = torch.zeros(3, 2, dtype=B, requires_grad=True)
+    out = products.embed(torch.ones(64, 64, dtype=torch.int64), weight)
+    out.backward(torch.full(out.shape, 1 + 2.0**-7, dtype=B))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[0, 0], [4128, 4128], [0, 0]]

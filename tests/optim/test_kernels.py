@@ -1,0 +1,119 @@
+"""The compiled kernel equals the plain one bit for bit, whatever it is given."""
+
+import logging
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hlat.optim import native
+from hlat.optim.bf16 import kernel_for
+from hlat.optim.lines import Lines
+from hlat.optim.reference import Operands, update, update_lines
+
+MODES = ("bf16-sr", "bf16", "bf16-kahan")
+GRADIENTS = (torch.bfloat16, torch.float32)
+KEYS = torch.randint(-(1 << 31), 1 << 31, (2, 3), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+CPU = torch.device("cpu")
+
+
+def operands(mode: str, gradient: torch.dtype, lines: int, length: int, seed: int) -> Operands:
+    """Any bits whatever: every exponent, subnormals, infinities and NaN among them, each several times in a hundred."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def words(dtype: torch.dtype, as_dtype: torch.dtype) -> torch.Tensor:
+        bound = 1 << (8 * dtype.itemsize - 1)
+        bits = torch.randint(-bound, bound, (lines, length), generator=generator).to(dtype).view(as_dtype)
+        special = torch.tensor(
+            [0.0, -0.0, 1e-40, -1e-40, 3.3895314e38, torch.inf, -torch.inf, torch.nan], dtype=as_dtype
+        )
+        chosen = torch.randint(0, 100, (lines, length), generator=generator)
+        return torch.where(chosen < 8, special[chosen % 8], bits)
+
+    def stored() -> torch.Tensor:
+        return words(torch.int16, torch.bfloat16)
+
+    table = torch.randint(0, 1 << 31, (2, lines), generator=generator).to(torch.int32)
+    return Operands(
+        weight=stored(),
+        gradient=stored() if gradient == torch.bfloat16 else words(torch.int32, torch.float32),
+        exp_avg=stored(),
+        exp_avg_sq=stored().abs(),
+        compensation=stored() if mode == "bf16-kahan" else None,
+        scalars=torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8]),
+        lines=Lines(length, *table, torch.randint(0, 3, (lines,), generator=generator).to(torch.int32)),
+    )
+
+
+def state(one: Operands) -> list[torch.Tensor]:
+    """The bits of what is written; of NaN, that it is one."""
+    tensors = [one.weight, one.exp_avg, one.exp_avg_sq, *([] if one.compensation is None else [one.compensation])]
+    return [torch.where(tensor.isnan(), 0x7FC0, tensor.view(torch.int16).int()) for tensor in tensors]
+
+
+def assert_same(left: Operands, right: Operands) -> None:
+    for mine, theirs in zip(state(left), state(right), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(MODES), st.sampled_from(GRADIENTS), st.integers(0, 40), st.integers(1, 130), st.integers(0, 1 << 30)
+)
+@example("bf16-sr", torch.bfloat16, 700, 120, 0)  # more lines than the plain kernel takes at a time
+@example("bf16-sr", torch.float32, 2, 70_000, 0)  # a line longer than that
+def test_the_compiled_kernel_equals_the_plain_one_over_several_steps(mode, gradient, lines, length, seed):
+    kernel = kernel_for(CPU)
+    assert kernel is not update, "there is a compiler here"
+    plain, compiled = (operands(mode, gradient, lines, length, seed) for _ in range(2))
+    for step in range(3):
+        update([plain], KEYS + step, mode)
+        kernel([compiled], KEYS + step, mode)
+        assert_same(plain, compiled)
+
+
+def test_threads_share_the_lines_out_without_a_trace(monkeypatch):
+    """Three threads, of parameters with fewer lines than that and with a number that three does not divide."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shapes = ((1, 90_000), (2, 513), (0, 5), (701, 129))
+    plain, threaded = ([operands("bf16-sr", torch.bfloat16, *shape, seed=7) for shape in shapes] for _ in range(2))
+    update(plain, KEYS, "bf16-sr")
+    kernel_for(CPU)(threaded, KEYS, "bf16-sr")
+    for mine, theirs in zip(plain, threaded, strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"), [("false", "false failed"), ("no-such-compiler", "no-such-compiler")], ids=["fails", "absent"]
+)
+def test_without_a_working_compiler_the_plain_kernel_runs_and_the_log_says_why(monkeypatch, caplog, compiler, said):
+    monkeypatch.setenv("CC", compiler)
+    native.native_kernel.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert kernel_for(CPU) is update
+        assert said in caplog.text
+    finally:
+        native.native_kernel.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_the_plain_kernel_keeps_its_bits_under_torch_compile(mode):
+    """So that whoever compiles it gets the same: inductor neither contracts products nor flushes subnormals. Unless
+    told to emulate casts it leaves out those to bf16 and back, whose error is what bf16-kahan keeps.
+    """
+
+    def step(*tensors: torch.Tensor | None) -> None:
+        weight, gradient, exp_avg, exp_avg_sq, compensation, scalars, rows, columns, names, keys = tensors
+        lines = Lines(weight.shape[1], rows, columns, names)
+        update_lines(Operands(weight, gradient, exp_avg, exp_avg_sq, compensation, scalars, lines), keys, mode)
+
+    compiled = torch.compile(step, dynamic=True, fullgraph=True, options={"emulate_precision_casts": True})
+    for shape in ((40, 129), (33, 64)):
+        plain, other = (operands(mode, torch.bfloat16, *shape, seed=3) for _ in range(2))
+        update([plain], KEYS, mode)
+        tensors = (other.weight, other.gradient, other.exp_avg, other.exp_avg_sq, other.compensation, other.scalars)
+        compiled(*tensors, other.lines.rows_L, other.lines.columns_L, other.lines.names_L, KEYS)
+        assert_same(plain, other)

@@ -1,0 +1,85 @@
+"""Compiled blocks: the same model, compiled once."""
+
+import shutil
+
+import pytest
+import torch
+
+from hlat.config import Recipe, RecipeError, parse_recipe
+from hlat.data import IGNORED
+from hlat.parallel import ParallelModel, build_parallel, compilation
+from hlat.runtime import LaunchError, Runtime
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def recipe(compile_: str, world: int = 1, **sections: object) -> Recipe:
+    content = {
+        "run": {"compile": compile_},
+        "model": {"vocab_size": 64, "layers": 3, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2},
+        "data": {"path": "none", "sequence_length": 16, "tokenizer": {"train": "char"}},
+        "batch": {"global_batch": 8, "micro_batch": 4},
+        "training": {"steps": 9},
+    }
+    return parse_recipe(content | sections, world=world)
+
+
+def gradients(model: ParallelModel, steps: int) -> list[torch.Tensor]:
+    """Of each step's own batch, added up."""
+    for step in range(steps):
+        tokens = torch.randint(0, 64, (8, 17), generator=torch.Generator().manual_seed(step))
+        labels = tokens[:, 1:].clone()
+        labels[0, :5] = IGNORED
+        model.accumulate_gradients(tokens[:, :-1], labels)
+    return [one.gradient for one in model.held if one.gradient is not None]
+
+
+def graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_compiled_blocks_are_the_same_model_and_one_graph(checkpointing: str) -> None:
+    """Gradients differ by the order of additions and the compiler's fused multiply-adds, a few roundings of 2^-24 for
+    each of about 40 operations on a block's path, forward and backward, of sums of up to 96 terms."""
+    if shutil.which("g++") is None:  # then that is what has to be said
+        with pytest.raises(LaunchError):
+            build_parallel(recipe("blocks"), Runtime(CPU), seed=1)
+        return
+    torch._dynamo.reset()
+    memory = {"memory": {"activation_checkpointing": checkpointing}}
+    eager = gradients(build_parallel(recipe("none", **memory), Runtime(CPU), seed=1), 2)
+    model = build_parallel(recipe("blocks", **memory), Runtime(CPU), seed=1)
+    before = graphs()
+    compiled = gradients(model, 2)
+    for ours, theirs in zip(compiled, eager, strict=True):
+        assert (ours - theirs).norm() <= 2 * 3 * 40 * 2.0**-24 * theirs.norm()
+    after = graphs()
+    assert after == before + 1, "three blocks, one graph"
+    gradients(model, 4)
+    assert graphs() == after, "nothing is compiled again"
+
+
+def test_auto_says_why_it_does_not_compile() -> None:
+    assert not compilation(recipe("auto"), CPU).on
+    assert "start-up" in str(compilation(recipe("auto"), CPU))
+    assert "tensor" in str(compilation(recipe("auto", 2, parallel={"tensor": 2}), CUDA))
+    deep = {"vocab_size": 64, "layers": 4, "hidden_size": 32, "intermediate_size": 96, "heads": 4}
+    batch = {"global_batch": 8, "micro_batch": 1}
+    zbv = recipe("auto", 2, parallel={"pipeline": 2, "schedule": "zbv"}, batch=batch, model=deep)
+    assert "zbv" in str(compilation(zbv, CUDA))
+    assert str(compilation(recipe("none"), CUDA)) == "not compiled: run.compile=none"
+
+
+def test_without_a_compiler_it_is_refused_or_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(LaunchError, match=r"C\+\+ compiler.*g\+\+"):
+        compilation(recipe("blocks"), CPU)
+    assert "compiler" in str(compilation(recipe("auto"), CUDA))
+
+
+@pytest.mark.parametrize("parallel", [{"tensor": 2}, {"context": 2}])
+def test_what_cannot_be_compiled_is_refused(parallel: dict[str, int]) -> None:
+    with pytest.raises(RecipeError, match=r"run\.compile.*communicates inside of blocks"):
+        recipe("blocks", 2, parallel=parallel)

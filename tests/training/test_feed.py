@@ -1,0 +1,50 @@
+"""Batches come as they would be read one by one, and their reader ends with the run."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from hlat.data import Batch
+from hlat.runtime import DataError
+from hlat.training.feed import Feed
+
+
+class Numbers:
+    """Samples that are their own number; remembers in which order and by which thread they were read."""
+
+    def __init__(self, damaged_at: int | None = None) -> None:
+        self.read: list[tuple[int, int]] = []
+        self.threads: set[str] = set()
+        self._damaged_at = damaged_at
+
+    def batch(self, first: int, count: int) -> Batch:
+        self.read.append((first, count))
+        self.threads.add(threading.current_thread().name)
+        if self._damaged_at is not None and first >= self._damaged_at:
+            raise DataError("damaged")
+        rows = torch.arange(first, first + count).unsqueeze(1)
+        return Batch(rows, rows + 1, np.arange(first, first + count), count)
+
+
+def test_each_step_gets_its_own_rows_and_the_next_ones_are_read_meanwhile() -> None:
+    numbers = Numbers()
+    with Feed(numbers, range(2, 4), 8, pinned=False) as feed:
+        seen = [feed.take(samples).inputs_BS.flatten().tolist() for samples in (0, 8, 16)]
+    assert seen == [[2, 3], [10, 11], [18, 19]]
+    assert numbers.read[:3] == [(2, 2), (10, 2), (18, 2)] and len(numbers.threads) == 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
+
+
+def test_a_jump_is_read_where_it_goes() -> None:
+    with Feed(Numbers(), range(1), 4, pinned=False) as feed:
+        assert [feed.take(samples).inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
+
+
+def test_damage_is_an_error_of_the_step_that_meets_it() -> None:
+    with Feed(Numbers(damaged_at=8), range(4), 4, pinned=False) as feed:
+        feed.take(0)
+        feed.take(4)
+        with pytest.raises(DataError, match="damaged"):
+            feed.take(8)

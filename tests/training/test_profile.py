@@ -1,0 +1,31 @@
+"""``hlat train --profile``: a trace that a browser opens, and a table whose shares are of the time there was."""
+
+import json
+
+import pytest
+
+from hlat.training.profile import Cost, kind_of, table
+
+
+def test_a_run_leaves_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):
+    done = cli("train", recipe_file, *tiny, "training.steps=8", "schedule.warmup_steps=2", "--profile")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run" / "profile"
+    events = json.loads((folder / "rank-0.json").read_text())["traceEvents"]
+    assert {f"ProfilerStep#{step}" for step in (3, 4, 5)} <= {event.get("name") for event in events}
+    text = (folder / "rank-0.txt").read_text()
+    assert text.splitlines()[0].split() == ["kind", "s", "per", "step", "share"]
+    shares = [float(line.split()[-1].rstrip("%")) for line in text.split("\n\n")[0].splitlines()[1:]]
+    # each is rounded to a tenth of a percent
+    assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares) + 1e-9)
+    assert "matrix products" in text and "attention" in text and "optimizer" in text
+    assert text in done.stdout
+
+
+def test_kinds_and_shares():
+    costs = [Cost("aten::mm", 6e6), Cost("aten::addmm", 1e6), Cost("aten::_fused_adamw_", 3e6)]
+    lines = table(costs, steps=2).splitlines()
+    assert lines[1].split() == ["matrix", "products", "3.5000", "70.0%"]
+    assert lines[2].split() == ["optimizer", "1.5000", "30.0%"]
+    assert kind_of("aten::silu") == "pointwise and the rest"
+    assert kind_of("aten::_scaled_dot_product_flash_attention_for_cpu") == "attention"
