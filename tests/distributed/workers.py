@@ -36,6 +36,7 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._ports: set[int] = set()
         self._start()
 
     def _start(self) -> None:
@@ -49,7 +50,7 @@ class Pool:
     def run(self, world: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The results of all ranks, by rank."""
         assert world <= self.size
-        port = _free_port()
+        port = self._new_port()
         pipes = self._pipes[:world]
         for rank, pipe in enumerate(pipes):
             pipe.send((rank, world, port, job, arguments))
@@ -69,6 +70,17 @@ class Pool:
                     raise JobFailed(f"rank {rank} of {world}: {value}")
                 results[rank] = value
         return [results[rank] for rank in range(world)]
+
+    def _new_port(self) -> int:
+        """A free port that no earlier job had: ranks tell two worlds on one port apart by counting those that they were
+        in, which is not the same number for all where an earlier world was smaller."""
+        while True:
+            with socket.socket() as server:
+                server.bind(("127.0.0.1", 0))
+                port = int(server.getsockname()[1])
+            if port not in self._ports:
+                self._ports.add(port)
+                return port
 
     def _stacks(self, world: int) -> str:
         """What every thread of the ranks is doing."""
@@ -101,12 +113,6 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
         return pipe.recv()
     except EOFError:
         return False, "the process has gone"
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def _forget_meshes() -> None:
