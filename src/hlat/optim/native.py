@@ -4,9 +4,9 @@
 
 Why not ``torch.compile`` of the reference, which gives the same bits: its C++ takes 20 s and more to compile where this
 takes half of one, goes through memory wherever a float is taken for its bits, and then runs at 0.4 times the speed
-(``benchmarks/optimizer_step.py --compile``); and
-inductor leaves out a rounding to bf16 and back, which is what bf16-kahan is about, unless told not to. The library is built in a private temporary folder, loaded, and the
-folder removed: nothing that is left on a disk is ever run.
+(``benchmarks/optimizer_step.py --compile``). And unless told not to, it leaves out a rounding to bf16 and back, which
+is what bf16-kahan is about. The library is built in a private temporary folder, loaded, and the folder removed:
+nothing that is left on a disk is ever run.
 
 The lines of every parameter are shared out over as many threads as torch uses; ctypes lets them run at once.
 """
