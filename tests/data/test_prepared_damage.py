@@ -1,12 +1,13 @@
 """Damaged prepared data is noticed: when it is opened, when it is verified, or where it is read."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from preparing import data_config
 
-from hlat.data import Prepared, open_prepared, prepare, verify
+from hlat.data import Prepared, open_prepared, preparation, prepare, verify
 from hlat.runtime import DataError
 
 pytestmark = pytest.mark.usefixtures("small_units")
@@ -64,6 +65,15 @@ def test_other_tokenizer_in_the_folder(finished: Prepared) -> None:
 def test_nothing_prepared_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no prepared data here"):
         open_prepared(tmp_path)
+
+
+def test_finished_data_is_shared_by_runs_that_start_at_once(small: Path, tmp_path: Path) -> None:
+    first = prepare(data_config(small), tmp_path, workers=1)
+    with ThreadPoolExecutor(1) as pool, preparation._locked(tmp_path, wait=False):
+        second = pool.submit(prepare, data_config(small), tmp_path, workers=1)
+        with pytest.raises(TimeoutError):  # it waits, rather than to refuse
+            second.result(timeout=0.5)
+    assert second.result().fingerprint == first.fingerprint
 
 
 def test_one_preparation_at_a_time(small: Path, tmp_path: Path) -> None:

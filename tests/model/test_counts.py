@@ -7,7 +7,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hlat.config import PRESETS, ModelConfig
-from hlat.model import activations, build, count_parameters, flops_per_token, forward_flops_per_token
+from hlat.model import (
+    RECOMPUTABLE,
+    ModelPart,
+    Share,
+    activations,
+    build,
+    count_parameters,
+    flops_per_token,
+    forward_flops_per_token,
+)
+from hlat.precision import MODES
 
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
@@ -67,7 +77,8 @@ def test_causal_convention_counts_the_pairs_there_are() -> None:
 
 def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
     """Bytes of all storages kept for backward, each once, without the parameters and the rotation tables."""
-    model = our_model(config)
+    model = our_model(config, MODES[mode].weights)
+    model.compute = MODES[mode].compute
     model(tokens[:, :2])  # makes the tables
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
     known |= {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), tokens.device)}
@@ -80,14 +91,13 @@ def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=mode == "mixed"):
-        logits = model(tokens)
-    del logits
+    with hooks:
+        model(tokens, tokens)
     return sum(storage.nbytes() for storage in kept.values())
 
 
 @pytest.mark.parametrize(("family", "coalesce"), KINDS)
-@pytest.mark.parametrize("mode", ["fp32", "mixed"])
+@pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr"])
 def test_activations_are_what_backward_really_keeps(family: str, coalesce: bool, mode: str) -> None:
     config = config_of(family, coalesce=coalesce)
     tokens = tokens_of(config, 2, 64)
@@ -95,6 +105,24 @@ def test_activations_are_what_backward_really_keeps(family: str, coalesce: bool,
     assert counted.total == saved_bytes(config, tokens, mode)
     # and per layer: one layer more or less is exactly a layer's worth
     fewer = config.model_copy(update={"layers": config.layers - 1})
-    copies = counted.weight_copies - activations(fewer, *tokens.shape, mode).weight_copies
-    difference = saved_bytes(config, tokens, mode) - saved_bytes(fewer, tokens, mode)
-    assert difference == counted.per_layer + copies
+    assert saved_bytes(config, tokens, mode) - saved_bytes(fewer, tokens, mode) == counted.per_layer
+
+
+def test_a_share_of_a_layer_is_a_share_of_its_bytes() -> None:
+    """Korthikanti et al. 2022, section 4.2.2: with sequence parallelism all but the gathered inputs is divided."""
+    config, ranks = config_of("llama31-gqa"), 2
+    part = ModelPart(tensor_index=1, tensor_count=ranks)
+    whole = activations(config, 2, 64, "bf16-sr").layer
+    shared = activations(config, 2, 64, "bf16-sr", share=Share(part, sequence=True)).layer
+    gathered = {"attention_input", "feed_forward_input"}
+    assert {name for name, size in shared.items() if size == whole[name]} == gathered
+    assert all(size * ranks == whole[name] for name, size in shared.items() if name not in gathered)
+    again = activations(config, 2, 64, "bf16-sr", gathered, Share(part, sequence=True))
+    freed = ("attention_input", "feed_forward_input", "attention_norm_scale", "feed_forward_norm_scale")
+    assert again.per_layer * ranks == sum(whole.values()) - sum(whole[name] for name in freed)
+
+
+def test_what_is_recomputed_names_all_but_the_input_of_a_block() -> None:
+    config = config_of("qwen3-norm-bias-tied")
+    everything = activations(config, 2, 64, "mixed").layer
+    assert activations(config, 2, 64, "mixed", RECOMPUTABLE).layer == {"x": everything["x"]}

@@ -8,6 +8,8 @@ are pipeline, data, context, tensor. No field is fixed: a run may go on in anoth
 
 from typing import Literal
 
+from pydantic import Field
+
 from hlat.config.section import Section
 from hlat.config.sections import Positive
 
@@ -83,5 +85,8 @@ class ParallelConfig(Section):
 class MemoryConfig(Section):
     """What is kept of the forward pass, and what is computed again."""
 
-    activation_checkpointing: Literal["none", "full"] = "none"
-    """full keeps only what enters each block and runs its forward pass again in backward; none keeps everything."""
+    activation_checkpointing: Literal["none", "selective", "full", "budget"] = "none"
+    """none keeps everything; selective computes core attention and the SwiGLU product again in backward, as HLAT did;
+    full keeps only what enters each block; budget computes again the least with which memory.budget_gib suffices."""
+    budget_gib: float | None = Field(None, gt=0)
+    """GiB that one rank may keep for backward, over all micro-batches that it has in flight; only with budget."""

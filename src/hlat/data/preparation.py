@@ -87,7 +87,8 @@ def prepare(
     settings = settings_beside(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        # Where the work is done already, others have the lock only to see that too: several runs may start at once.
+        with _locked(folder, wait=manifest is not None):
             manifest = read_manifest(folder)  # again: another process may have finished in the meantime
             known = known_hashes(folder if manifest else folder / PARTIAL, manifest)
             files = fingerprint(files, known, partial(report, "hash"))
@@ -308,13 +309,13 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, wait: bool) -> Iterator[None]:
     """Only one preparation at a time works in a folder; the lock goes with the process, however it ends."""
     with ExitStack() as stack:
         descriptor = os.open(folder, os.O_RDONLY)
         stack.callback(os.close, descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise DataError(f"{folder}: another process is preparing data here. Wait for it to end.") from error
         yield

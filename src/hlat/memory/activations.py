@@ -1,26 +1,33 @@
-"""Activation checkpointing: keep what enters a block, compute the rest again in backward (Chen et al. 2016).
+"""Activation checkpointing: keep less of the forward pass, compute it again in backward (Chen et al. 2016).
 
-none   everything that backward needs is kept
-full   per block only its input; each block's forward pass is computed twice
+none       everything that backward needs is kept
+selective  core attention and the SwiGLU product are computed again (HLAT; Korthikanti et al. 2022, section 5)
+full       per block only its input is kept
+budget     the cheapest choice, tensor by tensor and block by block, that fits (``plan.py``)
 """
 
-from functools import partial
+from collections.abc import Callable
 
-from torch.utils.checkpoint import checkpoint
+import torch
 
-from hlat.config import MemoryConfig
-from hlat.model import Decoder
+from hlat.memory.plan import Plan
+from hlat.memory.recomputation import LastAgain, RecomputingBlock
+from hlat.model import Block, Decoder
 
 
-def checkpoint_activations(model: Decoder, config: MemoryConfig) -> None:
-    """Make every block of a model, or of a part of one, follow the recipe's policy.
+def checkpoint_activations(model: Decoder, plan: Plan) -> None:
+    """Make every block of a model, or of a part of one, follow the plan for that part.
 
     The forward method is wrapped, not the module: hooks around a block (gathering sharded weights) run once, those
-    inside (collectives of tensor parallelism) run again with the rest. No name in the model changes.
+    inside (collectives of tensor parallelism) run again with what they belong to. No name in the model changes.
     """
-    if config.activation_checkpointing == "none":
-        return
-    for block in model.blocks():
-        # Nothing in a block draws from a random generator, so there is no generator state to put back.
-        again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-        block.forward = again  # type: ignore[method-assign]
+    last = LastAgain()
+    for block, recomputed in zip(model.blocks(), plan.recomputed, strict=True):
+        if recomputed:
+            block.forward = _applied(block, recomputed, last)  # type: ignore[method-assign]
+
+
+def _applied(block: Block, recomputed: frozenset[str], last: LastAgain) -> Callable[..., torch.Tensor]:
+    forward: Callable[..., torch.Tensor] = RecomputingBlock(block, recomputed, last)
+    # Compiled before or after, it is one graph.
+    return torch.compile(forward, dynamic=False) if hasattr(block.forward, "_torchdynamo_orig_callable") else forward

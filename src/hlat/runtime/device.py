@@ -6,6 +6,7 @@ Nothing else in hlat calls ``torch.cuda`` or its siblings; they go through ``tor
 import os
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -62,10 +63,15 @@ def synchronize(device: torch.device) -> None:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Largest memory used so far: allocated on an accelerator, resident in this process on the CPU."""
-    if device.type == "cpu":
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux
-    return int(torch.accelerator.max_memory_allocated(device))
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated(device))
+    status_file = Path("/proc/self/status")
+    if status_file.is_file():
+        # Linux hands getrusage's peak on to what a process starts: a small one would report that of its launcher.
+        status = status_file.read_text(encoding="ascii", errors="replace")
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
 
 
 def describe(device: torch.device) -> str:

@@ -1,0 +1,198 @@
+"""What each block of a rank's part of the model keeps and computes again, and how many bytes that is.
+
+recipe, part, world -> share of the rank, micro-batches in flight -> ways to treat a block -> Plan
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, combinations
+
+from hlat.config import Fix, Problem, Recipe, RecipeError
+from hlat.memory.budget import Way, cheapest
+from hlat.memory.costs import Costs
+from hlat.memory.in_flight import passes_in_flight
+from hlat.model import RECOMPUTABLE, ModelPart, Share, activations
+
+_GIB = 1 << 30
+
+# What is computed again where attention's output is, besides.
+_WITHIN = {"attention_log_sum": "attention_output"}
+
+POLICIES: dict[str, frozenset[str]] = {
+    "none": frozenset(),
+    "selective": frozenset({"attention_log_sum", "inner"}),
+    "full": frozenset(RECOMPUTABLE) - set(_WITHIN),
+}
+"""What each block computes again: names of ``hlat.model.RECOMPUTABLE``. HLAT's ``selective`` computes core attention
+and the SwiGLU product again (section 3.4 of the paper, after Korthikanti et al. 2022, section 5)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rank keeps of the forward passes through one part of the model.
+
+    Attributes:
+        policy: as in the recipe.
+        recomputed: for each block, in order.
+        kept: bytes per micro-batch, the ends of the model included.
+        in_flight: the most passes whose backward pass is to come.
+        again: the most bytes that are alive, besides, while a block is computed again.
+    """
+
+    policy: str
+    recomputed: tuple[frozenset[str], ...]
+    kept: int
+    in_flight: int
+    again: int
+
+    def __str__(self) -> str:
+        """One line for people."""
+        flight = f"{self.in_flight} in flight x {_written(self.kept)} = " if self.in_flight > 1 else ""
+        total = f"{flight}{_written(self.kept * self.in_flight)}"
+        again = f", and up to {_written(self.again)} while a block is computed again" if self.again else ""
+        return f"activation checkpointing {self.policy}: keeps {total}{again}; {self._blocks()}"
+
+    def _blocks(self) -> str:
+        kinds = Counter(self.recomputed)
+        return ", ".join(f"{_blocks(count)} recompute {_names(names)}" for names, count in kinds.items())
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'' if count == 1 else 's'}"
+
+
+def _names(recomputed: frozenset[str]) -> str:
+    if recomputed >= POLICIES["full"] - {"down_weight_copy"}:
+        return "everything"
+    return " + ".join(name for name in RECOMPUTABLE if name in recomputed) or "nothing"
+
+
+def _written(count: int) -> str:
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / (1 << 20):.1f} MiB"
+
+
+def plan_activations(recipe: Recipe, part: ModelPart, world: int, pipeline_rank: int, device_type: str) -> Plan:
+    """Decide for every block of a part what it computes again. The same for all ranks that share its layers.
+
+    Args:
+        recipe: validated for ``world`` processes.
+        part: what the rank builds.
+        world, pipeline_rank: how many processes, and which place in the pipeline.
+        device_type: where it runs, such as "cpu".
+
+    Raises:
+        RecipeError: the budget is too small for anything; says what would do.
+    """
+    return _Planner(recipe, part, world, pipeline_rank, device_type).plan()
+
+
+@dataclass(frozen=True)
+class _Planner:
+    recipe: Recipe
+    part: ModelPart
+    world: int
+    pipeline_rank: int
+    device_type: str
+
+    def plan(self) -> Plan:
+        memory = self.recipe.memory
+        if memory.activation_checkpointing == "budget":
+            recomputed = self._within_budget()
+        else:
+            recomputed = (POLICIES[memory.activation_checkpointing],) * len(self._layers)
+        everything = self._layer(frozenset())
+        again = max((everything - self._layer(names) for names in set(recomputed)), default=0)
+        kept = self._ends + sum(self._layer(names) for names in recomputed)
+        return Plan(memory.activation_checkpointing, recomputed, kept, self._in_flight(), again)
+
+    def _within_budget(self) -> tuple[frozenset[str], ...]:
+        found = cheapest(list(self._ways()), len(self._layers), self._room(self._micro_batch))
+        if found is None:
+            raise RecipeError([self._too_small()])
+        return tuple(way.recomputed for way in found)
+
+    def _ways(self) -> Iterator[Way]:
+        price = Costs(self.recipe.model, self._micro_batch, self._length, self._mode, self.share).by_name()
+        subsets = chain.from_iterable(combinations(RECOMPUTABLE, count) for count in range(len(RECOMPUTABLE) + 1))
+        for names in map(frozenset, subsets):
+            if not any(inner in names and outer in names for inner, outer in _WITHIN.items()):
+                yield Way(names, self._layer(names), sum(price[name] for name in names))
+
+    def _room(self, micro_batch: int) -> int:
+        """Bytes for all blocks in one micro-batch of this size."""
+        assert self.recipe.memory.budget_gib is not None, "the rules of a recipe require it"
+        return int(self.recipe.memory.budget_gib * _GIB) // self._in_flight(micro_batch) - self._ends_of(micro_batch)
+
+    def _too_small(self) -> Problem:
+        path, micro_batch = "memory.budget_gib", self._micro_batch
+        kept = self._least(micro_batch) + self._ends
+        least = kept * self._in_flight()
+        # In hundredths of a GiB, rounded up; thousandths for what is smaller than that.
+        step = 100 if least > _GIB // 10 else 1000
+        gib = -(-least * step // _GIB) / step
+        fixes = [Fix(path, gib), *self._smaller_micro_batches()]
+        where = f" on pipeline rank {self.pipeline_rank}" if self.recipe.parallel.pipeline > 1 else ""
+        reason = (
+            f"with every block computed again{where} {_written(least)} are kept: {self._in_flight()} in flight x "
+            f"{_written(kept)} for a micro-batch of {micro_batch} x {self._length} tokens."
+        )
+        smaller = f", batch.micro_batch={fixes[1].value}" if len(fixes) > 1 else ""
+        remedy = f"Try {gib}{smaller}, or a larger parallel.tensor (with parallel.sequence) or parallel.context."
+        return Problem(path, reason, remedy, self.recipe.memory.budget_gib, True, tuple(fixes))
+
+    def _smaller_micro_batches(self) -> list[Fix]:
+        """The largest micro-batch that would fit."""
+        for size in range(self._micro_batch - 1, 0, -1):
+            if self._micro_batch % size == 0 and self._least(size) <= self._room(size):
+                return [Fix("batch.micro_batch", size)]
+        return []
+
+    def _least(self, micro_batch: int) -> int:
+        """Bytes of all blocks with everything computed again."""
+        return self._layer(POLICIES["full"], micro_batch) * len(self._layers)
+
+    def _layer(self, recomputed: frozenset[str], micro_batch: int | None = None) -> int:
+        size = micro_batch or self._micro_batch
+        return activations(self.recipe.model, size, self._length, self._mode, recomputed, self.share).per_layer
+
+    @property
+    def _ends(self) -> int:
+        return self._ends_of(self._micro_batch)
+
+    def _ends_of(self, micro_batch: int) -> int:
+        return sum(activations(self.recipe.model, micro_batch, self._length, self._mode, (), self.share).ends.values())
+
+    def _in_flight(self, micro_batch: int | None = None) -> int:
+        batch = self.recipe.batch
+        count = batch.global_batch // ((micro_batch or batch.micro_batch) * self.recipe.data_parallel(self.world))
+        return passes_in_flight(self.recipe.parallel, self.pipeline_rank, count)
+
+    @property
+    def share(self) -> Share:
+        """What the rank has of the model and of the tokens."""
+        parallel = self.recipe.parallel
+        shards = self.recipe.data_parallel(self.world) // parallel.replicas * parallel.context
+        return Share(
+            part=self.part,
+            sequence=parallel.sequence and parallel.tensor > 1,
+            context=parallel.context,
+            weight_copies=parallel.zero == 0 or shards == 1,
+            materialised_masks=self.device_type == "cpu",
+        )
+
+    @property
+    def _layers(self) -> range:
+        return self.part.layer_range(self.recipe.model)
+
+    @property
+    def _micro_batch(self) -> int:
+        return self.recipe.batch.micro_batch
+
+    @property
+    def _length(self) -> int:
+        return self.recipe.data.sequence_length
+
+    @property
+    def _mode(self) -> str:
+        return self.recipe.precision.mode

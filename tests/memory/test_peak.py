@@ -1,0 +1,52 @@
+"""The peak of a process: what a policy does not keep is memory that the process does not need."""
+
+import subprocess
+import sys
+
+from hlat.config import ModelConfig
+from hlat.memory import POLICIES
+from hlat.model import activations
+
+WIDE = {"vocab_size": 64, "layers": 8, "hidden_size": 256, "intermediate_size": 1024, "heads": 4, "kv_heads": 2}
+LENGTH = 1536
+MIB = 1 << 20
+
+# Large allocations are mapped and given back, so that the peak is that of what is alive.
+SCRIPT = f"""
+import ctypes, sys
+import torch
+from hlat.config import ModelConfig
+from hlat.memory import POLICIES, Plan, checkpoint_activations
+from hlat.model import build
+from hlat.runtime import peak_memory_bytes
+ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD, glibc
+torch.set_num_threads(1)
+config = ModelConfig(**{WIDE!r})
+model = build(config, device="cpu", seed=1)
+checkpoint_activations(model, Plan(sys.argv[1], (POLICIES[sys.argv[1]],) * config.layers, 0, 1, 0))
+warm = torch.zeros((1, 8), dtype=torch.int64)
+model(warm, warm).backward()  # libraries, tables, gradients
+before = peak_memory_bytes(torch.device("cpu"))
+tokens = torch.zeros((1, {LENGTH}), dtype=torch.int64)
+model(tokens, tokens).backward()
+print(peak_memory_bytes(torch.device("cpu")) - before)
+"""
+
+
+def peak(policy: str) -> int:
+    """Bytes by which the peak of a process of its own rises in a step."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT, policy], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_the_peak_falls_by_what_is_not_kept() -> None:
+    """But for what one block computes again, and of that block's gradients, which are alive in any case."""
+    config = ModelConfig.model_validate(WIDE)
+    counted = {name: activations(config, 1, LENGTH, "fp32", names) for name, names in POLICIES.items()}
+    peaks = {name: peak(name) for name in POLICIES}
+    for policy in ("selective", "full"):
+        freed = counted["none"].total - counted[policy].total
+        again = counted["none"].per_layer - counted[policy].per_layer
+        fallen = peaks["none"] - peaks[policy]
+        assert freed > 30 * MIB
+        assert freed - again - 8 * MIB < fallen < freed + 8 * MIB, (policy, freed / MIB, fallen / MIB, peaks)
