@@ -1,6 +1,7 @@
 """Law 9: a checkpoint made by an attacker, with checksums that fit, is refused and runs nothing."""
 
 import builtins
+import enum
 import io
 import json
 import os
@@ -110,6 +111,32 @@ def test_of_torch_only_dtypes_and_sizes_are_resolved(folder: Path, name: str) ->
     (folder / ".metadata").write_bytes(b"".join(text))
     seal(folder)
     assert_refused(folder, "nothing was run")
+
+
+@pytest.mark.parametrize("owner", [Metadata, torch.Size, torch.float32])
+def test_getattr_reaches_into_nothing_but_the_memory_formats(folder: Path, owner: object) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(Payload(getattr, owner, "__class__")))
+    seal(folder)
+    assert_refused(folder, "nothing was run")
+
+
+class _EnumsByGetattr(pickle.Pickler):
+    """Pickles the members of an enum as Python 3.11.2 does."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def test_an_index_written_by_python_3_11_2_is_read(folder: Path) -> None:
+    path = folder / ".metadata"
+    before = open_checkpoint(resolve(folder)).load("")
+    stream = io.BytesIO()
+    _EnumsByGetattr(stream).dump(pickle.loads(path.read_bytes()))
+    assert b"getattr" in stream.getvalue()
+    path.write_bytes(stream.getvalue())
+    seal(folder)
+    after = open_checkpoint(resolve(folder)).load("")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_payload_among_the_tensors_runs_nothing(folder: Path, tmp_path: Path) -> None:

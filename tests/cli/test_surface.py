@@ -8,7 +8,7 @@ SURFACE = {
     "check": {"recipe", "overrides", "--world", "--json"},
     "schema": set(),
     "data prepare": {"recipe", "overrides", "--workers"},
-    "train": {"recipe", "overrides", "--nproc"},
+    "train": {"recipe", "overrides", "--nproc", "--profile"},
     "evaluate": {"checkpoint", "--data"},
     "generate": {"checkpoint", "--prompt", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"},
     "import": {"source", "--to"},

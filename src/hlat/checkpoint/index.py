@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -111,6 +112,13 @@ def _overlap(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
     return all(a < b + n and b < a + m for a, m, b, n in spans)
 
 
+def _memory_format(owner: Any, name: str) -> Any:
+    """What ``getattr`` is for in an index: some releases of Python (3.11.2 is one) pickle the members of an enum so."""
+    if owner is not _MEM_FORMAT_ENCODING:
+        raise CheckpointError(f"it asks for builtins.getattr of {owner!r}, which no index needs; nothing was run")
+    return _MEM_FORMAT_ENCODING[name]
+
+
 class _IndexUnpickler(pickle.Unpickler):
     """Resolves the classes of an index and torch's dtypes; refuses every other name.
 
@@ -123,6 +131,8 @@ class _IndexUnpickler(pickle.Unpickler):
             return found
         if (module, name) in _ALLOWED:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         raise CheckpointError(f"it asks for {module}.{name}, which no index of tensors needs; nothing was run")
 
 
