@@ -22,6 +22,7 @@ def worker(side, vocabulary, tokens, width):
     from hlat.model import CrossEntropy, head_loss
     from hlat.runtime import peak_memory_bytes
 
+    torch.manual_seed(0)
     cpu = torch.device("cpu")
     hidden = torch.randn(1, tokens, width).requires_grad_()
     head = torch.randn(vocabulary, width).mul_(0.02).requires_grad_()

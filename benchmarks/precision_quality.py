@@ -1,6 +1,6 @@
 """What precision costs in quality: the same run in every mode, with several seeds.
 
-A model of 10.6 M parameters (width 256, 8 layers, vocabulary 8192) is trained for 3,000 steps of 512 tokens in fp32,
+A model of 10.6 M parameters (width 256, 8 layers, vocabulary 8192) is trained for 3,000 steps of 256 tokens in fp32,
 mixed, bf16-sr, bf16-kahan and bf16; validation loss on 64 fixed windows. Runs are ordinary runs in FOLDER: interrupted,
 the same command goes on with them; finished ones are not repeated. Two run at a time on one thread each.
 
@@ -23,7 +23,7 @@ MODES = ("fp32", "mixed", "bf16-sr", "bf16-kahan", "bf16")
 RECIPE = """
 model: {vocab_size: 8192, layers: 8, hidden_size: 256, intermediate_size: 704, heads: 4, kv_heads: 4}
 data: {sequence_length: 128, tokenizer: {vocab_size: 8192}, validation: {fraction: 0.02}}
-batch: {global_batch: 4, micro_batch: 4}
+batch: {global_batch: 2, micro_batch: 2}
 optimizer: {lr: 6.0e-4}
 schedule: {warmup_steps: 100, min_ratio: 0.1}
 training: {log_every: 50}

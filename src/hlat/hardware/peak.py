@@ -13,6 +13,7 @@ import torch
 
 from hlat.hardware.catalog import Catalog, Chip, load_catalog
 from hlat.hardware.measure import measure_matmul
+from hlat.runtime import has_fast_bf16
 
 # The hypervisor of EC2 writes the instance type here; Neuron devices report no chip name of their own.
 _PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
@@ -33,7 +34,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
 
     Args:
         device: a CPU or an accelerator that torch can use now.
-        dtype: what the products are computed in. float32 means TF32 where torch is set to use it.
+        dtype: what the products are computed in. float32 means TF32 where torch is set to use it; bfloat16 means
+            float32 on a CPU without bf16 instructions, where hlat widens the operands.
 
     Returns:
         The published figure if the catalog knows exactly this chip and dtype, else a measurement (about 0.3 s).
@@ -86,7 +88,9 @@ def _published(chip: Chip, catalog: Catalog, dtype: str, environment: Mapping[st
 
 
 def _measured(device: torch.device, dtype: torch.dtype) -> PeakFlops:
-    best = measure_matmul(device, dtype)
-    name = str(dtype).removeprefix("torch.")
+    used = torch.float32 if dtype == torch.bfloat16 and not has_fast_bf16(device) else dtype
+    best = measure_matmul(device, used)
+    name = str(used).removeprefix("torch.")
     threads = f" on {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    return PeakFlops(best.flops, f"measured here: {name} products of {best.size} x {best.size}{threads}")
+    instead = ", in which bfloat16 is computed here" if used != dtype else ""
+    return PeakFlops(best.flops, f"measured here: {name} products of {best.size} x {best.size}{threads}{instead}")
