@@ -1,5 +1,13 @@
 """The recipe: its sections, how it is read, and everything that can be wrong with it."""
 
+from hlat.config.data import (
+    DataConfig,
+    PhaseConfig,
+    SourceConfig,
+    TokenizerConfig,
+    ValidationSplitConfig,
+)
+from hlat.config.data_rules import LONGEST_PERIOD, whole_weights
 from hlat.config.errors import Fix, Problem, RecipeError
 from hlat.config.hf import hf_to_model
 from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
@@ -11,21 +19,18 @@ from hlat.config.schema import recipe_schema
 from hlat.config.sections import (
     BatchConfig,
     CheckpointConfig,
-    DataConfig,
     EvaluationConfig,
     OptimizerConfig,
     PrecisionConfig,
     RunConfig,
     ScheduleConfig,
-    SourceConfig,
-    TokenizerConfig,
     TrackingConfig,
     TrainingConfig,
-    ValidationSplitConfig,
 )
 from hlat.runtime import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
 
 __all__ = [
+    "LONGEST_PERIOD",
     "PRESETS",
     "BatchConfig",
     "CheckpointConfig",
@@ -43,6 +48,7 @@ __all__ = [
     "NumericsError",
     "OptimizerConfig",
     "ParallelConfig",
+    "PhaseConfig",
     "PrecisionConfig",
     "Problem",
     "Recipe",
@@ -60,4 +66,5 @@ __all__ = [
     "load_recipe",
     "parse_recipe",
     "recipe_schema",
+    "whole_weights",
 ]

@@ -14,13 +14,13 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from hlat.config.data import DataConfig
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.hf import hf_to_model
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.rules import broken_rules
 from hlat.config.section import Section
-from hlat.config.sections import DataConfig
 from hlat.config.values import Values
 from hlat.config.yamlfile import apply_overrides, find_recipe, merge, read_file
 

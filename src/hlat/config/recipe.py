@@ -3,13 +3,13 @@
 import math
 from pathlib import Path
 
+from hlat.config.data import DataConfig
 from hlat.config.model import ModelConfig
 from hlat.config.parallel import MemoryConfig, ParallelConfig
 from hlat.config.section import Section
 from hlat.config.sections import (
     BatchConfig,
     CheckpointConfig,
-    DataConfig,
     EvaluationConfig,
     OptimizerConfig,
     PrecisionConfig,

@@ -6,6 +6,7 @@ skipped, because its answer would only repeat that mistake.
 
 from collections.abc import Iterator
 
+from hlat.config.data_rules import DATA_RULES
 from hlat.config.errors import Problem
 from hlat.config.layout_rules import LAYOUT_RULES
 from hlat.config.values import Rule, Unavailable, Values, divisors
@@ -66,14 +67,6 @@ def _vocabulary(v: Values) -> Iterator[Problem]:
         if trained < 257:
             reason = "a byte-level BPE needs 256 bytes and an end-of-text token."
             yield _wrong(v, "data.tokenizer.vocab_size", reason, "Use 257 or more, or data.tokenizer.train=char.")
-
-
-def _corpus(v: Values) -> Iterator[Problem]:
-    path, sources = v("data.path"), v("data.sources")
-    if path is None and not sources:
-        yield _wrong(v, "data.path", "the recipe names no text.", "Give data.path=FILE_OR_FOLDER, or data.sources.")
-    if path is not None and sources:
-        yield _wrong(v, "data.path", "the recipe gives both path and sources.", "Keep one of them.")
 
 
 def _validation(v: Values) -> Iterator[Problem]:
@@ -153,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     _heads,
     _kv_heads,
     _rope_scaling,
-    _corpus,
+    *DATA_RULES,
     _validation,
     _context,
     _vocabulary,

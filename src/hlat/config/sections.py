@@ -23,68 +23,6 @@ class RunConfig(Section):
     """What goes through torch.compile: every block, nothing, or auto: blocks where it pays, on GPUs."""
 
 
-class SourceConfig(Section):
-    """One source of documents, where a recipe names several."""
-
-    path: str
-    """File, folder or glob of parquet, arrow, jsonl (plain, .gz, .zst) or text files."""
-    text_column: str | None = None
-    """Column or key that holds the text; null means data.text_column."""
-    name: str | None = None
-    """Name of the source in manifests and reports; null means its path."""
-
-
-class TokenizerConfig(Section):
-    """The tokenizer: one that exists, or one to be trained on the corpus."""
-
-    path: str | None = None
-    """tokenizer.json, SentencePiece .model, or a folder that holds one of them; null trains one on the corpus."""
-    train: Literal["bpe", "char"] = "bpe"
-    """What to train where no path is given: byte-level BPE, or one token per character of the corpus."""
-    vocab_size: Positive = 8192
-    """Vocabulary to train a BPE tokenizer to, special tokens included; where a recipe is silent, model.vocab_size."""
-    train_bytes: Positive = 100_000_000
-    """At most so many bytes of text, evenly spread over the corpus, are used to train the tokenizer."""
-    eos_token: str | None = "auto"
-    """Token put after each document; auto takes the tokenizer's own, null puts none."""
-
-
-class ValidationSplitConfig(Section):
-    """Text kept aside from training."""
-
-    fraction: float = Field(0.01, ge=0, lt=1)
-    """Share of the corpus kept aside; 0 for none."""
-    by: Literal["document", "tail"] = "document"
-    """document sets whole documents aside, chosen by hash; tail takes the last characters of every source."""
-    path: str | None = None
-    """A source of its own for validation instead of a share of the corpus."""
-
-
-class DataConfig(Section):
-    """Where the text comes from and how it becomes samples."""
-
-    path: str | None = None
-    """The corpus: file, folder or glob of parquet, arrow, jsonl (plain, .gz, .zst) or text files."""
-    sources: tuple[SourceConfig, ...] = ()
-    """Several sources instead of one path; their documents follow one another in this order."""
-    text_column: str = "text"
-    """Column or key that holds the text."""
-    sequence_length: Positive = fixed(1024, gt=1)
-    """Tokens per sample."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    """The tokenizer."""
-    validation: ValidationSplitConfig = ValidationSplitConfig()
-    """Text kept aside from training."""
-    shuffle: bool = fixed(True)
-    """Whether samples are visited in a seeded permutation, another one each epoch, or in the order of the corpus."""
-    prepared_dir: str | None = None
-    """Folder of the prepared token shards; null means <run.dir>/data."""
-    shard_tokens: Positive = 100_000_000
-    """Tokens per shard file."""
-    workers: Positive | None = None
-    """Processes that tokenize; null means one per core. The result is the same for any number."""
-
-
 class BatchConfig(Section):
     """How many sequences a step takes."""
 

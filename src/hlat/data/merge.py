@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hlat.data.prepared import ShardRecord, SplitRecord
+from hlat.data.prepared import ShardRecord, SourceTokens, SplitRecord
 from hlat.data.shards import DocumentWriter, ShardWriter
 from hlat.data.split import SPLITS, Split
 from hlat.data.units import UnitIndex, read_index, tokens_file
@@ -22,6 +22,7 @@ class Merge:
         self._units, self._next = units_folder, 0
         self._last = False
         self._text_bytes: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+        self._sources: dict[Split, dict[int, list[int]]] = {split: {} for split in SPLITS}
         self.null_rows = self.empty_documents = self.position = 0
         self.shards = {split: ShardWriter(out, split, shard_tokens, dtype) for split in SPLITS}
         self.documents = {split: DocumentWriter(out / f"{split}-documents.bin") for split in SPLITS}
@@ -53,6 +54,9 @@ class Merge:
             if part.lengths:
                 self.shards[split].append(tokens_file(self._units, span.number, split), sum(part.lengths))
                 self.documents[split].append(part.lengths)
+                counts = self._sources[split].setdefault(span.source, [0, 0])
+                counts[0] += len(part.lengths)
+                counts[1] += sum(part.lengths)
             self._text_bytes[split] += part.text_bytes
         self.null_rows += span.null_rows
         self.empty_documents += span.empty_documents
@@ -68,6 +72,10 @@ class Merge:
             documents=self.documents[split].documents,
             tokens=self.shards[split].position,
             text_bytes=self._text_bytes[split],
+            sources=[
+                SourceTokens(source=source, documents=documents, tokens=tokens)
+                for source, (documents, tokens) in self._sources[split].items()
+            ],
             shards=shards,
             documents_file=f"{split}-documents.bin",
             documents_sha256=self.documents[split].close(),

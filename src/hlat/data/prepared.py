@@ -26,7 +26,7 @@ from hlat.data.split import SPLITS, Split
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 
@@ -47,12 +47,21 @@ class ShardRecord(_Record):
     sha256: str
 
 
+class SourceTokens(_Record):
+    """What a split holds of one source: a stretch of its tokens, the sources one after the other."""
+
+    source: int
+    documents: int
+    tokens: int
+
+
 class SplitRecord(_Record):
     """One split: what it holds and in which files. ``text_bytes`` is UTF-8."""
 
     documents: int
     tokens: int
     text_bytes: int
+    sources: list[SourceTokens]
     shards: list[ShardRecord]
     documents_file: str
     documents_sha256: str

@@ -29,12 +29,15 @@ class Batch:
         labels_BS: the token after each input, int64, CPU; -100 where there is none.
         sample_ids: which sample of the split each row is, int64, shape (B,).
         target_bytes: UTF-8 bytes of text that the labels stand for, the divisor of bits per byte.
+        positions_BS: place of each token in its document, int64, CPU; every 0 begins a document that sees only
+            itself. None where documents are not isolated.
     """
 
     inputs_BS: torch.Tensor
     labels_BS: torch.Tensor
     sample_ids: npt.NDArray[np.int64]
     target_bytes: int
+    positions_BS: torch.Tensor | None = None
 
 
 class TrainingData:

@@ -1,0 +1,112 @@
+"""The data section of a recipe. One sentence per field: this file is the manual."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hlat.config.section import Section, fixed
+from hlat.config.sections import Positive
+
+
+class SourceConfig(Section):
+    """One source of documents, where a recipe names several."""
+
+    path: str
+    """File, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl (plain, .gz, .zst) or text files, or
+    Megatron-LM's .bin with its .idx."""
+    text_column: str | None = None
+    """Column or key that holds the text; null means data.text_column."""
+    name: str | None = None
+    """Name of the source in weights, manifests and reports; null means its path."""
+    weight: float | None = fixed(None, ge=0)
+    """Share of the training tokens, relative to the other sources' weights; null in all of them mixes by size."""
+    repeat: float = fixed(1.0, gt=0)
+    """Without weights, how often the source counts in an epoch: 2 for twice, 0.5 for another half of it each epoch."""
+    max_tokens: Positive | None = fixed(None)
+    """Only so many tokens of the source are used, the first ones; null means all."""
+    max_epochs: float | None = Field(None, gt=0)
+    """With weights, at most so many passes over the source: a run that needs more is refused before it starts."""
+
+    @property
+    def label(self) -> str:
+        """What the source is called."""
+        return self.name if self.name is not None else self.path
+
+
+class PhaseConfig(Section):
+    """A part of the run with weights of its own."""
+
+    until_tokens: float | None = fixed(None, gt=0)
+    """Training tokens, counted from the start of the run, at which the phase ends; null in the last: never."""
+    weights: dict[str, Annotated[float, Field(ge=0)]] = fixed(min_length=1)
+    """Share of the tokens by name of the source; sources that are not named have none."""
+
+
+class TokenizerConfig(Section):
+    """The tokenizer: one that exists, or one to be trained on the corpus."""
+
+    path: str | None = None
+    """tokenizer.json, SentencePiece .model, or a folder that holds one of them; null trains one on the corpus."""
+    train: Literal["bpe", "char"] = "bpe"
+    """What to train where no path is given: byte-level BPE, or one token per character of the corpus."""
+    vocab_size: Positive = 8192
+    """Vocabulary to train a BPE tokenizer to, special tokens included; where a recipe is silent, model.vocab_size."""
+    train_bytes: Positive = 100_000_000
+    """At most so many bytes of text, evenly spread over the corpus, are used to train the tokenizer."""
+    eos_token: str | None = "auto"
+    """Token put after each document; auto takes the tokenizer's own, null puts none."""
+
+
+class ValidationSplitConfig(Section):
+    """Text kept aside from training."""
+
+    fraction: float = Field(0.01, ge=0, lt=1)
+    """Share of the corpus kept aside; 0 for none."""
+    by: Literal["document", "tail"] = "document"
+    """document sets whole documents aside, chosen by hash; tail takes the last characters of every source."""
+    path: str | None = None
+    """A source of its own for validation instead of a share of the corpus."""
+
+
+class DataConfig(Section):
+    """Where the text comes from and how it becomes samples."""
+
+    mode: Literal["prepared", "online"] = fixed("prepared")
+    """prepared tokenizes everything into memory-mapped shards before training; online tokenizes while training."""
+    path: str | None = None
+    """The corpus: file, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl (plain, .gz, .zst) or
+    text files, or Megatron-LM's .bin with its .idx."""
+    sources: tuple[SourceConfig, ...] = ()
+    """Several sources instead of one path, mixed by weights; without weights they are one corpus, in this order."""
+    phases: tuple[PhaseConfig, ...] = ()
+    """Weights that change in the course of the run, one phase after the other; instead of the sources' own weights."""
+    text_column: str = "text"
+    """Column or key that holds the text."""
+    sequence_length: Positive = fixed(1024, gt=1)
+    """Tokens per sample."""
+    packing: Literal["concat", "best-fit"] = fixed("concat")
+    """concat joins documents and cuts them at the sequence length; best-fit keeps those whole that fit, and pads."""
+    isolate: bool = fixed(False)
+    """Whether a document sees only itself: attention and labels end at its ends, positions begin anew."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The tokenizer."""
+    validation: ValidationSplitConfig = ValidationSplitConfig()
+    """Text kept aside from training."""
+    shuffle: bool = fixed(True)
+    """Whether samples are visited in a seeded permutation, another one each epoch, or in the order of the corpus."""
+    prepared_dir: str | None = None
+    """Folder of the prepared token shards; null means <run.dir>/data."""
+    shard_tokens: Positive = 100_000_000
+    """Tokens per shard file."""
+    workers: Positive | None = None
+    """Processes that tokenize; null means one per core, or online one per rank. The result is always the same."""
+    streams: Positive = fixed(256)
+    """Online, the streams that documents are dealt to; a multiple of the data-parallel degrees that will be used."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """Whether exact copies of a document are kept, and only counted, or dropped but for the first."""
+    unreadable_rows: float = Field(0.0, ge=0, lt=1)
+    """Share of the rows that may be unreadable: they are left out and listed; with more the work stops."""
+    cache_dir: str | None = None
+    """Where files of URLs are kept; null means <prepared_dir>/cache."""
+    cache_gib: float = Field(64.0, gt=0)
+    """GiB of disk that files of URLs may take; those not needed any more go first."""

@@ -1,0 +1,118 @@
+"""Rules of the data section: sources, their weights, and phases. See ``rules.py`` for what a rule is."""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import gcd, lcm
+from typing import Any
+
+from hlat.config.errors import Problem
+from hlat.config.values import Rule, Values
+
+LONGEST_PERIOD = 100_000
+"""Samples after which weights have to come out even: what repeats has to be laid out once."""
+
+
+def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """The smallest whole numbers in the proportions of weights as they are written in decimal; not all may be zero."""
+    exact = [Fraction(repr(weight)) for weight in weights]
+    scale = lcm(*(fraction.denominator for fraction in exact))
+    numbers = [int(fraction * scale) for fraction in exact]
+    divisor = gcd(*numbers)
+    return tuple(number // divisor for number in numbers)
+
+
+def _wrong(path: str, value: Any, reason: str, remedy: str = "") -> Problem:
+    return Problem(path, reason, remedy, value, True)
+
+
+def _corpus(v: Values) -> Iterator[Problem]:
+    path, sources = v("data.path"), v("data.sources")
+    if path is None and not sources:
+        remedy = "Give data.path=FILE_OR_FOLDER, or data.sources."
+        yield _wrong("data.path", path, "the recipe names no text.", remedy)
+    if path is not None and sources:
+        yield _wrong("data.path", path, "the recipe gives both path and sources.", "Keep one of them.")
+
+
+def _names(v: Values) -> Iterator[Problem]:
+    seen: dict[str, int] = {}
+    for index, source in enumerate(v("data.sources")):
+        if source.label in seen:
+            reason = f"source {seen[source.label]} is called so too."
+            yield _wrong(f"data.sources.{index}.name", source.label, reason, "Give each a name of its own.")
+        seen.setdefault(source.label, index)
+
+
+def _weights(v: Values) -> Iterator[Problem]:
+    sources, phases = v("data.sources"), v("data.phases")
+    given = [index for index, source in enumerate(sources) if source.weight is not None]
+    for index in given if phases else []:
+        reason = "the weights are those of data.phases."
+        yield _wrong(f"data.sources.{index}.weight", sources[index].weight, reason, "Keep one of them.")
+    if given and not phases:
+        for index, source in enumerate(sources):
+            if source.weight is None:
+                reason = f"source {given[0]} has a weight, this one ({source.label}) has none."
+                yield _wrong(f"data.sources.{index}.weight", None, reason, "Give all of them one, or none.")
+        if len(given) == len(sources):
+            yield from _proportions("data.sources", [source.weight for source in sources])
+    weighted = bool(given) or bool(phases)
+    for index, source in enumerate(sources):
+        if weighted and source.repeat != 1:
+            reason = "how often a source is seen follows from the weights."
+            yield _wrong(f"data.sources.{index}.repeat", source.repeat, reason, "Remove it, or the weights.")
+        if not weighted and source.max_epochs is not None:
+            reason = "without weights all sources are seen equally often."
+            yield _wrong(f"data.sources.{index}.max_epochs", source.max_epochs, reason, "Remove it, or give weights.")
+
+
+def _phases(v: Values) -> Iterator[Problem]:
+    phases, names = v("data.phases"), [source.label for source in v("data.sources")]
+    if phases and not names:
+        yield _wrong("data.phases", None, "phases weigh sources, and there are none.", "Name them in data.sources.")
+        return
+    before = 0.0
+    for index, phase in enumerate(phases):
+        here = f"data.phases.{index}"
+        for name in phase.weights:
+            if name not in names:
+                remedy = f"The sources are called {', '.join(names)}."
+                yield _wrong(f"{here}.weights.{name}", phase.weights[name], "no source has this name.", remedy)
+        yield from _proportions(f"{here}.weights", [phase.weights.get(name, 0.0) for name in names])
+        if phase.until_tokens is None and index < len(phases) - 1:
+            yield _wrong(f"{here}.until_tokens", None, "other phases follow, so this one has to end.")
+        elif phase.until_tokens is not None and phase.until_tokens <= before:
+            reason = f"the phase begins at {before:,.0f} tokens."
+            yield _wrong(f"{here}.until_tokens", phase.until_tokens, reason, "Count from the start of the run.")
+        before = max(before, phase.until_tokens or 0.0)
+
+
+def _last_phase(v: Values) -> Iterator[Problem]:
+    phases, steps, tokens = v("data.phases"), v("training.steps"), v("training.tokens")
+    per_step = v("batch.global_batch") * v("data.sequence_length")
+    total = steps * per_step if steps is not None else -(-(tokens or 0) // per_step) * per_step
+    if phases and phases[-1].until_tokens is not None and phases[-1].until_tokens < total:
+        path = f"data.phases.{len(phases) - 1}.until_tokens"
+        reason = f"the run goes on to {total:,} tokens, without weights."
+        yield _wrong(path, phases[-1].until_tokens, reason, "Set it to null in the last phase.")
+
+
+def _proportions(path: str, weights: list[float]) -> Iterator[Problem]:
+    if not any(weights):
+        yield _wrong(path, None, "all weights are zero.", "Give at least one source a share.")
+        return
+    period = sum(whole_weights(weights))
+    if period > LONGEST_PERIOD:
+        reason = (
+            f"shares in these proportions come out even only after {period:,} samples, the limit is {LONGEST_PERIOD:,}."
+        )
+        yield _wrong(path, None, reason, "Round the weights to fewer digits, 35.47 for one.")
+
+
+def _online(v: Values) -> Iterator[Problem]:
+    if v("data.mode") == "online" and v("data.duplicates") == "drop":
+        reason = "which document is a copy is only known when all have been read."
+        yield _wrong("data.duplicates", "drop", reason, "Use data.mode=prepared, or keep them.")
+
+
+DATA_RULES: tuple[Rule, ...] = (_corpus, _names, _weights, _phases, _last_phase, _online)
