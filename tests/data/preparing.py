@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from hlat.config import DataConfig
+from hlat.data import Prepared, TrainingData
 from hlat.data.pool import WorkerPool
 from hlat.data.units import Unit
 
@@ -30,6 +31,14 @@ class Watched(NamedTuple):
 def data_config(path: Path | str, **more: Any) -> DataConfig:
     """Settings for a small corpus."""
     return DataConfig.model_validate({"path": str(path), **SMALL, **more})
+
+
+def training_data(prepared: Prepared, length: int, seed: int, shuffle: bool = True, **more: Any) -> TrainingData:
+    """The samples of prepared data, with more settings of the data section."""
+    section = {"path": "unused", "sequence_length": length, "shuffle": shuffle, **more}
+    if "sources" in more:
+        del section["path"]
+    return TrainingData(prepared, DataConfig.model_validate(section), seed)
 
 
 def watch_units(patch: pytest.MonkeyPatch) -> set[int]:
@@ -51,6 +60,7 @@ def start(config: DataConfig, out: Path, before: str = "") -> "subprocess.Popen[
     program = f"""
 import sys
 from hlat.config import DataConfig
+from hlat.data import Prepared, TrainingData
 from hlat.data import prepare
 from hlat.runtime import HlatError
 import hlat.data.preparation

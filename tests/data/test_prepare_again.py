@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpora import documents, tree, write_jsonl
-from preparing import data_config
+from preparing import data_config, training_data
 
-from hlat.data import TrainingData, ValidationData, check_tokenizer, check_vocabulary, open_prepared, prepare, sources
+from hlat.data import ValidationData, check_tokenizer, check_vocabulary, open_prepared, prepare, sources
 from hlat.data.pool import WorkerPool
 from hlat.runtime import DataError, StorageError
 
@@ -120,7 +120,7 @@ def test_a_damaged_shard_is_an_error_where_it_is_read(small: Path, tmp_path: Pat
     tokens = np.fromfile(shard, dtype="<u2")
     tokens[0] = 400
     tokens.tofile(shard)
-    data = TrainingData(open_prepared(prepared.dir), 8, seed=0)
+    data = training_data(open_prepared(prepared.dir), 8, seed=0)
     with pytest.raises(DataError, match=r"train-00001\.bin: damaged: it holds token 400, the vocabulary has 400"):
         data.batch(0, data.samples_per_epoch)
     held_out = prepared.dir / "validation-00000.bin"

@@ -8,9 +8,10 @@ import torch
 from corpora import documents, write_jsonl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from preparing import training_data
 
 from hlat.config import DataConfig
-from hlat.data import Prepared, TrainingData, ValidationData, permute, prepare
+from hlat.data import Prepared, ValidationData, permute, prepare
 from hlat.runtime import DataError
 
 
@@ -23,7 +24,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(DataConfig.model_validate({"path": str(file), **section}), folder / "out", workers=1)
 
 
-_lengths = st.integers(1, 2500)
+_lengths = st.integers(2, 2500)
 _fixture = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -38,7 +39,7 @@ def test_an_epoch_predicts_every_token_once(
     prepared: Prepared, length: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
     tokens = _tokens(prepared, "train")
-    data = TrainingData(prepared, length, seed, shuffle)
+    data = training_data(prepared, length, seed, shuffle)
     n = data.samples_per_epoch
     assert n == (len(tokens) - 1) // length
     batch = data.batch(epoch * n, n)
@@ -52,7 +53,7 @@ def test_an_epoch_predicts_every_token_once(
 
 
 @given(
-    length=st.integers(1, 300),
+    length=st.integers(2, 300),
     seed=st.integers(0, 2**32),
     first=st.integers(0, 10**5),
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
@@ -61,20 +62,20 @@ def test_an_epoch_predicts_every_token_once(
 def test_batches_do_not_depend_on_how_they_are_asked_for(
     prepared: Prepared, length: int, seed: int, first: int, counts: list[int]
 ) -> None:
-    whole = TrainingData(prepared, length, seed).batch(first, sum(counts))
+    whole = training_data(prepared, length, seed).batch(first, sum(counts))
     place = 0
     for count in counts:
-        part = TrainingData(prepared, length, seed).batch(first + place, count)
+        part = training_data(prepared, length, seed).batch(first + place, count)
         assert torch.equal(part.inputs_BS, whole.inputs_BS[place : place + count])
         assert torch.equal(part.labels_BS, whole.labels_BS[place : place + count])
         place += count
-    n = TrainingData(prepared, length, seed).samples_per_epoch
+    n = training_data(prepared, length, seed).samples_per_epoch
     expected = [int(permute(seed, g // n, [g % n], n)[0]) for g in range(first, first + sum(counts))]
     assert whole.sample_ids.tolist() == expected
 
 
 def test_tensors_are_what_the_model_takes(prepared: Prepared) -> None:
-    batch = TrainingData(prepared, 32, 0).batch(0, 4)
+    batch = training_data(prepared, 32, 0).batch(0, 4)
     assert batch.inputs_BS.shape == batch.labels_BS.shape == (4, 32)
     assert batch.inputs_BS.dtype == batch.labels_BS.dtype == torch.int64
     assert torch.equal(batch.inputs_BS[:, 1:], batch.labels_BS[:, :-1])
@@ -119,11 +120,11 @@ def test_validation_bytes_are_those_of_the_text(prepared: Prepared) -> None:
 
 def test_too_little_text(prepared: Prepared, tmp_path: Path) -> None:
     tokens = prepared.train_tokens
-    assert TrainingData(prepared, tokens - 1, 0).samples_per_epoch == 1
+    assert training_data(prepared, tokens - 1, 0).samples_per_epoch == 1
     with pytest.raises(
         DataError, match=f"{tokens} training tokens are too few for one sample, which takes {tokens + 1}"
     ):
-        TrainingData(prepared, tokens, 0)
+        training_data(prepared, tokens, 0)
     file = write_jsonl(tmp_path / "a.jsonl", documents(5, 400))
     section = {"tokenizer": {"vocab_size": 300}, "validation": {"fraction": 0}}
     without = prepare(DataConfig.model_validate({"path": str(file), **section}), tmp_path / "out", workers=1)

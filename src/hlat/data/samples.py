@@ -1,10 +1,9 @@
 """Global sample index -> tokens, a pure function of the data and the seed.
 
-    global sample g --> epoch g // n, position g % n --permute--> sample i --> tokens [i S, i S + S], both ends included
+    global sample g --mixture--> source, its n-th sample --turns--> row of that source --rows--> inputs and labels
 
-S inputs and S labels, shifted by one. Consecutive samples share one token, as label of one and first input of the
-next, so that in an epoch every token but the first of the corpus is predicted exactly once (a remainder of less than
-S tokens at the end is left out of training). Nothing here has a state: any process may ask for any batch.
+Without weights all sources are one corpus: g --turns--> row. Nothing here has a state: any process may ask for any
+batch.
 """
 
 from dataclasses import dataclass
@@ -13,11 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hlat.data.order import permute
+from hlat.config import DataConfig
+from hlat.data.packing import Waste, of_sources, rows_of, waste_of, whole_split
 from hlat.data.prepared import Prepared
-from hlat.data.shards import TokenArray
+from hlat.data.rows import FittedRows, Piece, Read, RowReader
+from hlat.data.split import Split
+from hlat.data.turns import Turns
+from hlat.data.weights import is_weighted, may_be_asked, mixture_of, refuse_too_many_epochs
 from hlat.model import IGNORED
-from hlat.runtime import DataError
+from hlat.runtime import DataError, stream_key
 
 
 @dataclass(frozen=True)
@@ -45,36 +48,68 @@ class TrainingData:
 
     Args:
         prepared: the data.
-        sequence_length: tokens per sample, S.
+        config: the data section: sequence length, packing, isolation, order, sources and their weights.
         seed: of the order.
-        shuffle: visit the samples in a permutation, another one each epoch; else in the order of the corpus.
+
+    Attributes:
+        mixture: which source each sample is from; None where they have no weights.
+        samples_per_epoch: of one pass over the corpus, every source as often as it counts.
 
     Raises:
-        DataError: less text than one sample.
+        DataError: less text than one sample, in all or in a source that has a weight; or a phase too short for one.
     """
 
-    def __init__(self, prepared: Prepared, sequence_length: int, seed: int, shuffle: bool = True) -> None:
-        self._tokens = prepared.tokens("train")
-        self._token_bytes = prepared.token_bytes
-        self._length, self._seed, self._shuffle = sequence_length, seed, shuffle
-        self.samples_per_epoch = (len(self._tokens) - 1) // sequence_length
-        if self.samples_per_epoch < 1:
-            raise DataError(
-                f"{prepared.dir}: {len(self._tokens)} training tokens are too few for one sample, which takes "
-                f"{sequence_length + 1}. Lower data.sequence_length = {sequence_length} or give more text."
-            )
+    def __init__(self, prepared: Prepared, config: DataConfig, seed: int) -> None:
+        length = config.sequence_length
+        starts = prepared.documents("train") if config.isolate else None
+        self._reader = RowReader(prepared.tokens("train"), length, starts)
+        self._prepared, self._config = prepared, config
+        self._stretches = [whole_split(prepared)] if _is_one(config) else of_sources(prepared, config)
+        self._rows = [rows_of(prepared, stretch, length, config.packing) for stretch in self._stretches]
+        counts = [len(rows) for rows in self._rows]
+        self._refuse_too_little(counts)
+        self.mixture = mixture_of(config)
+        self._ends = np.cumsum(counts)
+        if self.mixture is None:
+            counted = [1.0] if len(counts) == 1 else [source.repeat for source in config.sources]
+            self._turns = [Turns(counts, counted, seed, config.shuffle)]
+        else:
+            seeds = [stream_key(seed, "source", index) for index in range(len(counts))]
+            self._turns = [Turns([n], [1.0], s, config.shuffle) for n, s in zip(counts, seeds, strict=True)]
+        self.samples_per_epoch = sum(turns.epoch for turns in self._turns)
 
-    def sample_ids(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Which sample of the corpus each global sample ``first <= g < first + count`` is, int64."""
-        n = self.samples_per_epoch
-        positions = np.arange(first, first + count, dtype=np.int64)
-        if not self._shuffle:
-            return positions % n
-        ids = np.empty_like(positions)
-        for epoch in np.unique(positions // n):
-            here = positions // n == epoch
-            ids[here] = permute(self._seed, int(epoch), positions[here] % n, n)
-        return ids
+    def epochs(self, samples: int) -> dict[str, float]:
+        """Passes over the corpus, or over each source by name where they have weights, in so many samples."""
+        if self.mixture is None:
+            return {"": samples / self._turns[0].epoch}
+        found = zip(self._config.sources, self.mixture.counts(samples), self._turns, strict=True)
+        return {source.label: int(count) / max(turns.epoch, 1) for source, count, turns in found}
+
+    def refuse_too_short(self, samples: int) -> None:
+        """Raise DataError if a run of so many samples needs more of a source than the recipe lets it have."""
+        if self.mixture is not None:
+            rows = [len(rows) for rows in self._rows]
+            refuse_too_many_epochs(self._config, self.mixture.counts(samples).tolist(), rows)
+
+    @property
+    def waste(self) -> list[Waste]:
+        """What packing costs in each stretch, where it pads."""
+        both = zip(self._rows, self._stretches, strict=True)
+        length = self._config.sequence_length
+        return [waste_of(self._prepared, rows, part, length) for rows, part in both if isinstance(rows, FittedRows)]
+
+    def sample_ids(self, samples: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Which row of the corpus each global sample is, int64; rows are counted over all sources."""
+        asked = np.asarray(samples, dtype=np.int64)
+        if self.mixture is None:
+            return self._turns[0].items(asked)
+        sources, ordinals = self.mixture.locate(asked)
+        found = np.empty_like(asked)
+        for source in np.unique(sources):
+            here = sources == source
+            first = int(self._ends[source - 1]) if source else 0
+            found[here] = first + self._turns[source].items(ordinals[here])
+        return found
 
     def batch(self, first: int, count: int) -> Batch:
         """Global samples ``first <= g < first + count``, one per row.
@@ -82,8 +117,29 @@ class TrainingData:
         Raises:
             DataError: a shard is damaged: it holds ids that the vocabulary does not.
         """
-        ids = self.sample_ids(first, count)
-        return _batch(self._tokens, self._token_bytes, ids, self._length)
+        ids = self.sample_ids(np.arange(first, first + count))
+        lists = np.searchsorted(self._ends, ids, side="right")
+        starts = np.concatenate([[0], self._ends[:-1]])
+        pieces = [
+            self._rows[number].pieces(row) for number, row in zip(lists, (ids - starts[lists]).tolist(), strict=True)
+        ]
+        return batch_of(self._prepared, "train", self._reader.read(pieces), ids)
+
+    def _refuse_too_little(self, counts: list[int]) -> None:
+        length, packing = self._config.sequence_length, self._config.packing
+        least = length + 1 if packing == "concat" else 1
+        problems = []
+        for number, (stretch, count) in enumerate(zip(self._stretches, counts, strict=True)):
+            if count < 1 and (len(counts) == 1 or may_be_asked(self._config, number)):
+                what = "" if len(counts) == 1 else f" of source {self._config.sources[number].label}"
+                problems.append(
+                    f"{self._prepared.dir}: {stretch.tokens} training tokens{what} are too few for one sample, which "
+                    f"takes {least}. Lower data.sequence_length = {length} or give more text."
+                )
+        if not problems and not sum(counts):
+            problems = [f"{self._prepared.dir}: no source has enough training tokens for one sample ({least})."]
+        if problems:
+            raise DataError("\n".join(problems))
 
 
 class ValidationData:
@@ -95,19 +151,22 @@ class ValidationData:
         prepared: the data.
         sequence_length: tokens per window, S.
         sequences: how many windows to use, evenly spread over the split and always the same; None for all.
+        isolate: whether a document sees only itself; its first token is then predicted by none.
 
     Raises:
         DataError: no validation text.
     """
 
-    def __init__(self, prepared: Prepared, sequence_length: int, sequences: int | None = None) -> None:
-        self._tokens = prepared.tokens("validation")
-        self._token_bytes = prepared.token_bytes
-        self._length = sequence_length
-        windows = -(-(len(self._tokens) - 1) // sequence_length)
+    def __init__(
+        self, prepared: Prepared, sequence_length: int, sequences: int | None = None, isolate: bool = False
+    ) -> None:
+        tokens = prepared.tokens("validation")
+        self._prepared, self._length, self._tokens = prepared, sequence_length, len(tokens)
+        self._reader = RowReader(tokens, sequence_length, prepared.documents("validation") if isolate else None)
+        windows = -(-(self._tokens - 1) // sequence_length)
         if windows < 1:
             raise DataError(
-                f"{prepared.dir}: {len(self._tokens)} validation tokens leave nothing to predict. Prepare with a "
+                f"{prepared.dir}: {self._tokens} validation tokens leave nothing to predict. Prepare with a "
                 "larger data.validation.fraction or with data.validation.path, or turn evaluation off."
             )
         count = windows if sequences is None else min(sequences, windows)
@@ -123,26 +182,33 @@ class ValidationData:
         Raises:
             DataError: a shard is damaged: it holds ids that the vocabulary does not.
         """
-        return _batch(self._tokens, self._token_bytes, self._ids[first : first + count], self._length)
+        ids = self._ids[first : first + count]
+        length, last = self._length, self._tokens - 1
+        pieces = [[Piece(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
+        return batch_of(self._prepared, "validation", self._reader.read(pieces), ids)
 
 
-def _batch(tokens: TokenArray, token_bytes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], length: int) -> Batch:
-    rows = np.zeros((len(ids), length + 1), dtype=np.int64)
-    sizes = np.empty(len(ids), dtype=np.int64)
-    for row, sample in enumerate(ids.tolist()):
-        read = tokens.read(sample * length, min((sample + 1) * length + 1, len(tokens)))
-        rows[row, : len(read)] = read
-        sizes[row] = len(read)
-    if rows.max(initial=0) >= len(token_bytes):
-        bad_row, column = divmod(int(rows.argmax()), length + 1)
-        file = tokens.file_of(int(ids[bad_row]) * length + column)
+def batch_of(prepared: Prepared, split: Split, read: Read, ids: npt.NDArray[np.int64]) -> Batch:
+    """Rows that have been read, as tensors.
+
+    Raises:
+        DataError: they hold ids that the vocabulary does not.
+    """
+    token_bytes = prepared.token_bytes
+    highest, place = read.highest
+    if highest >= len(token_bytes):
         raise DataError(
-            f"{file}: damaged: it holds token {rows.max()}, the vocabulary has {len(token_bytes)}. `hlat data prepare` "
-            "names all damaged files: restore them, or delete their folder and prepare again."
+            f"{prepared.tokens(split).file_of(place)}: damaged: it holds token {highest}, the vocabulary has "
+            f"{len(token_bytes)}. `hlat data prepare` names all damaged files: restore them, or delete their folder "
+            "and prepare again."
         )
-    labels = rows[:, 1:].copy()
-    given = np.arange(1, length + 1) < sizes[:, None]
-    target_bytes = int(token_bytes[labels[given]].sum())
-    labels[~given] = IGNORED
-    inputs = np.where(np.arange(length) < sizes[:, None], rows[:, :-1], 0)
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), ids.copy(), target_bytes)
+    target_bytes = int(token_bytes[read.labels_BS[read.labels_BS != IGNORED]].sum())
+    positions_BS = None if read.positions_BS is None else torch.from_numpy(read.positions_BS)
+    inputs_BS, labels_BS = torch.from_numpy(read.inputs_BS), torch.from_numpy(read.labels_BS)
+    return Batch(inputs_BS, labels_BS, ids.copy(), target_bytes, positions_BS)
+
+
+def _is_one(config: DataConfig) -> bool:
+    """Whether samples may cross from one source into the next: where nothing is said of any of them."""
+    plain = all(source.repeat == 1 and source.max_tokens is None for source in config.sources)
+    return plain and not is_weighted(config)

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
+from hlat.runtime.keys import stream_key
 from hlat.runtime.place import Place, place
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from hlat.runtime.disk import sync_to_disk
     from hlat.runtime.identity import check_same, code_identity
     from hlat.runtime.processes import Runtime, abandon, finish, joined, start
-    from hlat.runtime.random import normal_block, normal_range, philox, stream_key
+    from hlat.runtime.random import normal_block, normal_range, philox
     from hlat.runtime.ranklog import log_path, rank_log
     from hlat.runtime.ranks import Ranks
     from hlat.runtime.rng import rng_state, seed_generators, set_rng_state
@@ -25,7 +26,7 @@ _WITH_TORCH = {
     "disk": ("sync_to_disk",),
     "identity": ("check_same", "code_identity"),
     "processes": ("Runtime", "abandon", "finish", "joined", "start"),
-    "random": ("normal_block", "normal_range", "philox", "stream_key"),
+    "random": ("normal_block", "normal_range", "philox"),
     "ranklog": ("log_path", "rank_log"),
     "ranks": ("Ranks",),
     "rng": ("rng_state", "seed_generators", "set_rng_state"),

@@ -137,6 +137,16 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
     return prepared
 
 
+def _training_data(recipe: Recipe, runtime: Runtime, prepared: Prepared) -> TrainingData:
+    """The samples; what has to be planned for them is planned by the first rank, for those that see its files."""
+
+    def make() -> TrainingData:
+        return TrainingData(prepared, recipe.data, recipe.training.seed)
+
+    runtime.ranks.first(lambda: make().refuse_too_short(recipe.total_steps * recipe.batch.global_batch))
+    return runtime.ranks.each(make)
+
+
 def _check_inputs(recipe: Recipe) -> Path | None:
     """What can be known to be wrong before the work of preparing the text is said before.
 
@@ -166,10 +176,10 @@ def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no
     seed_generators(recipe.training.seed)
     prepared = _data(recipe, runtime, data_progress)
     length, seed = recipe.data.sequence_length, recipe.training.seed
-    training_data = TrainingData(prepared, length, seed=seed, shuffle=recipe.data.shuffle)
+    training_data = _training_data(recipe, runtime, prepared)
     validation_data = None
     if prepared.validation_tokens:
-        validation_data = ValidationData(prepared, length, sequences=recipe.evaluation.sequences)
+        validation_data = ValidationData(prepared, length, recipe.evaluation.sequences, recipe.data.isolate)
     damaged: list[Damage] = []
     store = CheckpointStore(
         recipe.run_dir / "checkpoints",

@@ -18,7 +18,6 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     """Say what is about to be trained on what, and record it."""
     recipe, prepared = job.recipe, job.prepared
     parameters = count_parameters(recipe.model).total
-    epochs = recipe.total_steps * recipe.batch.global_batch / job.training_data.samples_per_epoch
     tracker.message(
         f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} on {describe(job.runtime.device)}, "
         f"peak {job.peak.value / 1e9:,.0f} GFLOP/s ({job.peak.source})"
@@ -40,7 +39,9 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         f"data: {prepared.train_tokens:,} training tokens, {prepared.validation_tokens:,} for validation, "
         f"vocabulary {prepared.manifest.vocab_size:,}"
     )
-    tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens, {epochs:.2f} epochs")
+    tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens, {_epochs(job)}")
+    for waste in job.training_data.waste:
+        tracker.message(f"packing: {waste}")
     for note in prepared.notes:
         tracker.message(f"data: {note}")
     for damage in job.damaged:
@@ -54,6 +55,12 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     changes = [{"path": c.path, "old": c.old, "new": c.new} for c in job.changes]
     tracker.event("resume" if job.step else "start", step=job.step, parameters=parameters, changes=changes)
+
+
+def _epochs(job: Job) -> str:
+    """How often the run sees its corpus, or each source that has a weight."""
+    found = job.training_data.epochs(job.recipe.total_steps * job.recipe.batch.global_batch)
+    return ", ".join(f"{count:.2f} epochs{f' of {name}' if name else ''}" for name, count in found.items())
 
 
 def step_metrics(

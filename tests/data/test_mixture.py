@@ -1,0 +1,105 @@
+"""Sources are mixed to within one sample of their shares at every prefix, and any place is found by formula."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hlat.config import whole_weights
+from hlat.data.mixture import Mixture, Shares
+from hlat.data.turns import Turns
+
+_weights = st.integers(1, 6).flatmap(
+    lambda count: st.lists(
+        st.lists(st.integers(0, 40), min_size=count, max_size=count).filter(any), min_size=1, max_size=4
+    )
+)
+_lengths = st.lists(st.integers(1, 700), min_size=4, max_size=4)
+
+
+def _phases(weights: list[list[int]], lengths: list[int]) -> list[Shares]:
+    stops = np.cumsum(lengths[: len(weights) - 1]).tolist()
+    return [Shares(tuple(one), stop) for one, stop in zip(weights, [*stops, None], strict=True)]
+
+
+@given(weights=_weights, lengths=_lengths)
+@settings(deadline=None)
+def test_every_prefix_is_within_one_sample_of_the_shares(weights: list[list[int]], lengths: list[int]) -> None:
+    """Also across phases: the bound is Tijdeman's, 1 - 1 / (2 K - 2) for K sources, counted in exact fractions."""
+    phases, count = _phases(weights, lengths), len(weights[0])
+    samples = sum(lengths)
+    sources, ordinals = Mixture(phases).locate(np.arange(samples))
+    bound = 1 - Fraction(1, 2 * count - 2) if count > 1 else Fraction(0)
+    given_so_far, target = [0] * count, [Fraction(0)] * count
+    for sample, (source, ordinal) in enumerate(zip(sources.tolist(), ordinals.tolist(), strict=True)):
+        phase = next(p for p in phases if p.stop is None or sample < p.stop)
+        target = [t + Fraction(w, sum(phase.weights)) for t, w in zip(target, phase.weights, strict=True)]
+        assert ordinal == given_so_far[source]
+        given_so_far[source] += 1
+        assert all(abs(have - want) <= bound for have, want in zip(given_so_far, target, strict=True))
+
+
+@given(weights=_weights, lengths=_lengths, place=st.integers(0, 10**12), data=st.data())
+@settings(deadline=None)
+def test_any_place_is_found_without_what_lies_before(
+    weights: list[list[int]], lengths: list[int], place: int, data: st.DataObject
+) -> None:
+    mixture = Mixture(_phases(weights, [length * 1000 for length in lengths]))
+    sources, ordinals = mixture.locate(np.arange(place, place + 50))
+    before = mixture.counts(place).tolist()
+    assert sum(before) == place
+    for source, ordinal in zip(sources.tolist(), ordinals.tolist(), strict=True):
+        assert ordinal == before[source]
+        before[source] += 1
+    assert mixture.counts(place + 50).tolist() == before
+    one = data.draw(st.integers(0, 49))
+    assert [int(x[0]) for x in mixture.locate([place + one])] == [sources[one], ordinals[one]]
+
+
+def test_hlats_two_mixes_over_its_whole_run() -> None:
+    """1.8 T tokens of 4096, the mix of HLAT-70B's last 400 B (paper, table III) after 1.4 T of another."""
+    early, late = whole_weights([67.0, 15.0, 18.0]), whole_weights([35.47, 41.27, 23.26])
+    change, end = 1_400_000_000_000 // 4096, 1_800_000_000_000 // 4096
+    mixture = Mixture([Shares(early, change), Shares(late)])
+    for place, shares, start in ((change, early, 0), (end, late, change)):
+        gained = mixture.counts(place) - mixture.counts(start)
+        target = np.array(shares) / sum(shares) * (place - start)
+        assert np.abs(gained - target).max() < 2
+
+
+def test_weights_are_taken_as_they_are_written() -> None:
+    assert whole_weights([35.47, 41.27, 23.26]) == (3547, 4127, 2326)
+    assert whole_weights([0.1, 0.2, 0.7]) == (1, 2, 7)
+    assert whole_weights([1, 1, 1]) == (1, 1, 1)
+    assert whole_weights([0, 3e-05]) == (0, 1)
+
+
+def test_shares_that_come_out_even_too_late_are_refused() -> None:
+    with pytest.raises(ValueError, match="only after 1000003 samples"):
+        Mixture([Shares((1, 1_000_002))])
+
+
+@given(
+    items=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(any),
+    counted=st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.25]), min_size=4, max_size=4),
+    seed=st.integers(0, 2**40),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_every_item_comes_as_often_as_its_list_counts(
+    items: list[int], counted: list[float], seed: int, shuffle: bool, epoch: int
+) -> None:
+    counted = counted[: len(items)]
+    turns = Turns(items, counted, seed, shuffle)
+    assert turns.epoch == sum(int(n * times) for n, times in zip(items, counted, strict=True))
+    if not turns.epoch:
+        return
+    found = turns.items(epoch * turns.epoch + np.arange(turns.epoch))
+    seen = np.bincount(found, minlength=sum(items))
+    for number, (n, times) in enumerate(zip(items, counted, strict=True)):
+        start = sum(items[:number])
+        here = seen[start : start + n]
+        assert here.sum() == int(n * times)
+        assert n == 0 or (here.min() >= int(times) and here.max() <= int(times) + (times % 1 > 0))
