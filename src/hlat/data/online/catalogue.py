@@ -1,0 +1,129 @@
+"""Files -> blocks: stretches of a file that can be opened without what lies before them.
+
+    parquet, arrow   rows of a row group or record batch
+    jsonl            bytes; the lines that begin among them
+    others           the whole file: compressed lines, text, arrow streams, files that lie elsewhere
+
+Blocks are what is dealt to streams, so they are small where a corpus is small: there should be some for every stream.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import ipc
+from pyarrow import parquet as pq
+
+from hlat.data.readers import ARROW, JSON, PARQUET, Row, kind_of, read_documents, read_lines
+
+_LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a block
+_PER_STREAM = 2
+_WHOLE = -1
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of a file.
+
+    Attributes:
+        file: index of the file.
+        start, stop: rows, or bytes of a jsonl file; stop is -1 for all of it.
+    """
+
+    file: int
+    start: int
+    stop: int
+
+
+def block_bytes(total: int, streams: int) -> int:
+    """How large the blocks of a corpus of so many bytes should be."""
+    return min(max(total // (_PER_STREAM * streams), _LEAST), _MOST)
+
+
+def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]:
+    """The blocks of a file, in order.
+
+    Args:
+        index: of the file.
+        file: where it is.
+        column: of its text.
+        size: bytes that a block should have, about.
+
+    Raises:
+        OSError, pyarrow.ArrowException: it cannot be read.
+    """
+    if file.suffix.lower() in (".gz", ".zst"):
+        yield Block(index, 0, _WHOLE)
+        return
+    match kind_of(file):
+        case "parquet":
+            yield from _of_groups(index, _parquet_groups(file, column), size)
+        case "arrow":
+            yield from _of_groups(index, _arrow_batches(file), size)
+        case "jsonl":
+            total = file.stat().st_size
+            parts = max(-(-total // size), 1)
+            edges = [total * part // parts for part in range(parts + 1)]
+            yield from (Block(index, start, stop) for start, stop in zip(edges, edges[1:], strict=False))
+        case _:
+            yield Block(index, 0, _WHOLE)
+
+
+def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> Iterator[Block]:
+    """Groups of (rows, bytes), cut where they are too large; None for a file without an index of its groups."""
+    if groups is None:
+        yield Block(index, 0, _WHOLE)
+        return
+    first = 0
+    for rows, total in groups:
+        parts = min(max(-(-total // size), 1), max(rows, 1))
+        edges = [first + rows * part // parts for part in range(parts + 1)]
+        yield from (Block(index, start, stop) for start, stop in zip(edges, edges[1:], strict=False) if stop > start)
+        first += rows
+
+
+def _parquet_groups(file: Path, column: str) -> list[tuple[int, int]]:
+    with pq.ParquetFile(file) as parquet:
+        metadata = parquet.metadata
+        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        place = names.index(column) if column in names else 0  # a missing column is refused when the text is read
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        return [(group.num_rows, group.column(place).total_uncompressed_size) for group in groups]
+
+
+def _arrow_batches(file: Path) -> list[tuple[int, int]] | None:
+    with pa.memory_map(str(file)) as source:
+        if source.read(6) != b"ARROW1":
+            return None
+        reader = ipc.open_file(source)
+        rows = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+    size = file.stat().st_size
+    return [(count, size * count // max(sum(rows), 1)) for count in rows]
+
+
+def read_block(file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
+    """The rows of a block from its ``row``-th on, counted from the beginning of the block.
+
+    Raises:
+        DataError: as ``read_documents``.
+    """
+    if kind_of(file) == JSON and block.stop != _WHOLE:
+        for number, found in enumerate(read_lines(file, column, block.start, block.stop)):
+            if number >= row:
+                yield found._replace(row=number)
+        return
+    first = block.start if kind_of(file) in (PARQUET, ARROW) else 0
+    for found in read_documents(file, column, first + row):
+        if block.stop != _WHOLE and found.row >= block.stop:
+            return
+        yield found._replace(row=found.row - first)
+
+
+def as_array(blocks: list[Block]) -> Int64s:
+    """Blocks as int64, (blocks, 3)."""
+    return np.array([(block.file, block.start, block.stop) for block in blocks], dtype=np.int64).reshape(-1, 3)

@@ -1,0 +1,73 @@
+"""The documents of a part of a source, from a place on, for ever: what a stream reads.
+
+    turn of the part --formula--> turn of the source --> block --> rows --> training documents
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hlat.data.online.catalogue import Block, read_block
+from hlat.data.online.plan import Plan
+from hlat.data.online.stream import Document
+from hlat.data.split import Assignment
+from hlat.data.turns import Turns
+from hlat.runtime import DataError
+
+
+class Reader:
+    """Reads blocks of the catalogue as a plan deals them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._blocks = np.load(plan.catalogue, mmap_mode="r", allow_pickle=False)
+        self._turns = [source.turns(plan.shuffle) for source in plan.sources]
+        self._assignment = Assignment(below=plan.below)
+
+    def part(self, source: int, part: int, parts: int) -> Callable[[int, int], Iterator[Document]]:
+        """(turn, row) -> the documents of a part of a source from there on."""
+
+        def documents(turn: int, row: int) -> Iterator[Document]:
+            fruitless = 0
+            while True:
+                # Another part of each round of blocks: one that is all validation text starves no stream for ever.
+                block = self._block(source, self._turns[source], turn * parts + (part + turn) % parts)
+                fruitless += 1
+                for document in self._training(block, turn, row):
+                    fruitless = 0
+                    yield document
+                turn, row = turn + 1, 0
+                self._refuse_nothing(source, fruitless, self._turns[source].epoch)
+
+        return documents
+
+    def _block(self, source: int, turns: Turns, turn: int) -> Block:
+        number = self._plan.sources[source].first + int(turns.items([turn])[0])
+        return Block(*self._blocks[number].tolist())
+
+    def _training(self, block: Block, turn: int, row: int) -> Iterator[Document]:
+        """The documents of a block that are neither null nor empty nor validation text."""
+        path, column = self._plan.files[block.file]
+        for found in read_block(Path(path), column, block, row):
+            if not found.text:
+                continue
+            encoded = _encoded(found.text, path, found.row)
+            if self._assignment.pieces(found.text, encoded, 0)[0][0] == "train":
+                yield Document(turn, found.row, found.text)
+
+    def _refuse_nothing(self, source: int, fruitless: int, epoch: int) -> None:
+        """Of N blocks, drawn anew each epoch, a single one with text is missed so often once in e^32 times."""
+        if fruitless > 32 * epoch:
+            name = self._plan.sources[source].name
+            raise DataError(f"{name}: no text for training: every document is null, empty, or validation text.")
+
+
+def _encoded(text: str, path: str, row: int) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{path}, row {row}: character {error.start} is half of a surrogate pair "
+            f"(U+{ord(text[error.start]):04X}), which is not text. Repair or remove the row."
+        ) from error

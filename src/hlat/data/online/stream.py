@@ -1,0 +1,184 @@
+"""The documents of one stream of one source -> rows, one after the other, for ever.
+
+    turns of the part --> block --> document --> tokens, an end token --> rows
+
+``Cursor`` is where the next row begins. Text is tokenized outside, many streams at a time: a stream says how much it lacks,
+gives documents and gets their tokens.
+
+Under ``concat`` a row is the next S tokens, and its last label the first token of the row after it. Under ``best-fit`` as many
+documents as fill ``_GROUP`` rows are fitted together; a row is then known by where its group begins and its number in it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hlat.data.assembly import Part
+from hlat.data.fitting import Fitted, fit
+
+_GROUP = 32  # rows that are fitted together; a larger group pads less and holds more in memory
+
+Ids = npt.NDArray[np.uint32]
+_NOWHERE = np.empty(0, dtype=np.int64)
+
+
+class Cursor(NamedTuple):
+    """Where a stream goes on.
+
+    Attributes:
+        turn: how many blocks it has left behind.
+        row: of the block, the row of the document that is next.
+        place: concat: tokens of it that are done. best-fit: rows of the group that begins with it that are done.
+    """
+
+    turn: int = 0
+    row: int = 0
+    place: int = 0
+
+
+class Document(NamedTuple):
+    """A document of a stream: the turn and the row it is from, its text."""
+
+    turn: int
+    row: int
+    text: str
+
+
+class _Tokens(NamedTuple):
+    turn: int
+    row: int
+    ids: Ids
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How rows are made.
+
+    Attributes:
+        length: of a row, S.
+        packing: "concat" or "best-fit".
+        isolate: whether documents are to be told apart.
+        end: the end token; None for none.
+    """
+
+    length: int
+    packing: str
+    isolate: bool
+    end: int | None
+
+
+class Stream:
+    """Rows of one stream of one source.
+
+    Args:
+        settings: how rows are made.
+        documents: the documents from a place on, (turn, row) -> iterator; without null and empty ones and those of
+            the validation split.
+        cursor: where to begin.
+    """
+
+    def __init__(
+        self, settings: Settings, documents: Callable[[int, int], Iterator[Document]], cursor: Cursor
+    ) -> None:
+        self._settings, self._cursor = settings, cursor
+        self._documents = documents(cursor.turn, cursor.row)
+        self._ready: deque[_Tokens] = deque()
+        self._held = -cursor.place if settings.packing == "concat" else 0  # tokens at hand
+        self._wanted: deque[Document] = deque()
+        self._group: tuple[Fitted, list[_Tokens]] | None = None
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next row begins."""
+        return self._cursor
+
+    def lacks(self, rows: int) -> int:
+        """How many tokens it needs to make so many rows; best-fit may need more when it has them."""
+        length = self._settings.length
+        if self._settings.packing == "concat":
+            return max(rows * length + 1 - self._held, 0)
+        left = 0 if self._group is None else len(self._group[0].rows) - 1 - self._cursor.place
+        if left >= rows:
+            return 0
+        groups = -(-(rows - left) // _GROUP)
+        return max(groups * _GROUP * length - self._held, 0)
+
+    def documents(self, characters: float) -> list[str]:
+        """The next texts, of so many characters or one more document; ``give`` has to follow."""
+        while characters > 0:
+            document = next(self._documents)
+            self._wanted.append(document)
+            characters -= len(document.text)
+        return [document.text for document in self._wanted]
+
+    def give(self, tokens: list[Ids]) -> None:
+        """The tokens of the texts that ``documents`` returned."""
+        end = [] if self._settings.end is None else [np.array([self._settings.end], dtype=np.uint32)]
+        for ids in tokens:
+            turn, row, _ = self._wanted.popleft()
+            whole = np.concatenate([ids, *end]) if end else ids
+            if len(whole):
+                self._ready.append(_Tokens(turn, row, whole))
+                self._held += len(whole)
+        assert not self._wanted, "every text has its tokens"
+
+    def row(self) -> list[Part]:
+        """The next row; ``lacks(1)`` must be 0."""
+        return self._joined_row() if self._settings.packing == "concat" else self._fitted_row()
+
+    # --- concat ------------------------------------------------------------------------------------------------------
+
+    def _joined_row(self) -> list[Part]:
+        length, needed, parts = self._settings.length, self._settings.length + 1, []
+        begins, place = [], self._cursor.place
+        while needed:
+            turn, row, ids = self._ready[0]
+            piece = ids[place : place + needed]
+            parts.append(piece)
+            needed -= len(piece)
+            if needed:
+                self._ready.popleft()
+                place = 0
+                begins.append(length + 1 - needed)
+            else:  # the label of the last token is the first one of the next row
+                self._cursor = Cursor(turn, row, place + len(piece) - 1)
+        self._held -= length
+        tokens = np.concatenate(parts)
+        return [Part(tokens, length, False, np.array(begins, dtype=np.int64) if self._settings.isolate else _NOWHERE)]
+
+    # --- best-fit ----------------------------------------------------------------------------------------------------
+
+    def _fitted_row(self) -> list[Part]:
+        if self._group is None:
+            self._group = self._take_group()
+        fitted, documents = self._group
+        number = self._cursor.place
+        pieces = []
+        for index in range(*fitted.rows[number : number + 2]):
+            ids, offset = documents[fitted.documents[index]].ids, fitted.offsets[index]
+            length = int(fitted.lengths[index])
+            tokens = ids[offset : offset + length + 1]  # with the token after it, where the document goes on
+            pieces.append(Part(tokens, length, offset == 0, _NOWHERE))
+        if number + 2 < len(fitted.rows):
+            self._cursor = self._cursor._replace(place=number + 1)
+        else:
+            self._group = None
+            self._cursor = self._after(documents[-1])
+        return pieces
+
+    def _take_group(self) -> tuple[Fitted, list[_Tokens]]:
+        """The next documents, as many as fill the rows of a group."""
+        documents, tokens = [], 0
+        while tokens < _GROUP * self._settings.length:
+            documents.append(self._ready.popleft())
+            tokens += len(documents[-1].ids)
+        self._held -= tokens
+        return fit([len(one.ids) for one in documents], self._settings.length), documents
+
+    def _after(self, last: _Tokens) -> Cursor:
+        """The document after the last one of a group; as a place where reading can go on, the row after it."""
+        return Cursor(last.turn, last.row + 1)

@@ -1,0 +1,175 @@
+"""A process that tokenizes some streams and sends their rows in the order in which they are wanted.
+
+It is started as a program of its own (``python -m hlat.data.online.worker``), brings no torch along, works ahead until the
+pipe and a short queue are full, and ends as soon as its stdin does, however the parent died.
+"""
+
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from hlat.data.assembly import fill_row
+from hlat.data.mixture import Mixture, Shares
+from hlat.data.online.dealing import rows_between, streams_of
+from hlat.data.online.documents import Reader
+from hlat.data.online.plan import ERROR, PASSED, ROW, Frame, Int64s, Plan, pack_row
+from hlat.data.online.stream import Cursor, Stream
+from hlat.data.tokenizer import Tokenizer, load_saved
+
+_TOGETHER = 64  # rows for which text is tokenized in one go
+_AHEAD = 256  # finished rows that wait for the parent
+
+
+class _Wanted(NamedTuple):
+    sample: int
+    stream: int
+    source: int
+    taken: bool  # by this rank; else the stream only has to pass it
+
+
+class Producer:
+    """The rows of some streams, in the order of their samples.
+
+    Args:
+        plan: which, of what.
+        cursors: where all streams begin, int64, (streams, sources, 3).
+    """
+
+    def __init__(self, plan: Plan, cursors: Int64s) -> None:
+        self._plan, self._cursors = plan, cursors
+        self._tokenizer: Tokenizer = load_saved(Path(plan.tokenizer))
+        self._mixture = Mixture([Shares(tuple(weights), stop) for weights, stop in plan.phases])
+        self._parts = [source.parts(plan.share.streams) for source in plan.sources]
+        self._reader = Reader(plan)
+        self._streams: dict[tuple[int, int], Stream] = {}
+        self._characters, self._tokens = 4.0, 1.0
+
+    def frames(self) -> Iterator[Frame]:
+        """Rows, for ever.
+
+        Raises:
+            DataError: text that cannot be read.
+        """
+        wanted = self._wanted()
+        while True:
+            together = list(islice(wanted, _TOGETHER))
+            self._fill(together)
+            yield from (self._frame(one) for one in together)
+
+    def _wanted(self) -> Iterator[_Wanted]:
+        plan, share = self._plan, self._plan.share
+        mine = np.zeros(share.streams, dtype=bool)
+        mine[plan.streams] = True
+        first = plan.first - plan.first % share.batch
+        while True:
+            step = np.arange(first, first + share.batch, dtype=np.int64)
+            streams = streams_of(share.seed, share.streams, step)
+            taken = np.isin(step, share.samples(first))
+            sources, _ = self._mixture.locate(step)
+            here = mine[streams] & (step >= plan.first)
+            columns = (step[here], streams[here], sources[here], taken[here])
+            yield from map(_Wanted._make, zip(*(column.tolist() for column in columns), strict=True))
+            first += share.batch
+
+    def _fill(self, wanted: list[_Wanted]) -> None:
+        """Tokenize as much as these rows take."""
+        counts = Counter((one.stream, one.source) for one in wanted)
+        rows = {self._stream(*key): self._rows_for(key, count) for key, count in counts.items()}
+        while True:
+            asking: deque[tuple[Stream, int]] = deque()
+            texts: list[str] = []
+            for stream, count in rows.items():
+                if lacking := stream.lacks(count):
+                    found = stream.documents(lacking * self._characters / self._tokens)
+                    asking.append((stream, len(found)))
+                    texts += found
+            if not asking:
+                return
+            tokens = self._tokenizer.encode_documents(texts)
+            self._characters += sum(map(len, texts))
+            self._tokens += sum(map(len, tokens))
+            for stream, count in asking:
+                stream.give(tokens[:count])
+                del tokens[:count]
+
+    def _stream(self, number: int, source: int) -> Stream:
+        key = (number, source)
+        if key not in self._streams:
+            part, cursor = number % self._parts[source], Cursor(*self._cursors[number, source].tolist())
+            documents = self._reader.part(source, part, self._parts[source])
+            self._streams[key] = Stream(self._plan.settings, documents, cursor)
+        return self._streams[key]
+
+    def _skipped(self, key: tuple[int, int]) -> int:
+        """Rows of its part that other streams keep, before the next one that this stream does."""
+        number, source = key
+        if self._stream(*key).cursor == Cursor():
+            return number // self._parts[source]
+        return rows_between(self._plan.share.streams, self._parts[source]) - 1
+
+    def _rows_for(self, key: tuple[int, int], count: int) -> int:
+        between = rows_between(self._plan.share.streams, self._parts[key[1]])
+        return self._skipped(key) + 1 + (count - 1) * between
+
+    def _frame(self, one: _Wanted) -> Frame:
+        stream = self._stream(one.stream, one.source)
+        for _ in range(self._skipped((one.stream, one.source))):
+            stream.row()
+        parts, length = stream.row(), self._plan.settings.length
+        if not one.taken:
+            return Frame(PASSED, one.sample, one.stream, one.source, stream.cursor, b"")
+        inputs_S, labels_S = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
+        positions_S = np.empty(length, dtype=np.int64) if self._plan.settings.isolate else None
+        fill_row(parts, inputs_S, labels_S, positions_S)
+        content = pack_row(inputs_S, labels_S, positions_S)
+        return Frame(ROW, one.sample, one.stream, one.source, stream.cursor, content)
+
+
+def main() -> None:
+    """Serve one parent: a plan comes in on stdin, frames go to stdout."""
+    frames = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for a frame
+    plan, cursors = Plan.receive(sys.stdin.buffer)
+    threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer,), daemon=True).start()
+    ready: queue.Queue[Frame] = queue.Queue(maxsize=_AHEAD)
+    threading.Thread(target=_send, args=(ready, frames), daemon=True).start()
+    try:
+        for frame in Producer(plan, cursors).frames():
+            ready.put(frame)
+    except Exception as error:
+        ready.put(Frame(ERROR, -1, -1, -1, Cursor(), _described(error)))
+    threading.Event().wait()  # until stdin ends
+
+
+def _send(ready: "queue.Queue[Frame]", frames: IO[bytes]) -> None:
+    try:
+        while True:
+            ready.get().send(frames)
+            if ready.empty():
+                frames.flush()
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def _wait_for_end(stream: IO[bytes]) -> None:
+    stream.read()
+    os._exit(0)  # at once, even in the middle of a row: nobody waits for it any more
+
+
+def _described(error: Exception) -> bytes:
+    if type(error).__name__ == "DataError":
+        return str(error).encode()
+    return ("a tokenizing process failed:\n" + "".join(traceback.format_exception(error))).encode()
+
+
+if __name__ == "__main__":
+    main()
