@@ -9,6 +9,7 @@ import torch
 from hlat.data import Batch
 from hlat.runtime import DataError
 from hlat.training.feed import Feed
+from hlat.training.reading import Reading
 
 
 class Numbers:
@@ -28,22 +29,37 @@ class Numbers:
         return Batch(rows, rows + 1, np.arange(first, first + count), count)
 
 
+class Rows:
+    """A reader of some rows of each batch."""
+
+    def __init__(self, numbers: Numbers, rows: range) -> None:
+        self.numbers, self.rows, self.closed = numbers, rows, False
+
+    def __call__(self, samples: int) -> Reading:
+        return Reading(self.numbers.batch(samples + self.rows.start, len(self.rows)))
+
+    def close(self) -> None:
+        self.closed = True
+
+
 def test_each_step_gets_its_own_rows_and_the_next_ones_are_read_meanwhile() -> None:
     numbers = Numbers()
-    with Feed(numbers, range(2, 4), 8, pinned=False) as feed:
-        seen = [feed.take(samples).inputs_BS.flatten().tolist() for samples in (0, 8, 16)]
+    reader = Rows(numbers, range(2, 4))
+    with Feed(reader, 8, pinned=False) as feed:
+        seen = [feed.take(samples).batch.inputs_BS.flatten().tolist() for samples in (0, 8, 16)]
     assert seen == [[2, 3], [10, 11], [18, 19]]
     assert numbers.read[:3] == [(2, 2), (10, 2), (18, 2)] and len(numbers.threads) == 2
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
+    assert reader.closed
 
 
 def test_a_jump_is_read_where_it_goes() -> None:
-    with Feed(Numbers(), range(1), 4, pinned=False) as feed:
-        assert [feed.take(samples).inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
+    with Feed(Rows(Numbers(), range(1)), 4, pinned=False) as feed:
+        assert [feed.take(samples).batch.inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
 
 
 def test_damage_is_an_error_of_the_step_that_meets_it() -> None:
-    with Feed(Numbers(damaged_at=8), range(4), 4, pinned=False) as feed:
+    with Feed(Rows(Numbers(damaged_at=8), range(4)), 4, pinned=False) as feed:
         feed.take(0)
         feed.take(4)
         with pytest.raises(DataError, match="damaged"):

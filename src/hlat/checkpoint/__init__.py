@@ -1,5 +1,6 @@
 """Checkpoints: whole and verified, or not there. Written under canonical names, so that they know no layout."""
 
+from hlat.checkpoint.blocks import Block, whole_tensors
 from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.identity import Change, check_resume, versions
 from hlat.checkpoint.manifest import verify
@@ -9,6 +10,7 @@ from hlat.checkpoint.store import CheckpointStore
 from hlat.checkpoint.tokenizer import carried_tokenizer, check_same_tokenizer, has_tokenizer, read_tokenizer
 
 __all__ = [
+    "Block",
     "Change",
     "Checkpoint",
     "CheckpointStore",
@@ -29,4 +31,5 @@ __all__ = [
     "restore",
     "verify",
     "versions",
+    "whole_tensors",
 ]

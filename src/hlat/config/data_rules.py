@@ -110,9 +110,20 @@ def _proportions(path: str, weights: list[float]) -> Iterator[Problem]:
 
 
 def _online(v: Values) -> Iterator[Problem]:
-    if v("data.mode") == "online" and v("data.duplicates") == "drop":
+    if v("data.mode") != "online":
+        return
+    if v("data.duplicates") == "drop":
         reason = "which document is a copy is only known when all have been read."
         yield _wrong("data.duplicates", "drop", reason, "Use data.mode=prepared, or keep them.")
+    if v("data.validation.path") is None and v("data.validation.fraction") and v("data.validation.by") == "tail":
+        reason = "where the tail of a source begins is only known when all of it has been read."
+        yield _wrong("data.validation.by", "tail", reason, "Use document, or data.validation.path.")
+    for index, source in enumerate(v("data.sources")):
+        for name in ("max_tokens", "max_epochs"):
+            if getattr(source, name) is not None:
+                reason = "how many tokens a source has is only known when all of it has been tokenized."
+                remedy = "Use data.mode=prepared, or name fewer of its files."
+                yield _wrong(f"data.sources.{index}.{name}", getattr(source, name), reason, remedy)
 
 
 DATA_RULES: tuple[Rule, ...] = (_corpus, _names, _weights, _phases, _last_phase, _online)

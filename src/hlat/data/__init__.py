@@ -4,7 +4,8 @@
     tokenizer, training   documents <-> token ids
     preparation, staging  documents -> token shards and a manifest, by worker processes, restartable
     prepared              a folder of shards, opened and verified
-    order, samples        global sample index -> tokens, a pure function
+    samples, mixture      global sample index -> source -> row -> tokens, a pure function
+    online                documents -> samples while training, by processes of their own
 
 The names are resolved on first use: a worker process that only tokenizes (hlat.data.worker) then starts without
 importing torch, which would cost more than tokenizing a small corpus.
@@ -14,6 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hlat.data.online.data import OnlineData
+    from hlat.data.online.feed import Cursors, OnlineFeed, StreamProgress
+    from hlat.data.online.setup import prepare_online
     from hlat.data.order import permute
     from hlat.data.preparation import Progress, prepare
     from hlat.data.prepared import Manifest, Prepared, check_tokenizer, check_vocabulary, open_prepared, verify
@@ -24,9 +28,13 @@ if TYPE_CHECKING:
 _HOME = {
     "IGNORED": "samples",
     "Batch": "samples",
+    "Cursors": "online.feed",
     "Manifest": "prepared",
+    "OnlineData": "online.data",
+    "OnlineFeed": "online.feed",
     "Prepared": "prepared",
     "Progress": "preparation",
+    "StreamProgress": "online.feed",
     "Tokenizer": "tokenizer",
     "TrainingData": "samples",
     "ValidationData": "samples",
@@ -36,15 +44,20 @@ _HOME = {
     "open_prepared": "prepared",
     "permute": "order",
     "prepare": "preparation",
+    "prepare_online": "online.setup",
     "verify": "prepared",
 }
 
 __all__ = [
     "IGNORED",
     "Batch",
+    "Cursors",
     "Manifest",
+    "OnlineData",
+    "OnlineFeed",
     "Prepared",
     "Progress",
+    "StreamProgress",
     "Tokenizer",
     "TrainingData",
     "ValidationData",
@@ -54,6 +67,7 @@ __all__ = [
     "open_prepared",
     "permute",
     "prepare",
+    "prepare_online",
     "verify",
 ]
 

@@ -78,6 +78,21 @@ class SourceRecord(_Record):
     sha256: str
 
 
+class BlocksRecord(_Record):
+    """Where text is tokenized while training: the blocks that are dealt to streams.
+
+    Attributes:
+        file, sha256: the catalogue, int64 (blocks, 3).
+        counts: how many of its blocks are each source's, in the order of the sources.
+        below: documents whose hash lies below this are validation text.
+    """
+
+    file: str
+    sha256: str
+    counts: list[int]
+    below: int
+
+
 class Manifest(_Record):
     """What prepared data is and what it was made from."""
 
@@ -95,6 +110,7 @@ class Manifest(_Record):
     settings: dict[str, Any]
     places: dict[Literal["corpus", "tokenizer"], list[str]]
     sources: list[SourceRecord]
+    blocks: BlocksRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -152,9 +168,21 @@ class Prepared:
         return np.memmap(self.dir / record.documents_file, dtype="<u8", mode="r", shape=(record.documents + 1,))
 
 
-def content_fingerprint(tokenizer_sha256: str, dtype: str, splits: dict[Split, SplitRecord]) -> str:
-    """The fingerprint of prepared data: its tokens, shard by shard, and the tokenizer."""
-    content = [tokenizer_sha256, dtype, [[shard.sha256 for shard in splits[split].shards] for split in SPLITS]]
+def content_fingerprint(
+    tokenizer_sha256: str,
+    dtype: str,
+    splits: dict[Split, SplitRecord],
+    sources: list[SourceRecord] | None = None,
+    blocks: BlocksRecord | None = None,
+) -> str:
+    """The fingerprint of prepared data: its tokens, shard by shard, and the tokenizer; online, the files and blocks."""
+    content: list[Any] = [
+        tokenizer_sha256,
+        dtype,
+        [[shard.sha256 for shard in splits[split].shards] for split in SPLITS],
+    ]
+    if blocks is not None:
+        content += [[source.content for source in sources or []], blocks.model_dump()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -281,8 +309,11 @@ def verify(dir: str | Path) -> Prepared:
 
 def _problems(prepared: Prepared) -> Iterator[str]:
     manifest = prepared.manifest
-    if content_fingerprint(manifest.tokenizer_sha256, manifest.dtype, manifest.splits) != manifest.fingerprint:
+    stated = (manifest.tokenizer_sha256, manifest.dtype, manifest.splits, manifest.sources, manifest.blocks)
+    if content_fingerprint(*stated) != manifest.fingerprint:
         yield f"{MANIFEST}: the fingerprint does not belong to the shards it lists"
+    if manifest.blocks is not None and _sha256(prepared.dir / manifest.blocks.file) != manifest.blocks.sha256:
+        yield f"{manifest.blocks.file}: {_CHANGED}"
     for split, record in manifest.splits.items():
         for shard in record.shards:
             if _sha256(prepared.dir / shard.file) != shard.sha256:

@@ -234,6 +234,23 @@ def _json_lines(file: Path, column: str, start: int) -> Iterator[Row]:
             offset += len(line)
 
 
+def read_lines(file: Path, column: str, start: int, stop: int) -> Iterator[Row]:
+    """The documents of a plain jsonl file whose lines begin at a byte ``start <= byte < stop``; rows count from 0.
+
+    Raises:
+        DataError: as ``read_documents``.
+    """
+    with _reading(file), file.open("rb") as raw:
+        if start > 0:  # the line that the byte before ``start`` is of begins before
+            raw.seek(start - 1)
+            raw.readline()
+        row = 0
+        while (offset := raw.tell()) < stop and (line := raw.readline()):
+            if line.strip():
+                yield Row(row, _json_text(f"{file}, byte {offset}", line, column, offset, file), raw.tell())
+                row += 1
+
+
 def _json_text(where: str, line: bytes, column: str, offset: int, file: Path) -> str | None:
     try:
         record = json.loads(line.decode())

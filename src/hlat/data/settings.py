@@ -37,8 +37,12 @@ def settings_of(config: DataConfig, tokenizer_sha256: str | None = None) -> dict
     columns = [source.text_column or config.text_column for source in config.sources]
     settings: dict[str, Any] = {
         "data.text_column": [config.text_column, *columns] if config.path is not None else columns,
-        "data.shard_tokens": config.shard_tokens,
+        "data.mode": config.mode,
     }
+    if config.mode == "online":
+        settings["data.streams"] = config.streams  # small corpora are cut into blocks by it
+    else:
+        settings["data.shard_tokens"] = config.shard_tokens
     tokenizer = config.tokenizer
     if tokenizer.path is not None:
         gone = tokenizer_sha256 is not None and not Path(tokenizer.path).expanduser().exists()

@@ -18,11 +18,17 @@ def mixture_of(config: DataConfig) -> Mixture | None:
     Raises:
         DataError: a phase that has no sample of its own.
     """
-    if not is_weighted(config):
-        return None
+    return Mixture(phases_of(config)) if is_weighted(config) else None
+
+
+def phases_of(config: DataConfig) -> list[Shares]:
+    """The weights of a data section that has some, phase by phase.
+
+    Raises:
+        DataError: a phase that has no sample of its own.
+    """
     if not config.phases:
-        weights = [source.weight or 0.0 for source in config.sources]
-        return Mixture([Shares(whole_weights(weights))])
+        return [Shares(whole_weights([source.weight or 0.0 for source in config.sources]))]
     phases, before = [], 0
     for index, phase in enumerate(config.phases):
         last = index == len(config.phases) - 1
@@ -35,7 +41,7 @@ def mixture_of(config: DataConfig) -> Mixture | None:
         weights = [phase.weights.get(source.label, 0.0) for source in config.sources]
         phases.append(Shares(whole_weights(weights), stop))
         before = stop or 0
-    return Mixture(phases)
+    return phases
 
 
 def may_be_asked(config: DataConfig, source: int) -> bool:

@@ -8,10 +8,11 @@
 One process is a run like any other: each of these is then the obvious, without torch.distributed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from hlat.runtime.errors import HlatError, LaunchError
@@ -68,7 +69,7 @@ class Ranks:
         if self.group is None:
             return value
         box = [value if self.is_first else None]
-        dist.broadcast_object_list(box, src=0, group=self.group)
+        dist.broadcast_object_list(box, group_src=0, group=self.group)
         return value if self.is_first else box[0]  # type: ignore[return-value]  # rank 0 put a T into it
 
     def gather(self, value: T) -> list[T] | None:
@@ -76,7 +77,7 @@ class Ranks:
         if self.group is None:
             return [value]
         values: list[Any] | None = [None] * self.world if self.is_first else None
-        dist.gather_object(value, values, dst=0, group=self.group)
+        dist.gather_object(value, values, group_dst=0, group=self.group)
         return values
 
     def all_gather(self, value: T) -> list[T]:
@@ -86,6 +87,20 @@ class Ranks:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's tensor, on every rank; on the CPU, added up in place."""
+        if self.group is not None:
+            dist.all_reduce(values, group=self.group)
+        return values
+
+    def part(self, members: Sequence[int]) -> "Ranks":
+        """Some of the ranks, this one among them, as ranks of their own; only they call it, each with the same ones."""
+        if len(members) == 1:
+            return Ranks()
+        group = dist.new_group(list(members), backend="gloo", use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup), "this rank is a member"
+        return Ranks(list(members).index(self.rank), len(members), group)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -19,7 +19,7 @@ Metrics = Mapping[str, Any]
 |-----|------------------|
 | ``step`` | optimizer steps done, this one included; required |
 | ``tokens``, ``samples`` | tokens and sequences consumed since the start of the run |
-| ``batch_crc32`` | CRC-32 of the token ids of this step's batch |
+| ``batch_crc32`` | CRC-32 of the token ids of this step's sequences, added up modulo 2^32 |
 | ``loss`` | nats per token over this step's batch |
 | ``val_loss``, ``val_bits_per_byte`` | validation: nats per token, bits per byte of text; only where a step validated |
 | ``grad_norm``, ``param_norm`` | global L2 norms: of the gradient before clipping, of the parameters after the step |

@@ -7,23 +7,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 
-from hlat.data import Batch, TrainingData
+from hlat.training.reading import Reader, Reading
 
 
 class Feed:
     """Reads one batch ahead; a context manager that leaves no thread behind.
 
     Args:
-        data: the samples.
-        rows: which sequences of a global batch this rank takes.
+        reader: reads this rank's part of a step.
         global_batch: sequences of a step.
         pinned: whether batches are put where an accelerator can fetch them while it computes.
     """
 
-    def __init__(self, data: TrainingData, rows: range, global_batch: int, pinned: bool) -> None:
-        self._data, self._rows, self._size, self._pinned = data, rows, global_batch, pinned
+    def __init__(self, reader: Reader, global_batch: int, pinned: bool) -> None:
+        self._reader, self._size, self._pinned = reader, global_batch, pinned
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self._ahead: tuple[int, Future[Batch]] | None = None
+        self._ahead: tuple[int, Future[Reading]] | None = None
 
     def __enter__(self) -> "Feed":
         return self
@@ -32,23 +31,28 @@ class Feed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
 
-    def take(self, samples: int) -> Batch:
+    def take(self, samples: int) -> Reading:
         """This rank's sequences of the step that begins at global sample ``samples``.
 
         Raises:
-            DataError: a shard is damaged.
+            DataError: a shard is damaged, or text cannot be read.
         """
         if self._ahead is not None and self._ahead[0] == samples:
-            batch = self._ahead[1].result()
+            reading = self._ahead[1].result()
         else:
-            batch = self._read(samples)
+            reading = self._read(samples)
         following = samples + self._size
         self._ahead = (following, self._thread.submit(self._read, following))
-        return batch
+        return reading
 
-    def _read(self, samples: int) -> Batch:
-        batch = self._data.batch(samples + self._rows.start, len(self._rows))
+    def _read(self, samples: int) -> Reading:
+        reading = self._reader(samples)
         if not self._pinned:
-            return batch
-        return replace(batch, inputs_BS=batch.inputs_BS.pin_memory(), labels_BS=batch.labels_BS.pin_memory())
+            return reading
+        batch = reading.batch
+        positions_BS = None if batch.positions_BS is None else batch.positions_BS.pin_memory()
+        inputs_BS, labels_BS = batch.inputs_BS.pin_memory(), batch.labels_BS.pin_memory()
+        pinned = replace(batch, inputs_BS=inputs_BS, labels_BS=labels_BS, positions_BS=positions_BS)
+        return replace(reading, batch=pinned)

@@ -26,6 +26,8 @@ from hlat.checkpoint import (
 )
 from hlat.config import Recipe
 from hlat.data import (
+    Batch,
+    OnlineData,
     Prepared,
     Progress,
     TrainingData,
@@ -34,6 +36,7 @@ from hlat.data import (
     check_vocabulary,
     open_prepared,
     prepare,
+    prepare_online,
 )
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model import flops_per_token
@@ -41,6 +44,7 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
 from hlat.runtime import Runtime, check_same, code_identity, seed_generators
+from hlat.training.reading import OnlineSamples, PreparedSamples, Samples
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
 """Opens a display for the time that text is prepared; see ``hlat.data.Progress`` for what it is told."""
@@ -74,7 +78,7 @@ class Job:
     recipe: Recipe
     runtime: Runtime
     prepared: Prepared
-    training_data: TrainingData
+    training_data: Samples
     validation_data: ValidationData | None
     model: ParallelModel  # this rank's share
     optimizer: torch.optim.Optimizer
@@ -84,6 +88,7 @@ class Job:
     saved: Saved | None  # the newest checkpoint, if there is one
     changes: list[Change]  # what differs from the recipe of the checkpoint that was loaded
     damaged: list[Damage]  # checkpoints that were found damaged and set aside
+    batch: Batch | None = None  # this rank's sequences of the last step
 
     @property
     def samples(self) -> int:
@@ -111,7 +116,8 @@ class Job:
             "versions": versions(),
         }
         files = carried_tokenizer(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
-        path = self.store.save(self.step, collect(self.recipe.model, self.model.held, self.optimizer), meta, files)
+        blocks = [*collect(self.recipe.model, self.model.held, self.optimizer), *self.training_data.state()]
+        path = self.store.save(self.step, blocks, meta, files)
         self.saved = Saved(self.step, path)
         self.store.prune()
         return path
@@ -124,7 +130,7 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
 
     def make() -> None:
         with data_progress() as progress:
-            made.append(prepare(recipe.data, recipe.prepared_dir, progress=progress))
+            made.append(_make_ready(recipe, progress))
 
     weights = runtime.ranks.first(lambda: _check_inputs(recipe))
     runtime.ranks.first(make)
@@ -137,14 +143,29 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
     return prepared
 
 
-def _training_data(recipe: Recipe, runtime: Runtime, prepared: Prepared) -> TrainingData:
+def _make_ready(recipe: Recipe, progress: Progress | None) -> Prepared:
+    """Tokenize everything, or what training needs besides the text that it tokenizes itself."""
+    data = recipe.data
+    if data.mode == "prepared":
+        return prepare(data, recipe.prepared_dir, progress=progress)
+    sequences = recipe.evaluation.sequences
+    wanted = None if sequences is None else sequences * data.sequence_length + 1
+    return prepare_online(data, recipe.prepared_dir, wanted, progress)
+
+
+def _training_data(recipe: Recipe, runtime: Runtime, prepared: Prepared) -> Samples:
     """The samples; what has to be planned for them is planned by the first rank, for those that see its files."""
+    data, batch, seed = recipe.data, recipe.batch.global_batch, recipe.training.seed
+    if data.mode == "online":
+        online = OnlineData(prepared, data, seed, batch, recipe.data_parallel(runtime.world))
+        return OnlineSamples(online, runtime.ranks)
 
     def make() -> TrainingData:
-        return TrainingData(prepared, recipe.data, recipe.training.seed)
+        return TrainingData(prepared, data, seed)
 
-    runtime.ranks.first(lambda: make().refuse_too_short(recipe.total_steps * recipe.batch.global_batch))
-    return runtime.ranks.each(make)
+    total = recipe.total_steps * batch
+    runtime.ranks.first(lambda: make().refuse_too_short(total))
+    return PreparedSamples(runtime.ranks.each(make), total)
 
 
 def _check_inputs(recipe: Recipe) -> Path | None:
@@ -196,6 +217,7 @@ def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no
     optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, seed)
     if newest is not None:
         runtime.ranks.each(lambda: restore(newest, recipe.model, model.held, optimizer))
+        runtime.ranks.each(lambda: training_data.restore(newest))
     elif recipe.checkpoint.init_from is not None:
         load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.held, runtime.ranks)
     return Job(

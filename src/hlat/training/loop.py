@@ -130,16 +130,18 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool) -> Outcome:
 
 def _feed(job: Job) -> Feed:
     pinned = job.runtime.device.type == "cuda"
-    return Feed(job.training_data, job.model.rows, job.recipe.batch.global_batch, pinned)
+    return Feed(job.training_data.reader(job.model, job.samples), job.recipe.batch.global_batch, pinned)
 
 
 def _step(job: Job, feed: Feed, watch: Stopwatch) -> StepResult:
     with watch.phase("data"):
-        batch = feed.take(job.samples)
+        reading = feed.take(job.samples)
     with watch.phase("forward_backward"):
-        loss = accumulate_gradients(job.model, batch)
+        loss = accumulate_gradients(job.model, reading.batch)
     with watch.phase("optimizer"):
         result = update(job.model, job.optimizer, job.recipe, job.step + 1, loss)
+    job.training_data.advance(reading.progress)
+    job.batch = reading.batch
     job.step += 1
     return result
 

@@ -3,6 +3,8 @@
 import zlib
 from typing import Any
 
+import torch
+
 from hlat.model import attention_backend, count_parameters
 from hlat.parallel import compilation
 from hlat.precision import MODES
@@ -35,13 +37,14 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         )
     if job.runtime.world > 1:
         tracker.message(f"layout: {recipe.parallel.describe(job.model.layout.data)}")
+    training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} training tokens, "
     tracker.message(
-        f"data: {prepared.train_tokens:,} training tokens, {prepared.validation_tokens:,} for validation, "
+        f"data: {training}{prepared.validation_tokens:,} tokens for validation, "
         f"vocabulary {prepared.manifest.vocab_size:,}"
     )
-    tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens, {_epochs(job)}")
-    for waste in job.training_data.waste:
-        tracker.message(f"packing: {waste}")
+    tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens")
+    for note in job.training_data.notes:
+        tracker.message(note)
     for note in prepared.notes:
         tracker.message(f"data: {note}")
     for damage in job.damaged:
@@ -55,12 +58,6 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     changes = [{"path": c.path, "old": c.old, "new": c.new} for c in job.changes]
     tracker.event("resume" if job.step else "start", step=job.step, parameters=parameters, changes=changes)
-
-
-def _epochs(job: Job) -> str:
-    """How often the run sees its corpus, or each source that has a weight."""
-    found = job.training_data.epochs(job.recipe.total_steps * job.recipe.batch.global_batch)
-    return ", ".join(f"{count:.2f} epochs{f' of {name}' if name else ''}" for name, count in found.items())
 
 
 def step_metrics(
@@ -94,12 +91,14 @@ def step_metrics(
 
 
 def _batch_crc32(job: Job) -> int:
-    """Of the token ids of the whole global batch of the step just done, which no rank may hold; said by the first."""
-    if not job.runtime.ranks.is_first:
-        return 0
-    size = job.recipe.batch.global_batch
-    batch = job.training_data.batch(job.samples - size, size)
-    return zlib.crc32(batch.inputs_BS.contiguous().numpy().tobytes())
+    """Of the token ids of the whole global batch of the step just done: the sum of those of its sequences.
+
+    Collective: no rank has all of them.
+    """
+    here = 0
+    if job.batch is not None and job.model.speaks:
+        here = sum(zlib.crc32(row.tobytes()) for row in job.batch.inputs_BS.numpy())
+    return int(job.runtime.ranks.total(torch.tensor([here], dtype=torch.int64)).item()) & 0xFFFFFFFF
 
 
 def _largest_memory(job: Job) -> int:

@@ -9,6 +9,7 @@ Blocks are what is dealt to streams, so they are small where a corpus is small: 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
             total = file.stat().st_size
             parts = max(-(-total // size), 1)
             edges = [total * part // parts for part in range(parts + 1)]
-            yield from (Block(index, start, stop) for start, stop in zip(edges, edges[1:], strict=False))
+            yield from (Block(index, start, stop) for start, stop in pairwise(edges))
         case _:
             yield Block(index, 0, _WHOLE)
 
@@ -83,7 +84,7 @@ def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> I
     for rows, total in groups:
         parts = min(max(-(-total // size), 1), max(rows, 1))
         edges = [first + rows * part // parts for part in range(parts + 1)]
-        yield from (Block(index, start, stop) for start, stop in zip(edges, edges[1:], strict=False) if stop > start)
+        yield from (Block(index, start, stop) for start, stop in pairwise(edges) if stop > start)
         first += rows
 
 

@@ -28,7 +28,8 @@ def streams_of(seed: int, streams: int, samples: npt.ArrayLike) -> Int64s:
     rounds, places = np.divmod(asked, streams)
     distinct, inverse = np.unique(rounds, return_inverse=True)
     shifts = np.array([stream_key(seed, "round", int(number)) % streams for number in distinct], dtype=np.int64)
-    return (places + shifts[inverse].reshape(asked.shape)) % streams
+    found: Int64s = (places + shifts[inverse].reshape(asked.shape)) % streams
+    return found
 
 
 def parts_of(streams: int, blocks: int) -> int:
@@ -67,10 +68,11 @@ class Share:
     def samples(self, first: int) -> Int64s:
         """The samples of the step that begins with sample ``first`` that this rank takes, ascending."""
         step = np.arange(first, first + self.batch, dtype=np.int64)
-        if self.is_even:
-            return step[streams_of(self.seed, self.streams, step) % self.ranks == self.index]
         each = self.batch // self.ranks
-        return step[self.index * each : (self.index + 1) * each]
+        if not self.is_even:
+            return step[self.index * each : (self.index + 1) * each]
+        taken: Int64s = step[streams_of(self.seed, self.streams, step) % self.ranks == self.index]
+        return taken
 
     def better(self) -> int:
         """A number of streams near this one that could be shared out."""

@@ -1,6 +1,6 @@
 """The documents of a part of a source, from a place on, for ever: what a stream reads.
 
-    turn of the part --formula--> turn of the source --> block --> rows --> training documents
+turn of the part --formula--> turn of the source --> block --> rows --> training documents
 """
 
 from collections.abc import Callable, Iterator

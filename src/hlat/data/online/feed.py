@@ -1,6 +1,6 @@
 """This rank's samples of each step, tokenized by processes of its own, and how far the streams have come.
 
-    workers, each some of the streams --frames--> rows of the step, in order --> Batch, with the cursors after it
+workers, each some of the streams --frames--> rows of the step, in order --> Batch, with the cursors after it
 """
 
 import os
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from hlat.data.assembly import NO_LABEL
-from hlat.data.online.dealing import Share, streams_of
+from hlat.data.online.dealing import streams_of
 from hlat.data.online.plan import ERROR, ROW, Frame, Plan, unpack_rows
 from hlat.data.samples import Batch
 from hlat.model import IGNORED
@@ -24,7 +24,7 @@ from hlat.runtime import DataError
 Int64s = npt.NDArray[np.int64]
 
 
-class Progress(NamedTuple):
+class StreamProgress(NamedTuple):
     """Where streams go on after a batch.
 
     Attributes:
@@ -47,7 +47,7 @@ class Cursors:
     def __init__(self, streams: int, sources: int) -> None:
         self.values = np.zeros((streams, sources, 3), dtype=np.int64)
 
-    def advance(self, progress: Progress) -> None:
+    def advance(self, progress: StreamProgress) -> None:
         """Take note of what a batch has consumed; the last word on a stream counts."""
         self.values[progress.streams, progress.sources] = progress.cursors
 
@@ -105,9 +105,7 @@ class OnlineFeed:
         token_bytes: bytes of text of each token id, (vocabulary,).
     """
 
-    def __init__(
-        self, plan: Plan, cursors: Int64s, first: int, workers: int, token_bytes: Int64s
-    ) -> None:
+    def __init__(self, plan: Plan, cursors: Int64s, first: int, workers: int, token_bytes: Int64s) -> None:
         self._plan, self._share, self._next, self._token_bytes = plan, plan.share, first, token_bytes
         owned = self._share.owned
         count = min(workers, len(owned))
@@ -118,7 +116,7 @@ class OnlineFeed:
             self._serves[streams] = number
             self._workers.append(_Worker(replace(plan, streams=streams.tolist(), first=first), cursors))
 
-    def read(self, first: int) -> tuple[Batch, Progress]:
+    def read(self, first: int) -> tuple[Batch, StreamProgress]:
         """This rank's samples of the step that begins with global sample ``first``, and the cursors after it.
 
         Steps have to be asked for in order.
@@ -155,9 +153,9 @@ class OnlineFeed:
             worker.close()
 
 
-def _progress(frames: list[Frame]) -> Progress:
+def _progress(frames: list[Frame]) -> StreamProgress:
     last = {(frame.stream, frame.source): frame.cursor for frame in frames}
-    return Progress(
+    return StreamProgress(
         np.array([stream for stream, _ in last], dtype=np.int64),
         np.array([source for _, source in last], dtype=np.int64),
         np.array(list(last.values()), dtype=np.int64).reshape(-1, 3),

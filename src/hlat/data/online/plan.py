@@ -1,6 +1,6 @@
 """What a tokenizing process is told: a line of JSON, and where its streams begin.
 
-    parent --(line of JSON, cursors)--> worker --(frames)--> parent
+parent --(line of JSON, cursors)--> worker --(frames)--> parent
 """
 
 import json

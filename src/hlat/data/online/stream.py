@@ -2,11 +2,12 @@
 
     turns of the part --> block --> document --> tokens, an end token --> rows
 
-``Cursor`` is where the next row begins. Text is tokenized outside, many streams at a time: a stream says how much it lacks,
-gives documents and gets their tokens.
+``Cursor`` is where the next row begins. Text is tokenized outside, many streams at a time: a stream says how much it
+lacks, gives documents and gets their tokens.
 
-Under ``concat`` a row is the next S tokens, and its last label the first token of the row after it. Under ``best-fit`` as many
-documents as fill ``_GROUP`` rows are fitted together; a row is then known by where its group begins and its number in it.
+Under ``concat`` a row is the next S tokens, and its last label the first token of the row after it. Under ``best-fit``
+as many documents as fill ``_GROUP`` rows are fitted together; a row is then known by where its group begins and its
+number in it.
 """
 
 from collections import deque
@@ -81,9 +82,7 @@ class Stream:
         cursor: where to begin.
     """
 
-    def __init__(
-        self, settings: Settings, documents: Callable[[int, int], Iterator[Document]], cursor: Cursor
-    ) -> None:
+    def __init__(self, settings: Settings, documents: Callable[[int, int], Iterator[Document]], cursor: Cursor) -> None:
         self._settings, self._cursor = settings, cursor
         self._documents = documents(cursor.turn, cursor.row)
         self._ready: deque[_Tokens] = deque()

@@ -1,7 +1,7 @@
 """A process that tokenizes some streams and sends their rows in the order in which they are wanted.
 
-It is started as a program of its own (``python -m hlat.data.online.worker``), brings no torch along, works ahead until the
-pipe and a short queue are full, and ends as soon as its stdin does, however the parent died.
+It is started as a program of its own (``python -m hlat.data.online.worker``), brings no torch along, works ahead until
+the pipe and a short queue are full, and ends as soon as its stdin does, however the parent died.
 """
 
 import os

@@ -1,0 +1,46 @@
+"""The data section and what has been set up -> the plan of a rank's tokenizing processes."""
+
+from hlat.config import DataConfig
+from hlat.data.online.dealing import Share
+from hlat.data.online.plan import Plan, SourcePlan
+from hlat.data.online.stream import Settings
+from hlat.data.prepared import Prepared
+from hlat.data.weights import is_weighted, phases_of
+from hlat.runtime import stream_key
+
+
+def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> Plan:
+    """Everything that decides which tokens form which sample, and what of it a rank takes."""
+    manifest = prepared.manifest
+    assert manifest.blocks is not None, "set up for mode online"
+    weighted = is_weighted(config)
+    phases: list[tuple[list[int], int | None]] = [([1], None)]
+    if weighted:
+        phases = [(list(one.weights), one.stop) for one in phases_of(config)]
+    counts = manifest.blocks.counts
+    return Plan(
+        catalogue=str(prepared.dir / manifest.blocks.file),
+        files=[(source.path, str(source.content[1])) for source in manifest.sources],
+        tokenizer=str(prepared.tokenizer_dir),
+        settings=Settings(config.sequence_length, config.packing, config.isolate, manifest.eos_id),
+        shuffle=config.shuffle,
+        below=manifest.blocks.below,
+        sources=_weighted(config, counts, seed) if weighted else [_one(config, counts, seed)],
+        phases=phases,
+        share=share,
+        streams=[],
+        first=0,
+    )
+
+
+def _weighted(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:
+    firsts = [sum(counts[:index]) for index in range(len(counts))]
+    return [
+        SourcePlan(source.label, first, [count], [1.0], stream_key(seed, "source", index))
+        for index, (source, first, count) in enumerate(zip(config.sources, firsts, counts, strict=True))
+    ]
+
+
+def _one(config: DataConfig, counts: list[int], seed: int) -> SourcePlan:
+    repeats = [source.repeat for source in config.sources] or [1.0]
+    return SourcePlan("the corpus", 0, counts, repeats, seed)

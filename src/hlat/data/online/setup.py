@@ -1,0 +1,279 @@
+"""What is done once before text can be tokenized while training: tokenizer, validation split, catalogue of blocks.
+
+    files --sampled hashes--> what they are --> tokenizer, given or trained
+          --blocks------------------------> blocks.npy
+          --documents of some blocks------> validation tokens
+          --> manifest.json, written last
+
+The corpus is not read as a whole, unless a tokenizer is trained on it: a file counts by its size and the hash of its
+beginning, middle and end. Which documents are validation text is decided by their hashes, as everywhere; of these, as
+many are taken as the recipe evaluates on, from blocks all over the corpus.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from hlat.config import DataConfig
+from hlat.data.corpus import SplitPlan, texts_of
+from hlat.data.folders import checked_folder, locked
+from hlat.data.online.catalogue import Block, as_array, block_bytes, blocks_of, read_block
+from hlat.data.order import permute
+from hlat.data.prepared import (
+    FORMAT_VERSION,
+    MANIFEST,
+    TOKENIZER,
+    BlocksRecord,
+    Manifest,
+    Prepared,
+    ShardRecord,
+    SourceRecord,
+    SplitRecord,
+    content_fingerprint,
+    open_prepared,
+    read_manifest,
+    refuse_other_settings,
+    settings_beside,
+)
+from hlat.data.settings import places_of
+from hlat.data.shards import token_dtype
+from hlat.data.sources import SourceFile, corpus_changes, list_files
+from hlat.data.split import Assignment, hash_threshold
+from hlat.data.storage import storing, sync_folder, write_whole
+from hlat.data.tokenizer import Ids, Tokenizer, load_saved, load_tokenizer
+from hlat.data.tokenizer_training import sample, train_bpe, train_char
+from hlat.runtime import DataError
+
+_BLOCKS = "blocks.npy"
+_SAMPLED = 1 << 16  # bytes of each of three places of a file that are hashed
+_TOGETHER = 32  # validation documents that are tokenized in one go
+
+
+def prepare_online(
+    config: DataConfig,
+    out_dir: str | Path,
+    validation_tokens: int | None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Prepared:
+    """Make ready what training needs besides the text itself; returns at once if that is done already.
+
+    Args:
+        config: the data section, of mode ``online``.
+        out_dir: the folder of the result.
+        validation_tokens: about how many are wanted; None for all that there are.
+        progress: told of the stage "sample", where a tokenizer is trained; see ``hlat.data.Progress``.
+
+    Raises:
+        DataError: a corpus or tokenizer that cannot be used, or a folder that holds other data.
+        StorageError: the disk refused.
+    """
+    folder = checked_folder(out_dir)
+    files = [_identified(file) for file in list_files(config)]
+    manifest = read_manifest(folder)
+    settings = settings_beside(folder, manifest, config)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, wait=True):
+            manifest = read_manifest(folder)
+            if manifest is None:
+                _Setup(config, folder, files, validation_tokens, progress or _silent).run(settings)
+            else:
+                before = [(record.path, record.content) for record in manifest.sources]
+                refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
+    return open_prepared(folder, config)
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    del stage, done, total
+
+
+def _identified(file: SourceFile) -> SourceFile:
+    """The file with a hash of its size, beginning, middle and end."""
+    digest = hashlib.sha256(str(file.size).encode())
+    try:
+        with file.path.open("rb") as stream:
+            for place in (0, (file.size - _SAMPLED) // 2, file.size - _SAMPLED):
+                stream.seek(max(place, 0))
+                digest.update(stream.read(_SAMPLED))
+    except OSError as error:
+        raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
+    return replace(file, sha256=digest.hexdigest())
+
+
+class _Setup:
+    """One set-up, from files to the finished folder."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        folder: Path,
+        files: list[SourceFile],
+        validation_tokens: int | None,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._config, self._folder, self._files, self._progress = config, folder, files, progress
+        self._wanted = validation_tokens
+        share = config.validation.fraction if config.validation.path is None else 0.0
+        self._below = hash_threshold(share)
+
+    def run(self, settings: dict[str, object]) -> None:
+        """Write everything, the manifest last."""
+        blocks, counts = self._blocks()
+        tokenizer, notes = self._tokenizer()
+        buffer = BytesIO()
+        np.save(buffer, as_array(blocks), allow_pickle=False)
+        write_whole(self._folder / _BLOCKS, buffer.getvalue())
+        record = BlocksRecord(
+            file=_BLOCKS, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), counts=counts, below=self._below
+        )
+        dtype = token_dtype(tokenizer.vocab_size)
+        splits = {
+            "train": self._written("train", [], dtype, 0),
+            "validation": self._validation(blocks, tokenizer, dtype),
+        }
+        sources = [_record(file) for file in self._files]
+        manifest = Manifest.model_validate(
+            {
+                "format_version": FORMAT_VERSION,
+                "fingerprint": content_fingerprint(tokenizer.sha256, dtype, splits, sources, record),  # type: ignore[arg-type]
+                "dtype": dtype,
+                "vocab_size": tokenizer.vocab_size,
+                "eos_id": tokenizer.eos_id,
+                "bos_id": tokenizer.bos_id,
+                "tokenizer_sha256": tokenizer.sha256,
+                "splits": splits,
+                "null_rows": 0,
+                "empty_documents": 0,
+                "notes": notes,
+                "settings": settings,
+                "places": places_of(self._config),
+                "sources": sources,
+                "blocks": record,
+            }
+        )
+        sync_folder(self._folder)
+        write_whole(self._folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+        sync_folder(self._folder)
+
+    def _blocks(self) -> tuple[list[Block], list[int]]:
+        """The blocks of all training files, and how many are each source's."""
+        total = sum(file.size for file in self._files if not file.is_validation)
+        size = block_bytes(total, self._config.streams)
+        blocks: list[Block] = []
+        counts = [0] * max(len(self._config.sources), 1)
+        for index, file in enumerate(self._files):
+            if not file.is_validation:
+                found = _blocks_of(index, file, size)
+                blocks += found
+                counts[file.source] += len(found)
+        if not blocks:
+            raise DataError(f"{self._files[0].path}: no text for training: the files hold no rows.")
+        return blocks, counts
+
+    def _tokenizer(self) -> tuple[Tokenizer, list[str]]:
+        """The tokenizer, given or trained, saved; and what to tell of it."""
+        asked, folder = self._config.tokenizer, self._folder / TOKENIZER
+        tokenizer = self._trained() if asked.path is None else load_tokenizer(asked.path, asked.eos_token)
+        tokenizer.save(folder)
+        tokenizer = load_saved(folder)
+        if asked.path is None and asked.train == "bpe" and tokenizer.vocab_size < asked.vocab_size:
+            return tokenizer, [
+                f"The corpus is too small for data.tokenizer.vocab_size = {asked.vocab_size}: "
+                f"the tokenizer has {tokenizer.vocab_size} tokens."
+            ]
+        return tokenizer, []
+
+    def _trained(self) -> Tokenizer:
+        asked, config = self._config.tokenizer, self._config
+        plan = SplitPlan(config.validation.fraction if config.validation.path is None else 0.0, None)
+        texts = texts_of(self._files, plan, partial(self._progress, "sample"))
+        if asked.train == "char":
+            alphabet: set[str] = set()
+            for _, text in texts:
+                alphabet.update(text)
+            return train_char(alphabet, asked.eos_token)
+        training = (text for split, text in texts if split == "train")
+        return train_bpe(sample(training, asked.train_bytes), asked.vocab_size, asked.eos_token)
+
+    # --- validation --------------------------------------------------------------------------------------------------
+
+    def _validation(self, blocks: list[Block], tokenizer: Tokenizer, dtype: str) -> SplitRecord:
+        documents: list[Ids] = []
+        end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        text_bytes = tokens = 0
+        texts = self._validation_texts(blocks)
+        while self._wanted is None or tokens < self._wanted:
+            together = [text for _, text in zip(range(_TOGETHER), texts, strict=False)]
+            if not together:
+                break
+            for text, ids in zip(together, tokenizer.encode_documents(together), strict=True):
+                documents.append(np.concatenate([ids, np.array(end, dtype=np.uint32)]))
+                tokens += len(documents[-1])
+                text_bytes += len(text.encode())
+        return self._written("validation", documents, dtype, text_bytes)
+
+    def _validation_texts(self, blocks: list[Block]) -> Iterator[str]:
+        """All text of the files given for validation; else what falls to it by hash, of blocks in a drawn order."""
+        if self._config.validation.path is not None:
+            for file in self._files:
+                if file.is_validation:
+                    for found in read_block(file.path, file.column, Block(0, 0, -1), 0):
+                        yield from [found.text] if found.text else []
+            return
+        if not self._below:
+            return
+        assignment = Assignment(below=self._below)
+        for place in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
+            file = self._files[blocks[place].file]
+            for found in read_block(file.path, file.column, blocks[place], 0):
+                if found.text and assignment.pieces(found.text, found.text.encode(), 0)[0][0] == "validation":
+                    yield found.text
+
+    def _written(self, split: str, documents: list[Ids], dtype: str, text_bytes: int) -> SplitRecord:
+        """A split, written as one shard."""
+        starts = np.cumsum([0, *map(len, documents)], dtype=np.uint64).astype("<u8").tobytes()
+        tokens = np.concatenate(documents) if documents else np.empty(0, dtype=np.uint32)
+        content = tokens.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+        write_whole(self._folder / f"{split}-documents.bin", starts)
+        shards = []
+        if documents:
+            name = f"{split}-00000.bin"
+            write_whole(self._folder / name, content)
+            sha256 = hashlib.sha256(content).hexdigest()
+            shards = [ShardRecord(file=name, tokens=len(tokens), bytes=len(content), sha256=sha256)]
+        return SplitRecord(
+            documents=len(documents),
+            tokens=len(tokens),
+            text_bytes=text_bytes,
+            sources=[],
+            shards=shards,
+            documents_file=f"{split}-documents.bin",
+            documents_sha256=hashlib.sha256(starts).hexdigest(),
+        )
+
+
+def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:
+    try:
+        return list(blocks_of(index, file.path, file.column, size))
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).strip().rstrip(".").splitlines()[0]
+        raise DataError(
+            f"{file.path}: cannot be opened: {reason}. It is truncated or damaged: fetch or write the file again."
+        ) from error
+
+
+def _record(file: SourceFile) -> SourceRecord:
+    return SourceRecord(
+        path=str(file.path),
+        use="validation" if file.is_validation else "split",
+        content=file.content,
+        bytes=file.size,
+        mtime_ns=file.mtime_ns,
+        sha256=file.sha256,
+    )

@@ -1,0 +1,160 @@
+"""Where the batches of a run come from: prepared shards, or processes that tokenize while it trains.
+
+prepared   each rank reads its rows; the position is the number of the sample
+online     one rank of each data-parallel group has its rows tokenized, the others get them from it; how far the
+           streams have come is part of the checkpoint
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hlat.checkpoint import Block, Checkpoint, whole_tensors
+from hlat.data import Batch, OnlineData, OnlineFeed, StreamProgress, TrainingData
+from hlat.parallel import ParallelModel
+from hlat.runtime import Ranks
+
+_CURSORS = "data.cursors"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A rank's part of a step, and where the data goes on after it."""
+
+    batch: Batch
+    progress: StreamProgress | None = None
+
+
+class Reader(Protocol):
+    """Reads this rank's part of each step."""
+
+    def __call__(self, samples: int) -> Reading:
+        """That of the step which begins at global sample ``samples``."""
+
+    def close(self) -> None:
+        """End what reads ahead."""
+
+
+class Samples(Protocol):
+    """The training samples of a run."""
+
+    notes: list[str]
+
+    def reader(self, model: ParallelModel, samples: int) -> Reader:
+        """What reads this rank's part, from a sample on. Collective."""
+
+    def advance(self, progress: StreamProgress | None) -> None:
+        """Take note of a step that is done."""
+
+    def state(self) -> list[Block]:
+        """What a checkpoint has to hold besides the number of the sample. Collective."""
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on where a checkpoint left off."""
+
+
+class PreparedSamples:
+    """Samples of prepared data.
+
+    Args:
+        data: the samples.
+        total: samples of the run.
+    """
+
+    def __init__(self, data: TrainingData, total: int) -> None:
+        self._data = data
+        epochs = (f"{count:.2f} epochs{f' of {name}' if name else ''}" for name, count in data.epochs(total).items())
+        self.notes = [f"data: {', '.join(epochs)} in this run", *(f"packing: {waste}" for waste in data.waste)]
+
+    def reader(self, model: ParallelModel, samples: int) -> Reader:
+        """Reads rows as they are asked for."""
+        del samples
+        return _PreparedReader(self._data, model.rows)
+
+    def advance(self, progress: StreamProgress | None) -> None:
+        """Nothing to note: the number of the sample says everything."""
+
+    def state(self) -> list[Block]:
+        """Nothing."""
+        return []
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Nothing to restore."""
+
+
+class _PreparedReader:
+    def __init__(self, data: TrainingData, rows: range) -> None:
+        self._data, self._rows = data, rows
+
+    def __call__(self, samples: int) -> Reading:
+        return Reading(self._data.batch(samples + self._rows.start, len(self._rows)))
+
+    def close(self) -> None:
+        pass
+
+
+class OnlineSamples:
+    """Samples that are tokenized while the model trains.
+
+    Args:
+        data: the samples.
+        ranks: the processes of the run.
+    """
+
+    def __init__(self, data: OnlineData, ranks: Ranks) -> None:
+        self._data, self._ranks = data, ranks
+        self._cursors = data.cursors()
+        self._owned = data.owned(0)
+        self._speaks = True
+        self.notes = [f"data: {note}" for note in data.notes]
+
+    def reader(self, model: ParallelModel, samples: int) -> Reader:
+        """Makes a group for those who work on the same samples, and has the first of them start what tokenizes."""
+        index = model.data_index
+        together = self._ranks.part(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
+        # Where streams cannot be shared out every data-parallel rank knows them all, and the first one speaks.
+        self._speaks = together.is_first and (self._data.is_shared_out or index == 0)
+        self._owned = self._data.owned(index)
+        return _OnlineReader(lambda: self._data.feed(index, self._cursors, samples), together)
+
+    def advance(self, progress: StreamProgress | None) -> None:
+        """Move the cursors of the streams that a step consumed."""
+        assert progress is not None, "online, every batch says how far it went"
+        self._cursors.advance(progress)
+
+    def state(self) -> list[Block]:
+        """The cursors of all streams, of which each rank knows those that it tokenizes."""
+        known = np.zeros_like(self._cursors.values)
+        if self._speaks:
+            known[self._owned] = self._cursors.values[self._owned]
+        return whole_tensors({_CURSORS: self._ranks.total(torch.from_numpy(known))})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take the cursors over.
+
+        Raises:
+            CheckpointError: it has none, or of another number of streams or sources.
+        """
+        checkpoint.check({_CURSORS: torch.from_numpy(self._cursors.values)})
+        self._cursors.values[:] = checkpoint.read([_CURSORS])[_CURSORS].numpy()
+
+
+class _OnlineReader:
+    def __init__(self, start: Callable[[], OnlineFeed], together: Ranks) -> None:
+        self._start, self._together = start, together
+        self._feed: OnlineFeed | None = None
+
+    def __call__(self, samples: int) -> Reading:
+        return self._together.first(lambda: self._read(samples))
+
+    def _read(self, samples: int) -> Reading:
+        if self._feed is None:
+            self._feed = self._start()
+        return Reading(*self._feed.read(samples))
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()

@@ -1,0 +1,120 @@
+"""Runs that tokenize while they train obey the same laws: resume is invisible, ranks change nothing of the data."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hlat.checkpoint import open_checkpoint, resolve
+
+TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
+ONLINE = ["data.mode=online", "data.streams=8"]
+
+
+def _metrics(run: Path) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+
+
+def _data_of(run: Path) -> list[tuple[object, object]]:
+    """Which sequences the logged steps saw."""
+    return [(line["step"], line["batch_crc32"]) for line in _metrics(run)]
+
+
+def _same(one: Path, other: Path) -> None:
+    tensors, others = (open_checkpoint(resolve(run)).load("") for run in (one, other))
+    assert tensors.keys() == others.keys() and "data.cursors" in tensors
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, others[name]), name
+    assert _metrics(one) == _metrics(other)
+
+
+@pytest.fixture(scope="module")
+def straight(cli, tiny_recipe, corpus, tmp_path_factory):
+    """A run that nothing disturbed, and what it was made ready with."""
+    folder = tmp_path_factory.mktemp("online")
+    (folder / "recipe.yaml").write_text(tiny_recipe)
+    done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}", *ONLINE)
+    assert done.returncode == 0, done.stderr
+    assert "tokenizing while training: 60 blocks of the corpus, dealt to 8 streams" in done.stdout
+    return folder / "run"
+
+
+@pytest.fixture
+def online(tiny, straight, tmp_path):
+    """Overrides of a run of its own on the same data."""
+    shutil.copytree(straight / "data", tmp_path / "run" / "data")
+    return [*tiny, *ONLINE]
+
+
+def test_it_learns(straight):
+    losses = [line["loss"] for line in _metrics(straight)]
+    assert losses[-1] < losses[0] - 1.0, losses
+
+
+def test_stopped_and_resumed_it_is_the_same_run(cli, recipe_file, online, straight, tmp_path):
+    first = cli("train", recipe_file, *online, "training.stop_after=17")
+    assert first.returncode == 0, first.stderr
+    second = cli("train", recipe_file, *online, "data.workers=3")
+    assert second.returncode == 0 and "resumed at step 17" in second.stdout, second.stderr
+    _same(straight, tmp_path / "run")
+
+
+def test_killed_it_goes_on_as_if_nothing_had_happened_and_leaves_no_process(recipe_file, online, straight, tmp_path):
+    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *online, "checkpoint.every_steps=3"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    for line in process.stdout:
+        if "step 10/40" in line:
+            break
+    workers = [
+        child for child in psutil.Process(process.pid).children() if "hlat.data.online.worker" in child.cmdline()
+    ]
+    assert workers
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs(workers, timeout=20)
+    assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    _same(straight, tmp_path / "run")
+
+
+@pytest.mark.parametrize("layout", [["parallel.tensor=2"], ["parallel.pipeline=2"], []], ids=["TP2", "PP2", "DP2"])
+def test_any_layout_sees_the_same_data_and_takes_over_from_any_other(
+    cli, recipe_file, online, straight, tmp_path, layout
+):
+    """Batches are compared by their checksums; losses to the bound of reordered sums that tests/distributed derives."""
+    first = cli("train", recipe_file, *online, "training.stop_after=13", "--nproc", "2", *layout)
+    assert first.returncode == 0, first.stderr
+    second = cli("train", recipe_file, *online, "training.stop_after=10")
+    assert second.returncode == 0, second.stderr
+    third = cli("train", recipe_file, *online, "--nproc", "2", *layout)
+    assert third.returncode == 0, third.stderr
+    assert _data_of(tmp_path / "run") == _data_of(straight)
+
+
+def test_a_worker_that_dies_is_an_error_that_says_so(recipe_file, online):
+    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *online, "training.steps=100000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    for line in process.stdout:
+        if "step 10/" in line:
+            break
+    for child in psutil.Process(process.pid).children():
+        if "hlat.data.online.worker" in child.cmdline():
+            child.kill()
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 2 and "a tokenizing process was killed by signal 9" in rest
+    assert "Traceback" not in rest
+
+
+def test_other_streams_or_another_mode_are_refused(cli, recipe_file, online):
+    assert cli("train", recipe_file, *online, "training.stop_after=2").returncode == 0
+    for change in ("data.streams=4", "data.mode=prepared"):
+        done = cli("train", recipe_file, *online, change)
+        assert done.returncode == 2 and change.split("=")[0] in done.stderr, done.stderr
