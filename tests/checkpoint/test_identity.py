@@ -116,6 +116,40 @@ def test_rope_scaling_is_part_of_the_model(old: Any, new: Any, named: str) -> No
     assert f"{named}: " in str(caught.value)
 
 
+_TWO = [{"path": "a", "name": "a", "weight": 1.0}, {"path": "b", "name": "b", "weight": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ({"data__sources": _TWO}, {"data__sources": [_TWO[0], _TWO[1] | {"weight": 3.0}]}, "data.sources.1.weight"),
+        ({"data__sources": _TWO}, {"data__sources": _TWO[:1]}, "data.sources"),
+        (
+            {"data__phases": [{"weights": {"a": 1.0}}]},
+            {"data__phases": [{"until_tokens": 9.0, "weights": {"a": 1.0}}, {"weights": {"b": 1.0}}]},
+            "data.phases",
+        ),
+        (
+            {"data__phases": [{"until_tokens": 8.0, "weights": {"a": 1.0}}, {"weights": {"b": 1.0}}]},
+            {"data__phases": [{"until_tokens": 9.0, "weights": {"a": 1.0}}, {"weights": {"b": 1.0}}]},
+            "data.phases.0.until_tokens",
+        ),
+    ],
+)
+def test_the_mixture_is_part_of_the_run(old: dict[str, Any], new: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(saved(**old), "f", recipe(**new), "f")
+    assert f"{named}: saved with " in str(caught.value)
+
+
+def test_where_sources_lie_may_change() -> None:
+    moved = [one | {"path": f"elsewhere/{one['path']}"} for one in _TWO]
+    changes = check_resume(saved(data__sources=_TWO), "f", recipe(data__sources=moved), "f")
+    assert [change.path for change in changes] == ["data.sources.0.path", "data.sources.1.path"]
+    plain = [{"path": "a"}]
+    assert check_resume(saved(data__sources=plain), "f", recipe(data__sources=[*plain, *plain]), "f")
+
+
 def test_writing_out_a_default_changes_nothing() -> None:
     assert check_resume(saved(), "f", recipe(model__kv_heads=4, model__head_dim=8), "f") == []
     assert check_resume(saved(model__kv_heads=4, model__head_dim=8), "f", recipe(), "f") == []

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -86,8 +86,31 @@ def _walk(
         value = getattr(section, name, None)
         if isinstance(value, BaseModel) and isinstance(old, dict):
             _walk(here, old, value, is_fixed, refused, allowed)
+        elif isinstance(value, tuple) and isinstance(old, list) and _pairs(value, old):
+            for index, (saved_one, one) in enumerate(_pairs(value, old)):
+                _walk(f"{here}.{index}", saved_one, one, is_fixed, refused, allowed)
         elif _meaning(name, old, saved) != _meaning(name, new, current):
-            (refused if is_fixed else allowed).append(Change(here, old, new))
+            (refused if is_fixed or _has_fixed(value, old, field) else allowed).append(Change(here, old, new))
+
+
+def _pairs(sections: tuple[Any, ...], saved: list[Any]) -> list[tuple[Any, BaseModel]]:
+    """Sections and what was saved of them, where there are as many; nothing for values of another kind."""
+    both = list(zip(saved, sections, strict=False))
+    return both if len(saved) == len(sections) and all(isinstance(one, BaseModel) for one in sections) else []
+
+
+def _has_fixed(value: Any, old: Any, field: FieldInfo | None) -> bool:
+    """Whether sections that were added to a list, or taken from it, say anything in a fixed field."""
+    if field is None or not isinstance(value, tuple):
+        return False
+    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    names = {name: inner for kind in kinds for name, inner in kind.model_fields.items() if _is_fixed(inner)}
+    if not names:
+        return False
+    both = [one.model_dump(mode="json") for one in value] + (old if isinstance(old, list) else [])
+    return any(
+        one.get(name, inner.get_default()) != inner.get_default() for one in both for name, inner in names.items()
+    )
 
 
 def _is_fixed(field: FieldInfo) -> bool:
