@@ -192,6 +192,37 @@ def _parquet(file: Path, column: str, start: int) -> Iterator[Row]:
             first += rows
 
 
+def group_rows(file: Path) -> list[int]:
+    """Rows of each row group of a parquet file.
+
+    Raises:
+        DataError: as ``read_documents``.
+    """
+    with _reading(file), pq.ParquetFile(file) as parquet:
+        return [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+
+
+def read_group(file: Path, column: str, group: int) -> Any:
+    """The text column of a row group of a parquet file, a pyarrow array, whole in memory.
+
+    Raises:
+        DataError: as ``read_documents``.
+    """
+    with _reading(file), pq.ParquetFile(file) as parquet:
+        _check_column(file, parquet.schema_arrow, column)
+        return parquet.read_row_group(group, columns=[column], use_threads=False).column(0)
+
+
+def rows_of_group(file: Path, values: Any, first: int, start: int) -> Iterator[Row]:
+    """The rows of a column that ``read_group`` gave, whose first row is ``first``, from row ``start`` on.
+
+    Raises:
+        DataError: as ``read_documents``.
+    """
+    with _reading(file):
+        yield from _rows(file, iter([values]), first, start, lambda _: 0)
+
+
 def _arrow(file: Path, column: str, start: int) -> Iterator[Row]:
     size = file.stat().st_size
     with pa.memory_map(str(file)) as source:

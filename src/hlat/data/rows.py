@@ -121,6 +121,8 @@ class RowReader:
 
     def read(self, rows: list[list[Piece]]) -> Read:
         """One row for each list of pieces."""
+        if rows and self._starts is None and all(len(row) == 1 and row[0].length == self._length for row in rows):
+            return self._read_whole([row[0].start for row in rows])
         shape = (len(rows), self._length)
         inputs, labels = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
         positions = None if self._starts is None else np.empty(shape, dtype=np.int64)
@@ -133,6 +135,15 @@ class RowReader:
                     highest = (int(part.tokens.max()), piece.start + int(part.tokens.argmax()))
         labels[labels == NO_LABEL] = IGNORED
         return Read(inputs, labels, positions, highest)
+
+    def _read_whole(self, starts: list[int]) -> Read:
+        """Rows of S consecutive tokens and the one after them: most there are."""
+        tokens = np.empty((len(starts), self._length + 1), dtype=np.int64)
+        for row, start in enumerate(starts):
+            self._tokens.read_into(start, tokens[row])
+        row, column = divmod(int(tokens.argmax()), self._length + 1)
+        highest = (int(tokens[row, column]), starts[row] + column)
+        return Read(tokens[:, :-1].copy(), tokens[:, 1:].copy(), None, highest)
 
     def _part(self, piece: Piece) -> Part:
         tokens = self._tokens.read(piece.start, piece.start + piece.length + piece.follows)

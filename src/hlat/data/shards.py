@@ -190,7 +190,10 @@ class TokenArray:
 
     def __init__(self, paths: Sequence[Path], counts: Sequence[int], dtype: str) -> None:
         little = np.dtype(dtype).newbyteorder("<")
-        self._shards = [np.memmap(p, dtype=little, mode="r", shape=(n,)) for p, n in zip(paths, counts, strict=True)]
+        maps = [np.memmap(p, dtype=little, mode="r", shape=(n,)) for p, n in zip(paths, counts, strict=True)]
+        self._shards = [
+            np.asarray(one) for one in maps
+        ]  # views of another class: slices of a memmap take 4 times as long
         self._paths = list(paths)
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -204,6 +207,11 @@ class TokenArray:
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Tokens ``start <= position < stop``, int64."""
         out = np.empty(stop - start, dtype=np.int64)
+        self.read_into(start, out)
+        return out
+
+    def read_into(self, start: int, out: npt.NDArray[np.int64]) -> None:
+        """As many tokens from ``start`` on as ``out`` takes."""
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         filled = 0
         while filled < len(out):
@@ -212,4 +220,3 @@ class TokenArray:
             out[filled : filled + len(part)] = part
             filled += len(part)
             shard += 1
-        return out

@@ -16,6 +16,8 @@ from hlat.runtime import stream_key
 
 Int64s = npt.NDArray[np.int64]
 
+_CHUNK, _KEPT = 1 << 12, 16
+
 
 class Turns:
     """Every item as often as its list counts.
@@ -36,6 +38,7 @@ class Turns:
         self._offsets = np.cumsum([0, *items], dtype=np.int64)[:-1]
         self._seed, self._shuffle = seed, shuffle
         self.epoch = int(self._ends[-1])
+        self._known: dict[tuple[int, int], Int64s] = {}
 
     def items(self, turns: npt.ArrayLike) -> Int64s:
         """The item of each turn, counted over all lists: int64, the shape of ``turns``."""
@@ -44,9 +47,22 @@ class Turns:
         found = np.empty_like(asked)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            order = permute(self._seed, int(epoch), places[here], self.epoch) if self._shuffle else places[here]
+            order = self._order(int(epoch), places[here]) if self._shuffle else places[here]
             found[here] = self._of_epoch(int(epoch), order)
         return found
+
+    def _order(self, epoch: int, places: Int64s) -> Int64s:
+        """``permute``, many at a time and remembered: of few numbers it takes as long as of many."""
+        out = np.empty_like(places)
+        for chunk in np.unique(places // _CHUNK).tolist():
+            if (epoch, chunk) not in self._known:
+                if len(self._known) >= _KEPT:
+                    self._known.clear()
+                whole = np.arange(chunk * _CHUNK, min((chunk + 1) * _CHUNK, self.epoch))
+                self._known[epoch, chunk] = permute(self._seed, epoch, whole, self.epoch)
+            here = places // _CHUNK == chunk
+            out[here] = self._known[epoch, chunk][places[here] % _CHUNK]
+        return out
 
     def _of_epoch(self, epoch: int, places: Int64s) -> Int64s:
         lists = np.searchsorted(self._ends, places, side="right")

@@ -18,11 +18,12 @@ import pyarrow as pa
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
-from hlat.data.readers import ARROW, JSON, PARQUET, Row, kind_of, read_documents, read_lines
+from hlat.data.readers import kind_of
 
 _LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a block
 _PER_STREAM = 2
-_WHOLE = -1
+WHOLE = -1
+"""The end of a block that is all of its file."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -59,7 +60,7 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
         OSError, pyarrow.ArrowException: it cannot be read.
     """
     if file.suffix.lower() in (".gz", ".zst"):
-        yield Block(index, 0, _WHOLE)
+        yield Block(index, 0, WHOLE)
         return
     match kind_of(file):
         case "parquet":
@@ -72,13 +73,13 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
             edges = [total * part // parts for part in range(parts + 1)]
             yield from (Block(index, start, stop) for start, stop in pairwise(edges))
         case _:
-            yield Block(index, 0, _WHOLE)
+            yield Block(index, 0, WHOLE)
 
 
 def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> Iterator[Block]:
     """Groups of (rows, bytes), cut where they are too large; None for a file without an index of its groups."""
     if groups is None:
-        yield Block(index, 0, _WHOLE)
+        yield Block(index, 0, WHOLE)
         return
     first = 0
     for rows, total in groups:
@@ -105,24 +106,6 @@ def _arrow_batches(file: Path) -> list[tuple[int, int]] | None:
         rows = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
     size = file.stat().st_size
     return [(count, size * count // max(sum(rows), 1)) for count in rows]
-
-
-def read_block(file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
-    """The rows of a block from its ``row``-th on, counted from the beginning of the block.
-
-    Raises:
-        DataError: as ``read_documents``.
-    """
-    if kind_of(file) == JSON and block.stop != _WHOLE:
-        for number, found in enumerate(read_lines(file, column, block.start, block.stop)):
-            if number >= row:
-                yield found._replace(row=number)
-        return
-    first = block.start if kind_of(file) in (PARQUET, ARROW) else 0
-    for found in read_documents(file, column, first + row):
-        if block.stop != _WHOLE and found.row >= block.stop:
-            return
-        yield found._replace(row=found.row - first)
 
 
 def as_array(blocks: list[Block]) -> Int64s:

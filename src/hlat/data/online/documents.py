@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.data.online.catalogue import Block, read_block
+from hlat.data.online.catalogue import Block
+from hlat.data.online.opening import Opener
 from hlat.data.online.plan import Plan
 from hlat.data.online.stream import Document
 from hlat.data.split import Assignment
@@ -24,6 +25,7 @@ class Reader:
         self._blocks = np.load(plan.catalogue, mmap_mode="r", allow_pickle=False)
         self._turns = [source.turns(plan.shuffle) for source in plan.sources]
         self._assignment = Assignment(below=plan.below)
+        self._opener = Opener()
 
     def part(self, source: int, part: int, parts: int) -> Callable[[int, int], Iterator[Document]]:
         """(turn, row) -> the documents of a part of a source from there on."""
@@ -49,7 +51,7 @@ class Reader:
     def _training(self, block: Block, turn: int, row: int) -> Iterator[Document]:
         """The documents of a block that are neither null nor empty nor validation text."""
         path, column = self._plan.files[block.file]
-        for found in read_block(Path(path), column, block, row):
+        for found in self._opener.rows(Path(path), column, block, row):
             if not found.text:
                 continue
             encoded = _encoded(found.text, path, found.row)

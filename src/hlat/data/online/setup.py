@@ -23,7 +23,8 @@ import pyarrow as pa
 from hlat.config import DataConfig
 from hlat.data.corpus import SplitPlan, texts_of
 from hlat.data.folders import checked_folder, locked
-from hlat.data.online.catalogue import Block, as_array, block_bytes, blocks_of, read_block
+from hlat.data.online.catalogue import Block, as_array, block_bytes, blocks_of
+from hlat.data.online.opening import Opener
 from hlat.data.order import permute
 from hlat.data.prepared import (
     FORMAT_VERSION,
@@ -41,6 +42,7 @@ from hlat.data.prepared import (
     refuse_other_settings,
     settings_beside,
 )
+from hlat.data.readers import read_documents
 from hlat.data.settings import places_of
 from hlat.data.shards import token_dtype
 from hlat.data.sources import SourceFile, corpus_changes, list_files
@@ -223,15 +225,15 @@ class _Setup:
         if self._config.validation.path is not None:
             for file in self._files:
                 if file.is_validation:
-                    for found in read_block(file.path, file.column, Block(0, 0, -1), 0):
+                    for found in read_documents(file.path, file.column):
                         yield from [found.text] if found.text else []
             return
         if not self._below:
             return
-        assignment = Assignment(below=self._below)
+        assignment, opener = Assignment(below=self._below), Opener()
         for place in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
             file = self._files[blocks[place].file]
-            for found in read_block(file.path, file.column, blocks[place], 0):
+            for found in opener.rows(file.path, file.column, blocks[place], 0):
                 if found.text and assignment.pieces(found.text, found.text.encode(), 0)[0][0] == "validation":
                     yield found.text
 

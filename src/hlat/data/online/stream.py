@@ -86,7 +86,7 @@ class Stream:
         self._settings, self._cursor = settings, cursor
         self._documents = documents(cursor.turn, cursor.row)
         self._ready: deque[_Tokens] = deque()
-        self._held = -cursor.place if settings.packing == "concat" else 0  # tokens at hand
+        self._held = -cursor.place  # tokens at hand; concat only
         self._wanted: deque[Document] = deque()
         self._group: tuple[Fitted, list[_Tokens]] | None = None
 
@@ -96,15 +96,28 @@ class Stream:
         return self._cursor
 
     def lacks(self, rows: int) -> int:
-        """How many tokens it needs to make so many rows; best-fit may need more when it has them."""
+        """How many more tokens it needs to make so many rows; best-fit may need yet more when it has them."""
         length = self._settings.length
         if self._settings.packing == "concat":
             return max(rows * length + 1 - self._held, 0)
-        left = 0 if self._group is None else len(self._group[0].rows) - 1 - self._cursor.place
-        if left >= rows:
-            return 0
-        groups = -(-(rows - left) // _GROUP)
-        return max(groups * _GROUP * length - self._held, 0)
+        complete, rest = self._groups_at_hand()
+        if self._group is None:
+            if not complete:
+                return _GROUP * length - rest
+            self._group = self._take_group()
+            complete -= 1
+        left = len(self._group[0].rows) - 1 - self._cursor.place
+        missing = -(-max(rows - left, 0) // _GROUP) - complete  # a group makes _GROUP rows at least
+        return max(missing * _GROUP * length - rest, 0)
+
+    def _groups_at_hand(self) -> tuple[int, int]:
+        """How many groups the documents at hand make, and the tokens that are left over."""
+        complete = rest = 0
+        for one in self._ready:
+            rest += len(one.ids)
+            if rest >= _GROUP * self._settings.length:
+                complete, rest = complete + 1, 0
+        return complete, rest
 
     def documents(self, characters: float) -> list[str]:
         """The next texts, of so many characters or one more document; ``give`` has to follow."""
@@ -152,8 +165,7 @@ class Stream:
     # --- best-fit ----------------------------------------------------------------------------------------------------
 
     def _fitted_row(self) -> list[Part]:
-        if self._group is None:
-            self._group = self._take_group()
+        assert self._group is not None, "lacks has seen that there is one"
         fitted, documents = self._group
         number = self._cursor.place
         pieces = []
@@ -165,8 +177,8 @@ class Stream:
         if number + 2 < len(fitted.rows):
             self._cursor = self._cursor._replace(place=number + 1)
         else:
-            self._group = None
             self._cursor = self._after(documents[-1])
+            self._group = self._take_group() if self._groups_at_hand()[0] else None
         return pieces
 
     def _take_group(self) -> tuple[Fitted, list[_Tokens]]:
@@ -175,7 +187,6 @@ class Stream:
         while tokens < _GROUP * self._settings.length:
             documents.append(self._ready.popleft())
             tokens += len(documents[-1].ids)
-        self._held -= tokens
         return fit([len(one.ids) for one in documents], self._settings.length), documents
 
     def _after(self, last: _Tokens) -> Cursor:

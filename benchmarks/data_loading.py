@@ -1,0 +1,240 @@
+"""How fast samples come: prepared shards beside other loaders, tokenizing while training beside tokenizing alone.
+
+    prepared   hlat, a numpy memmap read at the same places, Hugging Face datasets, mosaicml-streaming:
+               the same tokens, the same length, shuffled, one process, batches as int64 tensors
+    online     hlat's feed with one tokenizing process beside encode_batch of the same texts on one thread
+    waiting    share of the time of training steps that the loop waited for its batch, both ways
+    state      bytes of the cursors of 256 streams; time to the first batch at sample 10^9
+
+Alternating rounds in one run; the middle one counts. datasets and mosaicml-streaming are left out if not installed.
+
+    python benchmarks/data_loading.py books.parquet --folder FOLDER [--rounds 3]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+LENGTH, BATCH, SEED, STREAMS = 1024, 16, 0, 256
+
+
+def recipe(asked, mode):
+    """The quickstart's model on the given text."""
+    from hlat.config import parse_recipe
+
+    section = {
+        "path": str(asked.data),
+        "sequence_length": LENGTH,
+        "prepared_dir": str(asked.folder / mode),
+        "tokenizer": {"vocab_size": 8192},
+        "mode": mode,
+    }
+    return parse_recipe({"model": {"preset": "tiny-1m", "vocab_size": 8192}, "data": section, "training": {"steps": 1000}})
+
+
+def hlat_prepared(asked):
+    """Batches of TrainingData."""
+    from hlat.data import TrainingData, open_prepared
+
+    data = TrainingData(open_prepared(asked.folder / "prepared"), recipe(asked, "prepared").data, SEED)
+    for first in range(0, data.samples_per_epoch - BATCH, BATCH):
+        yield data.batch(first, BATCH).inputs_BS
+
+
+def memmap(asked):
+    """What any loader of token shards has to do: read the rows and widen them."""
+    import numpy as np
+    import torch
+
+    from hlat.data import open_prepared
+
+    prepared = open_prepared(asked.folder / "prepared")
+    (shard,) = prepared.manifest.splits["train"].shards
+    tokens = np.memmap(prepared.dir / shard.file, dtype=prepared.manifest.dtype, mode="r")
+    order = np.random.default_rng(SEED).permutation((len(tokens) - 1) // LENGTH)
+    for first in range(0, len(order) - BATCH, BATCH):
+        rows = [tokens[i * LENGTH : i * LENGTH + LENGTH + 1] for i in order[first : first + BATCH]]
+        yield torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def rows_of(asked):
+    """The samples, for the others to store."""
+    import numpy as np
+
+    from hlat.data import open_prepared
+
+    prepared = open_prepared(asked.folder / "prepared")
+    (shard,) = prepared.manifest.splits["train"].shards
+    tokens = np.memmap(prepared.dir / shard.file, dtype=prepared.manifest.dtype, mode="r")
+    return [tokens[i * LENGTH : i * LENGTH + LENGTH + 1].astype(np.int64) for i in range((len(tokens) - 1) // LENGTH)]
+
+
+def datasets_side(asked):
+    """Hugging Face datasets, arrow on disk, format torch."""
+    import datasets
+
+    folder = asked.folder / "arrow"
+    if not folder.is_dir():
+        datasets.Dataset.from_dict({"tokens": rows_of(asked)}).save_to_disk(folder)
+    data = datasets.load_from_disk(folder).shuffle(seed=SEED).with_format("torch")
+    for batch in data.iter(BATCH, drop_last_batch=True):
+        yield batch["tokens"]
+
+
+def streaming_side(asked):
+    """mosaicml-streaming, local shards, through torch's DataLoader."""
+    import torch
+    from streaming import MDSWriter, StreamingDataset
+
+    folder = asked.folder / "mds"
+    if not folder.is_dir():
+        with MDSWriter(out=str(folder), columns={"tokens": "ndarray:int64"}) as writer:
+            for row in rows_of(asked):
+                writer.write({"tokens": row})
+    data = StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=SEED, batch_size=BATCH)
+    for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, drop_last=True):
+        yield batch["tokens"]
+
+
+def hlat_online(asked):
+    """The feed of a rank, tokenized by one process."""
+    from hlat.data import OnlineData, open_prepared
+
+    config = recipe(asked, "online").data
+    data = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
+    feed = data.feed(0, data.cursors(), 0)
+    try:
+        for first in range(0, 10**9, BATCH):
+            yield feed.read(first)[0].inputs_BS
+    finally:
+        feed.close()
+
+
+def encode_batch(asked):
+    """The library alone: texts in memory, 64 at a time, one thread; the ids are not even made arrays."""
+    import pyarrow.parquet as pq
+    import tokenizers
+
+    library = tokenizers.Tokenizer.from_file(str(asked.folder / "online" / "tokenizer" / "tokenizer.json"))
+    texts = [text for text in pq.read_table(asked.data)["text"].to_pylist() if text]
+    while True:
+        for first in range(0, len(texts), 16):
+            found = library.encode_batch_fast(texts[first : first + 16], add_special_tokens=False)
+            yield sum(len(one.ids) for one in found)
+
+
+SIDES = {
+    "hlat, prepared": hlat_prepared,
+    "numpy memmap": memmap,
+    "datasets": datasets_side,
+    "mosaicml-streaming": streaming_side,
+    "hlat, online": hlat_online,
+    "tokenizers.encode_batch": encode_batch,
+}
+
+
+def worker(asked):
+    """Tokens per second of one side for some seconds, after a first batch."""
+    source = SIDES[asked.side](asked)
+    begin = time.perf_counter()
+    next(source)
+    first, begin, tokens = time.perf_counter() - begin, time.perf_counter(), 0
+    for batch in source:
+        tokens += batch if isinstance(batch, int) else batch.numel()
+        if time.perf_counter() - begin > asked.seconds:
+            break
+    print(json.dumps({"rate": tokens / (time.perf_counter() - begin), "first": first}))
+
+
+def measured(asked, side):
+    """One round of one side, in a process of its own, on one core."""
+    command = [sys.executable, __file__, str(asked.data), "--folder", str(asked.folder), "--side", side]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def waiting(asked, mode):
+    """Share of a run's steps that it waited for data, after the first line of metrics."""
+    run = asked.folder / f"run-{mode}"
+    overrides = [
+        "model.vocab_size=8192",
+        f"data.path={asked.data}",
+        f"data.mode={mode}",
+        f"data.prepared_dir={asked.folder / mode}",
+        f"run.dir={run}",
+        "data.sequence_length=256",
+        "batch.global_batch=8",
+        "batch.micro_batch=8",
+        f"training.steps={asked.steps}",
+        "checkpoint.every_steps=null",
+        "evaluation.every_steps=null",
+        "evaluation.sequences=8",
+        "tracking.console=none",
+    ]
+    base = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
+    command = [sys.executable, "-m", "hlat", "train", str(base), *overrides]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
+    phases = ("data", "forward_backward", "optimizer")
+    return sum(line["data"] for line in lines) / sum(line[phase] for line in lines for phase in phases)
+
+
+def state(asked):
+    """Bytes of state, and seconds to the first batch at sample 10^9."""
+    from hlat.data import OnlineData, TrainingData, open_prepared
+
+    config = recipe(asked, "online").data
+    online = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
+    print(f"state of {STREAMS} streams: {online.cursors().values.nbytes:,} bytes per source")
+    begin = time.perf_counter()
+    data = TrainingData(open_prepared(asked.folder / "prepared"), recipe(asked, "prepared").data, SEED)
+    data.batch(10**9, BATCH)
+    print(f"prepared, first batch at sample 10^9: {time.perf_counter() - begin:.3f} s")
+
+
+def main():
+    """Prepare what is not there, then report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.side:
+        worker(asked)
+        return
+    from hlat.data import prepare, prepare_online
+
+    prepare(recipe(asked, "prepared").data, asked.folder / "prepared")
+    prepare_online(recipe(asked, "online").data, asked.folder / "online", 100_000)
+    needs = {"datasets": "datasets", "mosaicml-streaming": "streaming"}
+    sides = [side for side in SIDES if side not in needs or find_spec(needs[side])]
+    rounds = {side: [] for side in sides}
+    for _ in range(asked.rounds):
+        for side in sides:
+            rounds[side].append(measured(asked, side))
+    middle = {side: statistics.median(one["rate"] for one in found) for side, found in rounds.items()}
+    print("| | million tokens/s | rounds | first batch, s |\n|---|---|---|---|")
+    for side, found in rounds.items():
+        shown = ", ".join(f"{one['rate'] / 1e6:.2f}" for one in found)
+        print(f"| {side} | {middle[side] / 1e6:.2f} | {shown} | {found[0]['first']:.2f} |")
+    for side in sides:
+        against = "hlat, online" if side == "tokenizers.encode_batch" else "hlat, prepared"
+        if not side.startswith("hlat"):
+            print(f"{against} / {side}: {middle[against] / middle[side]:.2f}")
+    state(asked)
+    for mode in ("prepared", "online"):
+        print(f"waiting for data, {mode}: {waiting(asked, mode):.2%} of the steps")
+
+
+if __name__ == "__main__":
+    main()

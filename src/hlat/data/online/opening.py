@@ -1,0 +1,80 @@
+"""Blocks of the catalogue -> their rows.
+
+Many blocks may be cut from one row group of a parquet file, which can only be decoded as a whole: groups that were
+decoded are kept, the last ones used, up to a limit.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from hlat.data.online.catalogue import WHOLE, Block
+from hlat.data.readers import (
+    ARROW,
+    JSON,
+    PARQUET,
+    Row,
+    group_rows,
+    kind_of,
+    read_documents,
+    read_group,
+    read_lines,
+    rows_of_group,
+)
+
+_KEPT = 1 << 28  # bytes of decoded row groups
+
+
+class Opener:
+    """Opens blocks, and remembers what it had to decode for them."""
+
+    def __init__(self) -> None:
+        self._starts: dict[Path, list[int]] = {}  # first row of each group, and the end
+        self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
+        self._bytes = 0
+
+    def rows(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
+        """The rows of a block from its ``row``-th on, counted from the beginning of the block.
+
+        Raises:
+            DataError: as ``read_documents``.
+        """
+        if block.stop == WHOLE:
+            yield from read_documents(file, column, row)
+            return
+        match kind_of(file):
+            case kind if kind == JSON:
+                found = read_lines(file, column, block.start, block.stop)
+                yield from (one for one in found if one.row >= row)
+            case kind if kind == PARQUET:
+                yield from self._of_group(file, column, block, row)
+            case kind:
+                assert kind == ARROW, "other files are blocks as a whole"
+                yield from _cut(read_documents(file, column, block.start + row), block)
+
+    def _of_group(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
+        if file not in self._starts:
+            self._starts[file] = list(accumulate(group_rows(file), initial=0))
+        group = bisect_right(self._starts[file], block.start) - 1
+        values = self._group(file, column, group)
+        yield from _cut(rows_of_group(file, values, self._starts[file][group], block.start + row), block)
+
+    def _group(self, file: Path, column: str, group: int) -> Any:
+        key = (file, group)
+        if key not in self._groups:
+            self._groups[key] = read_group(file, column, group)
+            self._bytes += self._groups[key].nbytes
+            while self._bytes > _KEPT and len(self._groups) > 1:
+                self._bytes -= self._groups.popitem(last=False)[1].nbytes
+        self._groups.move_to_end(key)
+        return self._groups[key]
+
+
+def _cut(rows: Iterator[Row], block: Block) -> Iterator[Row]:
+    for found in rows:
+        if found.row >= block.stop:
+            return
+        yield found._replace(row=found.row - block.start)
