@@ -27,6 +27,7 @@ from hlat.config.sections import (
     TrackingConfig,
     TrainingConfig,
 )
+from hlat.config.urls import is_url, secret_in, without_secrets
 from hlat.runtime import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
 
 __all__ = [
@@ -63,8 +64,11 @@ __all__ = [
     "TrainingConfig",
     "ValidationSplitConfig",
     "hf_to_model",
+    "is_url",
     "load_recipe",
     "parse_recipe",
     "recipe_schema",
+    "secret_in",
     "whole_weights",
+    "without_secrets",
 ]

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from hlat.config.section import Section, fixed
 from hlat.config.sections import Positive
+from hlat.config.urls import without_secrets
 
 
 class SourceConfig(Section):
@@ -30,7 +31,7 @@ class SourceConfig(Section):
     @property
     def label(self) -> str:
         """What the source is called."""
-        return self.name if self.name is not None else self.path
+        return self.name if self.name is not None else without_secrets(self.path)
 
 
 class PhaseConfig(Section):

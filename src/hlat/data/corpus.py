@@ -8,9 +8,11 @@ that are not finished.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hlat.data.ahead import in_turn
 from hlat.data.readers import read_documents
 from hlat.data.sources import SourceFile
 from hlat.data.split import ALL_VALIDATION, Assignment, Split, hash_threshold
@@ -55,11 +57,13 @@ def stream(files: list[SourceFile], start: Cursor) -> Iterator[Document]:
         DataError: a file that cannot be read as it should, or that changed since it was fingerprinted.
     """
     before = sum(file.size for file in files[: start.file])
-    for index, file in enumerate(files[start.file :], start.file):
-        for row in read_documents(file.path, file.column, start.row if index == start.file else 0):
-            yield Document(index, row.row, row.text, before + row.position)
-        file.check_unchanged()
-        before += file.size
+    with closing(in_turn(files[start.file :])) as arriving:
+        for index, (file, local) in enumerate(arriving, start.file):
+            with file.named(local):
+                for row in read_documents(local, file.column, start.row if index == start.file else 0):
+                    yield Document(index, row.row, row.text, before + row.position)
+            file.check_unchanged()
+            before += file.size
 
 
 def watched(files: list[SourceFile], progress: Callable[[int, int], None]) -> Iterator[Document]:

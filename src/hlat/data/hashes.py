@@ -1,7 +1,7 @@
 """Hashes of source files, remembered, so that a corpus is read again only where it may have changed.
 
-A file is known by path, size and time of modification. Beside finished data, ``hashes.json`` holds the files that
-were touched, copied or moved since the manifest was written: their content was found to be the same.
+A file is known by path, size, and time of modification or ETag. Beside finished data, ``hashes.json`` holds the files
+that were touched, copied or moved since the manifest was written: their content was found to be the same.
 """
 
 import json
@@ -9,24 +9,26 @@ from contextlib import suppress
 from pathlib import Path
 
 from hlat.data.prepared import Manifest
-from hlat.data.sources import SourceFile
+from hlat.data.sources import SourceFile, Stamp
 from hlat.data.storage import write_whole
 
 HASHES = "hashes.json"
 
-Known = dict[tuple[str, int, int], str]
-"""(path, size, mtime_ns) -> sha256."""
+Known = dict[Stamp, str]
+"""What a file is known by -> sha256."""
 
 
 def known_hashes(folder: Path, manifest: Manifest | None = None) -> Known:
     """The hashes remembered in a folder, and those of the manifest; a damaged memory only costs hashing again."""
     try:
         stored = json.loads((folder / HASHES).read_bytes())
-        remembered = {(str(path), int(size), int(mtime)): str(sha256) for path, size, mtime, sha256 in stored}
+        remembered = {
+            (str(path), int(size), int(mtime), str(etag)): str(sha256) for path, size, mtime, etag, sha256 in stored
+        }
     except (OSError, ValueError, TypeError):
         remembered = {}
     records = [] if manifest is None else manifest.sources
-    return {(record.path, record.bytes, record.mtime_ns): record.sha256 for record in records} | remembered
+    return {(record.path, record.bytes, record.mtime_ns, record.etag): record.sha256 for record in records} | remembered
 
 
 def remember_hashes(folder: Path, files: list[SourceFile]) -> None:
@@ -35,12 +37,12 @@ def remember_hashes(folder: Path, files: list[SourceFile]) -> None:
     Raises:
         OSError: the disk refused.
     """
-    stored = [(str(file.path), file.size, file.mtime_ns, file.sha256) for file in files]
+    stored = [(*file.stamp, file.sha256) for file in files]
     write_whole(folder / HASHES, json.dumps(stored).encode())
 
 
 def remember_touched(folder: Path, files: list[SourceFile], known: Known) -> None:
     """Remember files of finished data if some were not known; a folder that cannot be written to stays as it is."""
-    if any((str(file.path), file.size, file.mtime_ns) not in known for file in files):
+    if any(file.stamp not in known for file in files):
         with suppress(OSError):
             remember_hashes(folder, files)

@@ -41,7 +41,7 @@ from hlat.data.prepared import (
 )
 from hlat.data.settings import places_of
 from hlat.data.shards import CHECKSUM, token_dtype
-from hlat.data.sources import NothingThere, SourceFile, corpus_changes, fingerprint, list_files
+from hlat.data.sources import CACHE, NothingThere, SourceFile, corpus_changes, fingerprint, list_files
 from hlat.data.split import SPLITS, Split, tail_start
 from hlat.data.staging import PARTIAL, Staging
 from hlat.data.storage import storing, sync_folder, write_whole
@@ -79,7 +79,7 @@ def prepare(
     report = progress or _silent
     manifest = read_manifest(folder)
     try:
-        files = list_files(config)
+        files = list_files(config, folder)
     except NothingThere as error:
         if manifest is None:
             raise
@@ -97,9 +97,11 @@ def prepare(
                 refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
                 remember_touched(folder, files, known)
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+                shutil.rmtree(folder / CACHE, ignore_errors=True)
                 return open_prepared(folder)
             count = workers or config.workers or _cores()
             _Preparation(config, folder, files, settings, count, report).run()
+            shutil.rmtree(folder / CACHE, ignore_errors=True)  # nobody else has it; data.cache_dir is for sharing
     return open_prepared(folder, config)
 
 
@@ -324,12 +326,13 @@ def _locked(folder: Path, wait: bool) -> Iterator[None]:
 def _sources(files: list[SourceFile]) -> list[SourceRecord]:
     return [
         SourceRecord(
-            path=str(file.path),
+            path=file.path,
             use="validation" if file.is_validation else "split",
             content=file.content,
             bytes=file.size,
             mtime_ns=file.mtime_ns,
             sha256=file.sha256,
+            etag=file.etag,
         )
         for file in files
     ]

@@ -76,6 +76,7 @@ class SourceRecord(_Record):
     bytes: int
     mtime_ns: int
     sha256: str
+    etag: str = ""
 
 
 class BlocksRecord(_Record):

@@ -1,20 +1,27 @@
-"""A path, folder or glob -> a sorted list of files with fingerprints -> the documents of a corpus, in order.
+"""A path, folder, glob or URL -> a sorted list of files with fingerprints -> the documents of a corpus, in order.
 
 The order of the files is the order of their paths, so it is the same on every machine; the fingerprint of a file is
-its size and the sha256 of its content.
+its size and the sha256 of its content. Where it lies, here or in a remote store, is no part of it.
 """
 
 import glob
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hlat.config import DataConfig
+from hlat.config import DataConfig, is_url
+from hlat.data.ahead import in_turn
+from hlat.data.cache import Cache
+from hlat.data.fetching import Shelf
 from hlat.data.readers import TEXT, kind_of
+from hlat.data.remote import Missing, RemoteFile, Store, local_path, name_of
+from hlat.data.retries import Away
 from hlat.runtime import DataError
 
-_CHUNK = 1 << 20
+CACHE = "cache"
+"""Subfolder of the prepared data where files of URLs are kept unless data.cache_dir names another folder."""
 
 
 class NothingThere(DataError):
@@ -26,19 +33,22 @@ class SourceFile:
     """One file of the corpus.
 
     Attributes:
-        path: where it is.
+        path: where it is, a path or a URL, as it is shown and recorded; ``opened`` says where it can be read.
         column: column or key of its text.
         source: index of the source it belongs to; -1 for data.validation.path.
-        size, mtime_ns: as the file system says; together a cheap sign that the file is still the same.
+        size, mtime_ns, etag: as the file system or the store says; together a cheap sign that it is still the same.
         sha256: of its content.
+        shelf: where a file of a URL comes from and is kept; None for one that is here.
     """
 
-    path: Path
+    path: str
     column: str
     source: int
     size: int
     mtime_ns: int
     sha256: str = ""
+    etag: str = ""
+    shelf: Shelf | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_validation(self) -> bool:
@@ -48,22 +58,81 @@ class SourceFile:
     @property
     def content(self) -> list[str | int]:
         """What of it decides the prepared tokens."""
-        return [self.source, self.column, kind_of(self.path), self.size, self.sha256]
+        return [self.source, self.column, _kind(self.path), self.size, self.sha256]
+
+    @property
+    def stamp(self) -> "Stamp":
+        """What the file is known by without reading it."""
+        return self.path, self.size, self.mtime_ns, self.etag
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of the cache that the file is fetched into; None for one that is here."""
+        return None if self.shelf is None else self.shelf.cache.limit
+
+    @property
+    def remembered_sha256(self) -> str | None:
+        """The sha256 that the cache remembers of a file that was fetched before."""
+        return None if self.shelf is None else self.shelf.cache.known_sha256(self._remote)
+
+    @contextmanager
+    def opened(self, wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
+        """Where the file can be read for as long as the context lasts: a remote one is fetched, whole, and kept.
+
+        Args:
+            wanted: fetching ends early once this is no longer so.
+
+        Raises:
+            DataError: a remote file that cannot be had, or that is no longer the one that was fingerprinted.
+            StorageError: the disk of the cache refused.
+        """
+        if self.shelf is None:
+            yield Path(self.path)
+            return
+        with self.shelf.hold(self._remote, wanted) as local:
+            if self.sha256 and (self.remembered_sha256 or _sha256(local)) != self.sha256:
+                raise DataError(f"{self.path}: {_CHANGED}")
+            yield local
+
+    @contextmanager
+    def named(self, local: Path) -> Iterator[None]:
+        """Errors about the local copy become errors about the file."""
+        try:
+            yield
+        except DataError as error:
+            if self.shelf is None:
+                raise
+            raise DataError(str(error).replace(str(local), self.path)) from error
 
     def check_unchanged(self) -> None:
-        """Raise DataError if the file is no longer the one that was fingerprinted."""
-        now = _stat(self.path)
-        if now != (self.size, self.mtime_ns):
-            raise DataError(f"{self.path}: the file changed while it was being read. Run again once it is complete.")
+        """Raise DataError if the file is no longer the one that was fingerprinted; a fetched one always is."""
+        if self.shelf is None and _stat(Path(self.path)) != (self.size, self.mtime_ns):
+            raise DataError(f"{self.path}: {_CHANGED}")
+
+    @property
+    def _remote(self) -> RemoteFile:
+        return RemoteFile(self.path, self.size, self.etag, self.mtime_ns)
 
 
-def list_files(config: DataConfig) -> list[SourceFile]:
+Stamp = tuple[str, int, int, str]
+"""(path, size, mtime_ns, etag) of a file."""
+
+_CHANGED = "the file changed while it was being read. Run again once it is complete."
+
+
+def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
     """The files of a data section, in the order in which their documents follow one another, not yet hashed.
+
+    Args:
+        config: the data section.
+        folder: of the prepared data; files of URLs are kept in it where ``data.cache_dir`` names no other folder.
 
     Raises:
         NothingThere: nothing at a path.
-        DataError: no source, a file that is known not to be text, or text and record files mixed in one folder.
+        DataError: no source, a file that is known not to be text, text and record files mixed in one folder, or a
+            URL that cannot be used.
     """
+    cache = Cache(Path(config.cache_dir or folder / CACHE).expanduser(), int(config.cache_gib * 2**30))
     sources = [(source.path, source.text_column or config.text_column) for source in config.sources]
     if config.path is not None:
         sources.insert(0, (config.path, config.text_column))
@@ -74,11 +143,32 @@ def list_files(config: DataConfig) -> list[SourceFile]:
     named = [(index, path, column) for index, (path, column) in enumerate(sources)]
     if config.validation.path is not None:
         named.append((-1, config.validation.path, config.text_column))
-    files = [
-        SourceFile(file, column, index, *_stat(file)) for index, path, column in named for file in find_files(path)
-    ]
+    files = [file for index, path, column in named for file in _files_of(path, column, index, cache)]
     for file in files:
-        kind_of(file.path)  # refuses endings that are no text, before terabytes are hashed
+        _kind(file.path)  # refuses endings that are no text, before terabytes are hashed
+    return files
+
+
+def _files_of(path: str, column: str, source: int, cache: Cache) -> list[SourceFile]:
+    path = local_path(path)
+    if not is_url(path):
+        return [SourceFile(str(file), column, source, *_stat(file)) for file in find_files(path)]
+    shelf = Shelf(Store(path), cache)
+    return [
+        SourceFile(file.url, column, source, file.size, file.mtime_ns, etag=file.etag, shelf=shelf)
+        for file in _find_remote(path, shelf.store)
+    ]
+
+
+def _find_remote(url: str, store: Store) -> list[RemoteFile]:
+    try:
+        files = store.find()
+    except (Missing, Away) as error:
+        raise NothingThere(str(error)) from error
+    if not files:
+        raise NothingThere(f"{url}: no file matches this glob. Quote it in the shell, and use ** to cross folders.")
+    if url.rstrip("/") != files[0].url and not glob.has_magic(url):
+        _check_one_kind(url, [file.url for file in files])
     return files
 
 
@@ -99,7 +189,7 @@ def find_files(path: str) -> list[Path]:
         files = sorted(file for file in root.rglob("*") if file.is_file() and not _hidden(file.relative_to(root)))
         if not files:
             raise DataError(f"{path}: the folder holds no files")
-        _check_one_kind(path, files)
+        _check_one_kind(path, [str(file) for file in files])
         return files
     if glob.has_magic(path):
         files = sorted(Path(name) for name in _matches(str(root)) if Path(name).is_file())
@@ -112,24 +202,31 @@ def find_files(path: str) -> list[Path]:
 
 
 def fingerprint(
-    files: list[SourceFile], known: dict[tuple[str, int, int], str], progress: Callable[[int, int], None]
+    files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
 ) -> list[SourceFile]:
-    """The files with their sha256.
+    """The files with their sha256; those of URLs are fetched for it, unless they were fetched before.
 
     Args:
         files: from list_files.
-        known: (path, size, mtime_ns) -> sha256 of files hashed before, which are not read again.
+        known: sha256 of files hashed before, which are not read again.
         progress: called with bytes done and bytes in all.
     """
     total = sum(file.size for file in files)
     done = 0
+    hashes = [known.get(file.stamp) or file.remembered_sha256 for file in files]
     hashed = []
-    for file in files:
-        sha256 = known.get((str(file.path), file.size, file.mtime_ns)) or _sha256(file.path)
-        hashed.append(SourceFile(file.path, file.column, file.source, file.size, file.mtime_ns, sha256))
-        done += file.size
-        progress(done, total)
+    unknown = [file for file, sha256 in zip(files, hashes, strict=True) if sha256 is None]
+    with closing(in_turn(unknown)) as arriving:
+        for file, sha256 in zip(files, hashes, strict=True):
+            hashed.append(replace(file, sha256=sha256 or _hash_next(arriving)))
+            done += file.size
+            progress(done, total)
     return hashed
+
+
+def _hash_next(arriving: Iterator[tuple[SourceFile, Path]]) -> str:
+    file, local = next(arriving)
+    return file.remembered_sha256 or _sha256(local)
 
 
 def corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
@@ -141,7 +238,7 @@ def corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFi
     """
     if [content for _, content in before] == [file.content for file in now]:
         return []
-    old, new = dict(before), {str(file.path): file.content for file in now}
+    old, new = dict(before), {file.path: file.content for file in now}
     size_and_hash = slice(3, None)
     found = {
         "changed since": [path for path in new if path in old and new[path][size_and_hash] != old[path][size_and_hash]],
@@ -181,11 +278,23 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _check_one_kind(path: str, files: list[Path]) -> None:
-    texts = [file for file in files if kind_of(file) == TEXT]
+def _kind(path: str) -> str:
+    """How a file is read; refused with its whole URL, if it has one, since several may have the same name."""
+    if not is_url(path):
+        return kind_of(Path(path))
+    name = Path(name_of(path))
+    try:
+        return kind_of(name)
+    except DataError as error:
+        raise DataError(str(error).replace(str(name), path, 1)) from error
+
+
+def _check_one_kind(path: str, files: list[str]) -> None:
+    texts = [file for file in files if _kind(file) == TEXT]
     if texts and len(texts) < len(files):
-        record = next(file for file in files if kind_of(file) != TEXT)
+        record = next(file for file in files if _kind(file) != TEXT)
+        text, other = (Path(name_of(file)) for file in (texts[0], record))
         raise DataError(
-            f"{path}: the folder mixes text files ({texts[0].name}) with {kind_of(record)} files ({record.name}), so "
-            f"which are the corpus is not clear. Name them with a glob such as {path.rstrip('/')}/**/*{record.suffix}"
+            f"{path}: the folder mixes text files ({text}) with {_kind(record)} files ({other}), so "
+            f"which are the corpus is not clear. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
         )

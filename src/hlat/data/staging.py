@@ -59,7 +59,7 @@ class Staging:
         for leftover in [*self.units.glob("*.tmp"), *self.out.glob("*.tmp")]:
             leftover.unlink()
         remember_hashes(self.root, files)
-        content = [[str(file.path), file.content] for file in files]
+        content = [[file.path, file.content] for file in files]
         key = {"format": FORMAT_VERSION, "settings": settings, "files": content}
         write_whole(self.root / _KEY, json.dumps(key).encode())
 
