@@ -200,7 +200,7 @@ def _until(found: Iterator[Any], turn: int) -> Iterator[Any]:
         yield document
 
 
-def _training_texts(prepared: Prepared, file: tuple[str, str]) -> list[str]:
+def _training_texts(prepared: Prepared, file: tuple[str, str, int, int, str]) -> list[str]:
     """The documents of a file that training may see, read without the code under test."""
     path = Path(file[0])
     if path.suffix == ".parquet":

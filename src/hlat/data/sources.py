@@ -132,7 +132,7 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
         DataError: no source, a file that is known not to be text, text and record files mixed in one folder, or a
             URL that cannot be used.
     """
-    cache = Cache(Path(config.cache_dir or folder / CACHE).expanduser(), int(config.cache_gib * 2**30))
+    cache = Cache(*cache_of(config, folder))
     sources = [(source.path, source.text_column or config.text_column) for source in config.sources]
     if config.path is not None:
         sources.insert(0, (config.path, config.text_column))
@@ -147,6 +147,16 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
     for file in files:
         _kind(file.path)  # refuses endings that are no text, before terabytes are hashed
     return files
+
+
+def cache_of(config: DataConfig, folder: Path) -> tuple[Path, int]:
+    """Where files of URLs are kept, and bytes that they may take."""
+    return Path(config.cache_dir or folder / CACHE).expanduser(), int(config.cache_gib * 2**30)
+
+
+def shelf_of(path: str, cache: Cache) -> Shelf | None:
+    """Where a file of a URL comes from and is kept; None for a path."""
+    return Shelf(Store(path), cache) if is_url(path) else None
 
 
 def _files_of(path: str, column: str, source: int, cache: Cache) -> list[SourceFile]:

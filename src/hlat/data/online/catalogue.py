@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
-from hlat.data.readers import kind_of
+from hlat.data.readers import JSON, kind_of
 
 _LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a block
 _PER_STREAM = 2
@@ -68,12 +68,24 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
         case "arrow":
             yield from _of_groups(index, _arrow_batches(file), size)
         case "jsonl":
-            total = file.stat().st_size
-            parts = max(-(-total // size), 1)
-            edges = [total * part // parts for part in range(parts + 1)]
-            yield from (Block(index, start, stop) for start, stop in pairwise(edges))
+            yield from _of_bytes(index, file.stat().st_size, size)
         case _:
             yield Block(index, 0, WHOLE)
+
+
+def remote_blocks(index: int, url: str, total: int, size: int) -> Iterator[Block]:
+    """The blocks of a file that is not fetched for this: only lines can be dealt without looking inside."""
+    path = Path(url)
+    if path.suffix.lower() in (".gz", ".zst") or kind_of(path) != JSON:
+        yield Block(index, 0, WHOLE)
+    else:
+        yield from _of_bytes(index, total, size)
+
+
+def _of_bytes(index: int, total: int, size: int) -> Iterator[Block]:
+    parts = max(-(-total // size), 1)
+    edges = [total * part // parts for part in range(parts + 1)]
+    yield from (Block(index, start, stop) for start, stop in pairwise(edges))
 
 
 def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> Iterator[Block]:

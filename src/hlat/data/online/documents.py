@@ -4,7 +4,6 @@ turn of the part --formula--> turn of the source --> block --> rows --> training
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +25,7 @@ class Reader:
         self._turns = [source.turns(plan.shuffle) for source in plan.sources]
         self._assignment = Assignment(below=plan.below)
         self._opener = Opener()
+        self._files = plan.source_files()
 
     def part(self, source: int, part: int, parts: int) -> Callable[[int, int], Iterator[Document]]:
         """(turn, row) -> the documents of a part of a source from there on."""
@@ -50,11 +50,11 @@ class Reader:
 
     def _training(self, block: Block, turn: int, row: int) -> Iterator[Document]:
         """The documents of a block that are neither null nor empty nor validation text."""
-        path, column = self._plan.files[block.file]
-        for found in self._opener.rows(Path(path), column, block, row):
+        file = self._files[block.file]
+        for found in self._opener.rows(file, block, row):
             if not found.text:
                 continue
-            encoded = _encoded(found.text, path, found.row)
+            encoded = _encoded(found.text, file.path, found.row)
             if self._assignment.pieces(found.text, encoded, 0)[0][0] == "train":
                 yield Document(turn, found.row, found.text)
 

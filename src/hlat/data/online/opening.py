@@ -24,6 +24,7 @@ from hlat.data.readers import (
     read_lines,
     rows_of_group,
 )
+from hlat.data.sources import SourceFile
 
 _KEPT = 1 << 28  # bytes of decoded row groups
 
@@ -36,12 +37,18 @@ class Opener:
         self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
         self._bytes = 0
 
-    def rows(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
+    def rows(self, file: SourceFile, block: Block, row: int) -> Iterator[Row]:
         """The rows of a block from its ``row``-th on, counted from the beginning of the block.
 
         Raises:
-            DataError: as ``read_documents``.
+            DataError: as ``read_documents``; or the file is not the one that was listed.
         """
+        with file.opened() as local:
+            file.check_unchanged()
+            with file.named(local):
+                yield from self._rows(local, file.column, block, row)
+
+    def _rows(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
         if block.stop == WHOLE:
             yield from read_documents(file, column, row)
             return

@@ -6,13 +6,16 @@ parent --(line of JSON, cursors)--> worker --(frames)--> parent
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hlat.data.cache import Cache
 from hlat.data.online.dealing import Share, parts_of
 from hlat.data.online.stream import Cursor, Settings
+from hlat.data.sources import SourceFile, shelf_of
 from hlat.data.turns import Turns
 
 Int64s = npt.NDArray[np.int64]
@@ -56,7 +59,8 @@ class Plan:
 
     Attributes:
         catalogue: file of the blocks.
-        files: path and column of each file.
+        files: path or URL, column, size, time of modification and ETag of each file.
+        cache: folder and bytes of the cache for files of URLs.
         tokenizer: folder of the tokenizer.
         settings: how rows are made.
         shuffle: whether blocks are read in a drawn order.
@@ -69,7 +73,8 @@ class Plan:
     """
 
     catalogue: str
-    files: list[tuple[str, str]]
+    files: list[tuple[str, str, int, int, str]]
+    cache: tuple[str, int]
     tokenizer: str
     settings: Settings
     shuffle: bool
@@ -79,6 +84,14 @@ class Plan:
     share: Share
     streams: list[int]
     first: int
+
+    def source_files(self) -> list[SourceFile]:
+        """The files, ready to be opened."""
+        cache = Cache(Path(self.cache[0]), self.cache[1])
+        return [
+            SourceFile(path, column, 0, size, mtime_ns, etag=etag, shelf=shelf_of(path, cache))
+            for path, column, size, mtime_ns, etag in self.files
+        ]
 
     def send(self, stream: IO[bytes], cursors: Int64s) -> None:
         """Tell a worker; ``cursors`` is int64, (streams, sources, 3), of all streams."""

@@ -1,16 +1,23 @@
 """The data section and what has been set up -> the plan of a rank's tokenizing processes."""
 
-from hlat.config import DataConfig
+from pathlib import Path
+
+from hlat.config import DataConfig, is_url
 from hlat.data.online.dealing import Share
 from hlat.data.online.plan import Plan, SourcePlan
 from hlat.data.online.stream import Settings
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import Prepared, SourceRecord
+from hlat.data.sources import cache_of
 from hlat.data.weights import is_weighted, phases_of
-from hlat.runtime import stream_key
+from hlat.runtime import DataError, stream_key
 
 
 def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> Plan:
-    """Everything that decides which tokens form which sample, and what of it a rank takes."""
+    """Everything that decides which tokens form which sample, and what of it a rank takes.
+
+    Raises:
+        DataError: a file is gone, or another one; or a phase has no sample of its own.
+    """
     manifest = prepared.manifest
     assert manifest.blocks is not None, "set up for mode online"
     weighted = is_weighted(config)
@@ -18,9 +25,11 @@ def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> 
     if weighted:
         phases = [(list(one.weights), one.stop) for one in phases_of(config)]
     counts = manifest.blocks.counts
+    folder, limit = cache_of(config, prepared.dir)
     return Plan(
         catalogue=str(prepared.dir / manifest.blocks.file),
-        files=[(source.path, str(source.content[1])) for source in manifest.sources],
+        files=[_now(source) for source in manifest.sources],
+        cache=(str(folder), limit),
         tokenizer=str(prepared.tokenizer_dir),
         settings=Settings(config.sequence_length, config.packing, config.isolate, manifest.eos_id),
         shuffle=config.shuffle,
@@ -31,6 +40,23 @@ def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> 
         streams=[],
         first=0,
     )
+
+
+def _now(source: SourceRecord) -> tuple[str, str, int, int, str]:
+    """A file as the file system says it is now: while training nobody may change it, between runs it may be moved."""
+    column = str(source.content[1])
+    if is_url(source.path):
+        return source.path, column, source.bytes, source.mtime_ns, source.etag
+    try:
+        stat = Path(source.path).stat()
+    except OSError as error:
+        raise DataError(f"{source.path}: cannot be read: {error.strerror}") from error
+    if stat.st_size != source.bytes:
+        raise DataError(
+            f"{source.path}: has {stat.st_size:,} bytes, had {source.bytes:,} when this data was set up. Restore the "
+            "file, or begin a new run with another run.dir."
+        )
+    return source.path, column, stat.st_size, stat.st_mtime_ns, ""
 
 
 def _weighted(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:

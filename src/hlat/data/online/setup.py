@@ -23,7 +23,7 @@ import pyarrow as pa
 from hlat.config import DataConfig
 from hlat.data.corpus import SplitPlan, texts_of
 from hlat.data.folders import checked_folder, locked
-from hlat.data.online.catalogue import Block, as_array, block_bytes, blocks_of
+from hlat.data.online.catalogue import WHOLE, Block, as_array, block_bytes, blocks_of, remote_blocks
 from hlat.data.online.opening import Opener
 from hlat.data.order import permute
 from hlat.data.prepared import (
@@ -42,7 +42,6 @@ from hlat.data.prepared import (
     refuse_other_settings,
     settings_beside,
 )
-from hlat.data.readers import read_documents
 from hlat.data.settings import places_of
 from hlat.data.shards import token_dtype
 from hlat.data.sources import SourceFile, corpus_changes, list_files
@@ -76,7 +75,7 @@ def prepare_online(
         StorageError: the disk refused.
     """
     folder = checked_folder(out_dir)
-    files = [_identified(file) for file in list_files(config)]
+    files = [_identified(file) for file in list_files(config, folder)]
     manifest = read_manifest(folder)
     settings = settings_beside(folder, manifest, config)
     with storing(folder):
@@ -96,10 +95,13 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 
 def _identified(file: SourceFile) -> SourceFile:
-    """The file with a hash of its size, beginning, middle and end."""
+    """The file with a hash of its size, beginning, middle and end; in a remote store, of its version there."""
     digest = hashlib.sha256(str(file.size).encode())
+    if file.shelf is not None:
+        digest.update((file.etag or str(file.mtime_ns)).encode())
+        return replace(file, sha256=digest.hexdigest())
     try:
-        with file.path.open("rb") as stream:
+        with Path(file.path).open("rb") as stream:
             for place in (0, (file.size - _SAMPLED) // 2, file.size - _SAMPLED):
                 stream.seek(max(place, 0))
                 digest.update(stream.read(_SAMPLED))
@@ -119,7 +121,9 @@ class _Setup:
         validation_tokens: int | None,
         progress: Callable[[str, int, int], None],
     ) -> None:
-        self._config, self._folder, self._files, self._progress = config, folder, files, progress
+        self._config, self._folder, self._progress = config, folder, progress
+        self._records = [_record(file) for file in files]
+        self._files = [replace(file, sha256="") for file in files]  # that of a part is none that a fetch may look for
         self._wanted = validation_tokens
         share = config.validation.fraction if config.validation.path is None else 0.0
         self._below = hash_threshold(share)
@@ -139,11 +143,10 @@ class _Setup:
             "train": self._written("train", [], dtype, 0),
             "validation": self._validation(blocks, tokenizer, dtype),
         }
-        sources = [_record(file) for file in self._files]
         manifest = Manifest.model_validate(
             {
                 "format_version": FORMAT_VERSION,
-                "fingerprint": content_fingerprint(tokenizer.sha256, dtype, splits, sources, record),  # type: ignore[arg-type]
+                "fingerprint": content_fingerprint(tokenizer.sha256, dtype, splits, self._records, record),  # type: ignore[arg-type]
                 "dtype": dtype,
                 "vocab_size": tokenizer.vocab_size,
                 "eos_id": tokenizer.eos_id,
@@ -155,7 +158,7 @@ class _Setup:
                 "notes": notes,
                 "settings": settings,
                 "places": places_of(self._config),
-                "sources": sources,
+                "sources": self._records,
                 "blocks": record,
             }
         )
@@ -222,18 +225,19 @@ class _Setup:
 
     def _validation_texts(self, blocks: list[Block]) -> Iterator[str]:
         """All text of the files given for validation; else what falls to it by hash, of blocks in a drawn order."""
+        opener = Opener()
         if self._config.validation.path is not None:
             for file in self._files:
                 if file.is_validation:
-                    for found in read_documents(file.path, file.column):
+                    for found in opener.rows(file, Block(0, 0, WHOLE), 0):
                         yield from [found.text] if found.text else []
             return
         if not self._below:
             return
-        assignment, opener = Assignment(below=self._below), Opener()
+        assignment = Assignment(below=self._below)
         for place in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
             file = self._files[blocks[place].file]
-            for found in opener.rows(file.path, file.column, blocks[place], 0):
+            for found in opener.rows(file, blocks[place], 0):
                 if found.text and assignment.pieces(found.text, found.text.encode(), 0)[0][0] == "validation":
                     yield found.text
 
@@ -261,8 +265,10 @@ class _Setup:
 
 
 def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:
+    if file.shelf is not None:
+        return list(remote_blocks(index, file.path, file.size, size))
     try:
-        return list(blocks_of(index, file.path, file.column, size))
+        return list(blocks_of(index, Path(file.path), file.column, size))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).strip().rstrip(".").splitlines()[0]
         raise DataError(
@@ -272,10 +278,11 @@ def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:
 
 def _record(file: SourceFile) -> SourceRecord:
     return SourceRecord(
-        path=str(file.path),
+        path=file.path,
         use="validation" if file.is_validation else "split",
         content=file.content,
         bytes=file.size,
         mtime_ns=file.mtime_ns,
+        etag=file.etag,
         sha256=file.sha256,
     )
