@@ -10,7 +10,7 @@ from hlat.config import Recipe, parse_recipe
 from hlat.data import IGNORED, Batch
 from hlat.model import HeldParameter
 from hlat.optim import build_optimizer
-from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel import MicroBatch, ParallelModel, build_parallel
 from hlat.runtime import Runtime
 from hlat.training.step import accumulate_gradients, update
 
@@ -42,20 +42,40 @@ def global_batch(step: int, vocabulary: int, size: int, length: int) -> tuple[to
     return tokens[:, :-1], labels
 
 
+def documents(step: int, size: int, length: int) -> list[list[int]]:
+    """Lengths of the documents of each row of a step: one that fills the row, many of one token, some of any."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    rows = [[length], [1] * (length // 4) + [length - length // 4]]
+    while len(rows) < size:
+        ends = torch.randperm(length - 1, generator=generator)[: len(rows)].add(1).sort().values
+        rows.append(torch.diff(ends, prepend=ends.new_tensor([0]), append=ends.new_tensor([length])).tolist())
+    return rows[:size]
+
+
+def places(rows: list[list[int]]) -> torch.Tensor:
+    """Of each token in its document, (B, S)."""
+    return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
+
+
 def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
     """This rank's sequences of a step."""
-    inputs, labels = global_batch(step, recipe.model.vocab_size, recipe.batch.global_batch, recipe.data.sequence_length)
+    size, length = recipe.batch.global_batch, recipe.data.sequence_length
+    inputs, labels = global_batch(step, recipe.model.vocab_size, size, length)
     rows = model.rows
-    return Batch(inputs[rows.start : rows.stop], labels[rows.start : rows.stop], np.asarray(rows), 0)
+    here = slice(rows.start, rows.stop)
+    positions = places(documents(step, size, length))[here] if recipe.data.isolate else None
+    return Batch(inputs[here], labels[here], np.asarray(rows), 0, positions)
 
 
-def blocks(held: list[HeldParameter]) -> list[Block]:
-    """This rank's own weights, as blocks of canonical tensors."""
+def blocks(held: list[HeldParameter], gradients: bool = False) -> list[Block]:
+    """This rank's own weights, or their gradients, as blocks of canonical tensors."""
     found = []
     for one in held:
+        values_here = one.gradient if gradients else one.tensor
+        assert values_here is not None, "every parameter has had a gradient"
         for piece in one.pieces():
             if one.owned and piece.owned:
-                values = torch.cat(one.rows_of(piece, one.tensor)).clone().numpy()
+                values = torch.cat(one.rows_of(piece, values_here)).clone().numpy()
                 found.append((piece.name, piece.canonical_start, one.layout.first_column, values))
     return found
 
@@ -72,13 +92,14 @@ def train(runtime: Runtime, content: dict[str, Any], steps: int, dtype: torch.dt
         result = update(model, optimizer, recipe, step, term)
         losses.append(float(result.loss))
         norms.append(float(result.gradient_norm))
-    return Trained(losses, norms, float(model.parameter_norm()), _validate(model, recipe), initial, blocks(model.held))
+    return Trained(losses, norms, float(model.parameter_norm()), validate(model, recipe), initial, blocks(model.held))
 
 
-def _validate(model: ParallelModel, recipe: Recipe) -> float:
-    batch, size = batch_of(model, recipe, 0), recipe.batch.micro_batch
-    batches = list(zip(batch.inputs_BS.split(size), batch.labels_BS.split(size), strict=True))
-    return float(model.add_over_world(model.evaluate(batches)))
+def validate(model: ParallelModel, recipe: Recipe) -> float:
+    """Summed loss of the sequences of step 0, forward only."""
+    batch = batch_of(model, recipe, 0)
+    whole = MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
+    return float(model.add_over_world(model.evaluate(whole.split(recipe.batch.micro_batch))))
 
 
 def assemble(parts: list[list[Block]]) -> dict[str, np.ndarray]:

@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from jobs import batch_of, train
+from jobs import batch_of, documents, places, train
 from layouts import CASES, SEQUENCE_LENGTH, SOME, TWO_KV_HEADS, Case, recipe_content
 from workers import Pool
 
 import hlat.parallel.context
-from hlat.config import parse_recipe
+from hlat.config import Recipe, parse_recipe
 from hlat.memory import Plan, plan_activations
 from hlat.model import Decoder
 from hlat.model.layers import Attention
@@ -72,25 +72,35 @@ def kept(runtime: Runtime, content: dict[str, Any]) -> list[int]:
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))  # rotation tables, and FSDP2's own first time
     with patch.object(hlat.parallel.context, "causal_lower_right", _mask):
-        return [_kept(model, part, recipe.batch.micro_batch) for part in model.parts]
+        return [_kept(model, part, recipe) for part in model.parts]
 
 
-def _kept(model: ParallelModel, part: Decoder, sequences: int) -> int:
+def _kept(model: ParallelModel, part: Decoder, recipe: Recipe) -> int:
+    sequences = recipe.batch.micro_batch
     positions = SEQUENCE_LENGTH // model.layout.context
     ids = torch.zeros((sequences, positions), dtype=torch.int64)
-    entering = ids
+    entering, where = ids, _places(part, recipe)
     if part.embedding is None:
         shards = model.layout.tensor if model.layout.sequence_parallel else 1
         shape = (sequences, positions // shards, part.config.hidden_size)
         entering = torch.zeros(shape, dtype=part.compute, requires_grad=True)
     with Allocated() as allocated:
-        leaving = part(entering, ids)
+        leaving = part(entering, ids, positions=where)
     parameters = [p.to_local() if hasattr(p, "to_local") else p for p in part.parameters()]
     tables = part.rope.tables(((0, 1),), ids.device)
-    known = [leaving, entering, ids, *parameters, *tables]
+    known = [leaving, entering, ids, *parameters, *tables, *([] if where is None else [where])]
     bytes_ = min(_later(lambda: allocated.alive(known)) for _ in range(20))  # gloo's thread lets go of messages
     leaving.sum().backward()  # so that all ranks have been through the same collectives
     return bytes_ + (entering.nbytes if model.layout.tensor == 1 or entering is not ids else 0)
+
+
+def _places(part: Decoder, recipe: Recipe) -> torch.Tensor | None:
+    """Of this rank's tokens in their documents, where documents are isolated."""
+    if not recipe.data.isolate:
+        return None
+    whole = places(documents(1, recipe.batch.micro_batch, SEQUENCE_LENGTH))
+    assert part.spans is not None, "there are several processes"
+    return torch.cat([whole[:, start:stop] for start, stop in part.spans], dim=1)
 
 
 def _later(value: Callable[[], int]) -> int:
@@ -111,6 +121,14 @@ MEASURED = (
     Case("PP2", 2, {"pipeline": 2}),
     Case("DP2, ZeRO 3", 2, {"zero": 3}),
 )
+
+
+@pytest.mark.parametrize("case", [case for case in MEASURED if case.name in ("TP2 + SP", "CP2", "PP2")], ids=str)
+def test_with_isolated_documents_a_rank_keeps_what_its_plan_says(case: Case, pool: Pool) -> None:
+    for policy in ("none", *POLICIES):
+        content = content_of(case, policy, precision={"mode": "mixed"}, data={"isolate": True})
+        wanted = [[plan.kept for plan in plans(case, content, rank)] for rank in range(case.world)]
+        assert pool.run(case.world, kept, content) == wanted, policy
 
 
 @pytest.mark.parametrize("mode", ["fp32", "mixed"])

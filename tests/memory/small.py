@@ -54,19 +54,26 @@ def model_of(config: ModelConfig, mode: str, recomputed: list[frozenset[str]]) -
     return model
 
 
-def trained(model: Decoder) -> list[torch.Tensor]:
+def places() -> torch.Tensor:
+    """(B, S) places of the tokens in their documents: three documents, one of them a single token, and one that fills
+    its row."""
+    several = torch.cat([torch.arange(length) for length in (LENGTH - 12, 1, 11)])
+    return torch.stack([several, *[torch.arange(LENGTH)] * (BATCH - 1)])
+
+
+def trained(model: Decoder, positions: torch.Tensor | None = None) -> list[torch.Tensor]:
     """The loss and all gradients of one pass."""
     ids = tokens()
-    loss = model(ids, ids.roll(1))
+    loss = model(ids, ids.roll(1), positions=positions)
     loss.backward()
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def kept(model: Decoder) -> int:
+def kept(model: Decoder, positions: torch.Tensor | None = None) -> int:
     """Bytes that a forward pass leaves alive until backward, and the token ids."""
     ids = tokens()
     model(ids[:, :2])  # makes the rotation tables
     with Allocated() as allocated:
-        loss = model(ids, ids)
+        loss = model(ids, ids, positions=positions)
     tables = model.rope.tables(((0, 1),), ids.device)
     return allocated.alive([loss, ids, *tables, *model.parameters()]) + ids.nbytes

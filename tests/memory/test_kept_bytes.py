@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import BATCH, KINDS, LENGTH, MODES_TESTED, config_of, kept, model_of
+from small import BATCH, KINDS, LENGTH, MODES_TESTED, config_of, kept, model_of, places
 
 from hlat.memory import POLICIES
-from hlat.model import RECOMPUTABLE, activations
+from hlat.model import RECOMPUTABLE, Share, activations
 
 
 @pytest.mark.parametrize("mode", MODES_TESTED)
@@ -16,6 +16,16 @@ def test_policies_keep_what_is_counted(kind: str, mode: str) -> None:
     for recomputed in POLICIES.values():
         wanted = activations(config, BATCH, LENGTH, mode, recomputed).total
         assert kept(model_of(config, mode, [recomputed] * 2)) == wanted
+
+
+@pytest.mark.parametrize("mode", MODES_TESTED)
+@pytest.mark.parametrize("kind", ["coalesced", "normed queries and keys, separate"])
+def test_isolated_documents_keep_what_is_counted(kind: str, mode: str) -> None:
+    """As whole rows do, and rotations and the place of its document for each token."""
+    config = config_of(kind)
+    for recomputed in POLICIES.values():
+        wanted = activations(config, BATCH, LENGTH, mode, recomputed, Share(isolated=True)).total
+        assert kept(model_of(config, mode, [recomputed] * 2), places()) == wanted
 
 
 @settings(max_examples=40)

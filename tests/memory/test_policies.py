@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import KINDS, MODES_TESTED, config_of, model_of, tokens, trained
+from small import KINDS, MODES_TESTED, config_of, model_of, places, tokens, trained
 
 from hlat.memory import POLICIES
 from hlat.model import RECOMPUTABLE, Decoder
@@ -21,13 +21,14 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("positions", [None, places()], ids=["whole rows", "isolated documents"])
 @pytest.mark.parametrize("mode", MODES_TESTED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_policy_gives_the_same_bits(kind: str, mode: str) -> None:
+def test_every_policy_gives_the_same_bits(kind: str, mode: str, positions: torch.Tensor | None) -> None:
     config = config_of(kind)
-    plain = trained(model_of(config, mode, [NOTHING] * 2))
+    plain = trained(model_of(config, mode, [NOTHING] * 2), positions)
     for recomputed in POLICIES.values():
-        assert same(trained(model_of(config, mode, [recomputed] * 2)), plain)
+        assert same(trained(model_of(config, mode, [recomputed] * 2), positions), plain)
 
 
 @settings(max_examples=40)

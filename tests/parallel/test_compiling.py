@@ -8,6 +8,7 @@ import torch
 from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, compilation
+from hlat.parallel.compiling import check_isolation
 from hlat.runtime import LaunchError, Runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -83,3 +84,14 @@ def test_without_a_compiler_it_is_refused_or_left(monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_compiled_is_refused(parallel: dict[str, int]) -> None:
     with pytest.raises(RecipeError, match=r"run\.compile.*communicates inside of blocks"):
         recipe("blocks", 2, parallel=parallel)
+
+
+def test_documents_are_isolated_only_where_that_can_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_isolation(CPU)
+    with pytest.raises(LaunchError, match=r"data\.isolate.*does not know the device mps.*data\.isolate=false"):
+        check_isolation(torch.device("mps"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    check_isolation(CPU)
+    with pytest.raises(LaunchError, match=r"data\.isolate.*no C compiler.*gcc.*data\.isolate=false"):
+        check_isolation(CUDA)

@@ -1,6 +1,7 @@
 """Accumulation is the large batch; the loss is the textbook's; signals and stopwatch do what they say."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hlat.parallel import build_parallel
 from hlat.runtime import Runtime
 from hlat.training.step import accumulate_gradients
 from hlat.training.stopwatch import Stopwatch
+from hlat.training.validation import validate, validate_alone
 
 CPU = torch.device("cpu")
 MODEL = {"vocab_size": 97, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}
@@ -93,6 +95,46 @@ def test_an_untrained_model_is_as_surprised_as_chance():
     loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5)))
     # logits of std ~ 0.02 * sqrt(32) = 0.11 around zero add half their variance, 0.007, to log(97)
     assert float(loss) == pytest.approx(math.log(97), abs=0.05)
+
+
+class ThreeRows:
+    """A validation set of three sequences whose documents are isolated."""
+
+    def __init__(self):
+        whole = batch_of(torch.Generator().manual_seed(6))
+        positions = torch.arange(16).repeat(3, 1)
+        positions[1, 9:] -= 9
+        self.rows = replace(
+            whole, inputs_BS=whole.inputs_BS[:3], labels_BS=whole.labels_BS[:3], positions_BS=positions, target_bytes=48
+        )
+
+    def __len__(self):
+        return 3
+
+    def batch(self, first, count):
+        rows, here = self.rows, slice(first, first + count)
+        return replace(
+            rows,
+            inputs_BS=rows.inputs_BS[here],
+            labels_BS=rows.labels_BS[here],
+            positions_BS=rows.positions_BS[here],
+            target_bytes=16 * len(rows.labels_BS[here]),
+        )
+
+
+def test_validation_isolates_documents_also_where_the_last_micro_batch_is_padded():
+    """In float64: two rows and one with a row of padding, or all three at once; and not what joined rows give."""
+    isolated = recipe(2).model_copy(update={"data": recipe(2).data.model_copy(update={"isolate": True})})
+    model, data = build_parallel(isolated, Runtime(CPU), seed=1, dtype=torch.float64), ThreeRows()
+    found = validate(model, data, 2)
+    with torch.no_grad():
+        rows = data.rows
+        wanted = float(model.parts[0](rows.inputs_BS, rows.labels_BS, positions=rows.positions_BS)) / 48
+        joined = float(model.parts[0](rows.inputs_BS, rows.labels_BS)) / 48
+    assert found.tokens == 48
+    assert found.loss == pytest.approx(wanted, rel=1e-12)
+    assert abs(found.loss - joined) > 1e-9 * joined
+    assert validate_alone(model.parts[0], data, 2).loss == pytest.approx(wanted, rel=1e-12)
 
 
 def test_the_stopwatch_adds_up_phases_and_starts_again():

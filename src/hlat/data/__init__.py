@@ -1,5 +1,6 @@
 """Text becomes samples: sources -> documents -> tokens -> shards -> samples addressed by a global index.
 
+    remote, cache         URLs -> files on this machine
     sources, readers      files -> documents
     tokenizer, training   documents <-> token ids
     preparation, staging  documents -> token shards and a manifest, by worker processes, restartable

@@ -27,7 +27,10 @@ from hlat.data.retries import PATIENCE
 from hlat.runtime import DataError, StorageError
 
 Write = Callable[[IO[bytes]], str]
-"""Writes a file from its first byte on; returns the sha256 of what it wrote. Called again after the disk was full."""
+"""Writes a file from its first byte on; returns the sha256 of what it wrote. Called again after the disk was full.
+
+What it writes to is unbuffered: a write may take a part of the bytes only, and says how many.
+"""
 
 
 class Cache:

@@ -24,6 +24,7 @@ PART = ".part"
 _LOCK, _HASHES = "lock", "hashes.jsonl"
 _SPARE = 1 << 30  # bytes of disk to leave to others, where removing files that nobody holds can
 _OURS = re.compile(r"[0-9a-f]{32}(\..{0,40})?")  # nothing else in the folder is counted or removed
+_NO_FOLDER = {errno.ENOTDIR, errno.EEXIST}
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -170,7 +171,7 @@ class CacheFolder:
                     f"{self.path}: the file system has no locks (flock), which keep processes from removing each "
                     "other's files. Name a folder on a local disk with data.cache_dir."
                 ) from error
-            if not is_refusal(error.errno):
+            if not is_refusal(error.errno) and error.errno not in _NO_FOLDER:
                 raise
             raise StorageError(
                 f"{self.path}: cannot keep {url} here: {os.strerror(error.errno or 0)}. Free space or make the folder "

@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 _aten = torch.ops.aten
@@ -23,6 +24,8 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.hlat.attend_within.default,
+    flex_attention,
 }
 
 Contexts = Callable[[], Any]

@@ -179,6 +179,7 @@ class _Planner:
             context=parallel.context,
             weight_copies=parallel.zero == 0 or shards == 1,
             materialised_masks=self.device_type == "cpu",
+            isolated=self.recipe.data.isolate,
         )
 
     @property

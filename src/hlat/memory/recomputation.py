@@ -30,7 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from hlat.memory.compiled import contexts
-from hlat.model import Block, LayerCache
+from hlat.model import Block, Documents, LayerCache
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
@@ -258,28 +258,45 @@ class RecomputingBlock:
         self._plain = getattr(block.forward, "_torchdynamo_orig_callable", block.forward)
         self._contexts = contexts(recomputed, block.attention.coalesce)
 
-    def __call__(self, x_BSD: torch.Tensor, rope: Rope, cache: LayerCache | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        x_BSD: torch.Tensor,
+        rope: Rope,
+        cache: LayerCache | None = None,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
         if not torch.is_grad_enabled():
-            return self._plain(x_BSD, rope, cache)
+            return self._plain(x_BSD, rope, cache, documents)
         assert cache is None, "generation needs no gradients"
         if torch.compiler.is_compiling():
             kept: torch.Tensor = checkpoint(
-                self._plain, x_BSD, rope, use_reentrant=False, preserve_rng_state=False, context_fn=self._contexts
+                lambda x, rope: self._plain(x, rope, None, documents),  # what is no tensor may not be an argument
+                x_BSD,
+                rope,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=self._contexts,
             )
             return kept
         forward = _Forward(self._block, self.recomputed, self._last)
         with saved_tensors_hooks(forward.pack, _unpack):
-            residual_BSD = _attention(self._block, forward, x_BSD, rope)
+            residual_BSD = _attention(self._block, forward, x_BSD, rope, documents)
             forward.forget_but(residual_BSD)
             return _feed_forward(self._block, forward, residual_BSD)
 
 
-def _attention(block: Block, run: _Forward, x_BSD: torch.Tensor, rope: Rope) -> torch.Tensor:
+def _attention(
+    block: Block, run: _Forward, x_BSD: torch.Tensor, rope: Rope, documents: Documents | None
+) -> torch.Tensor:
     attention = block.attention
     entering = run.step("attention_input", lambda x: _entered(attention, block.attention_norm(x)), x_BSD)
     q, k, v = run.step("qkv", lambda x: attention.project(x, rope), entering)
-    heads = run.step("attention_output", attention.attend, q, k, v, own="attention_log_sum")
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention.attend(q, k, v, None, documents)
+
+    heads = run.step("attention_output", attend, q, k, v, own="attention_log_sum")
     out: torch.Tensor = run.step("residual", lambda x, heads: x + attention.output(heads), x_BSD, heads)
     return out
 

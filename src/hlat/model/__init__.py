@@ -6,6 +6,7 @@ from hlat.model.cache import KVCache, LayerCache
 from hlat.model.canonical import canonical_shapes, from_canonical, to_canonical
 from hlat.model.counts import ParameterCount, count_parameters, flops_per_token, forward_flops_per_token
 from hlat.model.decoder import Decoder
+from hlat.model.documents import Documents
 from hlat.model.held import HeldParameter, held_parameters, local
 from hlat.model.hf_config import SpecialIds
 from hlat.model.hf_read import LazyTensors, read_hf, read_special_ids
@@ -26,6 +27,7 @@ __all__ = [
     "Block",
     "CrossEntropy",
     "Decoder",
+    "Documents",
     "HeldParameter",
     "KVCache",
     "LayerCache",

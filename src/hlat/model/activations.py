@@ -20,6 +20,7 @@ from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns, vocabular
 from hlat.precision import MODES
 
 _FP32 = 4
+_INT64 = 8
 
 RECOMPUTABLE: dict[str, tuple[str, ...]] = {
     "attention_input": ("attention_input", "attention_norm_scale", "attention_norm_weight_copy"),
@@ -52,6 +53,8 @@ class Share:
         weight_copies: whether weights come in the dtype that they are stored in, and are copied to that of the
             activations: not where FSDP2 gathers them in it.
         materialised_masks: whether attention to the positions of other ranks builds a mask, as on CPUs.
+        isolated: whether documents see only themselves: no mask is built, a rank's chunks are one call, and every token
+            has rotations of its own.
     """
 
     part: ModelPart = field(default=WHOLE)
@@ -59,6 +62,7 @@ class Share:
     context: int = 1
     weight_copies: bool = True
     materialised_masks: bool = False
+    isolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,11 +172,11 @@ class _Sizes:
         local = self.tokens * self.item * here.kvs * config.n_head_dim
         # Its own keys and values are kept for gathering them again only.
         again = bool(recomputed & {"attention_log_sum", "attention_output"})
+        gathered = {"k": local * again, "v": local * again, "gathered_keys_values": 2 * ranks * local}
+        if self.share.isolated:
+            return gathered
         chunk = self.length // (2 * ranks)
-        return {
-            "k": local * again,
-            "v": local * again,
-            "gathered_keys_values": 2 * ranks * local,
+        return gathered | {
             "attention_chunks": self.tokens * self.item * here.queries * config.n_head_dim,
             # of two chunks, to the i + 1 and 2 ranks - i chunks up to them
             "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.share.materialised_masks,
@@ -199,7 +203,10 @@ class _Sizes:
         if part.embedding:
             # Cut by vocabulary: ids of the rows that are here, and which they are.
             ends["token_ids"] = self.tokens * (8 if part.whole else 9)
-        if self.share.context > 1:
+        if self.share.isolated:
+            ends["rotation_tables"] = self.tokens * config.n_head_dim * _FP32
+            ends["document_starts"] = self.tokens * _INT64
+        elif self.share.context > 1:
             # Of positions that are not one run: put together for this pass.
             ends["rotation_tables"] = self.length // self.share.context * config.n_head_dim * _FP32
         if part.head:

@@ -12,6 +12,7 @@ from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.cache import KVCache
+from hlat.model.documents import Documents
 from hlat.model.layers import Block, RMSNorm
 from hlat.model.loss import Head, TiedHead
 from hlat.model.part import WHOLE, ModelPart, vocabulary_rows
@@ -56,12 +57,16 @@ class Decoder(nn.Module):
             assert isinstance(block, Block), "nothing else is put there"
             yield block
 
-    def hidden(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
+    def hidden(
+        self, x: torch.Tensor, *, positions: torch.Tensor | None = None, cache: KVCache | None = None
+    ) -> torch.Tensor:
         """From what enters to what the head takes, or to what leaves the last block where there is no head.
 
         Args:
             x: token ids (B, S), int64; or, where there is no embedding, what left the block before, (B, S, D).
-            cache: the tokens follow those it has seen, and are stored in it.
+            positions: place of each token in its document, int64, of the tokens that come here: (B, S), also where x is
+                a shard of them. Every 0 begins a document that sees only itself, and so does every row.
+            cache: the tokens follow those it has seen, and are stored in it; not together with positions.
 
         Returns:
             (B, S, D), normed where there is a head.
@@ -69,12 +74,15 @@ class Decoder(nn.Module):
         Raises:
             ValueError: the cache has no room for so many tokens.
         """
-        tables = self.rope.tables(self._spans(x, cache), x.device)
+        assert positions is None or cache is None, "generation is of one document"
+        spans = self._spans(x, cache)
+        tables = self.rope.tables(spans, x.device, positions)
+        documents = Documents.of(positions, spans) if positions is not None else None
         x_BSD = self.embedding(x) if self.embedding is not None else x
         if self.compute is not None:
             x_BSD = x_BSD.to(self.compute)
         for name, block in self.layers.items():
-            x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None)
+            x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None, documents)
         if cache is not None:
             cache.advance(x.shape[1])
         return self.norm(x_BSD) if self.norm is not None else x_BSD
@@ -89,7 +97,12 @@ class Decoder(nn.Module):
         return ((start, start + count),)
 
     def forward(
-        self, x: torch.Tensor, labels: torch.Tensor | None = None, *, cache: KVCache | None = None
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        *,
+        positions: torch.Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> torch.Tensor:
         """What enters, as for ``hidden``, to logits (B, S, V) in the dtype of the activations.
 
@@ -98,11 +111,11 @@ class Decoder(nn.Module):
         Args:
             x: as for ``hidden``.
             labels: (B, S), int64: return their summed cross-entropy instead of logits, a scalar; see ``head_loss``.
-            cache: as for ``hidden``.
+            positions, cache: as for ``hidden``.
 
         Raises:
             ValueError: the cache has no room for so many tokens.
         """
-        hidden_BSD = self.hidden(x, cache=cache)
+        hidden_BSD = self.hidden(x, positions=positions, cache=cache)
         out: torch.Tensor = self.head(hidden_BSD, labels) if self.head is not None else hidden_BSD
         return out

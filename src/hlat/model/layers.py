@@ -18,13 +18,14 @@ from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.cache import LayerCache
+from hlat.model.documents import Documents
 from hlat.model.layout import gate_up_groups
 from hlat.model.ops import rms_norm, rotate, swiglu, swiglu_fused
 from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns
 from hlat.model.products import Linear, attend
 
 Tables = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin of the positions of this call, (S, F) each."""
+"""cos and sin of the positions of this call, (S, F) each, or (B, S, F) where the rows' documents differ."""
 
 
 class RMSNorm(nn.Module):
@@ -41,10 +42,19 @@ class RMSNorm(nn.Module):
 
 
 class AttentionCore(Protocol):
-    """Softmax attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E)."""
+    """Softmax attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E).
+
+    With documents each query sees its own only; then there is no cache.
+    """
 
     def __call__(
-        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None, /
+        self,
+        q_BHSE: torch.Tensor,
+        k_BGSE: torch.Tensor,
+        v_BGSE: torch.Tensor,
+        cache: LayerCache | None,
+        documents: Documents | None,
+        /,
     ) -> torch.Tensor: ...
 
 
@@ -52,9 +62,16 @@ class CausalCore:
     """Attention of the new positions to themselves and, with a cache, to all before."""
 
     def __call__(
-        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None
+        self,
+        q_BHSE: torch.Tensor,
+        k_BGSE: torch.Tensor,
+        v_BGSE: torch.Tensor,
+        cache: LayerCache | None,
+        documents: Documents | None,
     ) -> torch.Tensor:
         """(B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, H, S, E)."""
+        if documents is not None:
+            return documents.attend(q_BHSE, k_BGSE, v_BGSE)
         if cache is None or cache.length == 0:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
@@ -85,15 +102,21 @@ class Attention(nn.Module):
         self.core: AttentionCore = CausalCore()
         self.output = Linear(here.queries * head_dim, width, bias=False)
 
-    def forward(self, x_BSD: torch.Tensor, rope: Tables, cache: LayerCache | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        x_BSD: torch.Tensor,
+        rope: Tables,
+        cache: LayerCache | None = None,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D). With a cache, the S positions follow those it holds and are stored in it."""
-        out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, rope), cache))
+        out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, rope), cache, documents))
         return out
 
     def project(self, x_BSD: torch.Tensor, rope: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(B, S, D) -> queries (B, H, S, E), keys and values (B, G, S, E), rotated."""
         q_BSGRE, k_BSG1E, v_BSG1E = self._project(x_BSD)
-        cos_S11F, sin_S11F = (table[:, None, None, :] for table in rope)
+        cos_S11F, sin_S11F = (table[..., None, None, :] for table in rope)
         q_BSGRE = rotate(self.q_norm(q_BSGRE), cos_S11F, sin_S11F)
         k_BSG1E = rotate(self.k_norm(k_BSG1E), cos_S11F, sin_S11F)
         # A copy of v alone: as a view it would keep the whole fused projection alive until backward.
@@ -101,10 +124,15 @@ class Attention(nn.Module):
         return q_BSGRE.flatten(2, 3).transpose(1, 2), k_BSG1E.squeeze(3).transpose(1, 2), v_BSGE.transpose(1, 2)
 
     def attend(
-        self, q_BHSE: torch.Tensor, k_BGSE: torch.Tensor, v_BGSE: torch.Tensor, cache: LayerCache | None = None
+        self,
+        q_BHSE: torch.Tensor,
+        k_BGSE: torch.Tensor,
+        v_BGSE: torch.Tensor,
+        cache: LayerCache | None = None,
+        documents: Documents | None = None,
     ) -> torch.Tensor:
         """Core attention, its heads side by side: (B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, S, H E)."""
-        return self.core(q_BHSE, k_BGSE, v_BGSE, cache).transpose(1, 2).flatten(2)
+        return self.core(q_BHSE, k_BGSE, v_BGSE, cache, documents).transpose(1, 2).flatten(2)
 
     def _project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         per_group, width = self.heads_per_group, self.head_dim
@@ -157,8 +185,14 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config, part)
 
-    def forward(self, x_BSD: torch.Tensor, rope: Tables, cache: LayerCache | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        x_BSD: torch.Tensor,
+        rope: Tables,
+        cache: LayerCache | None = None,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rope, cache)
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rope, cache, documents)
         out: torch.Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
         return out

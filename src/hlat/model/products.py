@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 _SLOW_CPU = not has_fast_bf16(torch.device("cpu"))  # a constant, so that compiled code has no question in it
 
 
-def _widened(x: torch.Tensor) -> bool:
+def widened(x: torch.Tensor) -> bool:
+    """Whether products of this tensor are computed in fp32 and rounded."""
     return _SLOW_CPU and x.dtype == torch.bfloat16 and x.device.type == "cpu"
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` in their common dtype. Not differentiable where it has to be widened: for use inside of functions."""
-    return (a.float() @ b.float()).to(a.dtype) if _widened(a) else a @ b
+    return (a.float() @ b.float()).to(a.dtype) if widened(a) else a @ b
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -43,7 +44,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         bias: (out,).
     """
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if not _widened(x):
+    if not widened(x):
         return F.linear(x, weight, bias)
     out: torch.Tensor = _WideLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
@@ -87,7 +88,7 @@ def attend(
     Returns:
         (B, H, S, E), in the dtype of ``q``; softmax in fp32.
     """
-    if not _widened(q):
+    if not widened(q):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     if mask is not None:
         out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, enable_gqa=True)
@@ -116,11 +117,16 @@ class _WideCausalAttention(torch.autograd.Function):
         return tuple(grad.to(grads[0].dtype) for grad in wide)
 
 
-def attention_backend(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Which of torch's fused kernels computes causal attention of such heads here."""
+def attention_backend(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, isolated: bool = False
+) -> str:
+    """Which of torch's fused kernels computes causal attention of such heads here, over rows or within documents."""
     q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
-    if _widened(q):
-        return "flash_attention, in fp32"
+    if isolated and device.type != "cpu":
+        return "flex_attention within documents"
+    within = " within documents" if isolated else ""
+    if isolated or widened(q):
+        return f"flash_attention{within}{', in fp32' if widened(q) else ''}"
     chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=True)
     return SDPBackend(chosen).name.lower()
 

@@ -7,7 +7,7 @@ weights trained there see the angles they were trained with: at position 100,000
 radians, and another order of operations would be off elsewhere. They are computed on the CPU and copied, so every
 device has the same bits.
 
-Tensor suffixes: S positions, F pairs of a head.
+Tensor suffixes: B batch, S positions, F pairs of a head.
 """
 
 import math
@@ -62,14 +62,22 @@ class Rope:
         self._rope, self._head_dim = config.rope, config.n_head_dim
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def tables(self, spans: Spans, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the positions ``start <= position < stop`` of each span: fp32, (positions, head_dim / 2)."""
+    def tables(
+        self, spans: Spans, device: torch.device, positions_BS: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the positions ``start <= position < stop`` of each span: fp32, (positions, head_dim / 2).
+
+        Where each token has a position of its own, int64 on that device and below the last stop: of these, (B, S,
+        head_dim / 2).
+        """
         known, longest = self._tables.get(device), max(stop for _, stop in spans)
         if known is None or known[0].shape[0] < longest:
             # An entry depends on its position only, so a longer table changes nothing for the positions before.
             known = self._make(max(_SMALLEST_TABLE, 1 << (longest - 1).bit_length()), device)
             self._tables[device] = known
         cos_SF, sin_SF = known
+        if positions_BS is not None:
+            return cos_SF[positions_BS], sin_SF[positions_BS]
         if len(spans) == 1:
             start, stop = spans[0]
             return cos_SF[start:stop], sin_SF[start:stop]

@@ -3,6 +3,7 @@
 from hlat.parallel.compiling import Compilation, compilation
 from hlat.parallel.footprint import StateBytes, state_bytes
 from hlat.parallel.layout import Coordinates, Layout
+from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.model import ParallelModel, build_parallel
 from hlat.parallel.stages import stage_layers
 
@@ -10,6 +11,7 @@ __all__ = [
     "Compilation",
     "Coordinates",
     "Layout",
+    "MicroBatch",
     "ParallelModel",
     "StateBytes",
     "build_parallel",

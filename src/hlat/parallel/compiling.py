@@ -15,6 +15,7 @@ from hlat.model import Decoder
 from hlat.runtime import LaunchError
 
 _ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")
+_FLEX_DEVICES = ("cuda", "xpu")  # with gradients, and compiled
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,23 @@ def _against(recipe: Recipe, device: torch.device) -> str:
     if device.type != "cuda":
         return f"a minute of start-up for a few percent on {device.type}; run.compile=blocks does it"
     return "" if _has_compiler(device) else "it needs a C compiler, and finds none"
+
+
+def check_isolation(device: torch.device) -> None:
+    """Attention within documents is torch's flex attention on accelerators, which is nothing without its compiler.
+
+    Raises:
+        LaunchError: there is none here, or it does not know the device.
+    """
+    if device.type == "cpu" or (device.type in _FLEX_DEVICES and _has_compiler(device)):
+        return
+    remedy = "Use data.isolate=false, or run.device=cpu."
+    if device.type in _FLEX_DEVICES:
+        reason = "on an accelerator it is compiled, and torch.compile finds no C compiler"
+        remedy = f"Install gcc (or name a compiler in CC). Else: {remedy}"
+    else:
+        reason = f"torch's flex attention does not know the device {device.type}"
+    raise LaunchError(f"data.isolate=true: documents cannot be kept apart here: {reason}. {remedy}")
 
 
 def _has_compiler(device: torch.device) -> bool:

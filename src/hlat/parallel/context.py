@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 
-from hlat.model import LayerCache, attend
+from hlat.model import Documents, LayerCache, attend
 from hlat.parallel.collectives import all_gather, reduce_scatter
 
 
@@ -39,7 +39,7 @@ class _AllGather(torch.autograd.Function):
 
 
 class ContextCore:
-    """Causal attention from this rank's two chunks to the whole sequence before them."""
+    """Causal attention from this rank's two chunks to the whole sequence before them, or to their documents' part."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -47,11 +47,18 @@ class ContextCore:
         self._chunks = (group.rank(), last - group.rank())
 
     def __call__(
-        self, q_BHsE: torch.Tensor, k_BGsE: torch.Tensor, v_BGsE: torch.Tensor, cache: LayerCache | None
+        self,
+        q_BHsE: torch.Tensor,
+        k_BGsE: torch.Tensor,
+        v_BGsE: torch.Tensor,
+        cache: LayerCache | None,
+        documents: Documents | None,
     ) -> torch.Tensor:
         """(B, H, s, E), (B, G, s, E), (B, G, s, E) -> (B, H, s, E)."""
         assert cache is None, "generation runs on whole sequences"
         k_BGTE, v_BGTE = self._gather(k_BGsE, v_BGsE)
+        if documents is not None:
+            return documents.attend(q_BHsE, k_BGTE, v_BGTE)
         outs = [
             _attend_to_prefix(q_BHCE, k_BGTE, v_BGTE, chunk)
             for q_BHCE, chunk in zip(q_BHsE.chunk(2, dim=2), self._chunks, strict=True)

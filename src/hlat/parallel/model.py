@@ -16,11 +16,12 @@ import torch.distributed as dist
 from hlat.config import Recipe
 from hlat.memory import checkpoint_activations, plan_activations
 from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise
-from hlat.parallel.compiling import compilation, compile_blocks
+from hlat.parallel.compiling import check_isolation, compilation, compile_blocks
 from hlat.parallel.footprint import held_parts
 from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
 from hlat.parallel.groups import Groups, make_groups
 from hlat.parallel.layout import Layout
+from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.sharding import before_micro_batch, reduce_replicated, release, shard
 from hlat.parallel.tensor import parallelize_block
 from hlat.parallel.vocabulary import parallelize_ends
@@ -95,21 +96,24 @@ class ParallelModel:
         """What the optimizer steps."""
         return [one.parameter for one in self.held]
 
-    def accumulate_gradients(self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+    def accumulate_gradients(
+        self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, positions_BS: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Leave in ``.grad`` the gradient of the mean loss over the global batch; returns this rank's term of it.
 
         Args:
             inputs_BS, labels_BS: the sequences ``rows`` of the global batch, whole, int64, on the CPU.
+            positions_BS: place of each token in its document, likewise, where the recipe isolates documents.
 
         Returns:
             A detached scalar; the terms of all ranks add up to the mean loss in nats.
         """
         tokens = self._count(labels_BS)
-        inputs_BS, labels_BS = self._local(inputs_BS), self._local(labels_BS)
+        local = self._local(MicroBatch(inputs_BS, labels_BS, positions_BS))
         if self._pipeline is not None:
-            loss = self._pipeline.train(inputs_BS, labels_BS, tokens)
+            loss = self._pipeline.train(local, tokens)
         else:
-            loss = self._train_micro_batches(inputs_BS, labels_BS, tokens)
+            loss = self._train_micro_batches(local.split(self._recipe.batch.micro_batch), tokens)
         if self.groups.gradients is not None and self.groups.shards is None:
             reduce_replicated(self.held, self.groups.gradients)
         self._copies.add_up()
@@ -124,38 +128,37 @@ class ParallelModel:
         dist.all_reduce(tokens, group=self.groups.data)
         return tokens
 
-    def _local(self, rows_BS: torch.Tensor) -> torch.Tensor:
+    def _local(self, batch: MicroBatch) -> MicroBatch:
         """The positions of some sequences that this rank has, on its device."""
-        here = rows_BS if len(self._spans) == 1 else torch.cat([rows_BS[:, a:b] for a, b in self._spans], dim=1)
-        return here.to(self._device, non_blocking=True)
+        places = batch.positions_BS
+        assert (places is not None) == self._recipe.data.isolate, "what memory and compiled code are planned for"
+        assert places is None or not places[:, 0].any(), "every row begins a document"
+        return batch.local(self._spans, self._device)
 
-    def _train_micro_batches(
-        self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, tokens: torch.Tensor | int
-    ) -> torch.Tensor:
-        (model,), size = self.parts, self._recipe.batch.micro_batch
+    def _train_micro_batches(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | int) -> torch.Tensor:
+        (model,) = self.parts
         loss = self._zero.clone()
-        batches = list(zip(inputs_BS.split(size), labels_BS.split(size), strict=True))
-        for number, (inputs, labels) in enumerate(batches, start=1):
+        for number, (inputs, labels, positions) in enumerate(batches, start=1):
             before_micro_batch(model, self.layout.zero, last=number == len(batches))
-            part = model(inputs, labels) / tokens
+            part = model(inputs, labels, positions=positions) / tokens
             part.backward()
             loss += part.detach()
         return loss
 
     @torch.no_grad()
-    def evaluate(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """This rank's term of the summed loss over some micro-batches, forward only: float64, in nats.
 
         Args:
-            batches: (inputs, labels) of whole sequences, for this rank's data-parallel index; as many for every rank.
+            batches: whole sequences, on the CPU, for this rank's data-parallel index; as many for every rank.
         """
-        local = [(self._local(inputs), self._local(labels)) for inputs, labels in batches]
+        local = [self._local(batch) for batch in batches]
         if self._pipeline is not None:
             nats = self._pipeline.evaluate(local)
         else:
             nats = torch.zeros((), dtype=torch.float64, device=self._device)
-            for inputs, labels in local:
-                nats += self.parts[0](inputs, labels).double()
+            for inputs, labels, positions in local:
+                nats += self.parts[0](inputs, labels, positions=positions).double()
         for part in self.parts:
             release(part)
         return nats if self._place.tp == 0 else torch.zeros_like(nats)
@@ -204,6 +207,8 @@ def build_parallel(
         mode = replace(mode, weights=dtype, compute=dtype if mode.compute == mode.weights else mode.compute)
     if recipe.precision.mode == "fp8":
         check_fp8(runtime.device)
+    if recipe.data.isolate:
+        check_isolation(runtime.device)
     layout = Layout.of(recipe.parallel, runtime.world)
     groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
     shares = held_parts(recipe.model, layout, runtime.rank, recipe.data.sequence_length)

@@ -23,6 +23,7 @@ from torch.distributed.pipelining.schedules import (
 
 from hlat.model import Decoder
 from hlat.parallel.layout import Layout
+from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.sharding import always_reshard
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -68,22 +69,26 @@ class Pipeline:
         self.has_first = 0 in self._parts
         self.has_last = layout.config.stages - 1 in self._parts
 
-    def train(self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, tokens: torch.Tensor | int) -> torch.Tensor:
+    def train(self, batch: MicroBatch, tokens: torch.Tensor | int) -> torch.Tensor:
         """Forward and backward over all micro-batches; returns the summed loss / tokens, zero but on the last stage.
 
         Args:
-            inputs_BS, labels_BS: all sequences of this rank's step, of the positions it has.
+            batch: all sequences of this rank's step, of the positions it has.
             tokens: what losses are divided by.
         """
         self._divisor = tokens
         losses: list[torch.Tensor] = []
-        schedule = self._schedule(inputs_BS.shape[0] // self._shape[0])
+        schedule = self._schedule(batch.inputs_BS.shape[0] // self._shape[0])
+        # The last stage's model computes the loss itself; every stage's attention asks where documents begin.
+        along = {"labels": batch.labels_BS} if self.has_last else {}
+        if batch.positions_BS is not None:
+            along["positions"] = batch.positions_BS
         schedule.step(
-            *((inputs_BS,) if self.has_first else ()),
-            target=labels_BS if self.has_last else None,
+            *((batch.inputs_BS,) if self.has_first else ()),
+            target=batch.labels_BS if self.has_last else None,
             losses=losses,
             return_outputs=False,
-            **({"labels": labels_BS} if self.has_last else {}),  # the last stage's model computes the loss itself
+            **along,
         )
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._wide, device=self._device)
 
@@ -118,17 +123,17 @@ class Pipeline:
     def _divided(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         return loss / self._divisor
 
-    def evaluate(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Summed loss in float64 of (inputs, labels) micro-batches, forward only; zero but on the last stage."""
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Summed loss in float64 of micro-batches, forward only; zero but on the last stage."""
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
         pending: list[tuple[dist.Work, torch.Tensor]] = []  # what is being sent must stay alive
         handed: dict[tuple[int, int], torch.Tensor] = {}
         # Micro-batches outermost: both ends of a link then see its messages in one order, in which NCCL runs them, and
         # only a few activations are alive.
-        for number, (inputs_BS, labels_BS) in enumerate(batches):
+        for number, (inputs_BS, labels_BS, positions_BS) in enumerate(batches):
             for index, part in self._parts.items():
                 x = inputs_BS if index == 0 else self._receive(index, number, handed)
-                out = part(x, labels_BS)
+                out = part(x, labels_BS, positions=positions_BS)
                 if index == self._layout.config.stages - 1:
                     nats += out.double()
                 else:

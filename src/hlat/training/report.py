@@ -27,7 +27,7 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     compute = MODES[recipe.precision.mode].compute
     heads = (recipe.model.heads, recipe.model.n_kv_heads, recipe.model.n_head_dim)
     tracker.message(
-        f"attention: {attention_backend(*heads, compute, job.runtime.device)}; "
+        f"attention: {attention_backend(*heads, compute, job.runtime.device, recipe.data.isolate)}; "
         f"blocks: {compilation(recipe, job.runtime.device)}"
     )
     if recipe.precision.mode == "bf16":

@@ -33,7 +33,7 @@ def accumulate_gradients(model: ParallelModel, batch: Batch) -> torch.Tensor:
         model: this rank's share.
         batch: the sequences ``model.rows`` of the global batch.
     """
-    return model.accumulate_gradients(batch.inputs_BS, batch.labels_BS)
+    return model.accumulate_gradients(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
 
 
 def update(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -10,10 +10,7 @@ import torch.nn.functional as F
 
 from hlat.data import IGNORED, Batch, ValidationData
 from hlat.model import Decoder
-from hlat.parallel import ParallelModel
-
-MicroBatches = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""(inputs, labels) of whole sequences, int64, on the CPU."""
+from hlat.parallel import MicroBatch, ParallelModel
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,8 @@ class ValidationResult:
 class Evaluated(Protocol):
     """What can be validated: a model, or this rank's share of one."""
 
-    def evaluate(self, batches: MicroBatches) -> torch.Tensor:
-        """This rank's term of the summed loss: float64, in nats."""
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """This rank's term of the summed loss of whole sequences, on the CPU: float64, in nats."""
 
     def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all ranks."""
@@ -43,11 +40,12 @@ class Alone:
         self._device = next(model.parameters()).device
 
     @torch.no_grad()
-    def evaluate(self, batches: MicroBatches) -> torch.Tensor:
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Summed loss, added up in float64."""
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
-        for inputs_BS, labels_BS in batches:
-            nats += self._model(inputs_BS.to(self._device), labels_BS.to(self._device)).double()
+        for batch in batches:
+            inputs_BS, labels_BS, positions_BS = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
+            nats += self._model(inputs_BS, labels_BS, positions=positions_BS).double()
         return nats
 
     def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -75,7 +73,7 @@ def validate_alone(model: Decoder, data: ValidationData, batch_size: int) -> Val
 
 def _averages(model: Evaluated, batches: Sequence[Batch], counted: bool) -> ValidationResult:
     """Summed in float64, so that the batch size does not matter."""
-    nats = model.evaluate([(batch.inputs_BS, batch.labels_BS) for batch in batches])
+    nats = model.evaluate([MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS) for batch in batches])
     tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
     text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0
     sums = model.add_over_world(torch.stack((nats, nats.new_tensor(tokens), nats.new_tensor(text_bytes))))
@@ -84,8 +82,14 @@ def _averages(model: Evaluated, batches: Sequence[Batch], counted: bool) -> Vali
 
 
 def _padded(batch: Batch, size: int) -> Batch:
-    """A micro-batch of exactly ``size`` sequences; those added have no labels."""
-    missing = size - len(batch.labels_BS)
-    inputs_BS = F.pad(batch.inputs_BS, (0, 0, 0, missing))
-    labels_BS = F.pad(batch.labels_BS, (0, 0, 0, missing), value=IGNORED)
-    return Batch(inputs_BS, labels_BS, batch.sample_ids, batch.target_bytes)
+    """A micro-batch of exactly ``size`` sequences; those added have no labels, and are one document each."""
+    missing, length = size - len(batch.labels_BS), batch.labels_BS.shape[1]
+    positions_BS = batch.positions_BS
+    if positions_BS is not None:
+        positions_BS = torch.cat((positions_BS, torch.arange(length).expand(missing, -1)))
+    return replace(
+        batch,
+        inputs_BS=F.pad(batch.inputs_BS, (0, 0, 0, missing)),
+        labels_BS=F.pad(batch.labels_BS, (0, 0, 0, missing), value=IGNORED),
+        positions_BS=positions_BS,
+    )
