@@ -15,16 +15,15 @@ from corpora import documents, write_jsonl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
+from reading_ranks import run
 
 from hlat.config import DataConfig
 from hlat.data import Prepared
 from hlat.data.online.dealing import Share, parts_of, streams_of
 from hlat.data.online.documents import Reader
 from hlat.data.online.feed import Cursors, OnlineFeed
-from hlat.data.online.plan import ROW, Plan, unpack_rows
 from hlat.data.online.sampling import plan_of
 from hlat.data.online.setup import prepare_online
-from hlat.data.online.worker import Producer
 from hlat.data.split import Assignment
 
 _fixture = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -62,48 +61,6 @@ def _prepared(config: DataConfig, folder: Path) -> Prepared:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("prepared")
-
-
-class _Rank:
-    """What a rank of several reads, by producers in this process instead of processes."""
-
-    def __init__(self, plan: Plan, cursors: np.ndarray, first: int, workers: int) -> None:
-        self.plan, owned = plan, plan.share.owned
-        plans = [replace(plan, streams=owned[n::workers].tolist(), first=first) for n in range(workers)]
-        self._frames = [Producer(one, cursors).frames() for one in plans]
-        self._serves = {int(s): n for n in range(workers) for s in owned[n::workers]}
-
-    def step(self, first: int, cursors: Cursors) -> dict[int, list[list[int]]]:
-        """Sample -> its columns, of one step; cursors move on."""
-        share, found = self.plan.share, {}
-        for sample in range(first, first + share.batch):
-            stream = int(streams_of(share.seed, share.streams, [sample])[0])
-            if stream in self._serves:
-                frame = next(self._frames[self._serves[stream]])
-                assert (frame.sample, frame.stream) == (sample, stream)
-                cursors.values[frame.stream, frame.source] = frame.cursor
-                if frame.kind == ROW:
-                    columns = unpack_rows([frame.content], self.plan.settings.length, self.plan.settings.isolate)
-                    found[sample] = [column[0].tolist() for column in columns]
-        return found
-
-
-def _run(plan: Plan, ranks: int, workers: int, cursors: Cursors, first: int, steps: int) -> dict[int, list[list[int]]]:
-    """Some steps of all ranks; what each sample was."""
-    plans = [replace(plan, share=replace(plan.share, index=r, ranks=ranks)) for r in range(ranks)]
-    own = [Cursors(*cursors.values.shape[:2]) for _ in plans]
-    for one in own:
-        one.values[:] = cursors.values
-    readers = [_Rank(one, cursors.values.copy(), first, workers) for one in plans]
-    found: dict[int, list[list[int]]] = {}
-    for step in range(steps):
-        for reader, mine in zip(readers, own, strict=True):
-            rows = reader.step(first + step * plan.share.batch, mine)
-            assert len(rows) == plan.share.batch // ranks and not rows.keys() & found.keys()
-            found |= rows
-    for one, mine in zip(plans, own, strict=True):
-        cursors.values[one.share.owned] = mine.values[one.share.owned]
-    return found
 
 
 _sections = st.fixed_dictionaries(
@@ -155,10 +112,10 @@ def test_samples_are_the_same_for_any_ranks_workers_stops_and_changes_of_ranks(
     plan = plan_of(prepared, config, seed, Share(0, 1, batch, config.streams, seed))
     sources = len(plan.sources)
     steps = sum(steps for _, _, steps in parts)
-    expected = _run(plan, 1, 1, Cursors(config.streams, sources), 0, steps)
+    expected = run(plan, 1, 1, Cursors(config.streams, sources), 0, steps)
     cursors, found, first = Cursors(config.streams, sources), {}, 0
     for ranks, workers, count in parts:
-        found |= _run(plan, ranks, workers, cursors, first, count)
+        found |= run(plan, ranks, workers, cursors, first, count)
         first += count * batch
     assert sorted(found) == list(range(first))
     assert found == expected
@@ -222,7 +179,7 @@ def test_a_stream_concatenates_its_documents_and_loses_nothing(
     plan = plan_of(prepared, config, seed, Share(0, 1, 8, streams, seed))
     parts = plan.sources[0].parts(streams)
     rows: dict[int, list[list[list[int]]]] = {}
-    for sample, columns in _run(plan, 1, 1, Cursors(streams, 1), 0, 4).items():
+    for sample, columns in run(plan, 1, 1, Cursors(streams, 1), 0, 4).items():
         stream = int(streams_of(seed, streams, [sample])[0])
         rows.setdefault(stream, []).append(columns)
     assert parts == streams  # enough blocks for all
@@ -263,7 +220,7 @@ def test_real_processes_send_the_same_and_state_is_small(corpus: list[dict[str, 
     config = _config(corpus, isolate=True, packing="best-fit")
     prepared = _prepared(config, folder)
     plan = plan_of(prepared, config, 5, Share(0, 1, 12, 12, 5))
-    expected = _run(plan, 1, 1, Cursors(12, 1), 0, 4)
+    expected = run(plan, 1, 1, Cursors(12, 1), 0, 4)
     cursors, first = Cursors(12, 1), 0
     for workers in (1, 3):
         feed = OnlineFeed(plan, cursors.values, first, workers, prepared.token_bytes)
