@@ -35,7 +35,9 @@ def recipe(asked, mode):
         "tokenizer": {"vocab_size": 8192},
         "mode": mode,
     }
-    return parse_recipe({"model": {"preset": "tiny-1m", "vocab_size": 8192}, "data": section, "training": {"steps": 1000}})
+    return parse_recipe(
+        {"model": {"preset": "tiny-1m", "vocab_size": 8192}, "data": section, "training": {"steps": 1000}}
+    )
 
 
 def hlat_prepared(asked):

@@ -69,7 +69,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
     else:
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
         batch = max(1, _IMPORT_PASS // length)
-    windows = ValidationData(prepared, length, sequences=None)
+    windows = ValidationData(prepared, length, None, recipe is not None and recipe.data.isolate)
     result = validate_alone(model, windows, batch)
     return Perplexity(result.loss, result.bits_per_byte, result.tokens)
 
