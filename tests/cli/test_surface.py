@@ -7,7 +7,11 @@ from hlat.cli import app
 SURFACE = {
     "check": {"recipe", "overrides", "--world", "--json"},
     "schema": set(),
-    "data prepare": {"recipe", "overrides", "--workers"},
+    "data prepare": {"recipe", "overrides", "--workers", "--part"},
+    "data merge": {"recipe", "words"},
+    "data tokenizer": {"recipe", "overrides", "--to"},
+    "data show": {"source", "overrides", "--samples", "--tokens", "--json"},
+    "data verify": {"source", "overrides"},
     "train": {"recipe", "overrides", "--nproc", "--profile"},
     "evaluate": {"checkpoint", "--data"},
     "generate": {"checkpoint", "--prompt", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"},

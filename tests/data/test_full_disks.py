@@ -4,6 +4,7 @@ import resource
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from corpora import documents, prose, tree, write_jsonl
 from preparing import LARGE, data_config, start, workers
@@ -40,8 +41,8 @@ def test_files_are_given_up_though_the_disk_refuses_their_buffers(tmp_path: Path
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
         with pytest.raises(OSError, match="File too large"):
-            shard.append(tokens, 20_000)
-        boundaries.append([1] * 500)  # 4,000 bytes, all of them still in the buffer
+            shard.append(tokens, np.full(20, 1_000), np.ones(20, dtype=np.bool_))
+        boundaries.append(np.ones(500, dtype=np.int64))  # 4,000 bytes, all of them still in the buffer
         for writer in (shard, boundaries):
             writer.abandon()
     finally:

@@ -44,7 +44,7 @@ def test_verifying_notices_tokens_outside_the_vocabulary(finished: Prepared) -> 
     tokens = np.fromfile(file, dtype="<u2")
     tokens[7] = 400
     tokens.tofile(file)
-    with pytest.raises(DataError, match="token 400 is outside the vocabulary of 400"):
+    with pytest.raises(DataError, match="token 400 at 7 is outside the vocabulary of 400"):
         verify(finished.dir)
 
 
@@ -69,7 +69,7 @@ def test_nothing_prepared_there(tmp_path: Path) -> None:
 
 def test_finished_data_is_shared_by_runs_that_start_at_once(small: Path, tmp_path: Path) -> None:
     first = prepare(data_config(small), tmp_path, workers=1)
-    with ThreadPoolExecutor(1) as pool, preparation._locked(tmp_path, wait=False):
+    with ThreadPoolExecutor(1) as pool, preparation.locked(tmp_path, wait=False):
         second = pool.submit(prepare, data_config(small), tmp_path, workers=1)
         with pytest.raises(TimeoutError):  # it waits, rather than to refuse
             second.result(timeout=0.5)

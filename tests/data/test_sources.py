@@ -144,7 +144,7 @@ def test_wrong_json_lines(tmp_path: Path) -> None:
     assert "line 2: a JSON list, not an object" in _line(tmp_path, b"[1]")
     assert "line 2: no column 'text'; it has content, id" in _line(tmp_path, b'{"content": "x", "id": 1}')
     assert "line 2: 'text' holds a number, not text" in _line(tmp_path, b'{"text": 7}')
-    assert "row 1: character 1 is half of a surrogate pair" in _line(tmp_path, b'{"text": "x\\ud800"}')
+    assert "line 2: character 1 is half of a surrogate pair" in _line(tmp_path, b'{"text": "x\\ud800"}')
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.stream.arrow"])

@@ -1,44 +1,121 @@
-"""``hlat data``: from raw text to token shards."""
+"""``hlat data``: from raw text to token shards, on one machine or on several."""
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hlat.cli import data_show
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
-from hlat.config import load_recipe
+from hlat.config import DataError, Recipe, load_recipe
 
 if TYPE_CHECKING:
     from hlat.data import Prepared
 
-app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
+app = typer.Typer(help="Prepare text for training, and look at it.", no_args_is_help=True)
+data_show.register(app)
 
-
-@app.callback()
-def _group() -> None:
-    """Keeps ``prepare`` a verb of its own while it is the only one."""
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; default one per core.")]
 
 
 @app.command("prepare")
 def prepare_command(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; default one per core.")] = None,
+    workers: WorkersOption = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Only the I-th of N parts, into a folder of its own beside the whole's."),
+    ] = None,
 ) -> None:
     """Tokenize the recipe's text into memory-mapped shards. Interrupted, it goes on where it stopped.
 
-    Data that was prepared before is verified byte for byte.
+    Data that was prepared before is verified byte for byte. On several machines, each prepares a part of the files with
+    --part 1/3, --part 2/3 and so on, and hlat data merge puts them together.
     """
     resolved = load_recipe(recipe, overrides or [])
+    if part is not None:
+        _prepare_part(resolved, part, workers)
+        return
     from hlat.data import check_tokenizer, check_vocabulary, prepare, verify
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
         prepared = prepare(resolved.data, resolved.prepared_dir, workers=workers, progress=progress)
-    verify(resolved.prepared_dir)
+        verify(resolved.prepared_dir, progress=progress)
     check_vocabulary(prepared, resolved.model.vocab_size)
     say(_summary(prepared))
     say(f"prepared in {resolved.prepared_dir}")
+
+
+def _prepare_part(recipe: Recipe, part: str, workers: int | None) -> None:
+    from hlat.data import check_tokenizer, part_folder, prepare_part
+
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
+    if match is None or int(match[1]) > int(match[2]):
+        raise DataError(f"--part {part}: not a part. Write --part 2/3 for the second of three.")
+    number, parts = int(match[1]), int(match[2])
+    folder = part_folder(recipe.prepared_dir, number, parts)
+    ready()
+    check_tokenizer(recipe.data, recipe.model.vocab_size)
+    with data_progress() as progress:
+        record = prepare_part(recipe.data, folder, number, parts, workers=workers, progress=progress)
+    files = record.stop - record.first
+    say(f"part {number} of {parts}: {files:,} of {len(record.files):,} files, in {record.units:,} units")
+    if files == 0:
+        say("No file falls to it: parts are made of whole files. It is merged all the same.")
+    say(f"prepared in {folder}")
+    say("when all parts are, hlat data merge with the same recipe puts them together")
+
+
+@app.command("merge")
+def merge_command(
+    recipe: RecipeArgument,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FOLDERS]... [OVERRIDES]...",
+            help="The folders of all parts, default those beside the recipe's data folder; overrides as elsewhere.",
+        ),
+    ] = None,
+) -> None:
+    """Put all parts together: byte for byte the data that one machine would have prepared.
+
+    The parts are only read, and may be deleted afterwards. Interrupted, it goes on where it stopped.
+    """
+    overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
+    folders = [Path(word) for word in words or [] if word not in overrides]
+    resolved = load_recipe(recipe, overrides)
+    from hlat.data import check_tokenizer, check_vocabulary, merge_parts, parts_beside, verify
+
+    ready()
+    check_tokenizer(resolved.data, resolved.model.vocab_size)
+    with data_progress() as progress:
+        parts = folders or parts_beside(resolved.prepared_dir)
+        prepared = merge_parts(resolved.data, resolved.prepared_dir, parts, progress)
+        verify(resolved.prepared_dir, progress=progress)
+    check_vocabulary(prepared, resolved.model.vocab_size)
+    say(_summary(prepared))
+    say(f"merged {len(parts)} parts in {resolved.prepared_dir}")
+
+
+@app.command("tokenizer")
+def tokenizer_command(
+    recipe: RecipeArgument,
+    to: Annotated[Path, typer.Option("--to", help="Folder to write; must not exist.")],
+    overrides: OverridesArgument = None,
+) -> None:
+    """Train the recipe's tokenizer and nothing else, for machines that prepare parts."""
+    resolved = load_recipe(recipe, overrides or [])
+    from hlat.data import train_tokenizer
+
+    ready()
+    with data_progress() as progress:
+        tokenizer = train_tokenizer(resolved.data, to, progress)
+    say(f"vocabulary {tokenizer.vocab_size:,}")
+    say(f"trained in {to}: prepare with data.tokenizer.path={to}")
 
 
 def _summary(prepared: "Prepared") -> str:
@@ -47,4 +124,11 @@ def _summary(prepared: "Prepared") -> str:
     for name, split in manifest.splits.items():
         counts = f"{split.documents:,} documents, {split.tokens:,} tokens, {split.text_bytes:,} bytes of text"
         lines.append(f"{name:10s} {counts}")
-    return "\n".join([*lines, *prepared.notes])
+    lines += prepared.notes
+    for source in manifest.rows if len(manifest.rows) > 1 else []:
+        if source.copies or source.unreadable_rows:
+            copies = f"{source.copies:,} copies ({source.copied_tokens:,} tokens)"
+            lines.append(
+                f"  {manifest.source_names[source.source]}: {copies}, {source.unreadable_rows:,} unreadable rows"
+            )
+    return "\n".join(lines)

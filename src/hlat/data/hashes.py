@@ -8,7 +8,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from hlat.data.prepared import Manifest
+from hlat.data.manifest import Manifest
 from hlat.data.sources import SourceFile, Stamp
 from hlat.data.storage import write_whole
 

@@ -1,117 +1,30 @@
-"""A folder of prepared data: its manifest, opened, checked cheaply on opening and completely on request.
+"""A folder of prepared data, opened: checked cheaply here, and completely by hlat.data.verification.
 
 manifest.json             written last: without it the folder is not prepared data
 tokenizer/                as transformers.AutoTokenizer reads it
 train-00000.bin ...       tokens, raw little-endian
 train-documents.bin       where each document begins, uint64, and where the last one ends
 validation-...            the same
+quarantine.jsonl          the rows that could not be read, where there were any
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hlat.config import DataConfig
+from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, read_manifest
+from hlat.data.quarantine import too_many
 from hlat.data.settings import differences, places_of, settings_of
 from hlat.data.shards import TokenArray
-from hlat.data.split import SPLITS, Split
+from hlat.data.split import Split
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
-
-FORMAT_VERSION = 3
-MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer"
-
-_CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"
-_CHECK = 1 << 22  # tokens looked at together
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ShardRecord(_Record):
-    """One shard file."""
-
-    file: str
-    tokens: int
-    bytes: int
-    sha256: str
-
-
-class SourceTokens(_Record):
-    """What a split holds of one source: a stretch of its tokens, the sources one after the other."""
-
-    source: int
-    documents: int
-    tokens: int
-
-
-class SplitRecord(_Record):
-    """One split: what it holds and in which files. ``text_bytes`` is UTF-8."""
-
-    documents: int
-    tokens: int
-    text_bytes: int
-    sources: list[SourceTokens]
-    shards: list[ShardRecord]
-    documents_file: str
-    documents_sha256: str
-
-
-class SourceRecord(_Record):
-    """One file that the data was made from."""
-
-    path: str
-    use: Literal["split", "validation"]
-    content: list[str | int]
-    bytes: int
-    mtime_ns: int
-    sha256: str
-    etag: str = ""
-
-
-class BlocksRecord(_Record):
-    """Where text is tokenized while training: the blocks that are dealt to streams.
-
-    Attributes:
-        file, sha256: the catalogue, int64 (blocks, 3).
-        counts: how many of its blocks are each source's, in the order of the sources.
-        below: documents whose hash lies below this are validation text.
-    """
-
-    file: str
-    sha256: str
-    counts: list[int]
-    below: int
-
-
-class Manifest(_Record):
-    """What prepared data is and what it was made from."""
-
-    format_version: int
-    fingerprint: str
-    dtype: Literal["uint16", "uint32"]
-    vocab_size: int
-    eos_id: int | None
-    bos_id: int | None
-    tokenizer_sha256: str
-    splits: dict[Split, SplitRecord]
-    null_rows: int
-    empty_documents: int
-    notes: list[str]
-    settings: dict[str, Any]
-    places: dict[Literal["corpus", "tokenizer"], list[str]]
-    sources: list[SourceRecord]
-    blocks: BlocksRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -169,47 +82,8 @@ class Prepared:
         return np.memmap(self.dir / record.documents_file, dtype="<u8", mode="r", shape=(record.documents + 1,))
 
 
-def content_fingerprint(
-    tokenizer_sha256: str,
-    dtype: str,
-    splits: dict[Split, SplitRecord],
-    sources: list[SourceRecord] | None = None,
-    blocks: BlocksRecord | None = None,
-) -> str:
-    """The fingerprint of prepared data: its tokens, shard by shard, and the tokenizer; online, the files and blocks."""
-    content: list[Any] = [
-        tokenizer_sha256,
-        dtype,
-        [[shard.sha256 for shard in splits[split].shards] for split in SPLITS],
-    ]
-    if blocks is not None:
-        content += [[source.content for source in sources or []], blocks.model_dump()]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder, None if it has none.
-
-    Raises:
-        DataError: damaged, or of another format.
-    """
-    path = folder / MANIFEST
-    try:
-        stored = json.loads(path.read_bytes())
-        if isinstance(stored, dict) and stored.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-            raise DataError(
-                f"{path}: data format {stored['format_version']}; this version reads {FORMAT_VERSION}. "
-                "Prepare the data again in another data.prepared_dir, or use the version of hlat that wrote it."
-            )
-        return Manifest.model_validate(stored)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, ValidationError) as error:
-        raise DataError(f"{path}: damaged: {error}. Delete {folder} and prepare the data again.") from error
-
-
 def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared:
-    """Open prepared data; sizes of all files are checked against the manifest, contents are not (see verify).
+    """Open prepared data; sizes of all files are checked against the manifest, contents are not (verify does).
 
     Args:
         dir: the folder.
@@ -222,13 +96,8 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
     manifest = read_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST}). Run hlat data prepare first.")
-    for path, size in _sizes(folder, manifest):
-        actual = path.stat().st_size if path.is_file() else None
-        if actual != size:
-            found = "is missing" if actual is None else f"has {actual} bytes"
-            raise DataError(
-                f"{path}: {found}, should have {size} bytes. Restore it, or delete {folder} and prepare again."
-            )
+    for problem in size_problems(folder, manifest):
+        raise DataError(f"{folder / problem} Restore it, or delete {folder} and prepare again.")
     tokenizer = load_saved(folder / TOKENIZER)
     if tokenizer.sha256 != manifest.tokenizer_sha256:
         raise DataError(f"{folder / TOKENIZER}: not the tokenizer that made this data. Restore it, or prepare again.")
@@ -239,13 +108,29 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
 
 def refuse_other_settings(folder: Path, manifest: Manifest, config: DataConfig, more: list[str] | None = None) -> None:
     """Raise DataError if data was prepared with other settings than these, or for the reasons in ``more``."""
-    found = differences(manifest.settings, settings_beside(folder, manifest, config)) + (more or [])
+    found = setting_problems(folder, manifest, config) + (more or [])
     if found:
         listed = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
             f"{folder}: holds data prepared otherwise:{listed}\nGive another folder with data.prepared_dir, or delete "
             "this one to prepare anew, or go back to what it was prepared with."
         )
+
+
+def setting_problems(folder: Path, manifest: Manifest, config: DataConfig) -> list[str]:
+    """How data was prepared otherwise than a recipe says, a sentence each.
+
+    Raises:
+        DataError: a tokenizer that is not there, and that is not the one the data was prepared with.
+    """
+    found = differences(manifest.settings, settings_beside(folder, manifest, config))
+    unreadable, rows = manifest.unreadable_rows, manifest.all_rows
+    if too_many(unreadable, rows, config.unreadable_rows):
+        found.append(
+            f"data.unreadable_rows: prepared without {unreadable:,} of {rows:,} rows that cannot be read, now a share "
+            f"of {config.unreadable_rows:g} may be"
+        )
+    return found
 
 
 def settings_beside(folder: Path, manifest: Manifest | None, config: DataConfig) -> dict[str, Any]:
@@ -295,52 +180,24 @@ def check_vocabulary(prepared: Prepared, vocab_size: int) -> None:
         )
 
 
-def verify(dir: str | Path) -> Prepared:
-    """Open prepared data and check all of its content: checksums, token range, document boundaries.
-
-    Raises:
-        DataError: every problem found, one a line.
-    """
-    prepared = open_prepared(dir)
-    problems = list(_problems(prepared))
-    if problems:
-        raise DataError(f"{prepared.dir}: damaged:" + "".join(f"\n  {problem}" for problem in problems))
-    return prepared
-
-
-def _problems(prepared: Prepared) -> Iterator[str]:
-    manifest = prepared.manifest
-    stated = (manifest.tokenizer_sha256, manifest.dtype, manifest.splits, manifest.sources, manifest.blocks)
-    if content_fingerprint(*stated) != manifest.fingerprint:
-        yield f"{MANIFEST}: the fingerprint does not belong to the shards it lists"
-    if manifest.blocks is not None and _sha256(prepared.dir / manifest.blocks.file) != manifest.blocks.sha256:
-        yield f"{manifest.blocks.file}: {_CHANGED}"
-    for split, record in manifest.splits.items():
-        for shard in record.shards:
-            if _sha256(prepared.dir / shard.file) != shard.sha256:
-                yield f"{shard.file}: {_CHANGED}"
-        if _sha256(prepared.dir / record.documents_file) != record.documents_sha256:
-            yield f"{record.documents_file}: {_CHANGED}"
-        highest = _highest_token(prepared.tokens(split))
-        if highest >= manifest.vocab_size:
-            yield f"{split}: token {highest} is outside the vocabulary of {manifest.vocab_size}"
-        starts = prepared.documents(split)
-        if starts[0] != 0 or starts[-1] != record.tokens or bool((starts[1:] < starts[:-1]).any()):
-            yield f"{record.documents_file}: not the boundaries of {record.tokens} tokens"
+def size_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Files that are missing or of another size than the manifest says, a sentence each that begins with the name."""
+    for name, size in _sizes(manifest):
+        try:
+            actual = (folder / name).stat().st_size
+        except FileNotFoundError:
+            yield f"{name}: is missing, should have {size} bytes."
+        except OSError as error:
+            yield f"{name}: cannot be read: {error.strerror}."
+        else:
+            if actual != size:
+                yield f"{name}: has {actual} bytes, should have {size} bytes."
 
 
-def _highest_token(tokens: TokenArray) -> int:
-    spans = range(0, len(tokens), _CHECK)
-    return max((int(tokens.read(start, min(start + _CHECK, len(tokens))).max()) for start in spans), default=-1)
-
-
-def _sizes(folder: Path, manifest: Manifest) -> Iterator[tuple[Path, int]]:
+def _sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
     for record in manifest.splits.values():
-        yield folder / record.documents_file, 8 * (record.documents + 1)
+        yield record.documents_file, 8 * (record.documents + 1)
         for shard in record.shards:
-            yield folder / shard.file, shard.bytes
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+            yield shard.file, shard.bytes
+    if manifest.blocks is not None:
+        yield manifest.blocks.file, manifest.blocks.bytes

@@ -1,27 +1,27 @@
 """A file -> its documents, one at a time, in order: parquet, arrow, jsonl (plain, .gz, .zst) and text.
 
 Memory is bounded by one document and one record batch. Whatever is wrong with a file is a DataError that names
-the file, the place and the remedy; nothing is skipped silently (null texts come out as None, to be counted).
+the file, the place and the remedy. What is wrong with one row comes out as a row without text that says so, since the
+rows after it can be read; nothing is skipped silently (null texts come out as None, to be counted).
 """
 
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import zstandard
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
+from hlat.data.decompression import decompressed
 from hlat.runtime import DataError
 
 _BATCH_ROWS = 64  # small, since a row may be large
-_CHUNK = 1 << 18
 
 PARQUET, ARROW, JSON, TEXT = "parquet", "arrow", "jsonl", "text"
 _ENDINGS = {
@@ -65,18 +65,34 @@ _REFUSED = {
 }
 
 
+class Fault(NamedTuple):
+    """Why a row cannot be read.
+
+    Attributes:
+        line: line of the file that the row is, from 1; None where rows are not lines.
+        reason: what is wrong.
+        remedy: what would put it right, a sentence.
+    """
+
+    line: int | None
+    reason: str
+    remedy: str
+
+
 class Row(NamedTuple):
     """One document of a file.
 
     Attributes:
         row: its index in the file, from 0.
-        text: the text; None where the column holds null.
+        text: the text; None where the column holds null, or where the row cannot be read.
         position: bytes of the file read so far, about, for progress.
+        fault: why the row cannot be read; None where it can.
     """
 
     row: int
     text: str | None
     position: int
+    fault: Fault | None = None
 
 
 def kind_of(file: Path) -> str:
@@ -106,7 +122,8 @@ def read_documents(file: Path, column: str, start: int = 0) -> Iterator[Row]:
         start: the first row wanted.
 
     Raises:
-        DataError: the file is missing, empty, damaged or truncated, has no such column, or holds no text there.
+        DataError: the file is missing, empty, damaged or truncated, or has no column of text of this name. What is
+            wrong with a single row is said by the row.
     """
     if file.suffix.lower() in _COMPRESSED and kind_of(file) in (PARQUET, ARROW):
         raise DataError(f"{file}: {kind_of(file)} inside {file.suffix} is not read; decompress the file first")
@@ -147,7 +164,7 @@ def _damaged(file: Path, what: str, error: object) -> DataError:
 
 def _check_column(file: Path, schema: pa.Schema, column: str) -> None:
     if column not in schema.names:
-        raise DataError(_no_column(file, column, schema.names))
+        raise DataError(f"{file}: {_no_column(column, schema.names)}. {_ANOTHER_COLUMN}")
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
@@ -158,24 +175,32 @@ def _check_column(file: Path, schema: pa.Schema, column: str) -> None:
         )
 
 
-def _no_column(file: Path | str, column: str, names: list[str]) -> str:
-    return f"{file}: no column {column!r}; it has {', '.join(names) or 'none'}. Set data.text_column to one of these."
+_NAMES = 20  # names of columns that a message lists
+_ANOTHER_COLUMN = "Set data.text_column to one of these."
 
 
-def _texts(file: Path, values: Any, first: int) -> list[str | None]:
-    """The values of one column chunk; a text that is not UTF-8 is reported with its row."""
+def _no_column(column: str, names: list[str]) -> str:
+    known = ", ".join(names[:_NAMES]).encode(errors="backslashreplace").decode()  # a key may be half a surrogate pair
+    return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _NAMES else ''}"
+
+
+def _texts(values: Any) -> list[str | Fault | None]:
+    """The values of one column chunk; only a text that is not UTF-8 makes it look at them one by one."""
     try:
         return list(values.to_pylist())
     except UnicodeDecodeError:
-        for index, value in enumerate(values):
-            try:
-                value.as_py()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{file}, row {first + index}: invalid UTF-8 at byte {error.start} of the text ({error.reason}). "
-                    "Repair or remove the row."
-                ) from error
-        raise
+        return [_text(value) for value in values]
+
+
+def _text(value: Any) -> str | Fault | None:
+    try:
+        text: str | None = value.as_py()
+    except UnicodeDecodeError as error:
+        return Fault(None, f"invalid UTF-8 at byte {error.start} of the text ({error.reason})", _REPAIR_ROW)
+    return text
+
+
+_REPAIR_ROW = "Repair or remove the row."
 
 
 def _parquet(file: Path, column: str, start: int) -> Iterator[Row]:
@@ -188,7 +213,7 @@ def _parquet(file: Path, column: str, start: int) -> Iterator[Row]:
             rows = parquet.metadata.row_group(group).num_rows
             if first + rows > start:
                 batches = parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column], use_threads=False)
-                yield from _rows(file, (b.column(0) for b in batches), first, start, lambda row: size * row // total)
+                yield from _rows((b.column(0) for b in batches), first, start, lambda row: size * row // total)
             first += rows
 
 
@@ -220,7 +245,7 @@ def rows_of_group(file: Path, values: Any, first: int, start: int) -> Iterator[R
         DataError: as ``read_documents``.
     """
     with _reading(file):
-        yield from _rows(file, iter([values]), first, start, lambda _: 0)
+        yield from _rows(iter([values]), first, start, lambda _: 0)
 
 
 def _arrow(file: Path, column: str, start: int) -> Iterator[Row]:
@@ -235,17 +260,20 @@ def _arrow(file: Path, column: str, start: int) -> Iterator[Row]:
             batches = iter(reader)
         _check_column(file, reader.schema, column)
         columns = (batch.column(reader.schema.get_field_index(column)) for batch in batches)
-        yield from _rows(file, columns, 0, start, lambda _: min(source.tell(), size))
+        yield from _rows(columns, 0, start, lambda _: min(source.tell(), size))
 
 
-def _rows(file: Path, columns: Iterator[Any], first: int, start: int, position: Callable[[int], int]) -> Iterator[Row]:
+def _rows(columns: Iterator[Any], first: int, start: int, position: Callable[[int], int]) -> Iterator[Row]:
     for values in columns:
         skip = min(max(start - first, 0), len(values))
         for begin in range(skip, len(values), _BATCH_ROWS):
-            texts = _texts(file, values.slice(begin, _BATCH_ROWS), first + begin)
-            for row, text in enumerate(texts, first + begin):
-                yield Row(row, text, position(row + 1))
+            for row, text in enumerate(_texts(values.slice(begin, _BATCH_ROWS)), first + begin):
+                yield _row(row, text, position(row + 1))
         first += len(values)
+
+
+def _row(row: int, text: str | Fault | None, position: int) -> Row:
+    return Row(row, None, position, text) if isinstance(text, Fault) else Row(row, text, position)
 
 
 # --- lines and text ----------------------------------------------------------------------------------------------
@@ -254,13 +282,12 @@ def _rows(file: Path, columns: Iterator[Any], first: int, start: int, position: 
 def _json_lines(file: Path, column: str, start: int) -> Iterator[Row]:
     row = 0
     with file.open("rb") as raw:
-        stream = _decompressed(file, raw)
+        stream = decompressed(file, raw)
         offset = 0
         for number, line in enumerate(stream, 1):
             if line.strip():
                 if row >= start:
-                    where = f"{file}, line {number}"
-                    yield Row(row, _json_text(where, line, column, offset, file), raw.tell())
+                    yield _row(row, _json_text(line, column, number, offset), raw.tell())
                 row += 1
             offset += len(line)
 
@@ -278,33 +305,41 @@ def read_lines(file: Path, column: str, start: int, stop: int) -> Iterator[Row]:
         row = 0
         while (offset := raw.tell()) < stop and (line := raw.readline()):
             if line.strip():
-                yield Row(row, _json_text(f"{file}, byte {offset}", line, column, offset, file), raw.tell())
+                yield _row(row, _json_text(line, column, None, offset), raw.tell())
                 row += 1
 
 
-def _json_text(where: str, line: bytes, column: str, offset: int, file: Path) -> str | None:
+def _json_text(line: bytes, column: str, number: int | None, offset: int) -> str | Fault | None:
+    """The text of a line: the ``number``-th of its file, where that is known; it begins at byte ``offset``."""
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: invalid UTF-8 at byte {offset + error.start} ({error.reason}). Repair or remove the line."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        cut = "" if line.endswith(b"\n") else " The line has no end: the file may be truncated."
-        raise DataError(f"{where}: invalid JSON: {error}.{cut} Each line must be one JSON object.") from error
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{where}: a JSON {type(record).__name__}, not an object. "
-            f"Each line must be an object with the key {column!r}."
+        return Fault(
+            number, f"invalid UTF-8 at byte {offset + error.start} ({error.reason})", "Repair or remove the line."
         )
+    except (ValueError, RecursionError) as error:
+        cut = "" if line.endswith(b"\n") else ". The line has no end: the file may be truncated"
+        return Fault(number, f"invalid JSON: {error}{cut}", "Each line must be one JSON object.")
+    if not isinstance(record, dict):
+        remedy = f"Each line must be an object with the key {column!r}."
+        return Fault(number, f"a JSON {type(record).__name__}, not an object", remedy)
     if column not in record:
-        raise DataError(_no_column(where, column, list(record)))
+        return Fault(number, _no_column(column, list(record)), _ANOTHER_COLUMN)
     text = record[column]
     if text is not None and not isinstance(text, str):
-        raise DataError(
-            f"{where}: {column!r} holds {_json_type(text)}, not text. Set data.text_column to a key of strings."
-        )
-    return text
+        remedy = "Set data.text_column to a key of strings."
+        return Fault(number, f"{column!r} holds {_json_type(text)}, not text", remedy)
+    return _half_surrogate(text, number) or text if text else text
+
+
+def _half_surrogate(text: str, number: int | None) -> Fault | None:
+    """JSON can spell half of a surrogate pair, which is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X})"
+        return Fault(number, f"{half}, which is not text", "Repair or remove the line.")
+    return None
 
 
 def _json_type(value: object) -> str:
@@ -316,59 +351,18 @@ def _whole_text(file: Path, column: str, start: int) -> Iterator[Row]:
     if start > 0:
         return
     with file.open("rb") as raw:
-        content = _decompressed(file, raw).read()
+        content = decompressed(file, raw).read()
+    yield _row(0, _decoded(content), file.stat().st_size)
+
+
+def _decoded(content: bytes) -> str | Fault:
+    glob = "name the text files with a glob such as folder/**/*.txt."
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file}: invalid UTF-8 at byte {error.start} ({error.reason}). Convert the file to UTF-8; "
-            "if it is not text, name the text files with a glob such as folder/**/*.txt."
-        ) from error
+        reason = f"invalid UTF-8 at byte {error.start} ({error.reason})"
+        return Fault(None, reason, f"Convert the file to UTF-8; if it is not text, {glob}")
     if "\0" in text:
-        raise DataError(
-            f"{file}: a zero byte (NUL) at byte {content.index(0)}: this is not text. If it is meant to be, remove the "
-            "byte; if not, name the text files with a glob such as folder/**/*.txt."
-        )
-    yield Row(0, text, file.stat().st_size)
-
-
-def _decompressed(file: Path, raw: IO[bytes]) -> IO[bytes]:
-    match file.suffix.lower():
-        case ".gz":
-            return gzip.open(raw)  # type: ignore[return-value]
-        case ".zst":
-            return io.BufferedReader(_Zstandard(raw), _CHUNK)
-    return raw
-
-
-class _Zstandard(io.RawIOBase):
-    """The decompressed bytes of zstd frames; unlike the library's reader, it notices a frame that was cut off."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self._frame: Any = None
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready and self._refill():
-            pass
-        part = self._ready[: len(buffer)]
-        self._ready = self._ready[len(part) :]
-        buffer[: len(part)] = part
-        return len(part)
-
-    def _refill(self) -> bool:
-        """Decompress some more; False at the end of the last frame."""
-        compressed = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
-        compressed = compressed or self._raw.read(_CHUNK // 8)
-        if not compressed:
-            if self._frame is not None and not self._frame.eof:
-                raise EOFError("the last zstd frame has no end")
-            return False
-        if self._frame is None or self._frame.eof:
-            self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._ready = self._frame.decompress(compressed)
-        return True
+        reason = f"a zero byte (NUL) at byte {content.index(0)}: this is not text"
+        return Fault(None, reason, f"If it is meant to be, remove the byte; if not, {glob}")
+    return text

@@ -1,5 +1,9 @@
-"""Which settings of the data section decide the prepared tokens, and how two sets of them differ."""
+"""Which settings of the data section decide the prepared tokens, and how two sets of them differ.
 
+data.unreadable_rows is not among them: whatever it is, what comes out is the same, or nothing.
+"""
+
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ def settings_of(config: DataConfig, tokenizer_sha256: str | None = None) -> dict
     settings: dict[str, Any] = {
         "data.text_column": [config.text_column, *columns] if config.path is not None else columns,
         "data.mode": config.mode,
+        "data.duplicates": config.duplicates,
     }
     if config.mode == "online":
         settings["data.streams"] = config.streams  # small corpora are cut into blocks by it
@@ -77,3 +82,15 @@ _NOT_SET = object()
 
 def _shown(settings: dict[str, Any], name: str) -> str:
     return str(settings[name]) if name in settings else "none"
+
+
+def names_of(config: DataConfig) -> dict[int, str | None]:
+    """What a recipe calls each source, by its index, None for nothing; -1 is the text of data.validation.path."""
+    names: list[str | None] = [] if config.path is None else [None]
+    return {-1: "validation", **dict(enumerate([*names, *(source.name for source in config.sources)]))}
+
+
+def paths_by_source(places: list[str]) -> dict[int, str]:
+    """The path of each source, by its index, from what ``places_of`` says of the corpus."""
+    found = (re.match(r"data\.(?:sources\.(\d+)\.)?path=(.*)", place, re.DOTALL) for place in places)
+    return {int(match[1] or 0): match[2] for match in found if match is not None}

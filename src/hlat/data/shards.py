@@ -6,21 +6,22 @@ all of it, which keeps the disk that a preparation needs near the size of its re
 """
 
 import hashlib
-import os
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.storage import sync_folder, write_whole
+from hlat.data.storage import GrowingFile, sync_folder
 from hlat.runtime import DataError
 
 CHECKSUM = ".sha256"  # ending of the file beside a shard while data is being prepared
 _COPY = 1 << 22  # tokens copied at once
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 class ShardFile(NamedTuple):
@@ -31,16 +32,9 @@ class ShardFile(NamedTuple):
     sha256: str
 
 
-def token_dtype(vocab_size: int) -> str:
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
     """The smallest dtype for token ids."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
-
-
-def _discard(file: IO[bytes]) -> None:
-    """Close and remove a temporary file, also where the disk refuses what is left in its buffer."""
-    Path(file.name).unlink(missing_ok=True)
-    with suppress(OSError):  # closing writes the rest, and a full disk refuses that too
-        file.close()
 
 
 class ShardWriter:
@@ -51,32 +45,38 @@ class ShardWriter:
         split: first part of their names.
         shard_tokens: tokens in every shard but the last.
         dtype: "uint16" or "uint32".
+        consume: whether the token files of units are removed once they are not needed any more.
     """
 
-    def __init__(self, folder: Path, split: str, shard_tokens: int, dtype: str) -> None:
-        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+    def __init__(self, folder: Path, split: str, shard_tokens: int, dtype: str, consume: bool = True) -> None:
+        self._folder, self._split, self._shard_tokens, self._consume = folder, split, shard_tokens, consume
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._full = 0
         while self._is_full(self._full):
             self._full += 1
         self._merged: deque[tuple[int, Path]] = deque()  # token files, and the position at which each ends
-        self._file: IO[bytes] | None = None
-        self._digest = hashlib.sha256()
+        self._file: GrowingFile | None = None
         self.position = 0
 
-    def append(self, tokens: Path, count: int) -> None:
-        """Append the ``count`` tokens of a file, which is removed once it is not needed any more.
+    def append(self, tokens: Path, lengths: Int64s, kept: Bools, sha256: str = "") -> None:
+        """Append documents from a file that holds them one after the other, each of so many tokens.
+
+        Args:
+            tokens: the file.
+            lengths: tokens of each of its documents, int64, shape (documents,).
+            kept: which of them are wanted, shape (documents,).
+            sha256: of the file, compared before it is copied from; empty where it need not be.
 
         Raises:
-            DataError: the file does not hold so many tokens.
+            DataError: the file does not hold these documents.
             OSError: the disk refused.
         """
-        start, self.position = self.position, self.position + count
+        start, self.position = self.position, self.position + int(lengths[kept].sum())
         self._merged.append((self.position, tokens))
-        kept = self._full * self._shard_tokens
-        if count and self.position > kept:
-            skip = max(kept - start, 0)
-            self._copy(tokens, skip, count)
+        finished = self._full * self._shard_tokens
+        if self.position > max(start, finished):
+            self._check(tokens, int(lengths.sum()), sha256)
+            self._copy(tokens, int(lengths.sum()), _stretches(lengths, kept, skip=max(finished - start, 0)))
         self._drop_merged()
 
     def close(self) -> list[ShardFile]:
@@ -93,7 +93,7 @@ class ShardWriter:
     def abandon(self) -> None:
         """Give up the shard that is being written."""
         if self._file is not None:
-            _discard(self._file)
+            self._file.abandon()
             self._file = None
 
     def _name(self, index: int) -> str:
@@ -105,84 +105,88 @@ class ShardWriter:
         size = self._shard_tokens * self._dtype.itemsize
         return path.is_file() and beside.is_file() and path.stat().st_size == size
 
-    def _copy(self, tokens: Path, start: int, stop: int) -> None:
-        if not tokens.is_file() or tokens.stat().st_size != stop * self._dtype.itemsize:
+    def _check(self, tokens: Path, count: int, sha256: str) -> None:
+        right = tokens.is_file() and tokens.stat().st_size == count * self._dtype.itemsize
+        if right and sha256:
+            with tokens.open("rb") as file:
+                right = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        if not right:
             raise DataError(
-                f"{tokens}: unfinished preparation is damaged: this file should hold {stop} tokens. "
-                f"Delete {tokens.parent.parent} and run again."
+                f"{tokens}: unfinished preparation is damaged: this is not the file of {count} tokens that was written "
+                f"here. Delete {tokens.parent.parent} and run its hlat data prepare again."
             )
-        source = np.memmap(tokens, dtype=self._dtype, mode="r", shape=(stop,))
-        while start < stop:
-            count = min(stop - start, self._room(), _COPY)
-            part = source[start : start + count].tobytes()
-            file = self._open()
-            file.write(part)
-            self._digest.update(part)
-            start += count
-            if self._room() == 0:
-                self._finish()
 
-    def _open(self) -> IO[bytes]:
+    def _copy(self, tokens: Path, count: int, stretches: Iterator[tuple[int, int]]) -> None:
+        source = np.memmap(tokens, dtype=self._dtype, mode="r", shape=(count,))
+        for begin, stop in stretches:
+            start = begin
+            while start < stop:
+                part = source[start : start + min(stop - start, self._room(), _COPY)]
+                self._open().write(part.tobytes())
+                start += len(part)
+                if self._room() == 0:
+                    self._finish()
+
+    def _open(self) -> GrowingFile:
         if self._file is None:
-            self._file = (self._folder / f"{self._name(self._full)}.tmp").open("wb")
-            self._digest = hashlib.sha256()
+            self._file = GrowingFile(self._folder / self._name(self._full))
         return self._file
 
     def _room(self) -> int:
-        written = 0 if self._file is None else self._file.tell() // self._dtype.itemsize
+        written = 0 if self._file is None else self._file.size // self._dtype.itemsize
         return self._shard_tokens - written
 
     def _finish(self) -> None:
-        file = self._open()
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        name = self._name(self._full)
-        write_whole(self._folder / f"{name}{CHECKSUM}", self._digest.hexdigest().encode())
-        (self._folder / f"{name}.tmp").replace(self._folder / name)
+        self._open().close(beside=CHECKSUM)
         sync_folder(self._folder)  # before any token file that the shard holds is removed
         self._file = None
         self._full += 1
 
     def _drop_merged(self) -> None:
         while self._merged and self._merged[0][0] <= self._full * self._shard_tokens:
-            self._merged.popleft()[1].unlink(missing_ok=True)
+            merged = self._merged.popleft()[1]
+            if self._consume:
+                merged.unlink(missing_ok=True)
+
+
+def _stretches(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int, int]]:
+    """Where the tokens of the documents that are kept begin and end in their file, without the first ``skip`` of them.
+
+    Documents that follow one another are one stretch.
+    """
+    ends = np.cumsum(lengths)
+    edges = np.flatnonzero(np.diff(kept.astype(np.int8), prepend=0, append=0))  # where a run begins, where it has ended
+    for first, after in zip(edges[::2], edges[1::2], strict=True):
+        begin, stop = int(ends[first] - lengths[first]), int(ends[after - 1])
+        passed = min(skip, stop - begin)
+        skip -= passed
+        if begin + passed < stop:
+            yield begin + passed, stop
 
 
 class DocumentWriter:
     """Writes where each document of a split begins: documents + 1 positions, uint64, the last being the end."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.with_name(f"{path.name}.tmp").open("wb")
-        self._digest = hashlib.sha256()
+        self._file = GrowingFile(path)
         self._position = 0
         self.documents = 0
-        self._write(np.zeros(1, dtype=np.uint64))
+        self._file.write(bytes(8))
 
-    def append(self, lengths: Sequence[int]) -> None:
+    def append(self, lengths: Int64s) -> None:
         """Append documents of so many tokens each."""
-        starts = self._position + np.cumsum(np.array(lengths, dtype=np.uint64), dtype=np.uint64)
-        self._write(starts)
+        ends = self._position + np.cumsum(lengths)
+        self._file.write(ends.astype("<u8").tobytes())
         self.documents += len(lengths)
-        self._position = int(starts[-1]) if len(starts) else self._position
+        self._position += int(lengths.sum())
 
     def close(self) -> str:
         """Finish the file; returns its sha256."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        Path(self._file.name).replace(self._path)
-        return self._digest.hexdigest()
+        return self._file.close()
 
     def abandon(self) -> None:
         """Give up the file, unless it is finished."""
-        _discard(self._file)
-
-    def _write(self, positions: npt.NDArray[np.uint64]) -> None:
-        content = positions.astype("<u8").tobytes()
-        self._file.write(content)
-        self._digest.update(content)
+        self._file.abandon()
 
 
 class TokenArray:

@@ -6,6 +6,7 @@ its size and the sha256 of its content. Where it lies, here or in a remote store
 
 import glob
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -196,7 +197,7 @@ def find_files(path: str) -> list[Path]:
     if root.is_file():
         return [root]
     if root.is_dir():
-        files = sorted(file for file in root.rglob("*") if file.is_file() and not _hidden(file.relative_to(root)))
+        files = sorted(file for file in _below(root) if file.is_file() and not _hidden(file.relative_to(root)))
         if not files:
             raise DataError(f"{path}: the folder holds no files")
         _check_one_kind(path, [str(file) for file in files])
@@ -282,6 +283,16 @@ def _stat(path: Path) -> tuple[int, int]:
 
 def _matches(pattern: str) -> list[str]:
     return glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """Everything below a folder; a folder that may not be listed is an error, since what is in it would be missing."""
+    for folder, _, names in os.walk(root, onerror=_cannot_list):
+        yield from (Path(folder, name) for name in names)
+
+
+def _cannot_list(error: OSError) -> None:
+    raise DataError(f"{error.filename}: the folder cannot be listed: {error.strerror}") from error
 
 
 def _hidden(path: Path) -> bool:

@@ -3,6 +3,7 @@
 <dir>/partial/key.json       what the work in it is: data format, settings, content of every file
 <dir>/partial/hashes.json    hashes of the files (hlat.data.hashes)
 <dir>/partial/units/         finished units
+<dir>/partial/characters.json  of each file, where validation tails have to be found
 <dir>/partial/out/           what becomes the result
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.data.hashes import remember_hashes
-from hlat.data.prepared import FORMAT_VERSION, MANIFEST, TOKENIZER
+from hlat.data.manifest import FORMAT_VERSION, MANIFEST, TOKENIZER
 from hlat.data.settings import differences
 from hlat.data.sources import SourceFile, corpus_changes
 from hlat.data.storage import write_whole
@@ -38,6 +39,11 @@ class Staging:
     def units(self) -> Path:
         """Where finished units are."""
         return self.root / "units"
+
+    @property
+    def characters(self) -> Path:
+        """Where the characters of each file are kept once they are counted."""
+        return self.root / "characters.json"
 
     @property
     def out(self) -> Path:

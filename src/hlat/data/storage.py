@@ -1,13 +1,14 @@
 """Files reach the disk whole or not at all: written under a temporary name, synced, renamed.
 
-Used by worker processes too, hence without imports of heavier rooms; ``storing`` turns the disk's refusals into
-the error that users see.
+Used by worker processes too, hence without imports of heavier rooms; ``storing`` turns the disk's refusals into the
+error that users see.
 """
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _REFUSALS = {
@@ -39,6 +40,50 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+class GrowingFile:
+    """A file that is written bit by bit, and gets its name once it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.with_name(f"{path.name}.tmp").open("wb")
+        self._digest = hashlib.sha256()
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def write(self, part: bytes) -> None:
+        """Write some more.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self._file.write(part)
+        self._digest.update(part)
+
+    def close(self, beside: str | None = None) -> str:
+        """Finish the file; returns its sha256.
+
+        Args:
+            beside: ending of a file beside this one that gets the sha256 first, so that a file that exists has one.
+        """
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        sha256 = self._digest.hexdigest()
+        if beside is not None:
+            write_whole(self._path.with_name(f"{self._path.name}{beside}"), sha256.encode())
+        Path(self._file.name).replace(self._path)
+        return sha256
+
+    def abandon(self) -> None:
+        """Close and remove what is not finished, also where the disk refuses what is left in its buffer."""
+        Path(self._file.name).unlink(missing_ok=True)
+        with suppress(OSError):  # closing writes the rest, and a full disk refuses that too
+            self._file.close()
 
 
 def sync_folder(path: Path) -> None:

@@ -23,17 +23,29 @@ _PIECE = 1 << 15  # characters: a long document is sampled in pieces, not all or
 _KEY = b"hlat tokenizer sample"
 
 
-def sample(texts: Iterable[str], at_most: int) -> list[str]:
-    """An evenly spread sample of at most so many UTF-8 bytes, in the order of the corpus; all of it if it fits."""
+def sample(texts: Iterable[str], at_most: int, distinct: bool = False) -> list[str]:
+    """An evenly spread sample of at most so many UTF-8 bytes, in the order of the corpus; all of it if it fits.
+
+    Args:
+        texts: the corpus.
+        at_most: bytes of the sample.
+        distinct: whether what was sampled already is passed over, as where copies of documents are dropped.
+    """
     kept: list[tuple[int, int, int, str]] = []  # a heap with the largest hash on top: (-hash, -place, bytes, text)
+    ranks: set[int] = set()
     total = 0
     for place, piece in enumerate(_pieces(texts)):
         encoded = piece.encode()
         rank = int.from_bytes(hashlib.blake2b(encoded, digest_size=8, key=_KEY).digest(), "little")
+        if distinct and rank in ranks:
+            continue
+        ranks.add(rank)
         heapq.heappush(kept, (-rank, -place, len(encoded), piece))
         total += len(encoded)
         while total > at_most and len(kept) > 1:
-            total -= heapq.heappop(kept)[2]
+            gone = heapq.heappop(kept)
+            ranks.discard(-gone[0])
+            total -= gone[2]
     return [piece for _, _, _, piece in sorted(kept, key=lambda entry: -entry[1])]
 
 

@@ -1,20 +1,27 @@
 """The unit of work and of restart: a run of documents -> a file of tokens per split, and an index written last.
 
 A unit exists once its index does; killed before, it is done again. Token files go away when a finished shard holds
-their tokens; the small index stays until the preparation is complete, so that a restart knows what was there.
+their tokens; the index stays until the preparation is complete, so that a restart knows what was there. It holds 40
+bytes a document: the hash by which copies are known, and where its tokens are, so that a copy can still be left out.
 Worker processes run this module, so it brings neither torch nor the heavier rooms along.
 """
 
+import base64
+import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hlat.data.duplicates import Hashes, document_hashes
 from hlat.data.split import SPLITS, Assignment, Split
 from hlat.data.storage import write_whole
 from hlat.data.tokenizer import Ids, Tokenizer
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -25,17 +32,38 @@ class Cursor:
     row: int = 0
 
 
+class Unreadable(NamedTuple):
+    """A row that could not be read.
+
+    Attributes:
+        file: index of its file.
+        row: its index in the file, from 0.
+        line: line of the file that it is, from 1; None where rows are not lines.
+        rows: rows of the unit up to it, itself included.
+        reason, remedy: what is wrong, and a sentence on what would put it right.
+    """
+
+    file: int
+    row: int
+    line: int | None
+    rows: int
+    reason: str
+    remedy: str
+
+
 @dataclass(frozen=True)
 class Span:
     """Which documents a unit holds, and what was met on the way.
 
     Attributes:
-        number: index of the unit in the corpus.
+        number: index of the unit in the corpus, or in the part of it that one machine prepares.
         next: where the following unit begins.
-        last: whether the corpus ends with this unit.
+        last: whether the corpus, or the part, ends with this unit.
         source: index of the source that all its documents belong to.
         characters: of its documents, null and empty ones counting nothing.
+        rows: rows read, whatever was in them.
         null_rows, empty_documents: left out, and counted.
+        unreadable: left out, and listed.
         position: bytes of the corpus' files read when its last document had been read.
     """
 
@@ -44,9 +72,21 @@ class Span:
     last: bool
     source: int
     characters: int
+    rows: int
     null_rows: int
     empty_documents: int
+    unreadable: list[Unreadable]
     position: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``from_json`` reads."""
+        return {**vars(self), "next": vars(self.next)}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Span":
+        """The span that ``to_json`` wrote."""
+        unreadable = [Unreadable(*row) for row in stored["unreadable"]]
+        return cls(**{**stored, "next": Cursor(**stored["next"]), "unreadable": unreadable})
 
 
 @dataclass(frozen=True)
@@ -61,17 +101,27 @@ class Unit:
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """What a unit put into one split: bytes of text, and tokens of each document, its end token included."""
+    """What a unit put into one split, by pieces: documents, or parts of one inside which a validation tail begins.
 
-    text_bytes: int
-    lengths: list[int]
+    Attributes:
+        documents: which document of the unit each piece is of, int64, shape (pieces,).
+        lengths: its tokens, its end token included, int64, shape (pieces,).
+        text_bytes: its bytes of text in UTF-8, int64, shape (pieces,).
+        sha256: of the file of their tokens; empty where there are no pieces and so no file.
+    """
+
+    documents: Int64s
+    lengths: Int64s
+    text_bytes: Int64s
+    sha256: str
 
 
 @dataclass(frozen=True)
 class UnitIndex:
-    """A finished unit."""
+    """A finished unit, and the hash of each of its documents."""
 
     span: Span
+    hashes: Hashes
     splits: dict[Split, SplitIndex]
 
 
@@ -82,22 +132,32 @@ def encode_unit(unit: Unit, tokenizer: Tokenizer, folder: Path, dtype: str) -> N
         OSError: the disk refused; the unit does not exist then.
         DataError: a text that the tokenizer cannot encode.
     """
-    texts: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    pieces: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    owners: dict[Split, list[int]] = {split: [] for split in SPLITS}
     offset = 0
-    for encoded in unit.texts:
+    for document, encoded in enumerate(unit.texts):
         text = encoded.decode()
         for split, part in unit.assignment.pieces(text, encoded, offset):
-            texts[split].append(part)
+            pieces[split].append(part)
+            owners[split].append(document)
         offset += len(text)
-    splits: dict[Split, SplitIndex] = {}
+    splits: dict[Split, dict[str, str]] = {}
     for split in SPLITS:
-        documents = tokenizer.encode_documents(texts[split])
+        tokens = tokenizer.encode_documents(pieces[split])
         ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-        lengths = [len(ids) + len(ends) for ids in documents]
-        if documents:
-            write_whole(tokens_file(folder, unit.span.number, split), _joined(documents, ends, dtype).data)
-        splits[split] = SplitIndex(sum(len(text.encode()) for text in texts[split]), lengths)
-    index = {"span": asdict(unit.span), "splits": {split: asdict(part) for split, part in splits.items()}}
+        sha256 = ""
+        if tokens:
+            content = _joined(tokens, ends, dtype).data
+            sha256 = hashlib.sha256(content).hexdigest()
+            write_whole(tokens_file(folder, unit.span.number, split), content)
+        splits[split] = {
+            "documents": _packed(owners[split]),
+            "lengths": _packed([len(ids) + len(ends) for ids in tokens]),
+            "text_bytes": _packed([len(part.encode()) for part in pieces[split]]),
+            "sha256": sha256,
+        }
+    hashes = base64.b64encode(document_hashes(unit.texts).tobytes()).decode()
+    index = {"span": unit.span.to_json(), "hashes": hashes, "splits": splits}
     write_whole(index_file(folder, unit.span.number), json.dumps(index).encode())
 
 
@@ -107,8 +167,9 @@ def read_index(folder: Path, number: int) -> UnitIndex | None:
         stored = json.loads(index_file(folder, number).read_bytes())
     except FileNotFoundError:
         return None
-    span = Span(**{**stored["span"], "next": Cursor(**stored["span"]["next"])})
-    return UnitIndex(span, {split: SplitIndex(**stored["splits"][split]) for split in SPLITS})
+    splits = {split: _split_index(stored["splits"][split]) for split in SPLITS}
+    hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
+    return UnitIndex(Span.from_json(stored["span"]), hashes, splits)
 
 
 def tokens_file(folder: Path, number: int, split: Split) -> Path:
@@ -125,3 +186,14 @@ def _joined(documents: list[Ids], ends: list[int], dtype: str) -> npt.NDArray[np
     end = np.array(ends, dtype=np.uint32)
     little = np.dtype(dtype).newbyteorder("<")
     return np.concatenate([part for ids in documents for part in (ids, end)]).astype(little)
+
+
+def _packed(numbers: list[int]) -> str:
+    return base64.b64encode(np.array(numbers, dtype="<i8").tobytes()).decode()
+
+
+def _split_index(stored: dict[str, str]) -> SplitIndex:
+    documents, lengths, text_bytes = (
+        np.frombuffer(base64.b64decode(stored[name]), dtype="<i8") for name in ("documents", "lengths", "text_bytes")
+    )
+    return SplitIndex(documents, lengths, text_bytes, stored["sha256"])

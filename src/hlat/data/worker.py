@@ -19,14 +19,14 @@ from typing import IO, Any
 from hlat.data.split import Assignment
 from hlat.data.storage import is_refusal
 from hlat.data.tokenizer import load_saved
-from hlat.data.units import Cursor, Span, Unit, encode_unit
+from hlat.data.units import Span, Unit, encode_unit
 
 
 def write_unit(stream: IO[bytes], unit: Unit) -> None:
     """Send a unit to a worker."""
     span, assignment = unit.span, unit.assignment
     header = {
-        "span": {**vars(span), "next": vars(span.next)},
+        "span": span.to_json(),
         "assignment": vars(assignment),
         "where": unit.where,
         "sizes": [len(text) for text in unit.texts],
@@ -46,8 +46,7 @@ def read_unit(stream: IO[bytes]) -> Unit | None:
     texts = [stream.read(size) for size in header["sizes"]]
     if [len(text) for text in texts] != header["sizes"]:
         return None
-    span = Span(**{**header["span"], "next": Cursor(**header["span"]["next"])})
-    return Unit(span, Assignment(**header["assignment"]), texts, header["where"])
+    return Unit(Span.from_json(header["span"]), Assignment(**header["assignment"]), texts, header["where"])
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool) -> Outcome:
         )
         while job.step < last and signalled is None:
             stop.ask()
-            result = _step(job, feed, watch)
+            result = _step(job, feed, watch, tracker)
             validation = None
             if _due(job.step, recipe.evaluation.every_steps, total):
                 with watch.phase("validation"):
@@ -133,9 +133,11 @@ def _feed(job: Job) -> Feed:
     return Feed(job.training_data.reader(job.model, job.samples), job.recipe.batch.global_batch, pinned)
 
 
-def _step(job: Job, feed: Feed, watch: Stopwatch) -> StepResult:
+def _step(job: Job, feed: Feed, watch: Stopwatch, tracker: Tracker | OtherRank) -> StepResult:
     with watch.phase("data"):
         reading = feed.take(job.samples)
+    for note in reading.notes:
+        tracker.message(f"data: {note}")
     with watch.phase("forward_backward"):
         loss = accumulate_gradients(job.model, reading.batch)
     with watch.phase("optimizer"):

@@ -27,6 +27,11 @@ class Reading:
     batch: Batch
     progress: StreamProgress | None = None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
+        return () if self.progress is None else self.progress.notes
+
 
 class Reader(Protocol):
     """Reads this rank's part of each step."""

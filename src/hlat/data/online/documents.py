@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from hlat.data.online.catalogue import Block
+from hlat.data.online.faults import Faults
 from hlat.data.online.opening import Opener
 from hlat.data.online.plan import Plan
 from hlat.data.online.stream import Document
@@ -25,7 +26,12 @@ class Reader:
         self._turns = [source.turns(plan.shuffle) for source in plan.sources]
         self._assignment = Assignment(below=plan.below)
         self._opener = Opener()
+        self._faults = Faults(plan.unreadable)
         self._files = plan.source_files()
+
+    def notes(self) -> list[str]:
+        """What the user should know since the last time this was asked."""
+        return self._faults.notes()
 
     def part(self, source: int, part: int, parts: int) -> Callable[[int, int], Iterator[Document]]:
         """(turn, row) -> the documents of a part of a source from there on."""
@@ -52,10 +58,8 @@ class Reader:
         """The documents of a block that are neither null nor empty nor validation text."""
         file = self._files[block.file]
         for found in self._opener.rows(file, block, row):
-            if not found.text:
-                continue
-            encoded = _encoded(found.text, file.path, found.row)
-            if self._assignment.pieces(found.text, encoded, 0)[0][0] == "train":
+            self._faults.count(file.path, block, found)
+            if found.text and self._assignment.pieces(found.text, found.text.encode(), 0)[0][0] == "train":
                 yield Document(turn, found.row, found.text)
 
     def _refuse_nothing(self, source: int, fruitless: int, epoch: int) -> None:
@@ -63,13 +67,3 @@ class Reader:
         if fruitless > 32 * epoch:
             name = self._plan.sources[source].name
             raise DataError(f"{name}: no text for training: every document is null, empty, or validation text.")
-
-
-def _encoded(text: str, path: str, row: int) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{path}, row {row}: character {error.start} is half of a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), which is not text. Repair or remove the row."
-        ) from error

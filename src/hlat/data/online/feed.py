@@ -16,7 +16,7 @@ import torch
 
 from hlat.data.assembly import NO_LABEL
 from hlat.data.online.dealing import streams_of
-from hlat.data.online.plan import ERROR, ROW, Frame, Plan, unpack_rows
+from hlat.data.online.plan import ERROR, NOTE, ROW, Frame, Plan, unpack_rows
 from hlat.data.samples import Batch
 from hlat.model import IGNORED
 from hlat.runtime import DataError
@@ -30,11 +30,13 @@ class StreamProgress(NamedTuple):
     Attributes:
         streams, sources: which, int64, (n,).
         cursors: int64, (n, 3).
+        notes: what the user should know.
     """
 
     streams: Int64s
     sources: Int64s
     cursors: Int64s
+    notes: tuple[str, ...] = ()
 
 
 class Cursors:
@@ -128,11 +130,17 @@ class OnlineFeed:
         share = self._share
         step = np.arange(first, first + share.batch, dtype=np.int64)
         served = self._serves[streams_of(share.seed, share.streams, step)]
-        frames = [self._workers[number].frame() for number in served.tolist() if number >= 0]
+        notes: list[str] = []
+        frames = [self._frame(self._workers[number], notes) for number in served.tolist() if number >= 0]
         expected = step[served >= 0].tolist()
         assert [frame.sample for frame in frames] == expected, "workers send rows in the order of samples"
         self._next = first + share.batch
-        return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames)
+        return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames, notes)
+
+    def _frame(self, worker: _Worker, notes: list[str]) -> Frame:
+        while (frame := worker.frame()).kind == NOTE:
+            notes.append(frame.content.decode())
+        return frame
 
     def _batch(self, frames: list[Frame]) -> Batch:
         settings = self._plan.settings
@@ -153,10 +161,11 @@ class OnlineFeed:
             worker.close()
 
 
-def _progress(frames: list[Frame]) -> StreamProgress:
+def _progress(frames: list[Frame], notes: list[str]) -> StreamProgress:
     last = {(frame.stream, frame.source): frame.cursor for frame in frames}
     return StreamProgress(
         np.array([stream for stream, _ in last], dtype=np.int64),
         np.array([source for _, source in last], dtype=np.int64),
         np.array(list(last.values()), dtype=np.int64).reshape(-1, 3),
+        tuple(notes),
     )

@@ -23,7 +23,7 @@ Int64s = npt.NDArray[np.int64]
 _HEAD = np.dtype(
     [(name, "<i8") for name in ("kind", "sample", "stream", "source", "turn", "row", "place", "bytes")],
 )
-ROW, PASSED, ERROR = 0, 1, 2
+ROW, PASSED, ERROR, NOTE = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Plan:
         settings: how rows are made.
         shuffle: whether blocks are read in a drawn order.
         below: documents whose hash lies below this are validation text.
+        unreadable: share of the rows that may be unreadable.
         sources: in the order of the recipe.
         phases: weights, and where each phase ends; one of ([1], None) where there are no weights.
         share: what this rank takes.
@@ -79,6 +80,7 @@ class Plan:
     settings: Settings
     shuffle: bool
     below: int
+    unreadable: float
     sources: list[SourcePlan]
     phases: list[tuple[list[int], int | None]]
     share: Share
@@ -116,10 +118,11 @@ class Frame(NamedTuple):
     """One message of a worker.
 
     Attributes:
-        kind: a row; that a stream passed one that another rank takes; or an error, and no more after it.
+        kind: a row; that a stream passed one that another rank takes; an error, and no more after it; or a sentence
+            for the user.
         sample, stream, source: which sample.
         cursor: where the stream goes on after it.
-        content: the row (see ``pack_row``), or the message of the error.
+        content: the row (see ``pack_row``), or the message.
     """
 
     kind: int

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from hlat.config import DataConfig, is_url
+from hlat.data.manifest import SourceRecord
 from hlat.data.online.dealing import Share
 from hlat.data.online.plan import Plan, SourcePlan
 from hlat.data.online.stream import Settings
-from hlat.data.prepared import Prepared, SourceRecord
+from hlat.data.prepared import Prepared
 from hlat.data.sources import cache_of
 from hlat.data.weights import is_weighted, phases_of
 from hlat.runtime import DataError, stream_key
@@ -34,6 +35,7 @@ def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> 
         settings=Settings(config.sequence_length, config.packing, config.isolate, manifest.eos_id),
         shuffle=config.shuffle,
         below=manifest.blocks.below,
+        unreadable=config.unreadable_rows,
         sources=_weighted(config, counts, seed) if weighted else [_one(config, counts, seed)],
         phases=phases,
         share=share,

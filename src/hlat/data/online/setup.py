@@ -13,7 +13,6 @@ many are taken as the recipe evaluates on, from blocks all over the corpus.
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -21,34 +20,31 @@ import numpy as np
 import pyarrow as pa
 
 from hlat.config import DataConfig
-from hlat.data.corpus import SplitPlan, texts_of
-from hlat.data.folders import checked_folder, locked
-from hlat.data.online.catalogue import WHOLE, Block, as_array, block_bytes, blocks_of, remote_blocks
-from hlat.data.online.opening import Opener
-from hlat.data.order import permute
-from hlat.data.prepared import (
+from hlat.data.corpus import Corpus, SplitPlan
+from hlat.data.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     TOKENIZER,
     BlocksRecord,
     Manifest,
-    Prepared,
     ShardRecord,
     SourceRecord,
     SplitRecord,
     content_fingerprint,
-    open_prepared,
     read_manifest,
-    refuse_other_settings,
-    settings_beside,
 )
+from hlat.data.online.catalogue import WHOLE, Block, as_array, block_bytes, blocks_of, remote_blocks
+from hlat.data.online.opening import Opener
+from hlat.data.order import permute
+from hlat.data.planning import make_tokenizer
+from hlat.data.preparation import checked_folder, locked, silent
+from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, settings_beside
 from hlat.data.settings import places_of
 from hlat.data.shards import token_dtype
 from hlat.data.sources import SourceFile, corpus_changes, list_files
 from hlat.data.split import Assignment, hash_threshold
 from hlat.data.storage import storing, sync_folder, write_whole
-from hlat.data.tokenizer import Ids, Tokenizer, load_saved, load_tokenizer
-from hlat.data.tokenizer_training import sample, train_bpe, train_char
+from hlat.data.tokenizer import Ids, Tokenizer
 from hlat.runtime import DataError
 
 _BLOCKS = "blocks.npy"
@@ -83,15 +79,11 @@ def prepare_online(
         with locked(folder, wait=True):
             manifest = read_manifest(folder)
             if manifest is None:
-                _Setup(config, folder, files, validation_tokens, progress or _silent).run(settings)
+                _Setup(config, folder, files, validation_tokens, progress or silent).run(settings)
             else:
                 before = [(record.path, record.content) for record in manifest.sources]
                 refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
     return open_prepared(folder, config)
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    del stage, done, total
 
 
 def _identified(file: SourceFile) -> SourceFile:
@@ -122,7 +114,7 @@ class _Setup:
         progress: Callable[[str, int, int], None],
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
-        self._records = [_record(file) for file in files]
+        self._records = [SourceRecord.of(file) for file in files]
         self._files = [replace(file, sha256="") for file in files]  # that of a part is none that a fetch may look for
         self._wanted = validation_tokens
         share = config.validation.fraction if config.validation.path is None else 0.0
@@ -135,9 +127,9 @@ class _Setup:
         buffer = BytesIO()
         np.save(buffer, as_array(blocks), allow_pickle=False)
         write_whole(self._folder / _BLOCKS, buffer.getvalue())
-        record = BlocksRecord(
-            file=_BLOCKS, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), counts=counts, below=self._below
-        )
+        content = buffer.getvalue()
+        sha256 = hashlib.sha256(content).hexdigest()
+        record = BlocksRecord(file=_BLOCKS, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
         dtype = token_dtype(tokenizer.vocab_size)
         splits = {
             "train": self._written("train", [], dtype, 0),
@@ -153,8 +145,8 @@ class _Setup:
                 "bos_id": tokenizer.bos_id,
                 "tokenizer_sha256": tokenizer.sha256,
                 "splits": splits,
-                "null_rows": 0,
-                "empty_documents": 0,
+                "rows": [],
+                "quarantine": None,
                 "notes": notes,
                 "settings": settings,
                 "places": places_of(self._config),
@@ -183,28 +175,9 @@ class _Setup:
 
     def _tokenizer(self) -> tuple[Tokenizer, list[str]]:
         """The tokenizer, given or trained, saved; and what to tell of it."""
-        asked, folder = self._config.tokenizer, self._folder / TOKENIZER
-        tokenizer = self._trained() if asked.path is None else load_tokenizer(asked.path, asked.eos_token)
-        tokenizer.save(folder)
-        tokenizer = load_saved(folder)
-        if asked.path is None and asked.train == "bpe" and tokenizer.vocab_size < asked.vocab_size:
-            return tokenizer, [
-                f"The corpus is too small for data.tokenizer.vocab_size = {asked.vocab_size}: "
-                f"the tokenizer has {tokenizer.vocab_size} tokens."
-            ]
-        return tokenizer, []
-
-    def _trained(self) -> Tokenizer:
-        asked, config = self._config.tokenizer, self._config
-        plan = SplitPlan(config.validation.fraction if config.validation.path is None else 0.0, None)
-        texts = texts_of(self._files, plan, partial(self._progress, "sample"))
-        if asked.train == "char":
-            alphabet: set[str] = set()
-            for _, text in texts:
-                alphabet.update(text)
-            return train_char(alphabet, asked.eos_token)
-        training = (text for split, text in texts if split == "train")
-        return train_bpe(sample(training, asked.train_bytes), asked.vocab_size, asked.eos_token)
+        corpus = Corpus(self._files, range(len(self._files)), self._config.unreadable_rows)
+        share = self._config.validation.fraction if self._config.validation.path is None else 0.0
+        return make_tokenizer(self._config, corpus, SplitPlan(share), self._folder / TOKENIZER, self._progress)
 
     # --- validation --------------------------------------------------------------------------------------------------
 
@@ -274,15 +247,3 @@ def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:
         raise DataError(
             f"{file.path}: cannot be opened: {reason}. It is truncated or damaged: fetch or write the file again."
         ) from error
-
-
-def _record(file: SourceFile) -> SourceRecord:
-    return SourceRecord(
-        path=file.path,
-        use="validation" if file.is_validation else "split",
-        content=file.content,
-        bytes=file.size,
-        mtime_ns=file.mtime_ns,
-        etag=file.etag,
-        sha256=file.sha256,
-    )

@@ -21,7 +21,7 @@ from hlat.data.assembly import fill_row
 from hlat.data.mixture import Mixture, Shares
 from hlat.data.online.dealing import rows_between, streams_of
 from hlat.data.online.documents import Reader
-from hlat.data.online.plan import ERROR, PASSED, ROW, Frame, Int64s, Plan, pack_row
+from hlat.data.online.plan import ERROR, NOTE, PASSED, ROW, Frame, Int64s, Plan, pack_row
 from hlat.data.online.stream import Cursor, Stream
 from hlat.data.tokenizer import Tokenizer, load_saved
 
@@ -63,6 +63,8 @@ class Producer:
         while True:
             together = list(islice(wanted, _TOGETHER))
             self._fill(together)
+            for note in self._reader.notes():
+                yield Frame(NOTE, -1, -1, -1, Cursor(), note.encode())
             yield from (self._frame(one) for one in together)
 
     def _wanted(self) -> Iterator[_Wanted]:

@@ -1,0 +1,188 @@
+"""``hlat data show`` and ``hlat data verify``: what prepared data holds, and whether all of it is whole."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hlat.cli.common import OverridesArgument, data_progress, ready, say
+from hlat.config import DataConfig, load_recipe
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from hlat.data import Summary
+    from hlat.data.summary import Lengths, TextSample
+
+DataArgument = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE|FOLDER", help="Recipe, folder of prepared data, or run folder.", show_default=False),
+]
+
+_BAR = 30  # characters of the longest bar
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command("show")(show_command)
+    app.command("verify")(verify_command)
+
+
+def show_command(
+    source: DataArgument,
+    overrides: OverridesArgument = None,
+    samples: Annotated[int, typer.Option(min=0, help="Samples of text to show of each split.")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each sample.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+) -> None:
+    """Tell what prepared data holds: counts, lengths of documents, copies, unreadable rows, samples of the text."""
+    folder, _ = _find(source, overrides)
+    from hlat.data import open_prepared, summarize
+
+    ready()
+    summary = summarize(open_prepared(folder), samples, tokens)
+    if as_json:
+        say(json.dumps(_plain(summary), indent=2))
+        return
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as captured:
+        for part in _rendered(summary):
+            console.print(part)
+    say(captured.get().rstrip("\n"))
+
+
+def verify_command(source: DataArgument, overrides: OverridesArgument = None) -> None:
+    """Check prepared data completely: checksums, counts, token range, boundaries. Nothing is changed.
+
+    Every problem is listed. With a recipe, its settings have to be those that the data was prepared with.
+    """
+    folder, config = _find(source, overrides)
+    from hlat.data import verify
+
+    ready()
+    with data_progress() as progress:
+        prepared = verify(folder, config, progress)
+    files = sum(len(split.shards) for split in prepared.manifest.splits.values())
+    tokens = prepared.train_tokens + prepared.validation_tokens
+    say(f"{folder} is whole: {files:,} shards, {tokens:,} tokens")
+
+
+def _find(source: str, overrides: list[str] | None) -> tuple[Path, DataConfig | None]:
+    """The folder of prepared data, and the data section of the recipe, where one was named."""
+    folder = Path(source)
+    if folder.is_dir() and not overrides:
+        below = folder / "data"
+        return (below if (below / "manifest.json").exists() else folder), None
+    recipe = load_recipe(source, overrides or [])
+    return recipe.prepared_dir, recipe.data
+
+
+def _plain(summary: "Summary") -> object:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type(summary)).dump_python(summary, mode="json")
+
+
+def _rendered(summary: "Summary") -> "Iterator[RenderableType]":
+    from rich.rule import Rule
+    from rich.text import Text
+
+    yield Text(f"{summary.folder}\nvocabulary {summary.vocab_size:,}, {summary.dtype} tokens, {summary.fingerprint}")
+    yield _splits(summary)
+    yield _rows(summary)
+    for note in summary.notes:
+        yield Text(note)
+    for name, split in summary.splits.items():
+        if split.lengths is not None:
+            yield Rule(Text(f"{name}: tokens per document"), align="left", style="dim")
+            yield _histogram(split.lengths)
+    for sample in summary.samples:
+        yield Rule(Text(f"{sample.split}: from token {sample.position:,}"), align="left", style="dim")
+        yield _passages(sample)
+
+
+def _splits(summary: "Summary") -> "Table":
+    table = _table("split", "source", "documents", "tokens", "bytes", "bytes/token", "shards")
+    for name, split in summary.splits.items():
+        ratio = f"{split.text_bytes / split.tokens:.2f}" if split.tokens else "-"
+        counts = (f"{split.documents:,}", f"{split.tokens:,}", f"{split.text_bytes:,}", ratio, f"{split.shards:,}")
+        table.add_row(name, "all", *counts)
+        for source in split.sources if len(summary.rows) > 1 else []:
+            table.add_row("", _cell(source.name), f"{source.documents:,}", f"{source.tokens:,}")
+    return table
+
+
+def _rows(summary: "Summary") -> "Table":
+    table = _table("source", "rows", "null", "empty", "unreadable", "documents", "copies", "their tokens")
+    for source in summary.rows:
+        counts = (
+            source.rows, source.null_rows, source.empty_documents, source.unreadable_rows, source.documents,
+            source.copies, source.copied_tokens,
+        )  # fmt: skip
+        table.add_row(_cell(source.name or ""), *(f"{count:,}" for count in counts))
+    return table
+
+
+def _histogram(lengths: "Lengths") -> "Table":
+    table = _table("tokens", "documents", "of all tokens", "")
+    most = max(bucket.documents for bucket in lengths.buckets)
+    total = max(sum(bucket.tokens for bucket in lengths.buckets), 1)
+    for bucket in lengths.buckets:
+        bar = "█" * round(_BAR * bucket.documents / most) or ("▏" if bucket.documents else "")
+        share = f"{bucket.tokens / total:.1%}"
+        table.add_row(f"{bucket.at_least:,} to {bucket.at_most:,}", f"{bucket.documents:,}", share, bar)
+    table.columns[-1].justify = "left"
+    table.caption = (
+        f"shortest {lengths.shortest:,}, median {lengths.median:,}, mean {lengths.mean:,.1f}, 90 % {lengths.p90:,}, "
+        f"99 % {lengths.p99:,}, longest {lengths.longest:,}"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _passages(sample: "TextSample") -> "Text":
+    from rich.text import Text
+
+    shown = Text()
+    for passage in sample.passages:
+        if passage.begins:
+            shown.append(f"[document {passage.document:,}, {passage.document_tokens:,} tokens, begins]\n", "bold cyan")
+        else:
+            shown.append(f"[in document {passage.document:,}]\n", "dim")
+        shown.append(_visible(passage.text))
+        if passage.ends:
+            shown.append(f"\n[document {passage.document:,} ends]", "bold cyan")
+        shown.append("\n")
+    return shown
+
+
+def _table(*names: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(names):
+        table.add_column(Text(name), justify="left" if number == 0 or name == "source" else "right")
+    return table
+
+
+def _cell(text: str) -> "Text":
+    from rich.text import Text
+
+    return Text(_visible(text))  # no markup in it is obeyed
+
+
+def _visible(text: str) -> str:
+    """Text as it may go to a terminal: what would steer it is shown instead of sent."""
+    return "".join(char if char.isprintable() or char in "\n\t\N{NO-BREAK SPACE}" else _symbol(char) for char in text)
+
+
+def _symbol(char: str) -> str:
+    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"\\u{ord(char):04x}"

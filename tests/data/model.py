@@ -1,0 +1,126 @@
+"""What preparation has to make of a small corpus, told in the plainest way; and corpora of all that rows can be."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import strategies as st
+
+from hlat.config import DataConfig
+from hlat.data import Prepared, Tokenizer
+from hlat.data.pool import WorkerPool
+from hlat.data.split import Assignment, hash_threshold, tail_start
+from hlat.data.tokenizer import load_saved
+from hlat.data.units import Unit, encode_unit
+
+BAD = [b"{nonsense", b'{"text": "x\xff"}', b"[1]", b'{"content": "x"}', b'{"text": 7}', b'{"text": "x\\ud800"}']
+TEXTS = ["one", "two words", "three short words", "a somewhat longer text, of which there is one copy or more", "ü日本"]
+
+Row = str | bytes | None
+"""A text, a line that cannot be read, or null."""
+
+
+def corpora(longest: int = 12) -> st.SearchStrategy[list[list[list[Row]]]]:
+    """Sources of files of rows; the first row of all is a text, so that there is something to train on."""
+    rows = st.one_of(st.sampled_from(TEXTS), st.text(max_size=20), st.none(), st.just(""), st.sampled_from(BAD))
+    files = st.lists(st.lists(rows, max_size=longest), min_size=1, max_size=3)
+    return st.lists(files, min_size=1, max_size=2).map(
+        lambda sources: [[["first", *sources[0][0]], *sources[0][1:]], *sources[1:]]
+    )
+
+
+def write(folder: Path, sources: list[list[list[Row]]]) -> list[dict[str, Any]]:
+    """The files of a corpus, and its sources as a recipe names them."""
+    named = []
+    for source, files in enumerate(sources):
+        for number, rows in enumerate(files):
+            file = folder / f"{source}" / f"{number}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lines = [row if isinstance(row, bytes) else json.dumps({"text": row}).encode() for row in rows]
+            file.write_bytes(b"".join(line + b"\n" for line in lines) or b"\n")
+        named.append({"path": str(folder / f"{source}"), "name": f"source {source}"})
+    return named
+
+
+class Expected(NamedTuple):
+    """Documents of each split, as token lists, their bytes of text, and counts of all rows."""
+
+    documents: dict[str, list[list[int]]]
+    text_bytes: dict[str, int]
+    copies: int
+    copied_tokens: int
+    bad: list[tuple[int, int, int]]
+
+
+def expected(sources: list[list[list[Row]]], config: DataConfig, tokenizer: Tokenizer) -> Expected:
+    """What the prepared data of a corpus has to hold."""
+    ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    documents: dict[str, list[list[int]]] = {"train": [], "validation": []}
+    text_bytes = {"train": 0, "validation": 0}
+    seen: set[str] = set()
+    copies = copied_tokens = 0
+    bad = []
+    for source, files in enumerate(sources):
+        texts = [row for rows in files for row in rows if isinstance(row, str) and row]
+        bad += [
+            (source, file, row) for file, rows in enumerate(files) for row, b in enumerate(rows) if isinstance(b, bytes)
+        ]
+        offset, assignment = 0, _assignment(config, sum(len(text) for text in texts))
+        for text in texts:
+            copy = text in seen
+            seen.add(text)
+            copies += copy
+            for split, piece in assignment.pieces(text, text.encode(), offset):
+                tokens = tokenizer.encode(piece) + ends
+                copied_tokens += len(tokens) if copy else 0
+                if not copy or config.duplicates == "keep":
+                    documents[split].append(tokens)
+                    text_bytes[split] += len(piece.encode())
+            offset += len(text)
+    return Expected(documents, text_bytes, copies, copied_tokens, bad)
+
+
+def _assignment(config: DataConfig, characters: int) -> Assignment:
+    validation = config.validation
+    if validation.fraction and validation.by == "tail":
+        return Assignment(boundary=tail_start(characters, validation.fraction))
+    return Assignment(below=hash_threshold(validation.fraction))
+
+
+def check(prepared: Prepared, sources: list[list[list[Row]]], wanted: Expected) -> None:
+    """Prepared data holds what it has to, to the token, and its counts add up to all rows."""
+    for split, documents in wanted.documents.items():
+        tokens, bounds = prepared.tokens(split), prepared.documents(split).tolist()
+        assert tokens.read(0, len(tokens)).tolist() == [token for document in documents for token in document]
+        assert [b - a for a, b in pairwise(bounds)] == [len(document) for document in documents]
+        assert prepared.manifest.splits[split].text_bytes == wanted.text_bytes[split]
+    manifest = prepared.manifest
+    assert (manifest.copies, sum(s.copied_tokens for s in manifest.rows)) == (wanted.copies, wanted.copied_tokens)
+    rows = [row for files in sources for rows in files for row in rows]
+    assert manifest.all_rows == len(rows)
+    assert manifest.null_rows == sum(row is None for row in rows)
+    assert manifest.empty_documents == sum(row == "" for row in rows)
+    assert manifest.unreadable_rows == len(wanted.bad)
+    listed = []
+    if manifest.quarantine is not None:
+        for line in (prepared.dir / manifest.quarantine.file).read_text().splitlines():
+            entry = json.loads(line)
+            file = Path(entry["file"])
+            assert entry["line"] == entry["row"] + 1 and entry["reason"]
+            listed.append((int(file.parent.name), int(file.stem), entry["row"]))
+    assert listed == wanted.bad
+
+
+def tokenize_here(patch: pytest.MonkeyPatch) -> None:
+    """Units are tokenized in this process: starting others takes longer than a small corpus."""
+
+    def run(pool: WorkerPool, units: Iterator[Unit]) -> Iterator[int]:
+        for unit in units:
+            tokenizer = load_saved(Path(str(pool._settings["tokenizer"])))
+            encode_unit(unit, tokenizer, Path(str(pool._settings["folder"])), str(pool._settings["dtype"]))
+            yield unit.span.number
+
+    patch.setattr(WorkerPool, "run", run)
