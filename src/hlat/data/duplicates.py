@@ -67,10 +67,14 @@ class Seen:
 
 def _among(run: Hashes, hashes: Hashes) -> Bools:
     """Which hashes are in a run; those that share only the first half with one there are compared in full."""
-    place = np.searchsorted(run[0], hashes[:, 0], side="left")
-    stop = np.searchsorted(run[0], hashes[:, 0], side="right")
+    firsts, seconds = run
+    place = np.searchsorted(firsts, hashes[:, 0])
     found = np.zeros(len(hashes), dtype=np.bool_)
-    while (candidates := np.flatnonzero((place < stop) & ~found)).size:
-        found[candidates] = run[1, place[candidates]] == hashes[candidates, 1]
-        place[candidates] += 1
+    asked = np.arange(len(hashes))
+    while asked.size:  # nearly always twice at most: few share a half with another
+        asked = asked[place[asked] < len(firsts)]
+        asked = asked[firsts[place[asked]] == hashes[asked, 0]]
+        found[asked] = seconds[place[asked]] == hashes[asked, 1]
+        asked = asked[~found[asked]]
+        place[asked] += 1
     return found
