@@ -118,3 +118,17 @@ def test_other_streams_or_another_mode_are_refused(cli, recipe_file, online):
     for change in ("data.streams=4", "data.mode=prepared"):
         done = cli("train", recipe_file, *online, change)
         assert done.returncode == 2 and change.split("=")[0] in done.stderr, done.stderr
+
+
+def test_the_verbs_of_data_know_what_is_there(cli, recipe_file, online, tmp_path):
+    done = cli("data", "prepare", recipe_file, *online)
+    assert done.returncode == 0 and "60 blocks of 60 files, for training" in done.stdout, done.stderr
+    assert cli("data", "verify", recipe_file, *online).returncode == 0
+    shown = cli("data", "show", recipe_file, *online, "--json")
+    assert shown.returncode == 0 and "60 blocks of it" in json.loads(shown.stdout)["notes"][-1], shown.stderr
+    part = cli("data", "prepare", recipe_file, *online, "--part", "1/2")
+    assert part.returncode == 2 and "nothing is tokenized before training" in part.stderr
+    blocks = tmp_path / "run" / "data" / "blocks.npy"
+    blocks.write_bytes(blocks.read_bytes()[:-8] + b"\1" * 8)
+    damaged = cli("data", "verify", recipe_file, *online)
+    assert damaged.returncode == 2 and "blocks.npy: the checksum differs" in damaged.stderr

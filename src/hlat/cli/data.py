@@ -31,6 +31,7 @@ def prepare_command(
 ) -> None:
     """Tokenize the recipe's text into memory-mapped shards. Interrupted, it goes on where it stopped.
 
+    With data.mode=online only what training needs besides: tokenizer, validation text, a catalogue of blocks.
     Data that was prepared before is verified byte for byte. On several machines, each prepares a part of the files with
     --part 1/3, --part 2/3 and so on, and hlat data merge puts them together.
     """
@@ -38,12 +39,12 @@ def prepare_command(
     if part is not None:
         _prepare_part(resolved, part, workers)
         return
-    from hlat.data import check_tokenizer, check_vocabulary, prepare, verify
+    from hlat.data import check_tokenizer, check_vocabulary, make_ready, verify
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
-        prepared = prepare(resolved.data, resolved.prepared_dir, workers=workers, progress=progress)
+        prepared = make_ready(resolved, workers=workers, progress=progress)
         verify(resolved.prepared_dir, progress=progress)
     check_vocabulary(prepared, resolved.model.vocab_size)
     say(_summary(prepared))
@@ -56,6 +57,8 @@ def _prepare_part(recipe: Recipe, part: str, workers: int | None) -> None:
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     if match is None or int(match[1]) > int(match[2]):
         raise DataError(f"--part {part}: not a part. Write --part 2/3 for the second of three.")
+    if recipe.data.mode == "online":
+        raise DataError(f"--part {part}: with data.mode=online nothing is tokenized before training.")
     number, parts = int(match[1]), int(match[2])
     folder = part_folder(recipe.prepared_dir, number, parts)
     ready()
@@ -123,7 +126,10 @@ def _summary(prepared: "Prepared") -> str:
     lines = [f"vocabulary {manifest.vocab_size:,}, {manifest.dtype} tokens"]
     for name, split in manifest.splits.items():
         counts = f"{split.documents:,} documents, {split.tokens:,} tokens, {split.text_bytes:,} bytes of text"
-        lines.append(f"{name:10s} {counts}")
+        if manifest.blocks is None or name == "validation":
+            lines.append(f"{name:10s} {counts}")
+    if manifest.blocks is not None:
+        lines.append(f"{sum(manifest.blocks.counts):,} blocks of {len(manifest.sources):,} files, for training")
     lines += prepared.notes
     for source in manifest.rows if len(manifest.rows) > 1 else []:
         if source.copies or source.unreadable_rows:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hlat.data.planning import Progress
     from hlat.data.preparation import prepare
     from hlat.data.prepared import Prepared, check_tokenizer, check_vocabulary, open_prepared
+    from hlat.data.readiness import make_ready
     from hlat.data.samples import Batch, TrainingData, ValidationData
     from hlat.data.summary import Summary, summarize
     from hlat.data.tokenizer import Tokenizer, load_tokenizer
@@ -52,6 +53,7 @@ _HOME = {
     "check_tokenizer": "prepared",
     "check_vocabulary": "prepared",
     "load_tokenizer": "tokenizer",
+    "make_ready": "readiness",
     "merge_parts": "joining",
     "open_prepared": "prepared",
     "part_folder": "parts",
@@ -83,6 +85,7 @@ __all__ = [
     "check_tokenizer",
     "check_vocabulary",
     "load_tokenizer",
+    "make_ready",
     "merge_parts",
     "open_prepared",
     "part_folder",

@@ -121,6 +121,9 @@ def summarize(prepared: Prepared, samples: int = 3, tokens: int = 128) -> Summar
     """
     manifest = prepared.manifest
     quarantine = manifest.quarantine
+    notes = list(manifest.notes)
+    if manifest.blocks is not None:
+        notes.append(f"Training tokenizes its text itself, {sum(manifest.blocks.counts):,} blocks of it.")
     return Summary(
         folder=str(prepared.dir),
         fingerprint=manifest.fingerprint,
@@ -144,7 +147,9 @@ def _split(prepared: Prepared, split: Split) -> SplitSummary:
         tokens=record.tokens,
         text_bytes=record.text_bytes,
         shards=len(record.shards),
-        sources=[SourceShare(names[part.source], part.documents, part.tokens) for part in record.sources],
+        sources=[
+            SourceShare(names.get(part.source, "all sources"), part.documents, part.tokens) for part in record.sources
+        ],
         lengths=_lengths(prepared.documents(split)) if record.documents else None,
     )
 

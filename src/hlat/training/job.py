@@ -34,9 +34,8 @@ from hlat.data import (
     ValidationData,
     check_tokenizer,
     check_vocabulary,
+    make_ready,
     open_prepared,
-    prepare,
-    prepare_online,
 )
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model import flops_per_token
@@ -130,7 +129,7 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
 
     def make() -> None:
         with data_progress() as progress:
-            made.append(_make_ready(recipe, progress))
+            made.append(make_ready(recipe, progress=progress))
 
     weights = runtime.ranks.first(lambda: _check_inputs(recipe))
     runtime.ranks.first(make)
@@ -141,16 +140,6 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
     if weights is not None:
         check_same_tokenizer(weights, prepared)
     return prepared
-
-
-def _make_ready(recipe: Recipe, progress: Progress | None) -> Prepared:
-    """Tokenize everything, or what training needs besides the text that it tokenizes itself."""
-    data = recipe.data
-    if data.mode == "prepared":
-        return prepare(data, recipe.prepared_dir, progress=progress)
-    sequences = recipe.evaluation.sequences
-    wanted = None if sequences is None else sequences * data.sequence_length + 1
-    return prepare_online(data, recipe.prepared_dir, wanted, progress)
 
 
 def _training_data(recipe: Recipe, runtime: Runtime, prepared: Prepared) -> Samples:
