@@ -121,7 +121,7 @@ def summarize(prepared: Prepared, samples: int = 3, tokens: int = 128) -> Summar
     """
     manifest = prepared.manifest
     quarantine = manifest.quarantine
-    notes = list(manifest.notes)
+    notes = list(prepared.notes)
     if manifest.blocks is not None:
         notes.append(f"Training tokenizes its text itself, {sum(manifest.blocks.counts):,} blocks of it.")
     return Summary(
@@ -134,7 +134,7 @@ def summarize(prepared: Prepared, samples: int = 3, tokens: int = 128) -> Summar
         rows=[row.model_copy(update={"name": manifest.source_names[row.source]}) for row in manifest.rows],
         copies_dropped=manifest.copies_dropped,
         quarantine=None if quarantine is None else str(prepared.dir / quarantine.file),
-        notes=prepared.notes,
+        notes=notes,
         samples=[sample for split in SPLITS for sample in _samples(prepared, split, samples, tokens)],
     )
 
