@@ -29,7 +29,7 @@ def scaled(name: str, **changes: Any) -> dict[str, Any]:
     content = load_recipe(name).model_dump(mode="json")
     small = {"hidden_size": 64, "intermediate_size": 256, "vocab_size": 512, "max_sequence_length": 32}
     content["model"] |= small
-    content["data"] |= {"sequence_length": 32, "path": "none"}
+    content["data"] |= {"sequence_length": 32, "path": "none", "sources": [], "phases": []}
     content["data"]["tokenizer"] = {"train": "char"}
     content["precision"] = {"mode": "fp32"}  # theirs is mixed, where rounding to bf16 would hide what is looked for
     for section, fields in changes.items():
