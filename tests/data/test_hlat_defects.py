@@ -68,7 +68,7 @@ def test_a_long_document_keeps_its_order_and_has_one_end(prepared: Prepared, onl
     for part in range(parts):
         for document in Reader(plan).part(0, part, parts)(0, 0):
             turn = document.turn * parts + (part + document.turn) % parts
-            found += [document.text] if turn < blocks else []
+            found += [document.content] if turn < blocks else []
             if document.turn * parts >= blocks:
                 break
     assert [len(text) for text in found if len(text) > 1000] == [600_000] and prose(7, 600_000) in found

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron_files import DOCUMENTS, write_megatron
 
-from hlat.data.megatron import MegatronDataset, documents_of, index_of
+from hlat.data.megatron import MegatronDataset, index_of
 from hlat.runtime import DataError
-
-CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
-DOCUMENTS = [[[1, 2, 3], [4]], [[5, 6]], [], [[], [7, 8, 9, 10]], [[11]]]
 
 
 def write(
@@ -23,23 +21,8 @@ def write(
     gap: int = 0,
     modes: bool = False,
 ) -> Path:
-    """A dataset, written from the format's description; ``gap`` is bytes between sequences."""
-    sequences = [np.array(sequence, dtype=f"<{np.dtype(dtype).str[1:]}") for parts in documents for sequence in parts]
-    firsts = np.cumsum([0, *(len(parts) for parts in documents)])
-    begins, content = [], b""
-    for number, sequence in enumerate(sequences):
-        content += bytes(gap if number else 0)
-        begins.append(len(content))
-        content += sequence.tobytes()
-    data = folder / "corpus_text_document.bin"
-    data.write_bytes(content)
-    index = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", CODES[dtype])
-    index += struct.pack("<Q", len(sequences)) + struct.pack("<Q", len(firsts))
-    index += np.array([len(sequence) for sequence in sequences], "<i4").tobytes()
-    index += np.array(begins, "<i8").tobytes() + firsts.astype("<i8").tobytes()
-    index += bytes(len(sequences) if modes else 0)
-    data.with_suffix(".idx").write_bytes(index)
-    return data
+    """A dataset of a name that is known."""
+    return write_megatron(folder / "corpus_text_document.bin", documents, dtype, gap=gap, modes=modes)
 
 
 def joined(documents: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
@@ -56,16 +39,14 @@ def test_documents_come_out_as_they_went_in(tmp_path: Path, dtype: str, gap: int
     assert (len(dataset), dataset.sequences, dataset.tokens) == (5, 6, 11)
     assert dataset.document_lengths().tolist() == [4, 2, 0, 4, 1]
     assert dataset.document_lengths(1, 3).tolist() == [2, 0]
-    assert [part.tolist() for part in documents_of(tmp_path / "corpus_text_document.bin", start=3)] == joined(
-        DOCUMENTS
-    )[3:]
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=4), max_size=30))
 def test_any_dataset(tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]]) -> None:
     data = write(tmp_path_factory.mktemp("megatron"), documents, "int32")
-    assert [tokens.tolist() for tokens in documents_of(data)] == joined(documents)
-    assert MegatronDataset(data).document_lengths().tolist() == [len(tokens) for tokens in joined(documents)]
+    dataset = MegatronDataset(data)
+    assert [dataset.document(number).tolist() for number in range(len(dataset))] == joined(documents)
+    assert dataset.document_lengths().tolist() == [len(tokens) for tokens in joined(documents)]
 
 
 def test_documents_are_not_copied_and_cannot_be_changed(tmp_path: Path) -> None:

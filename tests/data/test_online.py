@@ -143,7 +143,7 @@ def test_every_document_is_read_once_an_epoch(
             for document in _until(reader.part(number, part, parts)(0, 0), (epoch + 2) * n // parts + 2):
                 turn = document.turn * parts + (part + document.turn) % parts
                 if turn // n == epoch:
-                    seen[document.text] += 1
+                    seen[document.content] += 1
     if mix.get("repeats"):
         assert set(seen) <= set(kept)
     else:
@@ -186,7 +186,7 @@ def test_a_stream_concatenates_its_documents_and_loses_nothing(
     for stream, mine in rows.items():
         expected: list[int] = []
         for document in Reader(plan).part(0, stream, parts)(0, 0):
-            expected += [*prepared.tokenizer.encode(document.text), prepared.manifest.eos_id]
+            expected += [*prepared.tokenizer.encode(document.content), prepared.manifest.eos_id]
             if len(expected) > len(mine) * length:
                 break
         for number, (inputs, labels) in enumerate(mine):

@@ -29,8 +29,8 @@ def test_done_already_returns_at_once(small: Path, tmp_path: Path, monkeypatch: 
     again = prepare(data_config(small, sequence_length=7, shuffle=False, workers=3), out)
     assert again.fingerprint == first.fingerprint and tree(out) == before
     hashed: list[Path] = []
-    read = sources._sha256
-    monkeypatch.setattr(sources, "_sha256", lambda path: (hashed.append(path), read(path))[1])
+    read = sources.sha256_of
+    monkeypatch.setattr(sources, "sha256_of", lambda path: (hashed.append(path), read(path))[1])
     os.utime(small / "a.jsonl")  # another time, same content: hashed again, accepted, and not hashed a third time
     for _ in range(3):
         assert prepare(data_config(small), out).fingerprint == first.fingerprint

@@ -68,7 +68,7 @@ def test_formats_give_the_same_documents_from_any_row(tmp_path: Path, name: str)
     file = _write(tmp_path / name)
     for start in (0, 1, 64, 99, 100, 101, 303, 304):
         rows = list(read_documents(file, "text", start))
-        assert [(row.row, row.text) for row in rows] == list(enumerate(TEXTS))[start:]
+        assert [(row.row, row.content) for row in rows] == list(enumerate(TEXTS))[start:]
         positions = [row.position for row in rows]
         assert positions == sorted(positions) and all(0 <= p <= file.stat().st_size for p in positions)
 
@@ -80,7 +80,7 @@ def test_text_files_are_one_document_each(tmp_path: Path) -> None:
     (tmp_path / "z.txt.gz").write_bytes(gzip.compress(b"zipped"))
     files = find_files(str(tmp_path))
     assert [f.relative_to(tmp_path).as_posix() for f in files] == ["a.txt", "b.md", "sub/c.py", "z.txt.gz"]
-    texts = [row.text for f in files for row in read_documents(f, "text")]
+    texts = [row.content for f in files for row in read_documents(f, "text")]
     assert texts == ["a.txt", "b.md", "sub/c.py", "zipped"]
     assert find_files(f"{tmp_path}/**/*.py") == [tmp_path / "sub/c.py"]
 
@@ -211,7 +211,7 @@ def test_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
         prepare(config, tmp_path / "out", workers=1, progress=grow)
 
 
-@pytest.mark.parametrize("name", ["table.csv", "tokens.bin", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
+@pytest.mark.parametrize("name", ["table.csv", "tokens.npy", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
 def test_files_that_are_no_text_are_refused_by_their_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -220,7 +220,7 @@ def test_files_that_are_no_text_are_refused_by_their_ending(
         list(read_documents(tmp_path / name, "text"))
     (tmp_path / "a.txt").write_text("text")
     hashed: list[Path] = []
-    monkeypatch.setattr(sources, "_sha256", hashed.append)
+    monkeypatch.setattr(sources, "sha256_of", hashed.append)
     for path in (tmp_path / name, tmp_path, f"{tmp_path}/*"):
         message = _refusal(path, tmp_path / "out")
         assert str(tmp_path / name) in message and "**/*.txt" in message

@@ -64,7 +64,7 @@ class ValidationSplitConfig(Section):
     fraction: float = Field(0.01, ge=0, lt=1)
     """Share of the corpus kept aside; 0 for none."""
     by: Literal["document", "tail"] = "document"
-    """document sets whole documents aside, chosen by hash; tail takes the last characters of every source."""
+    """document sets whole documents aside, chosen by hash; tail takes the last characters or tokens of every source."""
     path: str | None = None
     """A source of its own for validation instead of a share of the corpus."""
 

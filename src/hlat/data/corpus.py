@@ -9,14 +9,17 @@ and reads only those that are not finished.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from hlat.data.ahead import in_turn
+from hlat.data.content import Content, as_bytes
 from hlat.data.quarantine import Tally
-from hlat.data.readers import Fault, read_documents
-from hlat.data.sources import SourceFile
+from hlat.data.readers import Fault, Row, read_documents
+from hlat.data.source_file import SourceFile
 from hlat.data.split import ALL_VALIDATION, Assignment, Split, hash_threshold
+from hlat.data.token_documents import TokenDocuments, Vocabulary
 from hlat.data.units import Cursor, Span, Unit, UnitIndex, Unreadable
 
 _UNIT_ROWS = 1 << 18  # rows without text fill no unit, and each that cannot be read is listed in one
@@ -27,7 +30,7 @@ class Document(NamedTuple):
 
     file: int
     row: int
-    text: str | None
+    content: Content | None
     position: int
     fault: Fault | None
 
@@ -46,11 +49,13 @@ class Corpus:
         files: all files.
         stretch: indices of the files that are wanted, all of them or a part's.
         unreadable_rows: the largest share of the rows that may be unreadable.
+        vocabulary: of the tokenizer that is given; None for one that is trained.
     """
 
     files: list[SourceFile]
     stretch: range
     unreadable_rows: float
+    vocabulary: Vocabulary | None = None
 
     @property
     def bytes(self) -> int:
@@ -60,7 +65,7 @@ class Corpus:
     @property
     def whole(self) -> "Corpus":
         """The corpus with all of its files wanted."""
-        return Corpus(self.files, range(len(self.files)), self.unreadable_rows)
+        return replace(self, stretch=range(len(self.files)))
 
     def tally(self) -> Tally:
         """A count of rows that has seen none yet."""
@@ -73,8 +78,8 @@ class SplitPlan:
 
     Attributes:
         fraction: share of the documents that is validation text, chosen by hash; 0 for none.
-        tails: for each source, the character at which its validation tail begins; None if not split by tail.
-        before: for each source, its characters before the stretch that is worked on, where there are tails.
+        tails: for each source, the character, or token, at which its validation tail begins; None if not split by tail.
+        before: for each source, its characters, or tokens, before the stretch that is worked on, where there are tails.
     """
 
     fraction: float
@@ -91,7 +96,7 @@ class SplitPlan:
 
 
 def stream(corpus: Corpus, start: Cursor) -> Iterator[Document]:
-    """The documents of a corpus from a cursor on, in order; null and unreadable texts as None.
+    """The documents of a corpus from a cursor on, in order; null and unreadable ones with None.
 
     Raises:
         DataError: a file that cannot be read as it should, or that changed since it was fingerprinted.
@@ -100,10 +105,19 @@ def stream(corpus: Corpus, start: Cursor) -> Iterator[Document]:
     with closing(in_turn(corpus.files[start.file : corpus.stretch.stop])) as arriving:
         for index, (file, local) in enumerate(arriving, start.file):
             with file.named(local):
-                for row in read_documents(local, file.column, start.row if index == start.file else 0):
-                    yield Document(index, row.row, row.text, before + row.position, row.fault)
+                for row in _rows(corpus, file, local, start.row if index == start.file else 0):
+                    yield Document(index, row.row, row.content, before + row.position, row.fault)
             file.check_unchanged()
             before += file.size
+
+
+def _rows(corpus: Corpus, file: SourceFile, local: Path, start: int) -> Iterator[Row]:
+    if file.index is None:
+        yield from read_documents(local, file.column, start)
+        return
+    assert corpus.vocabulary is not None, "files of tokens are refused where no tokenizer is given"
+    with file.index.opened() as index, file.index.named(index):
+        yield from TokenDocuments(local, index, corpus.vocabulary).rows(start)
 
 
 def watched(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[Document]:
@@ -125,14 +139,15 @@ def watched(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[Do
 
 
 def texts_of(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None]) -> Iterator[tuple[Split, str]]:
-    """The texts of the corpus, without null, empty and unreadable ones, and the split that each goes to."""
+    """The texts of a corpus of text, without null, empty and unreadable ones, and the split that each goes to."""
     characters: dict[int, int] = defaultdict(int)
     for document in watched(corpus, progress):
         file = corpus.files[document.file]
-        if document.text:
+        if text := document.content:
+            assert isinstance(text, str), "no tokenizer is trained where documents are tokens"
             assignment = plan.assignment(file, characters[file.source])
-            yield from assignment.pieces(document.text, document.text.encode(), 0)
-            characters[file.source] += len(document.text)
+            yield from assignment.pieces(text, text.encode(), 0)
+            characters[file.source] += len(text)
 
 
 def units(
@@ -143,7 +158,7 @@ def units(
     Args:
         corpus: what they are cut from.
         plan: how it is split.
-        unit_bytes: a unit ends with the document that reaches so many bytes of text, or with its source.
+        unit_bytes: a unit ends with the document that reaches so many bytes of text or tokens, or with its source.
         finished: the index of a unit, None if it has to be made.
 
     Raises:
@@ -191,7 +206,7 @@ class _Draft:
         self._files, self.file = files, files[first]
         self._next = Cursor(first)
         self._from_row = 0
-        self._texts: list[bytes] = []
+        self._documents: list[bytes] = []
         self._unreadable: list[Unreadable] = []
         self._bytes = self._characters = self._rows = self._nulls = self._empty = self._position = 0
 
@@ -212,13 +227,13 @@ class _Draft:
         self._next, self._position = Cursor(document.file, document.row + 1), document.position
         self._rows += 1
         self._unreadable += document.unreadable(self._rows)
-        if document.text:
-            self._texts.append(document.text.encode())
-            self._bytes += len(self._texts[-1])
-            self._characters += len(document.text)
+        if document.content is not None and len(document.content):
+            self._documents.append(as_bytes(document.content))
+            self._bytes += len(self._documents[-1])
+            self._characters += len(document.content)
         elif document.fault is None:
-            self._nulls += document.text is None
-            self._empty += document.text == ""
+            self._nulls += document.content is None
+            self._empty += document.content is not None
 
     def span(self, number: int, last: bool) -> Span:
         """What was taken."""
@@ -237,4 +252,5 @@ class _Draft:
 
     def unit(self, span: Span, assignment: Assignment) -> Unit:
         """The unit, ready to be tokenized."""
-        return Unit(span, assignment, self._texts, f"{self.file.path}, from row {self._from_row}")
+        where = f"{self.file.path}, from row {self._from_row}"
+        return Unit(span, assignment, self._documents, self.file.index is not None, where)

@@ -1,4 +1,4 @@
-"""Which documents are exact copies of earlier ones, by 128-bit hashes of their texts, in the order of the corpus.
+"""Which documents are exact copies of earlier ones, by 128-bit hashes of their content, in the order of the corpus.
 
     hashes of a unit's documents --are any among those seen?--> copies
                                  --the others, sorted-->        one more run of what has been seen
@@ -23,9 +23,10 @@ LARGEST_RUN = 1 << 26
 """Hashes up to which runs are joined: a join needs the memory of its result once more."""
 
 
-def document_hashes(texts: Sequence[bytes]) -> Hashes:
-    """The hash of each text, shape (texts, 2), uint64."""
-    digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
+def document_hashes(documents: Sequence[bytes], are_tokens: bool = False) -> Hashes:
+    """The hash of each document, shape (documents, 2), uint64; not the same for text and for tokens."""
+    person = b"tokens" if are_tokens else b""
+    digests = b"".join(hashlib.blake2b(one, digest_size=16, person=person).digest() for one in documents)
     return np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hlat.data.manifest import Manifest
-from hlat.data.sources import SourceFile, Stamp
+from hlat.data.source_file import SourceFile, Stamp
 from hlat.data.storage import write_whole
 
 HASHES = "hashes.json"
@@ -27,7 +27,7 @@ def known_hashes(folder: Path, manifest: Manifest | None = None) -> Known:
         }
     except (OSError, ValueError, TypeError):
         remembered = {}
-    records = [] if manifest is None else manifest.sources
+    records = [] if manifest is None else [part for source in manifest.sources for part in source.parts]
     return {(record.path, record.bytes, record.mtime_ns, record.etag): record.sha256 for record in records} | remembered
 
 
@@ -37,12 +37,12 @@ def remember_hashes(folder: Path, files: list[SourceFile]) -> None:
     Raises:
         OSError: the disk refused.
     """
-    stored = [(*file.stamp, file.sha256) for file in files]
+    stored = [(*part.stamp, part.sha256) for file in files for part in file.parts]
     write_whole(folder / HASHES, json.dumps(stored).encode())
 
 
 def remember_touched(folder: Path, files: list[SourceFile], known: Known) -> None:
     """Remember files of finished data if some were not known; a folder that cannot be written to stays as it is."""
-    if any(file.stamp not in known for file in files):
+    if any(part.stamp not in known for file in files for part in file.parts):
         with suppress(OSError):
             remember_hashes(folder, files)

@@ -23,7 +23,8 @@ from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings
 from hlat.data.publication import complete, publish
 from hlat.data.settings import differences, settings_of
 from hlat.data.shards import token_dtype
-from hlat.data.sources import SourceFile, corpus_changes
+from hlat.data.source_file import SourceFile
+from hlat.data.sources import corpus_changes
 from hlat.data.staging import Staging
 from hlat.data.storage import storing
 from hlat.data.units import read_index

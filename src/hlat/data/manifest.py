@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hlat.data.settings import paths_by_source
-from hlat.data.sources import SourceFile
+from hlat.data.source_file import SourceFile
 from hlat.data.split import SPLITS, Split
 from hlat.runtime import DataError
 
@@ -85,7 +85,7 @@ class QuarantineRecord(Record):
 
 
 class SourceRecord(Record):
-    """One file that the data was made from."""
+    """One file that the data was made from; ``index`` is the .idx of a file of tokens."""
 
     path: str
     use: Literal["split", "validation"]
@@ -94,6 +94,12 @@ class SourceRecord(Record):
     mtime_ns: int
     sha256: str
     etag: str = ""
+    index: "SourceRecord | None" = None
+
+    @property
+    def parts(self) -> "list[SourceRecord]":
+        """The file, and its .idx if it has one."""
+        return [self] if self.index is None else [self, self.index]
 
     @classmethod
     def of(cls, file: SourceFile) -> "SourceRecord":
@@ -106,12 +112,15 @@ class SourceRecord(Record):
             mtime_ns=file.mtime_ns,
             sha256=file.sha256,
             etag=file.etag,
+            index=None if file.index is None else cls.of(file.index),
         )
 
     def file(self) -> SourceFile:
         """The file of the corpus that this is the record of."""
         source, column = self.content[:2]
-        return SourceFile(self.path, str(column), int(source), self.bytes, self.mtime_ns, self.sha256, self.etag)
+        known = self.bytes, self.mtime_ns, self.sha256, self.etag
+        index = None if self.index is None else self.index.file()
+        return SourceFile(self.path, str(column), int(source), *known, index)
 
 
 class BlocksRecord(Record):

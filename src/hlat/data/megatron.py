@@ -18,7 +18,6 @@ https://github.com/NVIDIA/Megatron-LM, from MMapIndexedDataset (2019) on; GPT-Ne
 
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +196,6 @@ class MegatronDataset:
 
     def _table(self, dtype: str, at: int, count: int) -> npt.NDArray[Any]:
         return _map(self._index, dtype, at, count)
-
-
-def documents_of(data: Path, index: Path | None = None, start: int = 0) -> Iterator[Tokens]:
-    """The documents of a dataset in order, from document ``start`` on; errors are those of MegatronDataset."""
-    dataset = MegatronDataset(data, index)
-    for number in range(start, len(dataset)):
-        yield dataset.document(number)
 
 
 def _size(file: Path) -> int:

@@ -14,7 +14,7 @@ from hlat.data.manifest import QuarantineRecord, ShardRecord, SourceRows, Source
 from hlat.data.quarantine import QuarantineWriter
 from hlat.data.settings import names_of
 from hlat.data.shards import DocumentWriter, ShardWriter
-from hlat.data.sources import SourceFile
+from hlat.data.source_file import SourceFile
 from hlat.data.split import SPLITS, Split
 from hlat.data.units import Span, SplitIndex, UnitIndex, read_index, tokens_file
 

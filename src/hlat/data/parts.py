@@ -21,11 +21,12 @@ from hlat.config import DataConfig
 from hlat.data.corpus import Corpus
 from hlat.data.hashes import known_hashes
 from hlat.data.manifest import FORMAT_VERSION, TOKENIZER, Record, SourceRecord
-from hlat.data.planning import Progress, make_tokenizer, split_plan
+from hlat.data.planning import Progress, given_vocabulary, make_tokenizer, split_plan
 from hlat.data.preparation import checked_folder, locked, silent, tokenize
 from hlat.data.settings import differences, settings_of
 from hlat.data.shards import token_dtype
-from hlat.data.sources import CACHE, SourceFile, corpus_changes, fingerprint, list_files
+from hlat.data.source_file import SourceFile
+from hlat.data.sources import CACHE, corpus_changes, fingerprint, list_files
 from hlat.data.staging import PARTIAL, Staging
 from hlat.data.storage import storing, sync_folder, write_whole
 from hlat.data.tokenizer import Tokenizer
@@ -124,7 +125,7 @@ def prepare_part(
                 return done
             staging = Staging(folder)
             staging.claim(key, files)
-            corpus = Corpus(files, stretch, config.unreadable_rows)
+            corpus = Corpus(files, stretch, config.unreadable_rows, given_vocabulary(config))
             record = _make(config, corpus, settings, (part, parts), staging, workers or config.workers, report)
             staging.root.rename(folder / FINISHED)
             sync_folder(folder)

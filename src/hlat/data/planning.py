@@ -15,6 +15,7 @@ from hlat.config import DataConfig
 from hlat.data.corpus import Corpus, SplitPlan, texts_of, watched
 from hlat.data.split import SPLITS, Split, tail_start
 from hlat.data.storage import write_whole
+from hlat.data.token_documents import Vocabulary
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.data.tokenizer_training import sample, train_bpe, train_char
 from hlat.runtime import DataError
@@ -48,11 +49,21 @@ def split_plan(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
     return SplitPlan(0.0, tails, before)
 
 
+def given_vocabulary(config: DataConfig) -> Vocabulary | None:
+    """That of the tokenizer which the recipe gives, if it gives one.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    asked = config.tokenizer
+    return None if asked.path is None else Vocabulary.of(load_tokenizer(asked.path, asked.eos_token))
+
+
 def _characters(corpus: Corpus, progress: Progress) -> list[int]:
-    """Characters of every file."""
+    """Characters of every file, or tokens where it holds these."""
     counts = [0] * len(corpus.files)
     for document in watched(corpus, partial(progress, "measure")):
-        counts[document.file] += len(document.text or "")
+        counts[document.file] += 0 if document.content is None else len(document.content)
     return counts
 
 

@@ -24,13 +24,14 @@ from hlat.data.corpus import Corpus, SplitPlan, units
 from hlat.data.hashes import known_hashes, remember_touched
 from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, read_manifest
 from hlat.data.merge import Merge
-from hlat.data.planning import Progress, make_tokenizer, refuse_nothing, split_plan
+from hlat.data.planning import Progress, given_vocabulary, make_tokenizer, refuse_nothing, split_plan
 from hlat.data.pool import WorkerPool
 from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, settings_beside
 from hlat.data.publication import complete, publish
 from hlat.data.settings import places_of
 from hlat.data.shards import token_dtype
-from hlat.data.sources import CACHE, NothingThere, SourceFile, corpus_changes, fingerprint, list_files
+from hlat.data.source_file import SourceFile
+from hlat.data.sources import CACHE, NothingThere, corpus_changes, fingerprint, list_files
 from hlat.data.staging import PARTIAL, Staging
 from hlat.data.storage import storing
 from hlat.data.units import read_index
@@ -132,7 +133,7 @@ def _make(
     progress: Progress,
 ) -> None:
     """Make all of the result, in the staging folder."""
-    corpus = Corpus(files, range(len(files)), config.unreadable_rows)
+    corpus = Corpus(files, range(len(files)), config.unreadable_rows, given_vocabulary(config))
     plan = split_plan(config, corpus, staging.characters, progress)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER, progress)
     dtype = token_dtype(tokenizer.vocab_size)

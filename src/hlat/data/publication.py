@@ -15,7 +15,7 @@ from hlat.data.manifest import (
 from hlat.data.merge import Merge
 from hlat.data.settings import places_of
 from hlat.data.shards import CHECKSUM, token_dtype
-from hlat.data.sources import SourceFile
+from hlat.data.source_file import SourceFile
 from hlat.data.staging import Staging
 from hlat.data.storage import sync_folder, write_whole
 from hlat.data.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hlat.data.manifest import QuarantineRecord
 from hlat.data.readers import TEXT
-from hlat.data.sources import SourceFile
+from hlat.data.source_file import SourceFile
 from hlat.data.storage import GrowingFile
 from hlat.data.units import Unreadable
 from hlat.runtime import DataError

@@ -18,12 +18,13 @@ import zstandard
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
+from hlat.data.content import Content
 from hlat.data.decompression import decompressed
 from hlat.runtime import DataError
 
 _BATCH_ROWS = 64  # small, since a row may be large
 
-PARQUET, ARROW, JSON, TEXT = "parquet", "arrow", "jsonl", "text"
+PARQUET, ARROW, JSON, TEXT, MEGATRON = "parquet", "arrow", "jsonl", "text", "megatron"
 _ENDINGS = {
     ".parquet": PARQUET,
     ".pq": PARQUET,
@@ -33,6 +34,8 @@ _ENDINGS = {
     ".jsonl": JSON,
     ".ndjson": JSON,
     ".json": JSON,
+    ".bin": MEGATRON,
+    ".idx": MEGATRON,
 }
 _COMPRESSED = {".gz", ".zst"}
 _REFUSED = {
@@ -43,14 +46,12 @@ _REFUSED = {
     ".avro": "Convert it to parquet or jsonl, with the text in a column of its own.",
     ".orc": "Convert it to parquet or jsonl, with the text in a column of its own.",
     ".sqlite": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".bin": "Binary token files are not read; give the text.",
-    ".npy": "Binary token files are not read; give the text.",
-    ".npz": "Binary token files are not read; give the text.",
-    ".pt": "Binary token files are not read; give the text.",
-    ".pkl": "Binary token files are not read; give the text.",
-    ".safetensors": "Binary token files are not read; give the text.",
-    ".h5": "Binary token files are not read; give the text.",
-    ".idx": "Binary token files are not read; give the text.",
+    ".npy": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
+    ".npz": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
+    ".pt": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
+    ".pkl": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
+    ".safetensors": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
+    ".h5": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
     ".tar": "Unpack it first.",
     ".zip": "Unpack it first.",
     ".7z": "Unpack it first.",
@@ -84,13 +85,14 @@ class Row(NamedTuple):
 
     Attributes:
         row: its index in the file, from 0.
-        text: the text; None where the column holds null, or where the row cannot be read.
+        content: the text, or tokens of a file of tokens; None where the column holds null, or where the row cannot be
+            read.
         position: bytes of the file read so far, about, for progress.
         fault: why the row cannot be read; None where it can.
     """
 
     row: int
-    text: str | None
+    content: Content | None
     position: int
     fault: Fault | None = None
 
@@ -99,11 +101,14 @@ def kind_of(file: Path) -> str:
     """How a file is read, from its ending; an ending that is not known is text.
 
     Raises:
-        DataError: an ending that is known not to be text.
+        DataError: an ending that is known not to be text, or that is not read compressed.
     """
     suffixes = [suffix.lower() for suffix in file.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()
+        if suffixes and _ENDINGS.get(suffixes[-1]) in (PARQUET, ARROW, MEGATRON):
+            kind = _ENDINGS[suffixes[-1]]
+            raise DataError(f"{file}: {kind} inside {file.suffix} is not read; decompress the file first")
     if suffixes and suffixes[-1] in _REFUSED:
         remedy = _REFUSED[suffixes[-1]]
         raise DataError(
@@ -117,7 +122,7 @@ def read_documents(file: Path, column: str, start: int = 0) -> Iterator[Row]:
     """The documents of a file from row ``start`` on.
 
     Args:
-        file: the file; its ending says how it is read.
+        file: the file; its ending says how it is read, and that it is of text.
         column: column or key of the text; text files have none and are one document each.
         start: the first row wanted.
 
@@ -125,8 +130,6 @@ def read_documents(file: Path, column: str, start: int = 0) -> Iterator[Row]:
         DataError: the file is missing, empty, damaged or truncated, or has no column of text of this name. What is
             wrong with a single row is said by the row.
     """
-    if file.suffix.lower() in _COMPRESSED and kind_of(file) in (PARQUET, ARROW):
-        raise DataError(f"{file}: {kind_of(file)} inside {file.suffix} is not read; decompress the file first")
     readers: dict[str, Callable[[Path, str, int], Iterator[Row]]]
     readers = {PARQUET: _parquet, ARROW: _arrow, JSON: _json_lines, TEXT: _whole_text}
     kind = kind_of(file)

@@ -5,20 +5,22 @@ its size and the sha256 of its content. Where it lies, here or in a remote store
 """
 
 import glob
-import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hlat.config import DataConfig, is_url
 from hlat.data.ahead import in_turn
 from hlat.data.cache import Cache
 from hlat.data.fetching import Shelf
-from hlat.data.readers import TEXT, kind_of
-from hlat.data.remote import Missing, RemoteFile, Store, local_path, name_of
+from hlat.data.kinds import check_folder, check_source, check_tokenizer_given
+from hlat.data.pairs import TWO_FILES, paired
+from hlat.data.remote import Missing, RemoteFile, Store, local_path
 from hlat.data.retries import Away
+from hlat.data.source_file import SourceFile, Stamp, sha256_of, stat_of
 from hlat.runtime import DataError
 
 CACHE = "cache"
@@ -27,98 +29,6 @@ CACHE = "cache"
 
 class NothingThere(DataError):
     """Where the recipe looks for text there is nothing."""
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file of the corpus.
-
-    Attributes:
-        path: where it is, a path or a URL, as it is shown and recorded; ``opened`` says where it can be read.
-        column: column or key of its text.
-        source: index of the source it belongs to; -1 for data.validation.path.
-        size, mtime_ns, etag: as the file system or the store says; together a cheap sign that it is still the same.
-        sha256: of its content.
-        shelf: where a file of a URL comes from and is kept; None for one that is here.
-    """
-
-    path: str
-    column: str
-    source: int
-    size: int
-    mtime_ns: int
-    sha256: str = ""
-    etag: str = ""
-    shelf: Shelf | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def is_validation(self) -> bool:
-        """Whether the whole file is validation text."""
-        return self.source < 0
-
-    @property
-    def content(self) -> list[str | int]:
-        """What of it decides the prepared tokens."""
-        return [self.source, self.column, _kind(self.path), self.size, self.sha256]
-
-    @property
-    def stamp(self) -> "Stamp":
-        """What the file is known by without reading it."""
-        return self.path, self.size, self.mtime_ns, self.etag
-
-    @property
-    def room(self) -> int | None:
-        """Bytes of the cache that the file is fetched into; None for one that is here."""
-        return None if self.shelf is None else self.shelf.cache.limit
-
-    @property
-    def remembered_sha256(self) -> str | None:
-        """The sha256 that the cache remembers of a file that was fetched before."""
-        return None if self.shelf is None else self.shelf.cache.known_sha256(self._remote)
-
-    @contextmanager
-    def opened(self, wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
-        """Where the file can be read for as long as the context lasts: a remote one is fetched, whole, and kept.
-
-        Args:
-            wanted: fetching ends early once this is no longer so.
-
-        Raises:
-            DataError: a remote file that cannot be had, or that is no longer the one that was fingerprinted.
-            StorageError: the disk of the cache refused.
-        """
-        if self.shelf is None:
-            yield Path(self.path)
-            return
-        with self.shelf.hold(self._remote, wanted) as local:
-            if self.sha256 and (self.remembered_sha256 or _sha256(local)) != self.sha256:
-                raise DataError(f"{self.path}: {_CHANGED}")
-            yield local
-
-    @contextmanager
-    def named(self, local: Path) -> Iterator[None]:
-        """Errors about the local copy become errors about the file."""
-        try:
-            yield
-        except DataError as error:
-            if self.shelf is None:
-                raise
-            raise DataError(str(error).replace(str(local), self.path)) from error
-
-    def check_unchanged(self) -> None:
-        """Raise DataError if the file is no longer the one that was fingerprinted; a fetched one always is."""
-        if self.shelf is None and _stat(Path(self.path)) != (self.size, self.mtime_ns):
-            raise DataError(f"{self.path}: {_CHANGED}")
-
-    @property
-    def _remote(self) -> RemoteFile:
-        return RemoteFile(self.path, self.size, self.etag, self.mtime_ns)
-
-
-Stamp = tuple[str, int, int, str]
-"""(path, size, mtime_ns, etag) of a file."""
-
-_CHANGED = "the file changed while it was being read. Run again once it is complete."
 
 
 def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
@@ -130,8 +40,8 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
 
     Raises:
         NothingThere: nothing at a path.
-        DataError: no source, a file that is known not to be text, text and record files mixed in one folder, or a
-            URL that cannot be used.
+        DataError: no source, a file that is known not to be text, files that do not go together, a .bin or .idx
+            without the other, tokens without a tokenizer, or a URL that cannot be used.
     """
     cache = Cache(*cache_of(config, folder))
     sources = [(source.path, source.text_column or config.text_column) for source in config.sources]
@@ -146,7 +56,8 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
         named.append((-1, config.validation.path, config.text_column))
     files = [file for index, path, column in named for file in _files_of(path, column, index, cache)]
     for file in files:
-        _kind(file.path)  # refuses endings that are no text, before terabytes are hashed
+        if file.index is not None:
+            check_tokenizer_given(file.path, config.tokenizer.path)
     return files
 
 
@@ -162,13 +73,28 @@ def shelf_of(path: str, cache: Cache) -> Shelf | None:
 
 def _files_of(path: str, column: str, source: int, cache: Cache) -> list[SourceFile]:
     path = local_path(path)
+    if is_url(path):
+        shelf = Shelf(Store(path), cache)
+        found = [_remote(file, column, source, shelf) for file in _find_remote(path, shelf.store)]
+    else:
+        found = [SourceFile(str(file), column, source, *stat_of(file)) for file in find_files(path)]
+    check_source(path, [file.path for file in found])  # before terabytes are hashed
+    return paired(found, partial(_beside, column=column, source=source, cache=cache))
+
+
+def _beside(path: str, column: str, source: int, cache: Cache) -> SourceFile | None:
+    """A file that no path of the recipe names; None if it is not there."""
     if not is_url(path):
-        return [SourceFile(str(file), column, source, *_stat(file)) for file in find_files(path)]
-    shelf = Shelf(Store(path), cache)
-    return [
-        SourceFile(file.url, column, source, file.size, file.mtime_ns, etag=file.etag, shelf=shelf)
-        for file in _find_remote(path, shelf.store)
-    ]
+        return SourceFile(path, column, source, *stat_of(Path(path))) if Path(path).is_file() else None
+    store = Store(path)
+    try:
+        return _remote(store.find()[0], column, source, Shelf(store, cache))
+    except Missing as error:
+        raise DataError(f"{error} {TWO_FILES}.") from error
+
+
+def _remote(file: RemoteFile, column: str, source: int, shelf: Shelf) -> SourceFile:
+    return SourceFile(file.url, column, source, file.size, file.mtime_ns, etag=file.etag, shelf=shelf)
 
 
 def _find_remote(url: str, store: Store) -> list[RemoteFile]:
@@ -179,7 +105,7 @@ def _find_remote(url: str, store: Store) -> list[RemoteFile]:
     if not files:
         raise NothingThere(f"{url}: no file matches this glob. Quote it in the shell, and use ** to cross folders.")
     if url.rstrip("/") != files[0].url and not glob.has_magic(url):
-        _check_one_kind(url, [file.url for file in files])
+        check_folder(url, [file.url for file in files])
     return files
 
 
@@ -200,7 +126,7 @@ def find_files(path: str) -> list[Path]:
         files = sorted(file for file in _below(root) if file.is_file() and not _hidden(file.relative_to(root)))
         if not files:
             raise DataError(f"{path}: the folder holds no files")
-        _check_one_kind(path, [str(file) for file in files])
+        check_folder(path, [str(file) for file in files])
         return files
     if glob.has_magic(path):
         files = sorted(Path(name) for name in _matches(str(root)) if Path(name).is_file())
@@ -222,22 +148,30 @@ def fingerprint(
         known: sha256 of files hashed before, which are not read again.
         progress: called with bytes done and bytes in all.
     """
+    hashes = _hashes([part for file in files for part in file.parts], known, progress)
+    hashed = []
+    for file in files:
+        own = replace(file, sha256=next(hashes))
+        hashed.append(own if own.index is None else replace(own, index=replace(own.index, sha256=next(hashes))))
+    return hashed
+
+
+def _hashes(files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]) -> Iterator[str]:
     total = sum(file.size for file in files)
     done = 0
     hashes = [known.get(file.stamp) or file.remembered_sha256 for file in files]
-    hashed = []
     unknown = [file for file, sha256 in zip(files, hashes, strict=True) if sha256 is None]
     with closing(in_turn(unknown)) as arriving:
         for file, sha256 in zip(files, hashes, strict=True):
-            hashed.append(replace(file, sha256=sha256 or _hash_next(arriving)))
+            found = sha256 or _hash_next(arriving)
             done += file.size
             progress(done, total)
-    return hashed
+            yield found
 
 
 def _hash_next(arriving: Iterator[tuple[SourceFile, Path]]) -> str:
     file, local = next(arriving)
-    return file.remembered_sha256 or _sha256(local)
+    return file.remembered_sha256 or sha256_of(local)
 
 
 def corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
@@ -265,22 +199,6 @@ def _more(count: int) -> str:
     return f" and {count} more" if count else ""
 
 
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    return stat.st_size, stat.st_mtime_ns
-
-
 def _matches(pattern: str) -> list[str]:
     return glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
 
@@ -297,25 +215,3 @@ def _cannot_list(error: OSError) -> None:
 
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _kind(path: str) -> str:
-    """How a file is read; refused with its whole URL, if it has one, since several may have the same name."""
-    if not is_url(path):
-        return kind_of(Path(path))
-    name = Path(name_of(path))
-    try:
-        return kind_of(name)
-    except DataError as error:
-        raise DataError(str(error).replace(str(name), path, 1)) from error
-
-
-def _check_one_kind(path: str, files: list[str]) -> None:
-    texts = [file for file in files if _kind(file) == TEXT]
-    if texts and len(texts) < len(files):
-        record = next(file for file in files if _kind(file) != TEXT)
-        text, other = (Path(name_of(file)) for file in (texts[0], record))
-        raise DataError(
-            f"{path}: the folder mixes text files ({text}) with {_kind(record)} files ({other}), so "
-            f"which are the corpus is not clear. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
-        )

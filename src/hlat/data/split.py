@@ -1,13 +1,15 @@
 """A document goes to training or to validation, by its own content or place and nothing else.
 
 Which worker sees it, when, and what other documents there are does not matter, so the split of a corpus is the same
-for any number of workers and survives interruptions. Chosen by hash of the text, exact duplicates of a document
-land on the same side.
+for any number of workers and survives interruptions. Chosen by hash of the text or the tokens, exact
+duplicates of a document land on the same side.
 """
 
 import hashlib
 from dataclasses import dataclass
 from typing import Literal
+
+from hlat.data.content import C
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -20,9 +22,9 @@ def hash_threshold(fraction: float) -> int:
     return int(fraction * 2.0**64)
 
 
-def tail_start(characters: int, fraction: float) -> int:
-    """The character of a source at which its validation tail begins: int(n * (1 - fraction)), as nanoGPT cuts."""
-    return int(characters * (1 - fraction))
+def tail_start(length: int, fraction: float) -> int:
+    """The character, or token, of a source at which its tail begins: int(n * (1 - fraction)), as nanoGPT cuts."""
+    return int(length * (1 - fraction))
 
 
 @dataclass(frozen=True)
@@ -31,26 +33,29 @@ class Assignment:
 
     Attributes:
         below: documents whose hash lies below this are validation.
-        boundary: characters from the start of the unit from which on text is validation; None for no such place.
+        boundary: characters, or tokens, from the start of the unit from which on they are validation; None for none.
     """
 
     below: int = 0
     boundary: int | None = None
 
-    def pieces(self, text: str, encoded: bytes, offset: int) -> list[tuple[Split, str]]:
+    def pieces(self, content: C, encoded: bytes, offset: int) -> list[tuple[Split, C]]:
         """The parts of a document and where each goes; a document is cut only where a tail begins inside it.
 
         Args:
-            text: the document.
-            encoded: the same in UTF-8.
-            offset: characters of the unit before this document.
+            content: the document.
+            encoded: the same as ``as_bytes`` gives it.
+            offset: characters of the unit before this document, or tokens where it has tokens.
         """
         if self.boundary is None:
-            held_out = self.below > 0 and _hash(encoded) < self.below
-            return [("validation" if held_out else "train", text)]
-        cut = min(max(self.boundary - offset, 0), len(text))
-        parts: list[tuple[Split, str]] = [("train", text[:cut]), ("validation", text[cut:])]
-        return [part for part in parts if part[1]]
+            return [(self.by_hash(encoded), content)]
+        cut = min(max(self.boundary - offset, 0), len(content))
+        parts: list[tuple[Split, C]] = [("train", content[:cut]), ("validation", content[cut:])]
+        return [part for part in parts if len(part[1])]
+
+    def by_hash(self, encoded: bytes) -> Split:
+        """Where a document goes, as ``as_bytes`` gives it, unless there is a boundary."""
+        return "validation" if self.below > 0 and _hash(encoded) < self.below else "train"
 
 
 ALL_VALIDATION = Assignment(boundary=0)

@@ -16,7 +16,8 @@ from typing import Any
 from hlat.data.hashes import remember_hashes
 from hlat.data.manifest import FORMAT_VERSION, MANIFEST, TOKENIZER
 from hlat.data.settings import differences
-from hlat.data.sources import SourceFile, corpus_changes
+from hlat.data.source_file import SourceFile
+from hlat.data.sources import corpus_changes
 from hlat.data.storage import write_whole
 from hlat.runtime import DataError
 

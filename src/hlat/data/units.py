@@ -9,6 +9,7 @@ Worker processes run this module, so it brings neither torch nor the heavier roo
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hlat.data.content import C, Content, as_tokens, text_bytes, tokens_of
 from hlat.data.duplicates import Hashes, document_hashes
 from hlat.data.split import SPLITS, Assignment, Split
 from hlat.data.storage import write_whole
@@ -60,7 +62,7 @@ class Span:
         next: where the following unit begins.
         last: whether the corpus, or the part, ends with this unit.
         source: index of the source that all its documents belong to.
-        characters: of its documents, null and empty ones counting nothing.
+        characters: of its documents, or tokens where they are that, null and empty ones counting nothing.
         rows: rows read, whatever was in them.
         null_rows, empty_documents: left out, and counted.
         unreadable: left out, and listed.
@@ -91,11 +93,20 @@ class Span:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit to be tokenized: its documents in UTF-8, how they are split, and where they are from."""
+    """A unit to be tokenized.
+
+    Attributes:
+        span: what is in it.
+        assignment: how its documents are split.
+        documents: as ``as_bytes`` gives them.
+        are_tokens: whether they are tokens already, and not text.
+        where: where they are from.
+    """
 
     span: Span
     assignment: Assignment
-    texts: list[bytes]
+    documents: list[bytes]
+    are_tokens: bool
     where: str
 
 
@@ -106,7 +117,7 @@ class SplitIndex:
     Attributes:
         documents: which document of the unit each piece is of, int64, shape (pieces,).
         lengths: its tokens, its end token included, int64, shape (pieces,).
-        text_bytes: its bytes of text in UTF-8, int64, shape (pieces,).
+        text_bytes: bytes of text in UTF-8 that it is, or that its tokens stand for, int64, shape (pieces,).
         sha256: of the file of their tokens; empty where there are no pieces and so no file.
     """
 
@@ -126,39 +137,44 @@ class UnitIndex:
 
 
 def encode_unit(unit: Unit, tokenizer: Tokenizer, folder: Path, dtype: str) -> None:
-    """Tokenize a unit and write its files, the index last.
+    """Tokenize a unit, unless its documents are tokens, and write its files, the index last.
 
     Raises:
         OSError: the disk refused; the unit does not exist then.
         DataError: a text that the tokenizer cannot encode.
     """
-    pieces: dict[Split, list[str]] = {split: [] for split in SPLITS}
-    owners: dict[Split, list[int]] = {split: [] for split in SPLITS}
-    offset = 0
-    for document, encoded in enumerate(unit.texts):
-        text = encoded.decode()
-        for split, part in unit.assignment.pieces(text, encoded, offset):
-            pieces[split].append(part)
-            owners[split].append(document)
-        offset += len(text)
+    dealt = _dealt(unit, as_tokens) if unit.are_tokens else _dealt(unit, bytes.decode)
+    ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     splits: dict[Split, dict[str, str]] = {}
     for split in SPLITS:
-        tokens = tokenizer.encode_documents(pieces[split])
-        ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        pieces = [part for _, part in dealt[split]]
+        tokens = tokens_of(pieces, tokenizer)
         sha256 = ""
         if tokens:
             content = _joined(tokens, ends, dtype).data
             sha256 = hashlib.sha256(content).hexdigest()
             write_whole(tokens_file(folder, unit.span.number, split), content)
         splits[split] = {
-            "documents": _packed(owners[split]),
+            "documents": _packed([document for document, _ in dealt[split]]),
             "lengths": _packed([len(ids) + len(ends) for ids in tokens]),
-            "text_bytes": _packed([len(part.encode()) for part in pieces[split]]),
+            "text_bytes": _packed([text_bytes(part, tokenizer) for part in pieces]),
             "sha256": sha256,
         }
-    hashes = base64.b64encode(document_hashes(unit.texts).tobytes()).decode()
+    hashes = base64.b64encode(document_hashes(unit.documents, unit.are_tokens).tobytes()).decode()
     index = {"span": unit.span.to_json(), "hashes": hashes, "splits": splits}
     write_whole(index_file(folder, unit.span.number), json.dumps(index).encode())
+
+
+def _dealt(unit: Unit, decoded: Callable[[bytes], C]) -> dict[Split, list[tuple[int, Content]]]:
+    """The pieces of each split, and which document of the unit each is of."""
+    dealt: dict[Split, list[tuple[int, Content]]] = {split: [] for split in SPLITS}
+    offset = 0
+    for document, encoded in enumerate(unit.documents):
+        content = decoded(encoded)
+        for split, part in unit.assignment.pieces(content, encoded, offset):
+            dealt[split].append((document, part))
+        offset += len(content)
+    return dealt
 
 
 def read_index(folder: Path, number: int) -> UnitIndex | None:

@@ -1,6 +1,6 @@
 """A worker process: units come in on stdin, tokens go to the disk, one line of JSON per unit goes to stdout.
 
-    parent --(a line of JSON, then the documents in UTF-8)--> worker --(unit files)--> staging folder
+    parent --(a line of JSON, then the documents)--> worker --(unit files)--> staging folder
            <----------------- {"done": 17} or {"error": ...} ------------
 
 It is started as a program of its own (``python -m hlat.data.worker``), not forked, because the parent may hold
@@ -29,11 +29,12 @@ def write_unit(stream: IO[bytes], unit: Unit) -> None:
         "span": span.to_json(),
         "assignment": vars(assignment),
         "where": unit.where,
-        "sizes": [len(text) for text in unit.texts],
+        "are_tokens": unit.are_tokens,
+        "sizes": [len(document) for document in unit.documents],
     }
     stream.write(json.dumps(header).encode() + b"\n")
-    for text in unit.texts:
-        stream.write(text)
+    for document in unit.documents:
+        stream.write(document)
     stream.flush()
 
 
@@ -43,10 +44,11 @@ def read_unit(stream: IO[bytes]) -> Unit | None:
     if not line.endswith(b"\n"):
         return None
     header = json.loads(line)
-    texts = [stream.read(size) for size in header["sizes"]]
-    if [len(text) for text in texts] != header["sizes"]:
+    documents = [stream.read(size) for size in header["sizes"]]
+    if [len(document) for document in documents] != header["sizes"]:
         return None
-    return Unit(Span.from_json(header["span"]), Assignment(**header["assignment"]), texts, header["where"])
+    span, assignment = Span.from_json(header["span"]), Assignment(**header["assignment"])
+    return Unit(span, assignment, documents, header["are_tokens"], header["where"])
 
 
 def main() -> None:

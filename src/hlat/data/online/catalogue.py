@@ -1,6 +1,7 @@
 """Files -> blocks: stretches of a file that can be opened without what lies before them.
 
     parquet, arrow   rows of a row group or record batch
+    .bin and .idx    documents
     jsonl            bytes; the lines that begin among them
     others           the whole file: compressed lines, text, arrow streams, files that lie elsewhere
 
@@ -18,10 +19,12 @@ import pyarrow as pa
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
-from hlat.data.readers import JSON, kind_of
+from hlat.data.megatron import MegatronDataset
+from hlat.data.readers import JSON, MEGATRON, kind_of
 
 _LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a block
 _PER_STREAM = 2
+_TOGETHER = 1 << 20  # documents whose lengths are looked at together
 WHOLE = -1
 """The end of a block that is all of its file."""
 
@@ -34,7 +37,7 @@ class Block:
 
     Attributes:
         file: index of the file.
-        start, stop: rows, or bytes of a jsonl file; stop is -1 for all of it.
+        start, stop: rows, documents of a .bin, or bytes of a jsonl file; stop is -1 for all of it.
     """
 
     file: int
@@ -58,6 +61,7 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
 
     Raises:
         OSError, pyarrow.ArrowException: it cannot be read.
+        DataError: as MegatronDataset.
     """
     if file.suffix.lower() in (".gz", ".zst"):
         yield Block(index, 0, WHOLE)
@@ -69,6 +73,8 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
             yield from _of_groups(index, _arrow_batches(file), size)
         case "jsonl":
             yield from _of_bytes(index, file.stat().st_size, size)
+        case kind if kind == MEGATRON:
+            yield from _of_documents(index, MegatronDataset(file), size)
         case _:
             yield Block(index, 0, WHOLE)
 
@@ -99,6 +105,21 @@ def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> I
         edges = [first + rows * part // parts for part in range(parts + 1)]
         yield from (Block(index, start, stop) for start, stop in pairwise(edges) if stop > start)
         first += rows
+
+
+def _of_documents(index: int, dataset: MegatronDataset, size: int) -> Iterator[Block]:
+    """Each block begins with the first document after another ``size`` bytes."""
+    first = total = last = 0
+    for start in range(0, len(dataset), _TOGETHER):
+        lengths = dataset.document_lengths(start, min(start + _TOGETHER, len(dataset))) * dataset.dtype.itemsize
+        ends = total + np.cumsum(lengths)
+        numbers = (ends - lengths) // size
+        for edge in (start + np.flatnonzero(np.diff(numbers, prepend=last))).tolist():
+            yield Block(index, first, edge)
+            first = edge
+        total, last = int(ends[-1]), int(numbers[-1])
+    if first < len(dataset):
+        yield Block(index, first, len(dataset))
 
 
 def _parquet_groups(file: Path, column: str) -> list[tuple[int, int]]:

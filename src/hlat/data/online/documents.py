@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from hlat.data.content import as_bytes
 from hlat.data.online.catalogue import Block
 from hlat.data.online.faults import Faults
 from hlat.data.online.opening import Opener
@@ -25,7 +26,7 @@ class Reader:
         self._blocks = np.load(plan.catalogue, mmap_mode="r", allow_pickle=False)
         self._turns = [source.turns(plan.shuffle) for source in plan.sources]
         self._assignment = Assignment(below=plan.below)
-        self._opener = Opener()
+        self._opener = Opener(plan.vocabulary)
         self._faults = Faults(plan.unreadable)
         self._files = plan.source_files()
 
@@ -59,8 +60,9 @@ class Reader:
         file = self._files[block.file]
         for found in self._opener.rows(file, block, row):
             self._faults.count(file.path, block, found)
-            if found.text and self._assignment.pieces(found.text, found.text.encode(), 0)[0][0] == "train":
-                yield Document(turn, found.row, found.text)
+            content = found.content
+            if content is not None and len(content) and self._assignment.by_hash(as_bytes(content)) == "train":
+                yield Document(turn, found.row, content)
 
     def _refuse_nothing(self, source: int, fruitless: int, epoch: int) -> None:
         """Of N blocks, drawn anew each epoch, a single one with text is missed so often once in e^32 times."""

@@ -1,7 +1,7 @@
 """Blocks of the catalogue -> their rows.
 
 Many blocks may be cut from one row group of a parquet file, which can only be decoded as a whole: groups that were
-decoded are kept, the last ones used, up to a limit.
+decoded are kept, the last ones used, up to a limit. So are datasets of tokens, whose index is checked as it is opened.
 """
 
 from bisect import bisect_right
@@ -24,15 +24,23 @@ from hlat.data.readers import (
     read_lines,
     rows_of_group,
 )
-from hlat.data.sources import SourceFile
+from hlat.data.source_file import SourceFile
+from hlat.data.token_documents import TokenDocuments, Vocabulary
 
 _KEPT = 1 << 28  # bytes of decoded row groups
+_OPEN = 256  # datasets of tokens: a process may map so many files only
 
 
 class Opener:
-    """Opens blocks, and remembers what it had to decode for them."""
+    """Opens blocks, and remembers what it had to decode for them.
 
-    def __init__(self) -> None:
+    Args:
+        vocabulary: of the tokenizer.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._datasets: OrderedDict[Path, TokenDocuments] = OrderedDict()
         self._starts: dict[Path, list[int]] = {}  # first row of each group, and the end
         self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
         self._bytes = 0
@@ -46,7 +54,22 @@ class Opener:
         with file.opened() as local:
             file.check_unchanged()
             with file.named(local):
-                yield from self._rows(local, file.column, block, row)
+                if file.index is not None:
+                    yield from self._of_tokens(local, file, file.index, block, row)
+                else:
+                    yield from self._rows(local, file.column, block, row)
+
+    def _of_tokens(self, local: Path, file: SourceFile, index: SourceFile, block: Block, row: int) -> Iterator[Row]:
+        with index.opened() as beside, index.named(beside):
+            dataset = self._datasets.pop(local, None) or TokenDocuments(local, beside, self._vocabulary)
+            if file.shelf is None:  # a fetched one has to go when the cache wants its room
+                self._datasets[local] = dataset
+                while len(self._datasets) > _OPEN:
+                    self._datasets.popitem(last=False)
+            if block.stop == WHOLE:
+                yield from dataset.rows(row)
+            else:
+                yield from _cut(dataset.rows(block.start + row, block.stop), block)
 
     def _rows(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
         if block.stop == WHOLE:

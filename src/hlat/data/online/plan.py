@@ -5,7 +5,7 @@ parent --(line of JSON, cursors)--> worker --(frames)--> parent
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -15,7 +15,9 @@ import numpy.typing as npt
 from hlat.data.cache import Cache
 from hlat.data.online.dealing import Share, parts_of
 from hlat.data.online.stream import Cursor, Settings
-from hlat.data.sources import SourceFile, shelf_of
+from hlat.data.source_file import SourceFile
+from hlat.data.sources import shelf_of
+from hlat.data.token_documents import Vocabulary
 from hlat.data.turns import Turns
 
 Int64s = npt.NDArray[np.int64]
@@ -24,6 +26,10 @@ _HEAD = np.dtype(
     [(name, "<i8") for name in ("kind", "sample", "stream", "source", "turn", "row", "place", "bytes")],
 )
 ROW, PASSED, ERROR, NOTE = 0, 1, 2, 3
+
+
+FileKnown = tuple[str, str, int, int, str]
+"""Path or URL, column, size, time of modification and ETag of a file."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,11 @@ class Plan:
 
     Attributes:
         catalogue: file of the blocks.
-        files: path or URL, column, size, time of modification and ETag of each file.
+        files: what each file is known by.
+        indexes: the same of the .idx of each file, None for text.
         cache: folder and bytes of the cache for files of URLs.
         tokenizer: folder of the tokenizer.
+        vocab_size: of the tokenizer.
         settings: how rows are made.
         shuffle: whether blocks are read in a drawn order.
         below: documents whose hash lies below this are validation text.
@@ -74,9 +82,11 @@ class Plan:
     """
 
     catalogue: str
-    files: list[tuple[str, str, int, int, str]]
+    files: list[FileKnown]
+    indexes: list[FileKnown | None]
     cache: tuple[str, int]
     tokenizer: str
+    vocab_size: int
     settings: Settings
     shuffle: bool
     below: int
@@ -90,10 +100,20 @@ class Plan:
     def source_files(self) -> list[SourceFile]:
         """The files, ready to be opened."""
         cache = Cache(Path(self.cache[0]), self.cache[1])
+
+        def file(known: FileKnown) -> SourceFile:
+            path, column, size, mtime_ns, etag = known
+            return SourceFile(path, column, 0, size, mtime_ns, etag=etag, shelf=shelf_of(path, cache))
+
         return [
-            SourceFile(path, column, 0, size, mtime_ns, etag=etag, shelf=shelf_of(path, cache))
-            for path, column, size, mtime_ns, etag in self.files
+            replace(file(known), index=None if index is None else file(index))
+            for known, index in zip(self.files, self.indexes, strict=True)
         ]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What documents that are tokens may hold."""
+        return Vocabulary(self.vocab_size, self.settings.end)
 
     def send(self, stream: IO[bytes], cursors: Int64s) -> None:
         """Tell a worker; ``cursors`` is int64, (streams, sources, 3), of all streams."""

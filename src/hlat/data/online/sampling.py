@@ -5,7 +5,7 @@ from pathlib import Path
 from hlat.config import DataConfig, is_url
 from hlat.data.manifest import SourceRecord
 from hlat.data.online.dealing import Share
-from hlat.data.online.plan import Plan, SourcePlan
+from hlat.data.online.plan import FileKnown, Plan, SourcePlan
 from hlat.data.online.stream import Settings
 from hlat.data.prepared import Prepared
 from hlat.data.sources import cache_of
@@ -30,8 +30,10 @@ def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> 
     return Plan(
         catalogue=str(prepared.dir / manifest.blocks.file),
         files=[_now(source) for source in manifest.sources],
+        indexes=[None if source.index is None else _now(source.index) for source in manifest.sources],
         cache=(str(folder), limit),
         tokenizer=str(prepared.tokenizer_dir),
+        vocab_size=manifest.vocab_size,
         settings=Settings(config.sequence_length, config.packing, config.isolate, manifest.eos_id),
         shuffle=config.shuffle,
         below=manifest.blocks.below,
@@ -44,7 +46,7 @@ def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> 
     )
 
 
-def _now(source: SourceRecord) -> tuple[str, str, int, int, str]:
+def _now(source: SourceRecord) -> FileKnown:
     """A file as the file system says it is now: while training nobody may change it, between runs it may be moved."""
     column = str(source.content[1])
     if is_url(source.path):

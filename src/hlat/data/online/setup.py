@@ -14,12 +14,14 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from hlat.config import DataConfig
+from hlat.data.content import Content, as_bytes, text_bytes, tokens_of
 from hlat.data.corpus import Corpus, SplitPlan
 from hlat.data.manifest import (
     FORMAT_VERSION,
@@ -40,11 +42,14 @@ from hlat.data.order import permute
 from hlat.data.planning import make_tokenizer
 from hlat.data.preparation import checked_folder, locked, silent
 from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, settings_beside
+from hlat.data.readers import Row
 from hlat.data.settings import places_of
 from hlat.data.shards import token_dtype
-from hlat.data.sources import SourceFile, corpus_changes, list_files
+from hlat.data.source_file import SourceFile
+from hlat.data.sources import corpus_changes, list_files
 from hlat.data.split import Assignment, hash_threshold
 from hlat.data.storage import storing, sync_folder, write_whole
+from hlat.data.token_documents import Vocabulary
 from hlat.data.tokenizer import Ids, Tokenizer
 from hlat.runtime import DataError
 
@@ -89,6 +94,8 @@ def prepare_online(
 
 def _identified(file: SourceFile) -> SourceFile:
     """The file with a hash of its size, beginning, middle and end; in a remote store, of its version there."""
+    if file.index is not None:
+        file = replace(file, index=_identified(file.index))
     digest = hashlib.sha256(str(file.size).encode())
     if file.shelf is not None:
         digest.update((file.etag or str(file.mtime_ns)).encode())
@@ -101,6 +108,11 @@ def _identified(file: SourceFile) -> SourceFile:
     except OSError as error:
         raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
     return replace(file, sha256=digest.hexdigest())
+
+
+def _unhashed(file: SourceFile) -> SourceFile:
+    """The file without its hash: one of parts of it is none that a fetch may look for."""
+    return replace(file, sha256="", index=None if file.index is None else _unhashed(file.index))
 
 
 class _Setup:
@@ -116,7 +128,7 @@ class _Setup:
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
         self._records = [SourceRecord.of(file) for file in files]
-        self._files = [replace(file, sha256="") for file in files]  # that of a part is none that a fetch may look for
+        self._files = [_unhashed(file) for file in files]
         self._wanted = validation_tokens
         share = config.validation.fraction if config.validation.path is None else 0.0
         self._below = hash_threshold(share)
@@ -185,35 +197,34 @@ class _Setup:
     def _validation(self, blocks: list[Block], tokenizer: Tokenizer, dtype: str) -> SplitRecord:
         documents: list[Ids] = []
         end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-        text_bytes = tokens = 0
-        texts = self._validation_texts(blocks)
+        total_bytes = tokens = 0
+        found = self._validation_documents(blocks, Vocabulary.of(tokenizer))
         while self._wanted is None or tokens < self._wanted:
-            together = [text for _, text in zip(range(_TOGETHER), texts, strict=False)]
+            together = list(islice(found, _TOGETHER))
             if not together:
                 break
-            for text, ids in zip(together, tokenizer.encode_documents(together), strict=True):
+            for content, ids in zip(together, tokens_of(together, tokenizer), strict=True):
                 documents.append(np.concatenate([ids, np.array(end, dtype=np.uint32)]))
                 tokens += len(documents[-1])
-                text_bytes += len(text.encode())
-        return self._written("validation", documents, dtype, text_bytes)
+                total_bytes += text_bytes(content, tokenizer)
+        return self._written("validation", documents, dtype, total_bytes)
 
-    def _validation_texts(self, blocks: list[Block]) -> Iterator[str]:
-        """All text of the files given for validation; else what falls to it by hash, of blocks in a drawn order."""
-        opener = Opener()
+    def _validation_documents(self, blocks: list[Block], vocabulary: Vocabulary) -> Iterator[Content]:
+        """All of the files given for validation; else what falls to it by hash, of blocks in a drawn order."""
+        opener = Opener(vocabulary)
         if self._config.validation.path is not None:
             for file in self._files:
                 if file.is_validation:
-                    for found in opener.rows(file, Block(0, 0, WHOLE), 0):
-                        yield from [found.text] if found.text else []
+                    yield from _documents(opener.rows(file, Block(0, 0, WHOLE), 0))
             return
         if not self._below:
             return
         assignment = Assignment(below=self._below)
         for place in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
             file = self._files[blocks[place].file]
-            for found in opener.rows(file, blocks[place], 0):
-                if found.text and assignment.pieces(found.text, found.text.encode(), 0)[0][0] == "validation":
-                    yield found.text
+            for content in _documents(opener.rows(file, blocks[place], 0)):
+                if assignment.by_hash(as_bytes(content)) == "validation":
+                    yield content
 
     def _written(self, split: str, documents: list[Ids], dtype: str, text_bytes: int) -> SplitRecord:
         """A split, written as one shard."""
@@ -236,6 +247,11 @@ class _Setup:
             documents_file=f"{split}-documents.bin",
             documents_sha256=hashlib.sha256(starts).hexdigest(),
         )
+
+
+def _documents(rows: Iterator[Row]) -> Iterator[Content]:
+    """What of rows is neither null nor empty."""
+    yield from (row.content for row in rows if row.content is not None and len(row.content))
 
 
 def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.assembly import Part
+from hlat.data.content import Content
 from hlat.data.fitting import Fitted, fit
 
 _GROUP = 32  # rows that are fitted together; a larger group pads less and holds more in memory
@@ -42,11 +43,11 @@ class Cursor(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document of a stream: the turn and the row it is from, its text."""
+    """A document of a stream: the turn and the row it is from, its text or tokens."""
 
     turn: int
     row: int
-    text: str
+    content: Content
 
 
 class _Tokens(NamedTuple):
@@ -119,16 +120,21 @@ class Stream:
                 complete, rest = complete + 1, 0
         return complete, rest
 
-    def documents(self, characters: float) -> list[str]:
-        """The next texts, of so many characters or one more document; ``give`` has to follow."""
-        while characters > 0:
+    def documents(self, tokens: float, characters: float) -> list[Content]:
+        """The next documents, of about so many tokens or one more document; ``give`` has to follow.
+
+        Args:
+            tokens: how many are lacking.
+            characters: of text for each token, as far as is known.
+        """
+        while tokens > 0:
             document = next(self._documents)
             self._wanted.append(document)
-            characters -= len(document.text)
-        return [document.text for document in self._wanted]
+            tokens -= len(document.content) / (characters if isinstance(document.content, str) else 1)
+        return [document.content for document in self._wanted]
 
     def give(self, tokens: list[Ids]) -> None:
-        """The tokens of the texts that ``documents`` returned."""
+        """The tokens of the documents that ``documents`` returned."""
         end = [] if self._settings.end is None else [np.array([self._settings.end], dtype=np.uint32)]
         for ids in tokens:
             turn, row, _ = self._wanted.popleft()
@@ -136,7 +142,7 @@ class Stream:
             if len(whole):
                 self._ready.append(_Tokens(turn, row, whole))
                 self._held += len(whole)
-        assert not self._wanted, "every text has its tokens"
+        assert not self._wanted, "every document has its tokens"
 
     def row(self) -> list[Part]:
         """The next row; ``lacks(1)`` must be 0."""

@@ -18,6 +18,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from hlat.data.assembly import fill_row
+from hlat.data.content import Content, tokens_of
 from hlat.data.mixture import Mixture, Shares
 from hlat.data.online.dealing import rows_between, streams_of
 from hlat.data.online.documents import Reader
@@ -88,17 +89,19 @@ class Producer:
         rows = {self._stream(*key): self._rows_for(key, count) for key, count in counts.items()}
         while True:
             asking: deque[tuple[Stream, int]] = deque()
-            texts: list[str] = []
+            contents: list[Content] = []
             for stream, count in rows.items():
                 if lacking := stream.lacks(count):
-                    found = stream.documents(lacking * self._characters / self._tokens)
+                    found = stream.documents(lacking, self._characters / self._tokens)
                     asking.append((stream, len(found)))
-                    texts += found
+                    contents += found
             if not asking:
                 return
-            tokens = self._tokenizer.encode_documents(texts)
-            self._characters += sum(map(len, texts))
-            self._tokens += sum(map(len, tokens))
+            tokens = tokens_of(contents, self._tokenizer)
+            for content, ids in zip(contents, tokens, strict=True):
+                if isinstance(content, str):
+                    self._characters += len(content)
+                    self._tokens += len(ids)
             for stream, count in asking:
                 stream.give(tokens[:count])
                 del tokens[:count]
