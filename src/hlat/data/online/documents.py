@@ -58,7 +58,7 @@ class Reader:
         """The documents of a block that are neither null nor empty nor validation text."""
         file = self._files[block.file]
         for found in self._opener.rows(file, block, row):
-            self._faults.count(file.path, block, found)
+            self._faults.count(file, block, found)
             if found.text and self._assignment.pieces(found.text, found.text.encode(), 0)[0][0] == "train":
                 yield Document(turn, found.row, found.text)
 
