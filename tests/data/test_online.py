@@ -223,7 +223,7 @@ def test_real_processes_send_the_same_and_state_is_small(corpus: list[dict[str, 
     expected = run(plan, 1, 1, Cursors(12, 1), 0, 4)
     cursors, first = Cursors(12, 1), 0
     for workers in (1, 3):
-        feed = OnlineFeed(plan, cursors.values, first, workers, prepared.token_bytes)
+        feed = OnlineFeed(plan, cursors.values, first, workers, prepared.token_bytes, print)
         try:
             for _ in range(2):
                 batch, progress = feed.read(first)

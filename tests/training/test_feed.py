@@ -38,6 +38,9 @@ class Rows:
     def __call__(self, samples: int) -> Reading:
         return Reading(self.numbers.batch(samples + self.rows.start, len(self.rows)))
 
+    def notes(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         self.closed = True
 
@@ -45,21 +48,47 @@ class Rows:
 def test_each_step_gets_its_own_rows_and_the_next_ones_are_read_meanwhile() -> None:
     numbers = Numbers()
     reader = Rows(numbers, range(2, 4))
-    with Feed(reader, 8, pinned=False) as feed:
+    with Feed(reader, 8, pinned=False, say=print) as feed:
         seen = [feed.take(samples).batch.inputs_BS.flatten().tolist() for samples in (0, 8, 16)]
     assert seen == [[2, 3], [10, 11], [18, 19]]
-    assert numbers.read[:3] == [(2, 2), (10, 2), (18, 2)] and len(numbers.threads) == 2
+    assert numbers.read[:3] == [(2, 2), (10, 2), (18, 2)] and len(numbers.threads) == 1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
     assert reader.closed
 
 
+class Waiting:
+    """A reader of a store that is away: it says so, and waits until it is closed."""
+
+    def __init__(self) -> None:
+        self._said, self._closed = ["the store is away"], threading.Event()
+
+    def __call__(self, samples: int) -> Reading:
+        self._closed.wait()
+        raise DataError("closed")
+
+    def notes(self) -> list[str]:
+        return [self._said.pop()] if self._said else []
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def test_why_a_batch_takes_its_time_is_said_while_it_does_and_an_end_waits_for_nothing() -> None:
+    def interrupt(note: str) -> None:
+        raise KeyboardInterrupt(note)
+
+    with pytest.raises(KeyboardInterrupt, match="the store is away"), Feed(Waiting(), 8, False, interrupt) as feed:
+        feed.take(0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
+
+
 def test_a_jump_is_read_where_it_goes() -> None:
-    with Feed(Rows(Numbers(), range(1)), 4, pinned=False) as feed:
+    with Feed(Rows(Numbers(), range(1)), 4, pinned=False, say=print) as feed:
         assert [feed.take(samples).batch.inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
 
 
 def test_damage_is_an_error_of_the_step_that_meets_it() -> None:
-    with Feed(Rows(Numbers(damaged_at=8), range(4)), 4, pinned=False) as feed:
+    with Feed(Rows(Numbers(damaged_at=8), range(4)), 4, pinned=False, say=print) as feed:
         feed.take(0)
         feed.take(4)
         with pytest.raises(DataError, match="damaged"):

@@ -5,6 +5,7 @@ the file, the place and the remedy. What is wrong with one row comes out as a ro
 rows after it can be read; nothing is skipped silently (null texts come out as None, to be counted).
 """
 
+import errno
 import gzip
 import json
 import zlib
@@ -151,6 +152,8 @@ def _reading(file: Path) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise _damaged(file, "the compressed data", error) from error
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise DataError(f"{file}: {error.strerror}. Raise the limit (ulimit -n), and run again.") from error
         raise _damaged(file, f"the {kind_of(file)} file", error) from error
 
 

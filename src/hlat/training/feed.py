@@ -3,11 +3,14 @@
 position -> sequences of this rank, read by a thread, in page-locked memory where there is an accelerator
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
 from hlat.training.reading import Reader, Reading
+
+_LISTEN = 0.5  # seconds: why a batch takes its time is told while it does
 
 
 class Feed:
@@ -17,10 +20,11 @@ class Feed:
         reader: reads this rank's part of a step.
         global_batch: sequences of a step.
         pinned: whether batches are put where an accelerator can fetch them while it computes.
+        say: takes what the reader has to tell the user.
     """
 
-    def __init__(self, reader: Reader, global_batch: int, pinned: bool) -> None:
-        self._reader, self._size, self._pinned = reader, global_batch, pinned
+    def __init__(self, reader: Reader, global_batch: int, pinned: bool, say: Callable[[str], None]) -> None:
+        self._reader, self._size, self._pinned, self._say = reader, global_batch, pinned, say
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: tuple[int, Future[Reading]] | None = None
 
@@ -30,22 +34,33 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._reader.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._reader.close()  # first: what the thread waits for may be a store that is away
+        self._thread.shutdown(wait=True)
 
     def take(self, samples: int) -> Reading:
         """This rank's sequences of the step that begins at global sample ``samples``.
 
         Raises:
             DataError: a shard is damaged, or text cannot be read.
+            StorageError: the disk of the cache refused.
         """
-        if self._ahead is not None and self._ahead[0] == samples:
-            reading = self._ahead[1].result()
-        else:
-            reading = self._read(samples)
+        if self._ahead is None or self._ahead[0] != samples:
+            self._ahead = (samples, self._thread.submit(self._read, samples))
+        reading = self._waited(self._ahead[1])
         following = samples + self._size
         self._ahead = (following, self._thread.submit(self._read, following))
         return reading
+
+    def _waited(self, future: Future[Reading]) -> Reading:
+        while not wait([future], _LISTEN).done:
+            self._tell()
+        self._tell()
+        return future.result()
+
+    def _tell(self) -> None:
+        for note in self._reader.notes():
+            self._say(note)
 
     def _read(self, samples: int) -> Reading:
         reading = self._reader(samples)

@@ -98,14 +98,14 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool) -> Outcome:
 
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(job.runtime.ranks, heard))
-        feed = stack.enter_context(_feed(job))
+        feed = stack.enter_context(_feed(job, tracker))
         garbage = stack.enter_context(controlled_garbage())
         step_done = stack.enter_context(
             profiled(profile, recipe.run_dir / "profile", job.runtime.rank, tracker.message)
         )
         while job.step < last and signalled is None:
             stop.ask()
-            result = _step(job, feed, watch, tracker)
+            result = _step(job, feed, watch)
             validation = None
             if _due(job.step, recipe.evaluation.every_steps, total):
                 with watch.phase("validation"):
@@ -128,16 +128,15 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool) -> Outcome:
     return Outcome(job.step, total, reason, job.saved.path if job.saved is not None else None, validation)
 
 
-def _feed(job: Job) -> Feed:
+def _feed(job: Job, tracker: Tracker | OtherRank) -> Feed:
     pinned = job.runtime.device.type == "cuda"
-    return Feed(job.training_data.reader(job.model, job.samples), job.recipe.batch.global_batch, pinned)
+    reader = job.training_data.reader(job.model, job.samples)
+    return Feed(reader, job.recipe.batch.global_batch, pinned, lambda note: tracker.message(f"data: {note}"))
 
 
-def _step(job: Job, feed: Feed, watch: Stopwatch, tracker: Tracker | OtherRank) -> StepResult:
+def _step(job: Job, feed: Feed, watch: Stopwatch) -> StepResult:
     with watch.phase("data"):
         reading = feed.take(job.samples)
-    for note in reading.notes:
-        tracker.message(f"data: {note}")
     with watch.phase("forward_backward"):
         loss = accumulate_gradients(job.model, reading.batch)
     with watch.phase("optimizer"):

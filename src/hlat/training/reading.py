@@ -5,6 +5,8 @@ online     one rank of each data-parallel group has its rows tokenized, the othe
            streams have come is part of the checkpoint
 """
 
+import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +17,7 @@ import torch
 from hlat.checkpoint import Block, Checkpoint, whole_tensors
 from hlat.data import Batch, OnlineData, OnlineFeed, StreamProgress, TrainingData
 from hlat.parallel import ParallelModel
-from hlat.runtime import Ranks
+from hlat.runtime import DataError, Ranks
 
 _CURSORS = "data.cursors"
 
@@ -27,11 +29,6 @@ class Reading:
     batch: Batch
     progress: StreamProgress | None = None
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
-        return () if self.progress is None else self.progress.notes
-
 
 class Reader(Protocol):
     """Reads this rank's part of each step."""
@@ -39,8 +36,11 @@ class Reader(Protocol):
     def __call__(self, samples: int) -> Reading:
         """That of the step which begins at global sample ``samples``."""
 
+    def notes(self) -> list[str]:
+        """What the user should know since this was last asked; from any thread, also during a call."""
+
     def close(self) -> None:
-        """End what reads ahead."""
+        """End what reads ahead; from any thread. A call that waits for it ends with an error."""
 
 
 class Samples(Protocol):
@@ -97,6 +97,9 @@ class _PreparedReader:
     def __call__(self, samples: int) -> Reading:
         return Reading(self._data.batch(samples + self._rows.start, len(self._rows)))
 
+    def notes(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         pass
 
@@ -123,7 +126,7 @@ class OnlineSamples:
         # Where streams cannot be shared out every data-parallel rank knows them all, and the first one speaks.
         self._speaks = together.is_first and (self._data.is_shared_out or index == 0)
         self._owned = self._data.owned(index)
-        return _OnlineReader(lambda: self._data.feed(index, self._cursors, samples), together)
+        return _OnlineReader(lambda say: self._data.feed(index, self._cursors, samples, say), together)
 
     def advance(self, progress: StreamProgress | None) -> None:
         """Move the cursors of the streams that a step consumed."""
@@ -148,18 +151,28 @@ class OnlineSamples:
 
 
 class _OnlineReader:
-    def __init__(self, start: Callable[[], OnlineFeed], together: Ranks) -> None:
+    def __init__(self, start: Callable[[Callable[[str], None]], OnlineFeed], together: Ranks) -> None:
         self._start, self._together = start, together
         self._feed: OnlineFeed | None = None
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._starting, self._closed = threading.Lock(), False
 
     def __call__(self, samples: int) -> Reading:
         return self._together.first(lambda: self._read(samples))
 
     def _read(self, samples: int) -> Reading:
-        if self._feed is None:
-            self._feed = self._start()
+        with self._starting:
+            if self._closed:
+                raise DataError("the run ends")  # to whoever waits for these samples; nobody prints it
+            if self._feed is None:
+                self._feed = self._start(self._notes.put)
         return Reading(*self._feed.read(samples))
 
+    def notes(self) -> list[str]:
+        return [self._notes.get() for _ in range(self._notes.qsize())]
+
     def close(self) -> None:
-        if self._feed is not None:
-            self._feed.close()
+        with self._starting:
+            self._closed = True
+            if self._feed is not None:
+                self._feed.close()

@@ -1,5 +1,6 @@
 """Text that is tokenized while training, as the rooms above see it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -66,7 +67,7 @@ class OnlineData:
         """The streams that a data-parallel rank tokenizes, int64."""
         return replace(self._plan.share, index=index).owned
 
-    def feed(self, index: int, cursors: Cursors, first: int) -> OnlineFeed:
+    def feed(self, index: int, cursors: Cursors, first: int, say: Callable[[str], None]) -> OnlineFeed:
         """Start the processes that tokenize what a data-parallel rank takes, from global sample ``first`` on."""
         plan = replace(self._plan, share=replace(self._plan.share, index=index))
-        return OnlineFeed(plan, cursors.values, first, self._workers, self._prepared.token_bytes)
+        return OnlineFeed(plan, cursors.values, first, self._workers, self._prepared.token_bytes, say)

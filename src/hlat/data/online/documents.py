@@ -59,7 +59,7 @@ class Reader:
         """The documents of a block that are neither null nor empty nor validation text."""
         file = self._files[block.file]
         for found in self._opener.rows(file, block, row):
-            self._faults.count(file.path, block, found)
+            self._faults.count(file, block, found)
             content = found.content
             if content is not None and len(content) and self._assignment.by_hash(as_bytes(content)) == "train":
                 yield Document(turn, found.row, content)

@@ -6,6 +6,7 @@ workers, each some of the streams --frames--> rows of the step, in order --> Bat
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,10 +17,10 @@ import torch
 
 from hlat.data.assembly import NO_LABEL
 from hlat.data.online.dealing import streams_of
-from hlat.data.online.plan import ERROR, NOTE, ROW, Frame, Plan, unpack_rows
+from hlat.data.online.plan import BUG, DISK, NOTE, REFUSED, ROW, Frame, Plan, unpack_rows
 from hlat.data.samples import Batch
 from hlat.model import IGNORED
-from hlat.runtime import DataError
+from hlat.runtime import DataError, StorageError
 
 Int64s = npt.NDArray[np.int64]
 
@@ -30,13 +31,11 @@ class StreamProgress(NamedTuple):
     Attributes:
         streams, sources: which, int64, (n,).
         cursors: int64, (n, 3).
-        notes: what the user should know.
     """
 
     streams: Int64s
     sources: Int64s
     cursors: Int64s
-    notes: tuple[str, ...] = ()
 
 
 class Cursors:
@@ -75,6 +74,7 @@ class _Worker:
 
         Raises:
             DataError: text that cannot be read, or the process has been killed.
+            StorageError: the disk of the cache refused.
         """
         assert self._process.stdout is not None
         found = Frame.receive(self._process.stdout)
@@ -82,8 +82,9 @@ class _Worker:
             code = self._process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             raise DataError(f"a tokenizing process {how}, perhaps because memory ran out. Run again to go on.")
-        if found.kind == ERROR:
-            raise DataError(found.content.decode(errors="replace"))
+        if found.kind in (REFUSED, DISK, BUG):
+            kind = {REFUSED: DataError, DISK: StorageError, BUG: RuntimeError}[found.kind]
+            raise kind(found.content.decode(errors="replace"))
         return found
 
     def close(self) -> None:
@@ -105,10 +106,20 @@ class OnlineFeed:
         first: the first sample.
         workers: processes to start.
         token_bytes: bytes of text of each token id, (vocabulary,).
+        say: takes a sentence for the user, as soon as a process has one: it may be why ``read`` takes its time.
     """
 
-    def __init__(self, plan: Plan, cursors: Int64s, first: int, workers: int, token_bytes: Int64s) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cursors: Int64s,
+        first: int,
+        workers: int,
+        token_bytes: Int64s,
+        say: Callable[[str], None],
+    ) -> None:
         self._plan, self._share, self._next, self._token_bytes = plan, plan.share, first, token_bytes
+        self._say = say
         owned = self._share.owned
         count = min(workers, len(owned))
         self._serves = np.full(self._share.streams, -1, dtype=np.int64)
@@ -125,21 +136,21 @@ class OnlineFeed:
 
         Raises:
             DataError: text that cannot be read, or a process has been killed.
+            StorageError: the disk of the cache refused.
         """
         assert first == self._next, "steps are read in order"
         share = self._share
         step = np.arange(first, first + share.batch, dtype=np.int64)
         served = self._serves[streams_of(share.seed, share.streams, step)]
-        notes: list[str] = []
-        frames = [self._frame(self._workers[number], notes) for number in served.tolist() if number >= 0]
+        frames = [self._frame(self._workers[number]) for number in served.tolist() if number >= 0]
         expected = step[served >= 0].tolist()
         assert [frame.sample for frame in frames] == expected, "workers send rows in the order of samples"
         self._next = first + share.batch
-        return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames, notes)
+        return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames)
 
-    def _frame(self, worker: _Worker, notes: list[str]) -> Frame:
+    def _frame(self, worker: _Worker) -> Frame:
         while (frame := worker.frame()).kind == NOTE:
-            notes.append(frame.content.decode())
+            self._say(frame.content.decode())
         return frame
 
     def _batch(self, frames: list[Frame]) -> Batch:
@@ -161,11 +172,10 @@ class OnlineFeed:
             worker.close()
 
 
-def _progress(frames: list[Frame], notes: list[str]) -> StreamProgress:
+def _progress(frames: list[Frame]) -> StreamProgress:
     last = {(frame.stream, frame.source): frame.cursor for frame in frames}
     return StreamProgress(
         np.array([stream for stream, _ in last], dtype=np.int64),
         np.array([source for _, source in last], dtype=np.int64),
         np.array(list(last.values()), dtype=np.int64).reshape(-1, 3),
-        tuple(notes),
     )

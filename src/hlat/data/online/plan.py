@@ -25,7 +25,7 @@ Int64s = npt.NDArray[np.int64]
 _HEAD = np.dtype(
     [(name, "<i8") for name in ("kind", "sample", "stream", "source", "turn", "row", "place", "bytes")],
 )
-ROW, PASSED, ERROR, NOTE = 0, 1, 2, 3
+ROW, PASSED, NOTE, REFUSED, DISK, BUG = range(6)
 
 
 FileKnown = tuple[str, str, int, int, str]
@@ -138,8 +138,8 @@ class Frame(NamedTuple):
     """One message of a worker.
 
     Attributes:
-        kind: a row; that a stream passed one that another rank takes; an error, and no more after it; or a sentence
-            for the user.
+        kind: a row; that a stream passed one that another rank takes; a sentence for the user; or an error, and no
+            more after it: of the data, of the disk, or our own.
         sample, stream, source: which sample.
         cursor: where the stream goes on after it.
         content: the row (see ``pack_row``), or the message.

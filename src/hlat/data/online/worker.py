@@ -4,8 +4,10 @@ It is started as a program of its own (``python -m hlat.data.online.worker``), b
 the pipe and a short queue are full, and ends as soon as its stdin does, however the parent died.
 """
 
+import logging
 import os
 import queue
+import resource
 import sys
 import threading
 import traceback
@@ -22,9 +24,10 @@ from hlat.data.content import Content, tokens_of
 from hlat.data.mixture import Mixture, Shares
 from hlat.data.online.dealing import rows_between, streams_of
 from hlat.data.online.documents import Reader
-from hlat.data.online.plan import ERROR, NOTE, PASSED, ROW, Frame, Int64s, Plan, pack_row
+from hlat.data.online.plan import BUG, DISK, NOTE, PASSED, REFUSED, ROW, Frame, Int64s, Plan, pack_row
 from hlat.data.online.stream import Cursor, Stream
 from hlat.data.tokenizer import Tokenizer, load_saved
+from hlat.runtime import HlatError, StorageError
 
 _TOGETHER = 64  # rows for which text is tokenized in one go
 _AHEAD = 256  # finished rows that wait for the parent
@@ -65,7 +68,7 @@ class Producer:
             together = list(islice(wanted, _TOGETHER))
             self._fill(together)
             for note in self._reader.notes():
-                yield Frame(NOTE, -1, -1, -1, Cursor(), note.encode())
+                yield _told(NOTE, note)
             yield from (self._frame(one) for one in together)
 
     def _wanted(self) -> Iterator[_Wanted]:
@@ -143,15 +146,17 @@ def main() -> None:
     """Serve one parent: a plan comes in on stdin, frames go to stdout."""
     frames = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not be taken for a frame
+    _open_many_files()
     plan, cursors = Plan.receive(sys.stdin.buffer)
     threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer,), daemon=True).start()
     ready: queue.Queue[Frame] = queue.Queue(maxsize=_AHEAD)
     threading.Thread(target=_send, args=(ready, frames), daemon=True).start()
+    logging.getLogger("hlat").addHandler(_Telling(ready))
     try:
         for frame in Producer(plan, cursors).frames():
             ready.put(frame)
     except Exception as error:
-        ready.put(Frame(ERROR, -1, -1, -1, Cursor(), _described(error)))
+        ready.put(_described(error))
     threading.Event().wait()  # until stdin ends
 
 
@@ -170,10 +175,32 @@ def _wait_for_end(stream: IO[bytes]) -> None:
     os._exit(0)  # at once, even in the middle of a row: nobody waits for it any more
 
 
-def _described(error: Exception) -> bytes:
-    if type(error).__name__ == "DataError":
-        return str(error).encode()
-    return ("a tokenizing process failed:\n" + "".join(traceback.format_exception(error))).encode()
+def _described(error: Exception) -> Frame:
+    """What the parent needs to raise the same error."""
+    if isinstance(error, HlatError):
+        return _told(DISK if isinstance(error, StorageError) else REFUSED, str(error))
+    return _told(BUG, "a tokenizing process failed:\n" + "".join(traceback.format_exception(error)))
+
+
+def _told(kind: int, text: str) -> Frame:
+    return Frame(kind, -1, -1, -1, Cursor(), text.encode(errors="backslashreplace"))
+
+
+class _Telling(logging.Handler):
+    """Sends what is logged to the parent, which knows where its user looks: a store that does not answer, above all."""
+
+    def __init__(self, ready: "queue.Queue[Frame]") -> None:
+        super().__init__(logging.WARNING)
+        self._ready = ready
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._ready.put(_told(NOTE, record.getMessage()))
+
+
+def _open_many_files() -> None:
+    """As many as the system allows: every stream has a file of each source open, which may be more than 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":
