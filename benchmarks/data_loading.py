@@ -110,7 +110,7 @@ def hlat_online(asked):
 
     config = recipe(asked, "online").data
     data = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
-    feed = data.feed(0, data.cursors(), 0)
+    feed = data.feed(0, data.cursors(), 0, print)
     try:
         for first in range(0, 10**9, BATCH):
             yield feed.read(first)[0].inputs_BS

@@ -147,7 +147,7 @@ def test_state_is_that_of_the_step_not_of_what_was_read_ahead(online: Prepared, 
     run(_plan(online, file), 1, 1, expected, 0, 1)
     data = OnlineData(online, _config(file, "online"), 3, BATCH, 1)
     cursors = data.cursors()
-    feed = data.feed(0, cursors, 0)
+    feed = data.feed(0, cursors, 0, print)
     try:
         _, progress = feed.read(0)
         feed.read(BATCH)

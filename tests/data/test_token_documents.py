@@ -213,7 +213,7 @@ def test_online_a_stream_is_its_documents(tokenizer: tuple[Path, Tokenizer], tmp
     assert sum(plan.sources[0].blocks) > 8 and plan.sources[0].parts(4) == 4
     read, end = Reader(plan), prepared.manifest.eos_id
     rows: dict[int, list[list[int]]] = {}
-    feed = OnlineFeed(plan, Cursors(4, 1).values, 0, 2, prepared.token_bytes)
+    feed = OnlineFeed(plan, Cursors(4, 1).values, 0, 2, prepared.token_bytes, print)
     try:
         for first in range(0, 32, 8):
             batch, _ = feed.read(first)

@@ -12,6 +12,7 @@ from hlat.runtime import stream_key
 
 _ROUNDS = 8
 _LEAST_HALF_BITS = 3
+_TABLE_HALF_BITS = 5
 # Multipliers of the finaliser of MurmurHash3 (Appleby), which mixes 64 bits.
 _MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _33 = np.uint64(33)
@@ -36,8 +37,10 @@ def permute(seed: int, epoch: int, index: npt.ArrayLike, n: int) -> npt.NDArray[
     keys = [np.uint64(stream_key(seed, "order", epoch, round)) for round in range(_ROUNDS)]
     out = values.astype(np.uint64).ravel()
     outside = np.arange(out.size)
+    # A small domain is permuted as a whole at once: walking it, of few numbers, takes dozens of steps.
+    table = _feistel(np.arange(1 << 2 * half, dtype=np.uint64), half, keys) if half <= _TABLE_HALF_BITS else None
     while outside.size:
-        out[outside] = _feistel(out[outside], half, keys)
+        out[outside] = _feistel(out[outside], half, keys) if table is None else table[out[outside]]
         outside = outside[out[outside] >= np.uint64(n)]
     return out.astype(np.int64).reshape(values.shape)
 

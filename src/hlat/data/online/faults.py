@@ -7,7 +7,7 @@ stated share is 0; else the share is compared from the hundredth such row on, be
 from hlat.data.online.catalogue import WHOLE, Block
 from hlat.data.quarantine import EARLIEST, too_many
 from hlat.data.readers import JSON, TEXT, Row
-from hlat.data.sources import SourceFile
+from hlat.data.source_file import SourceFile
 from hlat.runtime import DataError
 
 _TOLD = 20  # of them are told one by one, and remembered, so that none is told again an epoch later
