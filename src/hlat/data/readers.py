@@ -244,14 +244,14 @@ def read_group(file: Path, column: str, group: int) -> Any:
         return parquet.read_row_group(group, columns=[column], use_threads=False).column(0)
 
 
-def rows_of_group(file: Path, values: Any, first: int, start: int) -> Iterator[Row]:
-    """The rows of a column that ``read_group`` gave, whose first row is ``first``, from row ``start`` on.
+def rows_of_group(file: Path, values: Any, first: int) -> Iterator[Row]:
+    """The rows of a column that ``read_group`` gave, or of a slice of it, whose first row is ``first``.
 
     Raises:
         DataError: as ``read_documents``.
     """
     with _reading(file):
-        yield from _rows(iter([values]), first, start, lambda _: 0)
+        yield from _rows(iter([values]), first, first, lambda _: 0)
 
 
 def _arrow(file: Path, column: str, start: int) -> Iterator[Row]:

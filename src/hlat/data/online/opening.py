@@ -89,8 +89,9 @@ class Opener:
         if file not in self._starts:
             self._starts[file] = list(accumulate(group_rows(file), initial=0))
         group = bisect_right(self._starts[file], block.start) - 1
-        values = self._group(file, column, group)
-        yield from _cut(rows_of_group(file, values, self._starts[file][group], block.start + row), block)
+        first = block.start + row
+        values = self._group(file, column, group).slice(first - self._starts[file][group], block.stop - first)
+        yield from _cut(rows_of_group(file, values, first), block)
 
     def _group(self, file: Path, column: str, group: int) -> Any:
         key = (file, group)
