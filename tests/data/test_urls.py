@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from preparing import data_config
 
 from hlat.config import DataConfig, RecipeError, parse_recipe
-from hlat.data import prepare, remote, retries
+from hlat.data import OnlineData, prepare, prepare_online, remote, retries
 from hlat.data.ahead import in_turn
 from hlat.data.sources import list_files
 from hlat.runtime import DataError
@@ -366,3 +366,19 @@ list_files(DataConfig(path={str(small)!r}), Path({str(tmp_path)!r}))
 assert not [name for name in ("fsspec", "s3fs", "aiohttp", "gcsfs") if name in sys.modules]
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_online_a_cache_too_small_for_the_streams_is_refused_at_the_start(memory: Any, tmp_path: Path) -> None:
+    """Eight files of 300 kB, of which each of four streams holds one."""
+    for number in range(8):
+        memory.pipe(f"/held/{number}.txt", f"a text of some words, {number}. ".encode() * 12_000)
+    size = memory.size("/held/0.txt")
+    section = {"mode": "online", "streams": 4, "validation": {"fraction": 0}, "cache_dir": str(tmp_path / "cache")}
+
+    def online(limit: int) -> OnlineData:
+        config = data_config("memory://held", **section, cache_gib=limit / 2**30)
+        return OnlineData(prepare_online(config, tmp_path / "out", None), config, 0, 4, 1)
+
+    assert online(4 * size).is_shared_out
+    with pytest.raises(DataError, match="the 4 streams of a rank may read 4 files of URLs at a time"):
+        online(4 * size - 1)

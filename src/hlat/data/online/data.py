@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config import DataConfig
+from hlat.config import DataConfig, is_url
 from hlat.data.online.dealing import Share, rows_between
 from hlat.data.online.feed import Cursors, OnlineFeed
 from hlat.data.online.sampling import plan_of
 from hlat.data.prepared import Prepared
+from hlat.runtime import DataError
 
 Int64s = npt.NDArray[np.int64]
 
@@ -26,12 +27,13 @@ class OnlineData:
         ranks: data-parallel ranks.
 
     Raises:
-        DataError: a phase that has no sample of its own.
+        DataError: a phase that has no sample of its own, or a cache that cannot hold what the streams read at a time.
     """
 
     def __init__(self, prepared: Prepared, config: DataConfig, seed: int, batch: int, ranks: int) -> None:
         self._plan = plan_of(prepared, config, seed, Share(0, ranks, batch, config.streams, seed))
         self._prepared, self._workers = prepared, config.workers or 1
+        self._refuse_small_cache(config)
 
     @property
     def is_shared_out(self) -> bool:
@@ -62,6 +64,20 @@ class OnlineData:
     def cursors(self) -> Cursors:
         """Where the streams begin."""
         return Cursors(self._plan.share.streams, len(self._plan.sources))
+
+    def _refuse_small_cache(self, config: DataConfig) -> None:
+        """Each stream holds the file that it reads, so as many of the largest must fit as a rank has streams."""
+        plan = self._plan
+        sizes = sorted((size for path, _, size, _, _ in plan.files if is_url(path)), reverse=True)
+        streams = len(plan.share.owned)
+        needed, limit = sum(sizes[:streams]), plan.cache[1]
+        if needed > limit:
+            count = min(streams, len(sizes))
+            raise DataError(
+                f"data.cache_gib = {config.cache_gib:g}: the {streams} streams of a rank may read {count} files of "
+                f"URLs at a time, up to {needed / 2**30:,.2f} GiB. Raise it to {needed / 2**30 + 0.01:,.2f}, on a disk that "
+                "has the room (data.cache_dir), begin a new run with fewer data.streams, or use data.mode=prepared."
+            )
 
     def owned(self, index: int) -> Int64s:
         """The streams that a data-parallel rank tokenizes, int64."""
