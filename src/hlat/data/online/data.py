@@ -72,11 +72,11 @@ class OnlineData:
         streams = len(plan.share.owned)
         needed, limit = sum(sizes[:streams]), plan.cache[1]
         if needed > limit:
-            count = min(streams, len(sizes))
+            count, gib = min(streams, len(sizes)), needed / 2**30
             raise DataError(
                 f"data.cache_gib = {config.cache_gib:g}: the {streams} streams of a rank may read {count} files of "
-                f"URLs at a time, up to {needed / 2**30:,.2f} GiB. Raise it to {needed / 2**30 + 0.01:,.2f}, on a disk that "
-                "has the room (data.cache_dir), begin a new run with fewer data.streams, or use data.mode=prepared."
+                f"URLs at a time, up to {gib:,.2f} GiB. Raise it to {gib + 0.01:,.2f}, on a disk with room for it "
+                "(data.cache_dir), begin a new run with fewer data.streams, or use data.mode=prepared."
             )
 
     def owned(self, index: int) -> Int64s:
