@@ -4,7 +4,7 @@
                the same tokens, the same length, shuffled, one process, batches as int64 tensors
     online     hlat's feed with one tokenizing process beside encode_batch of the same texts on one thread
     waiting    share of the time of training steps that the loop waited for its batch, both ways
-    state      bytes of the cursors of 256 streams; time to the first batch at sample 10^9
+    state      bytes of the cursors of 256 streams; seconds to the batch at sample 10^9, and to fit a million documents
 
 Alternating rounds in one run; the middle one counts. datasets and mosaicml-streaming are left out if not installed.
 
@@ -166,10 +166,8 @@ def waiting(asked, mode):
     """Share of a run's steps that it waited for data, after the first line of metrics."""
     run = asked.folder / f"run-{mode}"
     overrides = [
-        "model.vocab_size=8192",
         f"data.path={asked.data}",
         f"data.mode={mode}",
-        f"data.prepared_dir={asked.folder / mode}",
         f"run.dir={run}",
         "data.sequence_length=256",
         "batch.global_batch=8",
@@ -190,7 +188,10 @@ def waiting(asked, mode):
 
 def state(asked):
     """Bytes of state, and seconds to the first batch at sample 10^9."""
+    import numpy as np
+
     from hlat.data import OnlineData, TrainingData, open_prepared
+    from hlat.data.fitting import fit
 
     config = recipe(asked, "online").data
     online = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
@@ -199,6 +200,13 @@ def state(asked):
     data = TrainingData(open_prepared(asked.folder / "prepared"), recipe(asked, "prepared").data, SEED)
     data.batch(10**9, BATCH)
     print(f"prepared, first batch at sample 10^9: {time.perf_counter() - begin:.3f} s")
+    lengths = np.exp(np.random.default_rng(SEED).normal(6.5, 1.2, 1_000_000)).astype(np.int64) + 1
+    begin = time.perf_counter()
+    rows = len(fit(lengths, 4096).rows) - 1
+    padding = 1 - lengths.sum() / (rows * 4096)
+    print(
+        f"best-fit of a million documents into rows of 4096: {time.perf_counter() - begin:.2f} s, {padding:.4%} padding"
+    )
 
 
 def main():

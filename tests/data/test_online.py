@@ -169,27 +169,30 @@ def _training_texts(prepared: Prepared, file: tuple[str, str, int, int, str]) ->
     return [text for text in texts if text and assignment.pieces(text, text.encode(), 0)[0][0] == "train"]
 
 
-@given(seed=st.integers(0, 2**40), streams=st.sampled_from([1, 4, 8]), length=st.integers(2, 200))
+@given(seed=st.integers(0, 2**40), streams=st.sampled_from([1, 4, 8, 24, 64]), length=st.integers(2, 60))
 @_fixture
-def test_a_stream_concatenates_its_documents_and_loses_nothing(
+def test_the_streams_of_a_part_share_its_documents_and_lose_nothing(
     corpus: list[dict[str, Any]], folder: Path, seed: int, streams: int, length: int
 ) -> None:
+    """Where there are fewer blocks than streams, too: then each keeps every (streams / parts)-th row of its part."""
     config = _config(corpus, streams=streams, sequence_length=length)
     prepared = _prepared(config, folder)
     plan = plan_of(prepared, config, seed, Share(0, 1, 8, streams, seed))
     parts = plan.sources[0].parts(streams)
-    rows: dict[int, list[list[list[int]]]] = {}
-    for sample, columns in run(plan, 1, 1, Cursors(streams, 1), 0, 4).items():
+    assert (parts < streams) == (streams >= 24)  # both cases are looked at
+    rows: dict[int, dict[int, list[list[int]]]] = {}
+    for sample, columns in sorted(run(plan, 1, 1, Cursors(streams, 1), 0, 18).items()):
         stream = int(streams_of(seed, streams, [sample])[0])
-        rows.setdefault(stream, []).append(columns)
-    assert parts == streams  # enough blocks for all
-    for stream, mine in rows.items():
+        mine = rows.setdefault(stream % parts, {})
+        turn = sum(place % (streams // parts) == stream // parts for place in mine)
+        mine[turn * (streams // parts) + stream // parts] = columns
+    for part, found in rows.items():
         expected: list[int] = []
-        for document in Reader(plan).part(0, stream, parts)(0, 0):
+        for document in Reader(plan).part(0, part, parts)(0, 0):
             expected += [*prepared.tokenizer.encode(document.content), prepared.manifest.eos_id]
-            if len(expected) > len(mine) * length:
+            if len(expected) > (max(found) + 1) * length:
                 break
-        for number, (inputs, labels) in enumerate(mine):
+        for number, (inputs, labels) in found.items():
             assert inputs == expected[number * length : (number + 1) * length]
             assert labels == expected[number * length + 1 : (number + 1) * length + 1]
 

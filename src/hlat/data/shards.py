@@ -197,7 +197,7 @@ class TokenArray:
         maps = [np.memmap(p, dtype=little, mode="r", shape=(n,)) for p, n in zip(paths, counts, strict=True)]
         self._shards = [
             np.asarray(one) for one in maps
-        ]  # views of another class: slices of a memmap take 4 times as long
+        ]  # plain arrays over the same pages: slicing np.memmap makes an object of its own class each time
         self._paths = list(paths)
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 

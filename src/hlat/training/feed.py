@@ -34,7 +34,7 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        # What is being read ahead is not cancelled: other ranks may wait for this one's answer, if only an error.
         self._reader.close()  # first: what the thread waits for may be a store that is away
         self._thread.shutdown(wait=True)
 
