@@ -226,9 +226,7 @@ def test_transformers_agrees_with_sentencepiece(tmp_path: Path) -> None:
 def test_sentencepiece_cuts_do_not_change_tokens(text: str) -> None:
     tokenizer = _llama2()
     assert tokenizer._cuttable
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(piece_model, "_PIECE", 3)
-        pieces = list(tokenizer._cut(text))
+    pieces = list(tokenizer.pieces(text, 3))
     assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
 
 

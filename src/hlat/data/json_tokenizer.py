@@ -81,8 +81,9 @@ class JsonTokenizer(Tokenizer):
         """See Tokenizer."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
 
-    def _cut(self, text: str) -> Iterator[str]:
-        return cut(text, PIECE) if self._cuttable else iter((text,))
+    def pieces(self, text: str, at_least: int = PIECE) -> Iterator[str]:
+        """See Tokenizer."""
+        return cut(text, at_least) if self._cuttable else iter((text,))
 
     def _end(self, chosen: str | None, vocabulary: dict[str, int], where: str) -> str | None:
         if chosen == "auto":

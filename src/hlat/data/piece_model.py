@@ -20,7 +20,7 @@ import tokenizers
 
 from hlat.data.json_tokenizer import DEFAULT_CONFIG
 from hlat.data.piece_conversion import convert, is_plain
-from hlat.data.tokenizer import Tokenizer, chosen_end, config_files, data_error, piece_bytes
+from hlat.data.tokenizer import PIECE, Tokenizer, chosen_end, config_files, data_error, piece_bytes
 
 # For models that are not converted: transformers reads the .model itself. Documents are trained on without a
 # beginning token, so none is added.
@@ -31,7 +31,6 @@ _LLAMA_CONFIG: dict[str, Any] = {
     "add_bos_token": False,
     "add_eos_token": False,
 }
-_PIECE = 1 << 16  # characters encoded at once; the library takes about 40 bytes for each
 _CUT = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _OVER_A_SPACE = re.compile(r"[A-Za-z][▁ ]")
 
@@ -116,10 +115,11 @@ class SentencePieceTokenizer(Tokenizer):
             )
         return index
 
-    def _cut(self, text: str) -> Iterator[str]:
+    def pieces(self, text: str, at_least: int = PIECE) -> Iterator[str]:
+        """See Tokenizer."""
         start = 0
-        while self._cuttable and len(text) - start > _PIECE:
-            place = _CUT.search(text, start + _PIECE)
+        while self._cuttable and len(text) - start > at_least:
+            place = _CUT.search(text, start + at_least)
             if place is None:
                 break
             yield text[start : place.start()]

@@ -97,13 +97,14 @@ class Tokenizer(ABC):
     def encode_documents(self, texts: Sequence[str]) -> list[Ids]:
         """The tokens of each document, the same as ``encode``'s, in memory that does not grow with its length."""
         pieces: list[list[Ids]] = [[] for _ in texts]
-        for batch in _batches((index, piece) for index, text in enumerate(texts) for piece in self._cut(text)):
+        for batch in _batches((index, piece) for index, text in enumerate(texts) for piece in self.pieces(text)):
             encoded = self.encode_batch([piece for _, piece in batch])
             for (index, _), ids in zip(batch, encoded, strict=True):
                 pieces[index].append(np.array(ids, dtype=np.uint32))
         return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in pieces]
 
-    def _cut(self, text: str) -> Iterator[str]:
+    def pieces(self, text: str, at_least: int = PIECE) -> Iterator[str]:
+        """Pieces of about so many characters whose tokens, joined, are those of the text; it may stay whole."""
         yield text
 
     @cached_property

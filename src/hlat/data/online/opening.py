@@ -48,16 +48,24 @@ class Opener:
     def rows(self, file: SourceFile, block: Block, row: int) -> Iterator[Row]:
         """The rows of a block from its ``row``-th on, counted from the beginning of the block.
 
+        A file that changes is noticed before a row that cannot be read is blamed for it, and at the end of the block.
+
         Raises:
             DataError: as ``read_documents``; or the file is not the one that was listed.
         """
         with file.opened() as local:
             file.check_unchanged()
             with file.named(local):
-                if file.index is not None:
-                    yield from self._of_tokens(local, file, file.index, block, row)
-                else:
-                    yield from self._rows(local, file.column, block, row)
+                for found in self._found(local, file, block, row):
+                    if found.fault is not None:
+                        file.check_unchanged()
+                    yield found
+            file.check_unchanged()
+
+    def _found(self, local: Path, file: SourceFile, block: Block, row: int) -> Iterator[Row]:
+        if file.index is not None:
+            return self._of_tokens(local, file, file.index, block, row)
+        return self._rows(local, file.column, block, row)
 
     def _of_tokens(self, local: Path, file: SourceFile, index: SourceFile, block: Block, row: int) -> Iterator[Row]:
         with index.opened() as beside, index.named(beside):

@@ -1,11 +1,12 @@
 """The documents of one stream of one source -> rows, one after the other, for ever.
 
-    turns of the part --> block --> document --> tokens, an end token --> rows
+    turns of the part --> block --> document --> pieces --> tokens, an end token --> rows
 
 ``Cursor`` is where the next row begins. Text is tokenized outside, many streams at a time: a stream says how much it
-lacks, gives documents and gets their tokens.
+lacks, gives pieces of documents and gets their tokens.
 
-Under ``concat`` a row is the next S tokens, and its last label the first token of the row after it. Under ``best-fit``
+Under ``concat`` a row is the next S tokens, and its last label the first token of the row after it; a long document is
+tokenized piece by piece, as its tokens are needed: nobody waits for the end of a book. Under ``best-fit``
 as many documents as fill ``_GROUP`` rows are fitted together; a row is then known by where its group begins and its
 number in it.
 """
@@ -23,6 +24,7 @@ from hlat.data.content import Content
 from hlat.data.fitting import Fitted, fit
 
 _GROUP = 32  # rows that are fitted together; a larger group pads less and holds more in memory
+_PIECE = 1 << 14  # characters
 
 Ids = npt.NDArray[np.uint32]
 _NOWHERE = np.empty(0, dtype=np.int64)
@@ -50,9 +52,18 @@ class Document(NamedTuple):
     content: Content
 
 
+class _Piece(NamedTuple):
+    turn: int
+    row: int
+    last: bool  # of the document
+    content: Content
+
+
 class _Tokens(NamedTuple):
     turn: int
     row: int
+    first: int  # tokens of the document before these
+    last: bool  # whether it ends with them
     ids: Ids
 
 
@@ -81,14 +92,22 @@ class Stream:
         documents: the documents from a place on, (turn, row) -> iterator; without null and empty ones and those of
             the validation split.
         cursor: where to begin.
+        cut: (text, characters of a piece at least) -> pieces whose tokens, joined, are those of the text.
     """
 
-    def __init__(self, settings: Settings, documents: Callable[[int, int], Iterator[Document]], cursor: Cursor) -> None:
-        self._settings, self._cursor = settings, cursor
-        self._documents = documents(cursor.turn, cursor.row)
+    def __init__(
+        self,
+        settings: Settings,
+        documents: Callable[[int, int], Iterator[Document]],
+        cursor: Cursor,
+        cut: Callable[[str, int], Iterator[str]],
+    ) -> None:
+        self._settings, self._cursor, self._cut = settings, cursor, cut
+        self._pieces = self._pieces_of(documents(cursor.turn, cursor.row))
         self._ready: deque[_Tokens] = deque()
         self._held = -cursor.place  # tokens at hand; concat only
-        self._wanted: deque[Document] = deque()
+        self._wanted: deque[_Piece] = deque()
+        self._before = 0  # tokens that the document which is being tokenized already has
         self._group: tuple[Fitted, list[_Tokens]] | None = None
 
     @property
@@ -121,28 +140,41 @@ class Stream:
         return complete, rest
 
     def documents(self, tokens: float, characters: float) -> list[Content]:
-        """The next documents, of about so many tokens or one more document; ``give`` has to follow.
+        """The next documents or pieces, of about so many tokens or one more of them; ``give`` has to follow.
 
         Args:
             tokens: how many are lacking.
             characters: of text for each token, as far as is known.
         """
         while tokens > 0:
-            document = next(self._documents)
-            self._wanted.append(document)
-            tokens -= len(document.content) / (characters if isinstance(document.content, str) else 1)
-        return [document.content for document in self._wanted]
+            piece = next(self._pieces)
+            self._wanted.append(piece)
+            tokens -= len(piece.content) / (characters if isinstance(piece.content, str) else 1)
+        return [piece.content for piece in self._wanted]
+
+    def _pieces_of(self, documents: Iterator[Document]) -> Iterator[_Piece]:
+        for turn, row, content in documents:
+            if self._settings.packing == "concat" and isinstance(content, str):
+                pieces = self._cut(content, _PIECE)
+                piece = next(pieces)
+                for after in pieces:
+                    yield _Piece(turn, row, False, piece)
+                    piece = after
+                yield _Piece(turn, row, True, piece)
+            else:
+                yield _Piece(turn, row, True, content)
 
     def give(self, tokens: list[Ids]) -> None:
-        """The tokens of the documents that ``documents`` returned."""
+        """The tokens of what ``documents`` returned."""
         end = [] if self._settings.end is None else [np.array([self._settings.end], dtype=np.uint32)]
         for ids in tokens:
-            turn, row, _ = self._wanted.popleft()
-            whole = np.concatenate([ids, *end]) if end else ids
-            if len(whole):
-                self._ready.append(_Tokens(turn, row, whole))
+            turn, row, last, _ = self._wanted.popleft()
+            whole = np.concatenate([ids, *end]) if last and end else ids
+            if len(whole) or (last and self._before):  # a document without a token is none
+                self._ready.append(_Tokens(turn, row, self._before, last, whole))
                 self._held += len(whole)
-        assert not self._wanted, "every document has its tokens"
+            self._before = 0 if last else self._before + len(whole)
+        assert not self._wanted, "every piece has its tokens"
 
     def row(self) -> list[Part]:
         """The next row; ``lacks(1)`` must be 0."""
@@ -153,17 +185,19 @@ class Stream:
     def _joined_row(self) -> list[Part]:
         length, needed, parts = self._settings.length, self._settings.length + 1, []
         begins, place = [], self._cursor.place
-        while needed:
-            turn, row, ids = self._ready[0]
-            piece = ids[place : place + needed]
+        while True:
+            turn, row, first, last, ids = self._ready[0]
+            piece = ids[place - first : place - first + needed]
             parts.append(piece)
             needed -= len(piece)
-            if needed:
-                self._ready.popleft()
+            place += len(piece)
+            if not needed:  # the label of the last token is the first one of the next row
+                self._cursor = Cursor(turn, row, place - 1)
+                break
+            self._ready.popleft()
+            if last:
                 place = 0
                 begins.append(length + 1 - needed)
-            else:  # the label of the last token is the first one of the next row
-                self._cursor = Cursor(turn, row, place + len(piece) - 1)
         self._held -= length
         tokens = np.concatenate(parts)
         return [Part(tokens, length, False, np.array(begins, dtype=np.int64) if self._settings.isolate else _NOWHERE)]

@@ -114,7 +114,7 @@ class Producer:
         if key not in self._streams:
             part, cursor = number % self._parts[source], Cursor(*self._cursors[number, source].tolist())
             documents = self._reader.part(source, part, self._parts[source])
-            self._streams[key] = Stream(self._plan.settings, documents, cursor)
+            self._streams[key] = Stream(self._plan.settings, documents, cursor, self._tokenizer.pieces)
         return self._streams[key]
 
     def _skipped(self, key: tuple[int, int]) -> int:
