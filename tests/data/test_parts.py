@@ -222,3 +222,6 @@ def test_parts_need_a_tokenizer_and_one_is_trained_first(config: DataConfig, tmp
         train_tokenizer(trained, tmp_path / "tokenizer")
     with pytest.raises(DataError, match="the recipe gives a tokenizer"):
         train_tokenizer(config, tmp_path / "other")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"^--to .*file is a file, so no data can be put there"):
+        train_tokenizer(trained, tmp_path / "file" / "tokenizer")

@@ -174,13 +174,13 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: Progress |
         DataError: a tokenizer is given, the folder exists, or the corpus cannot be used.
         StorageError: the disk refused.
     """
-    to, report = checked_folder(folder), progress or silent
+    to, report = checked_folder(folder, "--to"), progress or silent
     if config.tokenizer.path is not None:
         raise DataError(f"data.tokenizer.path {config.tokenizer.path}: the recipe gives a tokenizer; use that.")
     if to.exists():
         raise DataError(f"{to}: exists already. Name a folder that does not, or use the tokenizer in it.")
     work = to.with_name(f"{to.name}.work")
-    with storing(to):
+    with storing(to, "--to"):
         work.mkdir(parents=True, exist_ok=True)
         (work / "characters.json").unlink(missing_ok=True)  # of a run that was killed, and perhaps of another corpus
         files = list_files(config, work)

@@ -93,7 +93,7 @@ def prepare(
     return open_prepared(folder, config)
 
 
-def checked_folder(out_dir: str | Path) -> Path:
+def checked_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") -> Path:
     """A folder where data can be put, there or not.
 
     Raises:
@@ -101,10 +101,10 @@ def checked_folder(out_dir: str | Path) -> Path:
         StorageError: it cannot be looked at.
     """
     folder = Path(out_dir).expanduser()
-    with storing(folder):
+    with storing(folder, chosen_by):
         there = next((place for place in (folder, *folder.parents) if place.exists()), None)
     if there is not None and not there.is_dir():
-        raise DataError(f"data.prepared_dir {folder}: {there} is a file, so no data can be put there. Name a folder.")
+        raise DataError(f"{chosen_by} {folder}: {there} is a file, so no data can be put there. Name a folder.")
     return folder
 
 

@@ -101,21 +101,21 @@ def is_refusal(number: int | None) -> bool:
 
 
 @contextmanager
-def storing(folder: Path) -> Iterator[None]:
-    """Turn the disk's refusals into StorageError, naming the folder and what to do."""
+def storing(folder: Path, chosen_by: str = "data.prepared_dir") -> Iterator[None]:
+    """Turn the disk's refusals into StorageError, naming the folder, what chooses it, and what to do."""
     try:
         yield
     except OSError as error:
         if not is_refusal(error.errno):
             raise
-        raise storage_error(folder, os.strerror(error.errno or 0)) from error
+        raise storage_error(folder, os.strerror(error.errno or 0), chosen_by) from error
 
 
-def storage_error(folder: Path, reason: str) -> Exception:
+def storage_error(folder: Path, reason: str, chosen_by: str = "data.prepared_dir") -> Exception:
     """The StorageError for a folder that could not be written to."""
     from hlat.runtime import StorageError  # noqa: PLC0415 - brings torch along; wanted only once something failed
 
     return StorageError(
         f"{folder}: cannot write prepared data: {reason}. Free space or make the folder writable, or choose another "
-        "one with data.prepared_dir; then run the same command again: finished work is kept."
+        f"one with {chosen_by}; then run the same command again: finished work is kept."
     )
