@@ -16,7 +16,8 @@ from typing import NamedTuple
 from hlat.data.ahead import in_turn
 from hlat.data.content import Content, as_bytes
 from hlat.data.quarantine import Tally
-from hlat.data.readers import Fault, Row, read_documents
+from hlat.data.readers import read_documents
+from hlat.data.records import Fault, Row
 from hlat.data.source_file import SourceFile
 from hlat.data.split import ALL_VALIDATION, Assignment, Split, hash_threshold
 from hlat.data.token_documents import TokenDocuments, Vocabulary

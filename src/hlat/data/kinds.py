@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hlat.config import is_url
-from hlat.data.readers import MEGATRON, TEXT, kind_of
+from hlat.data.endings import MEGATRON, TEXT, kind_of
 from hlat.data.remote import name_of
 from hlat.runtime import DataError
 

@@ -11,8 +11,8 @@ from fractions import Fraction
 from math import ceil, floor, log10
 from pathlib import Path
 
+from hlat.data.endings import TEXT
 from hlat.data.manifest import QuarantineRecord
-from hlat.data.readers import TEXT
 from hlat.data.source_file import SourceFile
 from hlat.data.storage import GrowingFile
 from hlat.data.units import Unreadable

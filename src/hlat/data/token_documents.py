@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hlat.data.megatron import MegatronDataset, Tokens
-from hlat.data.readers import Row
+from hlat.data.records import Row
 from hlat.data.tokenizer import Ids, Tokenizer
 from hlat.runtime import DataError
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
+from hlat.data.endings import JSON, MEGATRON, kind_of
 from hlat.data.megatron import MegatronDataset
-from hlat.data.readers import JSON, MEGATRON, kind_of
 
 _LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a block
 _PER_STREAM = 2

@@ -4,9 +4,10 @@ Each tokenizing process judges the rows that it has read, as often as it reads t
 stated share is 0; else the share is compared from the hundredth such row on, before which it says little.
 """
 
+from hlat.data.endings import JSON, TEXT
 from hlat.data.online.catalogue import WHOLE, Block
 from hlat.data.quarantine import EARLIEST, too_many
-from hlat.data.readers import JSON, TEXT, Row
+from hlat.data.records import Row
 from hlat.data.source_file import SourceFile
 from hlat.runtime import DataError
 

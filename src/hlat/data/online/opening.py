@@ -11,20 +11,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from hlat.data.endings import ARROW, JSON, PARQUET, kind_of
+from hlat.data.lines import read_lines
 from hlat.data.online.catalogue import WHOLE, Block
-from hlat.data.readers import (
-    ARROW,
-    JSON,
-    PARQUET,
-    Row,
-    group_rows,
-    kind_of,
-    read_documents,
-    read_group,
-    read_lines,
-    rows_of_group,
-)
+from hlat.data.readers import read_documents
+from hlat.data.records import Row
 from hlat.data.source_file import SourceFile
+from hlat.data.tables import group_rows, read_group, rows_of_group
 from hlat.data.token_documents import TokenDocuments, Vocabulary
 
 _KEPT = 1 << 28  # bytes of decoded row groups

@@ -42,7 +42,7 @@ from hlat.data.order import permute
 from hlat.data.planning import make_tokenizer
 from hlat.data.preparation import checked_folder, locked, silent
 from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, settings_beside
-from hlat.data.readers import Row
+from hlat.data.records import Row
 from hlat.data.settings import places_of
 from hlat.data.shards import token_dtype
 from hlat.data.source_file import SourceFile
