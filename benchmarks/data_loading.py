@@ -2,11 +2,13 @@
 
     prepared   hlat, a numpy memmap read at the same places, Hugging Face datasets, mosaicml-streaming:
                the same tokens, the same length, shuffled, one process, batches as int64 tensors
-    online     hlat's feed with one tokenizing process beside encode_batch of the same texts on one thread
+    online     hlat's feed with one tokenizing process beside encode_batch of the same texts on one thread, in turns of
+               some seconds; by the clock, and by the processor time of both processes
     waiting    share of the time of training steps that the loop waited for its batch, both ways
     state      bytes of the cursors of 256 streams; seconds to the batch at sample 10^9, and to fit a million documents
 
-Alternating rounds in one run; the middle one counts. datasets and mosaicml-streaming are left out if not installed.
+Alternating rounds in one run; the middle one, and the middle ratio of a round, count. datasets and mosaicml-streaming
+are left out if not installed.
 
     python benchmarks/data_loading.py books.parquet --folder FOLDER [--rounds 3]
 """
@@ -104,25 +106,54 @@ def streaming_side(asked):
         yield batch["tokens"]
 
 
-def hlat_online(asked):
-    """The feed of a rank, tokenized by one process."""
+def online(asked):
+    """The feed of a rank, tokenized by one process, and the library alone, in turns."""
+    import psutil
+
     from hlat.data import OnlineData, open_prepared
 
     config = recipe(asked, "online").data
     data = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
+    begin = time.perf_counter()
     feed = data.feed(0, data.cursors(), 0, print)
-    try:
-        for first in range(0, 10**9, BATCH):
-            yield feed.read(first)[0].inputs_BS
-    finally:
-        feed.close()
+    batches = (feed.read(first)[0].inputs_BS.numel() for first in range(0, 10**9, BATCH))
+    next(batches)
+    print(f"online, first batch of {STREAMS} streams: {time.perf_counter() - begin:.1f} s")
+    (child,) = (one for one in psutil.Process().children() if "hlat.data.online.worker" in one.cmdline())
+    alone = encode_batch(asked)
+    next(alone)
+    rounds = []
+    for _ in range(2 * asked.rounds + 1):
+        child.resume()
+        loader = rate(batches, asked.seconds, [psutil.Process(), child])
+        child.suspend()  # it must not work ahead in the time of the other
+        rounds.append((*loader, *rate(alone, asked.seconds, [psutil.Process()])))
+    child.resume()
+    feed.close()
+    print("| | million tokens/s | per processor second |\n|---|---|---|")
+    for name, first in (("hlat, online", 0), ("tokenizers.encode_batch", 2)):
+        wall, cpu = (", ".join(f"{one[first + column] / 1e6:.2f}" for one in rounds) for column in (0, 1))
+        print(f"| {name} | {wall} | {cpu} |")
+    wall, cpu = (statistics.median(one[column] / one[column + 2] for one in rounds) for column in (0, 1))
+    print(f"hlat, online / tokenizers.encode_batch: {wall:.2f} by the clock, {cpu:.2f} per processor second")
+
+
+def rate(source, seconds, processes):
+    """Tokens per second of the clock, and of the processor time of some processes."""
+    used = [sum(one.cpu_times()[:2]) for one in processes]
+    begin, tokens = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        tokens += next(source)
+    taken = sum(sum(one.cpu_times()[:2]) - before for one, before in zip(processes, used, strict=True))
+    return tokens / (time.perf_counter() - begin), tokens / taken
 
 
 def encode_batch(asked):
-    """The library alone: texts in memory, 64 at a time, one thread; the ids are not even made arrays."""
+    """The library alone: texts in memory, 16 at a time, one thread; the ids are not even made arrays."""
     import pyarrow.parquet as pq
     import tokenizers
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     library = tokenizers.Tokenizer.from_file(str(asked.folder / "online" / "tokenizer" / "tokenizer.json"))
     texts = [text for text in pq.read_table(asked.data)["text"].to_pylist() if text]
     while True:
@@ -136,8 +167,6 @@ SIDES = {
     "numpy memmap": memmap,
     "datasets": datasets_side,
     "mosaicml-streaming": streaming_side,
-    "hlat, online": hlat_online,
-    "tokenizers.encode_batch": encode_batch,
 }
 
 
@@ -148,7 +177,7 @@ def worker(asked):
     next(source)
     first, begin, tokens = time.perf_counter() - begin, time.perf_counter(), 0
     for batch in source:
-        tokens += batch if isinstance(batch, int) else batch.numel()
+        tokens += batch.numel()
         if time.perf_counter() - begin > asked.seconds:
             break
     print(json.dumps({"rate": tokens / (time.perf_counter() - begin), "first": first}))
@@ -237,10 +266,11 @@ def main():
     for side, found in rounds.items():
         shown = ", ".join(f"{one['rate'] / 1e6:.2f}" for one in found)
         print(f"| {side} | {middle[side] / 1e6:.2f} | {shown} | {found[0]['first']:.2f} |")
-    for side in sides:
-        against = "hlat, online" if side == "tokenizers.encode_batch" else "hlat, prepared"
-        if not side.startswith("hlat"):
-            print(f"{against} / {side}: {middle[against] / middle[side]:.2f}")
+    ours = rounds.pop("hlat, prepared")
+    for side, found in rounds.items():
+        ratio = statistics.median(mine["rate"] / theirs["rate"] for mine, theirs in zip(ours, found, strict=True))
+        print(f"hlat, prepared / {side}: {ratio:.2f}")
+    online(asked)
     state(asked)
     for mode in ("prepared", "online"):
         print(f"waiting for data, {mode}: {waiting(asked, mode):.2%} of the steps")
