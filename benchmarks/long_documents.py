@@ -1,0 +1,79 @@
+"""What very long documents cost a process that tokenizes while training: memory, and how long the first row takes.
+
+A corpus of lines with two documents of some megabytes among short ones, read by eight streams in this process.
+
+    python benchmarks/long_documents.py --folder FOLDER [--megabytes 100]
+"""
+
+import argparse
+import json
+import random
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hlat.config import DataConfig
+from hlat.data.online.dealing import Share
+from hlat.data.online.feed import Cursors
+from hlat.data.online.sampling import plan_of
+from hlat.data.online.setup import prepare_online
+from hlat.data.online.worker import Producer
+
+STREAMS, BATCH, ROWS = 8, 8, 20_000
+
+
+def text(characters, rng):
+    """Made-up words, ASCII."""
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(5_000)]
+    return " ".join(rng.choices(words, k=characters // 6))
+
+
+def lines(folder, megabytes):
+    """The corpus: eight files of short documents, one of two long ones."""
+    rng = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(8):
+        short = (json.dumps({"text": text(2_000, rng)}) + "\n" for _ in range(60))
+        (folder / f"{number}.jsonl").write_text("".join(short))
+    with (folder / "long.jsonl").open("w") as file:
+        for _ in range(2):
+            file.write(json.dumps({"text": text(megabytes * 1_000_000, rng)}) + "\n")
+    return folder
+
+
+def peak():
+    """MiB that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+def main():
+    """Write, set up, read, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--megabytes", type=int, default=100)
+    asked = parser.parse_args()
+    short, corpus = asked.folder / "short", asked.folder / f"long-{asked.megabytes}"
+    section = {"mode": "online", "sequence_length": 1024, "streams": STREAMS, "validation": {"fraction": 0}}
+    trained = {**section, "path": str(lines(short, 0)), "tokenizer": {"vocab_size": 1000}}
+    tokenizer = prepare_online(DataConfig.model_validate(trained), asked.folder / "tokenizer", 100).tokenizer_dir
+    if not corpus.is_dir():
+        lines(corpus, asked.megabytes)
+    given = {**section, "path": str(corpus), "tokenizer": {"path": str(tokenizer)}}
+    config = DataConfig.model_validate(given)
+    prepared = prepare_online(config, asked.folder / f"out-{asked.megabytes}", 100)
+    plan = plan_of(prepared, config, 0, Share(0, 1, BATCH, STREAMS, 0))
+    before, begin = peak(), time.perf_counter()
+    producer = Producer(replace(plan, streams=list(range(STREAMS))), Cursors(STREAMS, 1).values)
+    longest, last = 0.0, begin
+    for number, _ in zip(range(ROWS), producer.frames(), strict=False):
+        now = time.perf_counter()
+        if number == 0:
+            print(f"first row after {now - begin:.1f} s")
+        longest, last = max(longest, now - last), now
+    print(f"longest time between rows: {longest:.1f} s; {ROWS / (last - begin):.0f} rows/s")
+    print(f"peak: {peak():,} MiB, {before:,} before reading")
+
+
+if __name__ == "__main__":
+    main()
