@@ -3,25 +3,32 @@
 from hlat.checkpoint.blocks import Block, whole_tensors
 from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.identity import Change, check_resume, versions
-from hlat.checkpoint.manifest import verify
+from hlat.checkpoint.inventory import Entry, Group, checkpoints_folder, contents, inventory
+from hlat.checkpoint.manifest import MARKER_NAME, verify
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, read_meta, resolve
 from hlat.checkpoint.state import collect, load_weights, restore
 from hlat.checkpoint.store import CheckpointStore
 from hlat.checkpoint.tokenizer import carried_tokenizer, check_same_tokenizer, has_tokenizer, read_tokenizer
 
 __all__ = [
+    "MARKER_NAME",
     "Block",
     "Change",
     "Checkpoint",
     "CheckpointStore",
+    "Entry",
+    "Group",
     "carried_tokenizer",
     "check_resume",
     "check_same_tokenizer",
+    "checkpoints_folder",
     "collect",
+    "contents",
     "end_token_ids",
     "export_hf",
     "has_tokenizer",
     "import_hf",
+    "inventory",
     "load_model",
     "load_weights",
     "open_checkpoint",

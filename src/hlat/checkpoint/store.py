@@ -179,13 +179,21 @@ class CheckpointStore:
         """
         return self._ranks.first(self._prune)
 
-    def _prune(self) -> list[int]:
+    def surplus(self) -> list[int]:
+        """The steps that ``prune`` would remove."""
+        return self._ranks.first(self._surplus)
+
+    def _surplus(self) -> list[int]:
         steps = self.steps()
         kept = {step for step in steps if self.keep_every_steps and step % self.keep_every_steps == 0}
         kept |= set(steps[-self.keep_last :])
         surplus = [step for step in steps if step not in kept]
         if surplus and not any(self._is_whole(step) for step in sorted(kept, reverse=True)):
             surplus = surplus[: surplus.index(self._newest_whole(surplus))]
+        return surplus
+
+    def _prune(self) -> list[int]:
+        surplus = self._surplus()
         try:
             for step in surplus:
                 remove_checkpoint(self._disk, self.root / step_name(step))

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from hlat import __version__
-from hlat.cli import data, evaluate, model, quickstart, recipe, train
+from hlat.cli import checkpoint, data, evaluate, model, quickstart, recipe, train
 from hlat.cli.common import say
 from hlat.config import HlatError
 
@@ -62,3 +62,4 @@ def _options(
 for module in (quickstart, recipe, train, evaluate, model):
     module.register(app)
 app.add_typer(data.app, name="data")
+app.add_typer(checkpoint.app, name="checkpoint")
