@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import IO
 import pytest
 
 from hlat.data.cache import Cache
-from hlat.data.cache_folder import PART
+from hlat.data.cache_folder import PART, CacheFolder
 from hlat.data.remote import RemoteFile
 from hlat.runtime import DataError, StorageError
 
@@ -195,6 +196,28 @@ def test_two_processes_fetch_a_file_once(tmp_path: Path) -> None:
     assert [one.wait(timeout=60) for one in both] == [0, 0]
     assert sorted((tmp_path / "written").read_text().split()) == list("abcde")
     assert kept(cache) == 5 and not list(cache.glob(f"*{PART}"))
+
+
+def test_a_file_gets_its_name_when_nobody_counts(tmp_path: Path) -> None:
+    """A count that fell between two names would let more into the cache than its limit."""
+    source, cache = Source(), Cache(tmp_path, SIZE)
+    use(cache, source, "a", "b")  # "a" has gone, and its hash is known: nothing else asks for the lock at the end
+    counting, seen = threading.Event(), []
+
+    def count() -> None:
+        with CacheFolder(tmp_path).locked():
+            counting.set()
+            time.sleep(0.3)
+            seen.extend(path.suffix for path in tmp_path.glob("[0-9a-f]*"))
+
+    def write(out: IO[bytes]) -> str:
+        threading.Thread(target=count).start()
+        counting.wait()
+        return source.write(file("a"))(out)
+
+    with cache.hold(file("a"), write):
+        assert seen == [PART]
+    assert kept(tmp_path) == 1
 
 
 def test_two_processes_in_a_small_cache(tmp_path: Path) -> None:

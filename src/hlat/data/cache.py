@@ -162,7 +162,7 @@ class Cache:
             with self._folder.storing(file.url):
                 os.fsync(part.fileno())
                 self._folder.remember(_key(file), sha256)
-                temporary.rename(path)
+                self._folder.publish(temporary, path)
             fcntl.flock(part, fcntl.LOCK_SH)
             return os.dup(part.fileno())
         except BaseException:

@@ -100,6 +100,15 @@ class CacheFolder:
             used.bytes -= freed
             return freed
 
+    def publish(self, part: Path, path: Path) -> None:
+        """Give a whole file its name. Whoever counts files meanwhile would see neither name, or both.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        with self.locked():
+            part.rename(path)
+
     def remove(self, part: Path) -> None:
         """Remove a file that this process was fetching."""
         with self.locked() as used, suppress(FileNotFoundError):
