@@ -62,6 +62,16 @@ def test_show_tells_what_is_in_the_newest(cli, run):
     assert tensors["model"]["dtypes"] == ["float32"]
 
 
+def test_show_and_list_notice_what_a_checkpoint_says_of_itself(cli, run):
+    meta = run / "checkpoints" / "step-00000040" / "meta.json"
+    meta.write_text(meta.read_text().replace('"tokens": 10240', '"tokens": "many"'))
+    listed = cli("checkpoint", "list", run)
+    assert listed.returncode == 0 and "step-00000040            damaged: meta.json does not match" in listed.stdout
+    assert "step 30," in cli("checkpoint", "show", run).stdout, "the newest that can be told of"
+    alone = cli("checkpoint", "show", meta.parent)
+    assert alone.returncode == 2 and "meta.json does not match its checksum" in alone.stderr
+
+
 def test_verify_names_every_damaged_one(cli, run):
     whole = cli("checkpoint", "verify", run)
     assert whole.returncode == 0 and whole.stdout.count(" is whole: ") == 4, whole.stderr
@@ -72,8 +82,8 @@ def test_verify_names_every_damaged_one(cli, run):
         file.write_bytes(content)
     damaged = cli("checkpoint", "verify", run)
     assert damaged.returncode == 2, damaged.stderr
-    assert "2 of 4 checkpoints are damaged" in damaged.stderr
-    assert damaged.stderr.count("model__0_0.distcp does not match its checksum") == 2
+    assert "2 of 4 checkpoints damaged" in damaged.stderr
+    assert damaged.stdout.count("is damaged: model__0_0.distcp does not match its checksum") == 2
     assert damaged.stdout.count(" is whole: ") == 2 and len(_steps(run)) == 4
     one = cli("checkpoint", "verify", run / "checkpoints" / "step-00000030")
     assert one.returncode == 2 and "1 of 1" in one.stderr
@@ -82,23 +92,33 @@ def test_verify_names_every_damaged_one(cli, run):
 def test_prune_keeps_what_is_asked_and_the_newest_whole_one(cli, run):
     file = run / "checkpoints" / "step-00000040" / "model__0_0.distcp"
     file.write_bytes(b"")
+    (run / "checkpoints" / ".staging-step-00000050").mkdir()
     told = cli("checkpoint", "prune", run, "--keep-last", "1", "--dry-run")
     assert told.returncode == 0 and told.stdout.strip() == "would remove: 10, 20", told.stderr
-    assert len(_steps(run)) == 4
+    assert len(_steps(run)) == 5
     done = cli("checkpoint", "prune", run, "--keep-last", "1", "--keep-every", "20")
-    assert done.returncode == 0 and done.stdout.strip() == "removed: 10, 30", done.stderr
-    assert _steps(run) == ["step-00000020", "step-00000040"]
+    assert done.returncode == 0 and done.stdout.strip() == "removed: 10", done.stderr
+    assert _steps(run) == ["step-00000020", "step-00000030", "step-00000040"]
 
 
-def test_prune_does_not_touch_a_run_that_is_being_trained(cli, run):
+@pytest.mark.parametrize("path", [".", "checkpoints", "checkpoints/step-00000040/.."])
+def test_prune_does_not_touch_a_run_that_is_being_trained(cli, run, path):
     with run_lock(run):
-        done = cli("checkpoint", "prune", run, "--keep-last", "1")
-    assert done.returncode != 0 and "is training in it" in done.stderr
+        done = cli("checkpoint", "prune", run / path, "--keep-last", "1")
+        told = cli("checkpoint", "prune", run / path, "--keep-last", "1", "--dry-run")
+    assert done.returncode != 0 and "is being trained, and prunes its checkpoints itself" in done.stderr
+    assert told.stdout.strip() == "would remove: 10, 20, 30"
     assert len(_steps(run)) == 4
 
 
 def test_other_folders_are_refused(cli, run, tmp_path):
     nothing = cli("checkpoint", "list", tmp_path / "none")
     assert nothing.returncode == 2 and "no such folder" in nothing.stderr
+    models = tmp_path / "projects" / "models"
+    (models / ".staging-model").mkdir(parents=True)
+    other = cli("checkpoint", "prune", models, "--keep-last", "1")
+    assert other.returncode == 2 and "no checkpoint there" in other.stderr
+    assert (models / ".staging-model").exists() and not (models.parent / ".lock").exists()
+    assert cli("checkpoint", "verify", run / "checkpoints" / "step-00000999").returncode == 2
     one = cli("checkpoint", "prune", run / "checkpoints" / "step-00000040", "--keep-last", "1")
     assert one.returncode == 2 and "is one checkpoint" in one.stderr

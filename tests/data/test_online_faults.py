@@ -129,6 +129,20 @@ def test_a_file_that_is_no_longer_the_one_that_was_listed(
     assert _refusal(_config(file), tmp_path / "out", 1, lambda: change(file)) == f"{file}: {message}"
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
+def test_a_file_that_is_cut_off_while_it_is_read_has_changed(tmp_path: Path, kind: str) -> None:
+    """Neither its last line nor what compresses it is called damaged."""
+    lines = write_jsonl(tmp_path / "lines.jsonl", documents(600, 2_000))
+    file = tmp_path / "texts" / f"a.{kind}"
+    file.parent.mkdir()
+    file.write_bytes(gzip.compress(lines.read_bytes()) if kind == "jsonl.gz" else lines.read_bytes())
+    reading = _reading(_config(file, streams=2, unreadable_rows=0.5), tmp_path / "out")
+    reading.rows(2)
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{file}: {CHANGED}')}$"):
+        reading.rows(60_000)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "jsonl.gz"])
 def test_a_damaged_file_is_named(lines: Path, tmp_path: Path, kind: str) -> None:
     """Damage that neither size nor time of modification shows."""

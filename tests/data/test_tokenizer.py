@@ -230,6 +230,22 @@ def test_sentencepiece_cuts_do_not_change_tokens(text: str) -> None:
     assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
 
 
+@pytest.mark.parametrize(("model", "is_cut"), [("bpe", True), ("unigram", False)])
+def test_texts_of_unigram_models_stay_whole(tmp_path: Path, model: str, is_cut: bool) -> None:
+    """They add up scores along the whole text: where two segmentations are about as good, its length decides."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text = documents(1, 40_000)[0]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text.split(". ")), model_prefix=str(tmp_path / "tokenizer"), model_type=model,
+        vocab_size=320, byte_fallback=True, hard_vocab_limit=False, minloglevel=2, normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.model")
+    pieces = list(tokenizer.pieces(text, 1 << 12))
+    assert (len(pieces) > 1) is is_cut
+    assert [i for ids in tokenizer.encode_documents(pieces) for i in ids.tolist()] == tokenizer.encode(text)
+
+
 @needs_llama2
 @given(text=st.text(st.sampled_from("ab  \n--==..__é日1"), max_size=80) | _text)
 @settings(deadline=None, max_examples=300)

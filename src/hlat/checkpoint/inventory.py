@@ -1,7 +1,10 @@
 """What lies in a folder of checkpoints, and in one checkpoint. Nothing is changed, and no tensor is read.
 
 path given by a user --checkpoints_folder--> folder --inventory--> entries, oldest first
-checkpoint --contents--> what it holds, by kind
+path given by a user --look--> checkpoint --contents--> what it holds, by kind
+
+What is small is held against its checksum: the manifest, what the checkpoint says of itself, the index. A run may be
+training meanwhile, and remove what is looked at.
 """
 
 from collections import Counter
@@ -10,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from hlat.checkpoint.commit import STAGING
-from hlat.checkpoint.manifest import MARKER_NAME, STEP_NAME, read_manifest
-from hlat.checkpoint.reading import Checkpoint, read_meta
+from hlat.checkpoint.commit import REPLACED, STAGING, TRASH
+from hlat.checkpoint.index import INDEX_NAME
+from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, Manifest, hash_file, read_manifest
+from hlat.checkpoint.reading import Checkpoint, open_checkpoint
 from hlat.checkpoint.store import BAD_SUFFIX
 from hlat.runtime import CheckpointError
 
@@ -25,8 +29,9 @@ class Entry:
 
     Attributes:
         path: the folder.
-        step: optimizer steps done; None where the folder does not say.
-        state: ``damaged`` where the manifest cannot be read; ``verify`` says whether the files are what it lists.
+        step: optimizer steps done.
+        state: ``damaged`` where what is small is not what it was; ``verify`` says it of all files. ``unfinished`` what
+            a save or a removal that was interrupted left behind, or one that is at work.
         bytes: of its files, as listed in the manifest; 0 without one.
         saved: when it was committed, UTC; None where it was not.
         tokens: consumed so far; None where it does not say.
@@ -34,7 +39,7 @@ class Entry:
     """
 
     path: Path
-    step: int | None
+    step: int
     state: State
     bytes: int = 0
     saved: datetime | None = None
@@ -60,23 +65,61 @@ class Group:
 
 
 def checkpoints_folder(path: Path) -> Path:
-    """The folder of checkpoints that a user means by a run folder or by itself.
+    """The folder of checkpoints that a user means by a run folder or by itself, without symbolic links.
 
     Raises:
         CheckpointError: there is none.
     """
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    folder = path.resolve()
+    if (folder / "checkpoints").is_dir():
+        folder = (folder / "checkpoints").resolve()
     if not folder.is_dir():
         raise CheckpointError(f"{path}: no such folder. Give a run folder, or its checkpoints folder.")
-    if STEP_NAME.fullmatch(folder.name) or (folder / MARKER_NAME).exists():
-        raise CheckpointError(f"{path}: is one checkpoint. Give the folder that it is in, {path.absolute().parent}.")
+    if is_checkpoint(folder):
+        raise CheckpointError(f"{path}: is one checkpoint. Give the folder that it is in, {folder.parent}.")
+    if folder.name != "checkpoints" and not inventory(folder):
+        raise CheckpointError(f"{path}: no checkpoint there. Give a run folder, or its checkpoints folder.")
     return folder
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is one checkpoint, whole or not, rather than a folder of them."""
+    return (path / MARKER_NAME).exists() or (path.is_dir() and STEP_NAME.match(path.resolve().name) is not None)
+
+
 def inventory(folder: Path) -> list[Entry]:
-    """Everything in a folder of checkpoints that is one, was one or was to become one; by step, what has none last."""
+    """Everything in a folder of checkpoints that is one, was one or was to become one; by step."""
     found = [entry for path in folder.iterdir() if path.is_dir() and (entry := _entry(path)) is not None]
-    return sorted(found, key=lambda entry: (entry.step is None, entry.step, entry.path.name))
+    return sorted(found, key=lambda entry: (entry.step, entry.path.name))
+
+
+def look(path: Path) -> Checkpoint:
+    """The checkpoint that a user means, by itself or as the newest of a run; its tensors are not verified.
+
+    Raises:
+        CheckpointError: there is none, or what it says of itself is damaged.
+    """
+    if is_checkpoint(path):
+        _checked(path)
+        return open_checkpoint(path)
+    folder = checkpoints_folder(path)
+    committed = [entry for entry in inventory(folder) if entry.state == "committed"]
+    if not committed:
+        raise CheckpointError(f"{path}: no checkpoint there that can be read.")
+    return open_checkpoint(committed[-1].path)
+
+
+def _checked(path: Path) -> Manifest:
+    """The manifest, after what is small was compared with it."""
+    manifest = read_manifest(path)
+    for name in (META_NAME, INDEX_NAME):
+        try:
+            same = hash_file(path / name) == manifest.files[name].sha256
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read ({error.strerror})") from error
+        if not same:
+            raise CheckpointError(f"{name} does not match its checksum")
+    return manifest
 
 
 def _entry(path: Path) -> Entry | None:
@@ -84,18 +127,18 @@ def _entry(path: Path) -> Entry | None:
     if named is None:
         return None
     step = int(named[1])
-    if path.name.startswith(STAGING):
+    if path.name.startswith((STAGING, REPLACED, TRASH)):
         return Entry(path, step, "unfinished")
     if BAD_SUFFIX in path.suffixes:
         return Entry(path, step, "set aside")
     if not STEP_NAME.fullmatch(path.name):
         return None
     try:
-        manifest = read_manifest(path)
-        tokens = read_meta(path).get("tokens")
-    except CheckpointError as error:
-        return Entry(path, step, "damaged", problem=str(error))
-    saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
+        manifest = _checked(path)
+        tokens = open_checkpoint(path).meta.get("tokens")
+        saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
+    except (CheckpointError, FileNotFoundError) as error:
+        return Entry(path, step, "damaged", problem=str(error)) if path.exists() else None
     return Entry(path, step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
 
 

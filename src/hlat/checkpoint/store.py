@@ -168,8 +168,7 @@ class CheckpointStore:
     def prune(self) -> list[int]:
         """Remove the checkpoints that the retention rule does not keep.
 
-        Kept are the last ``keep_last``, every multiple of ``keep_every_steps``, and, should none of those be whole,
-        the newest that is.
+        See ``surplus`` for the rule.
 
         Returns:
             The steps removed.
@@ -179,31 +178,14 @@ class CheckpointStore:
         """
         return self._ranks.first(self._prune)
 
-    def surplus(self) -> list[int]:
-        """The steps that ``prune`` would remove."""
-        return self._ranks.first(self._surplus)
-
-    def _surplus(self) -> list[int]:
-        steps = self.steps()
-        kept = {step for step in steps if self.keep_every_steps and step % self.keep_every_steps == 0}
-        kept |= set(steps[-self.keep_last :])
-        surplus = [step for step in steps if step not in kept]
-        if surplus and not any(self._is_whole(step) for step in sorted(kept, reverse=True)):
-            surplus = surplus[: surplus.index(self._newest_whole(surplus))]
-        return surplus
-
     def _prune(self) -> list[int]:
-        surplus = self._surplus()
+        removed = surplus(self.steps(), self.keep_last, self.keep_every_steps, self._is_whole)
         try:
-            for step in surplus:
+            for step in removed:
                 remove_checkpoint(self._disk, self.root / step_name(step))
         except OSError as exc:
             raise storage_error(exc, "cannot remove an old checkpoint", self.root) from exc
-        return surplus
-
-    def _newest_whole(self, steps: list[int]) -> int:
-        """The newest whole one of some steps; the oldest of them, so that nothing is removed, if none is."""
-        return next((step for step in reversed(steps) if self._is_whole(step)), steps[0])
+        return removed
 
     def _is_whole(self, step: int) -> bool:
         if step not in self._verified and not verify(self.root / step_name(step)):
@@ -222,6 +204,26 @@ class CheckpointStore:
         except OSError as exc:
             raise storage_error(exc, f"cannot set aside the damaged checkpoint {folder.name}", self.root) from exc
         return target
+
+
+def surplus(
+    steps: Sequence[int], keep_last: int, keep_every_steps: int | None, is_whole: Callable[[int], bool]
+) -> list[int]:
+    """Which of some checkpoints may go.
+
+    Kept are the last ``keep_last``, every multiple of ``keep_every_steps``, and from the newest that is whole on all.
+
+    Args:
+        steps: of all checkpoints, ascending.
+        keep_last: how many of the newest stay.
+        keep_every_steps: multiples of this stay; None for no such rule.
+        is_whole: whether the checkpoint of a step is; asked from the newest on, until one is.
+    """
+    old = [step for step in steps[:-keep_last] if not keep_every_steps or step % keep_every_steps]
+    if not old:
+        return []
+    newest = next((step for step in reversed(steps) if is_whole(step)), old[0])  # none: nothing is removed
+    return [step for step in old if step < newest]
 
 
 def _step_of(folder: Path) -> int:

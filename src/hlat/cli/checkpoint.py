@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import CheckpointArgument, ready, say
-from hlat.config import CheckpointError
+from hlat.config import CheckpointError, LaunchError
 
 if TYPE_CHECKING:
     from hlat.checkpoint import Entry
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, show, verify and remove the checkpoints of a run.", no_args_is_help=True)
 
 RunArgument = Annotated[str, typer.Argument(help="Run folder, or its checkpoints folder.", show_default=False)]
+_CHECKPOINTS = ("committed", "damaged")  # states of what a run would try to resume from
 JsonOption = Annotated[bool, typer.Option("--json", help="Everything as JSON.")]
 
 
@@ -38,19 +39,18 @@ def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
 
 @app.command("show")
 def show_command(checkpoint: CheckpointArgument, as_json: JsonOption = False) -> None:
-    """Tell what a checkpoint holds: position in the run, versions, tensors by kind. Of a run, its newest whole one."""
-    from hlat.checkpoint import contents, open_checkpoint, resolve
+    """Tell what a checkpoint, or the newest of a run, holds: position, versions, tensors by kind."""
+    from hlat.checkpoint import contents, look
 
     ready()
-    found = open_checkpoint(resolve(Path(checkpoint)))
+    found = look(Path(checkpoint))
     groups = contents(found)
     if as_json:
         tensors = {group.name: asdict(group) for group in groups}
         say(json.dumps({"path": str(found.path), **found.meta, "tensors": tensors}, indent=2))
         return
     say(str(found.path))
-    position = (f"{name} {found.meta[name]:,}" for name in ("step", "samples", "tokens") if name in found.meta)
-    say(", ".join(position) or f"step {found.step:,}")
+    say(", ".join(f"{name} {found.meta[name]:,}" for name in ("step", "samples", "tokens") if name in found.meta))
     say(", ".join(f"{name} {version}" for name, version in found.meta.get("versions", {}).items()))
     for group in groups:
         say(f"{group.name:24} {group.tensors:6,} tensors {group.elements:16,} elements  {', '.join(group.dtypes)}")
@@ -59,26 +59,39 @@ def show_command(checkpoint: CheckpointArgument, as_json: JsonOption = False) ->
 @app.command("verify")
 def verify_command(checkpoint: CheckpointArgument) -> None:
     """Compare every byte of a checkpoint, or of all of a run's, with its checksums. Nothing is changed."""
-    from hlat.checkpoint import MARKER_NAME, checkpoints_folder, inventory, verify
+    from hlat.checkpoint import checkpoints_folder, inventory, is_checkpoint
 
     ready()
     path = Path(checkpoint)
-    alone = (path / MARKER_NAME).exists() or path.name.startswith("step-")
-    folders = [path] if alone else [e.path for e in inventory(checkpoints_folder(path)) if e.state in _CHECKED]
+    if is_checkpoint(path):
+        folders = [path]
+    else:
+        listed = inventory(checkpoints_folder(path))
+        folders = [entry.path for entry in listed if entry.state in _CHECKPOINTS]
     if not folders:
         raise CheckpointError(f"{path}: no checkpoint there.")
-    damaged = []
-    for folder in folders:
-        begin = time.perf_counter()
-        problems = verify(folder)
-        if problems:
-            damaged.append(f"{folder}: {'; '.join(problems)}")
-            continue
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        say(f"{folder} is whole: {size:,} bytes, {size / (time.perf_counter() - begin) / 1e9:.2f} GB/s")
+    damaged = sum(not _verified(folder) for folder in folders)
     if damaged:
-        count = f"{len(damaged)} of {len(folders)} checkpoints are damaged"
-        raise CheckpointError("\n  ".join([f"{count}; a run passes over them and sets them aside:", *damaged]))
+        raise CheckpointError(
+            f"{damaged} of {len(folders)} checkpoints damaged. A run passes over them, sets them aside and takes the "
+            "newest that is whole."
+        )
+
+
+def _verified(folder: Path) -> bool:
+    """Say whether a checkpoint is whole; one that the run itself removed meanwhile is not damaged."""
+    from hlat.checkpoint import read_manifest, verify
+
+    begin = time.perf_counter()
+    problems = verify(folder)
+    if problems and not folder.exists():
+        say(f"{folder} was removed meanwhile")
+    elif problems:
+        say(f"{folder} is damaged: {'; '.join(problems)}")
+    else:
+        size = sum(read_manifest(folder).file_bytes.values())
+        say(f"{folder} is whole: {size:,} bytes, {size / (time.perf_counter() - begin) / 1e9:.2f} GB/s")
+    return not problems or not folder.exists()
 
 
 @app.command("prune")
@@ -89,19 +102,28 @@ def prune_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
 ) -> None:
     """Remove old checkpoints of a run that is not being trained; the newest whole one always stays."""
-    from hlat.checkpoint import CheckpointStore, checkpoints_folder
+    from hlat.checkpoint import CheckpointStore, checkpoints_folder, inventory, surplus, verify
     from hlat.training import run_lock
 
     ready()
-    folder = checkpoints_folder(Path(run)).absolute()
-    with run_lock(folder.parent):
-        store = CheckpointStore(folder, keep_last, keep_every)
-        steps = store.surplus() if dry_run else store.prune()
-    listed = ", ".join(f"{step:,}" for step in steps) or "nothing"
-    say(f"{'would remove' if dry_run else 'removed'}: {listed}")
+    folder = checkpoints_folder(Path(run))
+    if dry_run:
+        there = {entry.step: entry.path for entry in inventory(folder) if entry.state in _CHECKPOINTS}
+        steps = surplus(list(there), keep_last, keep_every, lambda step: not verify(there[step]))
+        say(f"would remove: {_listed(steps)}")
+        return
+    try:
+        with run_lock(Path(run).resolve() if (Path(run) / "checkpoints").is_dir() else folder.parent):
+            removed = CheckpointStore(folder, keep_last, keep_every).prune()
+    except LaunchError as error:
+        raise LaunchError(
+            f"{run}: is being trained, and prunes its checkpoints itself (checkpoint.keep_last). Wait for its end."
+        ) from error
+    say(f"removed: {_listed(removed)}")
 
 
-_CHECKED = ("committed", "damaged")
+def _listed(steps: list[int]) -> str:
+    return ", ".join(f"{step:,}" for step in steps) or "nothing"
 
 
 def _line(entry: "Entry") -> str:

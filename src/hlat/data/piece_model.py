@@ -6,7 +6,9 @@ A model that puts a space (spelled ▁) in front of a text and changes nothing e
 ``A B`` as it encodes ``▁A▁B``. If no piece of its vocabulary has ▁ after an ASCII letter, no piece
 can reach over such a space, so the best segmentation of the whole is that of ``A`` followed by that of ``B``: a long
 text is cut there, and the space itself is left to the one that the model puts in front of ``B``. With byte fallback
-no unknown piece can join the two sides either.
+no unknown piece can join the two sides either. This holds for BPE, whose merges are decided where they are; a unigram
+model adds up scores from the beginning of the text, in float32, so that near ties depend on how long it is: texts stay
+whole.
 """
 
 import re
@@ -31,6 +33,7 @@ _LLAMA_CONFIG: dict[str, Any] = {
     "add_bos_token": False,
     "add_eos_token": False,
 }
+_BPE = 2  # as trainer_spec.model_type has it
 _CUT = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _OVER_A_SPACE = re.compile(r"[A-Za-z][▁ ]")
 
@@ -140,7 +143,9 @@ def _proto(model: Any) -> Any:
 
 def _survives_cuts(proto: Any) -> bool:
     """Whether the argument of the module's docstring holds for this model."""
-    return is_plain(proto) and not any(_OVER_A_SPACE.search(piece.piece) for piece in proto.pieces)
+    if proto.trainer_spec.model_type != _BPE or not is_plain(proto):
+        return False
+    return not any(_OVER_A_SPACE.search(piece.piece) for piece in proto.pieces)
 
 
 def _load(content: bytes, where: str) -> Any:

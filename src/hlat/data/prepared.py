@@ -9,7 +9,7 @@ quarantine.jsonl          the rows that could not be read, where there were any
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import DataConfig
-from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, read_manifest
+from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, SourceRecord, read_manifest
 from hlat.data.quarantine import too_many
 from hlat.data.settings import differences, places_of, settings_of
 from hlat.data.shards import TokenArray
@@ -45,6 +45,10 @@ class Prepared:
     def fingerprint(self) -> str:
         """Hash of the content, tokens and tokenizer, wherever it lies and whatever it was made from."""
         return self.manifest.fingerprint
+
+    def reading(self, sources: list[SourceRecord]) -> "Prepared":
+        """The same, of a corpus that may have been moved: text is read where it is now. Nothing is written."""
+        return replace(self, manifest=self.manifest.model_copy(update={"sources": sources}))
 
     @property
     def tokenizer_dir(self) -> Path:

@@ -4,6 +4,7 @@ workers, each some of the streams --frames--> rows of the step, in order --> Bat
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,7 +82,8 @@ class _Worker:
         if found is None:
             code = self._process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            raise DataError(f"a tokenizing process {how}, perhaps because memory ran out. Run again to go on.")
+            why = "because a file was cut off while it was read" if code == -signal.SIGBUS else "because memory ran out"
+            raise DataError(f"a tokenizing process {how}, perhaps {why}. Run again to go on.")
         if found.kind in (REFUSED, DISK, BUG):
             kind = {REFUSED: DataError, DISK: StorageError, BUG: RuntimeError}[found.kind]
             raise kind(found.content.decode(errors="replace"))

@@ -19,6 +19,7 @@ from hlat.data.records import Row
 from hlat.data.source_file import SourceFile
 from hlat.data.tables import group_rows, read_group, rows_of_group
 from hlat.data.token_documents import TokenDocuments, Vocabulary
+from hlat.runtime import DataError
 
 _KEPT = 1 << 28  # bytes of decoded row groups
 _OPEN = 256  # datasets of tokens: a process may map so many files only
@@ -41,7 +42,7 @@ class Opener:
     def rows(self, file: SourceFile, block: Block, row: int) -> Iterator[Row]:
         """The rows of a block from its ``row``-th on, counted from the beginning of the block.
 
-        A file that changes is noticed before a row that cannot be read is blamed for it, and at the end of the block.
+        A file that changes is noticed before a row, or itself, is called damaged, and at the end of the block.
 
         Raises:
             DataError: as ``read_documents``; or the file is not the one that was listed.
@@ -49,10 +50,14 @@ class Opener:
         with file.opened() as local:
             file.check_unchanged()
             with file.named(local):
-                for found in self._found(local, file, block, row):
-                    if found.fault is not None:
-                        file.check_unchanged()
-                    yield found
+                try:
+                    for found in self._found(local, file, block, row):
+                        if found.fault is not None:
+                            file.check_unchanged()
+                        yield found
+                except DataError:
+                    file.check_unchanged()
+                    raise
             file.check_unchanged()
 
     def _found(self, local: Path, file: SourceFile, block: Block, row: int) -> Iterator[Row]:

@@ -89,8 +89,7 @@ def prepare_online(
             else:
                 before = [(record.path, record.content) for record in manifest.sources]
                 refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
-                _note_places(folder, manifest, config, [SourceRecord.of(file) for file in files])
-    return open_prepared(folder, config)
+    return open_prepared(folder, config).reading([SourceRecord.of(file) for file in files])
 
 
 def _identified(file: SourceFile) -> SourceFile:
@@ -109,18 +108,6 @@ def _identified(file: SourceFile) -> SourceFile:
     except OSError as error:
         raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
     return replace(file, sha256=digest.hexdigest())
-
-
-def _note_places(folder: Path, manifest: Manifest, config: DataConfig, records: list[SourceRecord]) -> None:
-    """A corpus that was moved is read where it is now."""
-    if [record.path for record in records] != [record.path for record in manifest.sources]:
-        moved = manifest.model_copy(update={"sources": records, "places": places_of(config)})
-        _write_manifest(folder, moved)
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    write_whole(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
-    sync_folder(folder)
 
 
 def _unhashed(file: SourceFile) -> SourceFile:
@@ -181,7 +168,8 @@ class _Setup:
             }
         )
         sync_folder(self._folder)
-        _write_manifest(self._folder, manifest)
+        write_whole(self._folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+        sync_folder(self._folder)
 
     def _blocks(self) -> tuple[list[Block], list[int]]:
         """The blocks of all training files, and how many are each source's."""
