@@ -56,7 +56,11 @@ def _largest(case: Case, content: dict[str, Any]) -> int:
     return max(plan.kept * plan.in_flight for plan in everyone)
 
 
-@pytest.mark.parametrize("case", [*SOME, *SPLIT_BACKWARD], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=str(case)) for case in SOME]
+    + [pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in SPLIT_BACKWARD if case not in SOME],
+)
 def test_a_layout_is_bitwise_the_same_layout_that_keeps_everything(case: Case, pool: Pool) -> None:
     plain = pool.run(case.world, train, content_of(case, "none"), STEPS)
     for policy in POLICIES:

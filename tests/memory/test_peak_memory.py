@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from hlat.config import ModelConfig
 from hlat.memory import POLICIES
 from hlat.model import activations
@@ -39,6 +41,7 @@ def peak(policy: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow  # what is alive is counted in every run (test_kept_bytes.py)
 def test_the_peak_falls_by_what_is_not_kept() -> None:
     """But for what one block computes again, and of that block's gradients, which are alive in any case."""
     config = ModelConfig.model_validate(WIDE)

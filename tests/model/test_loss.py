@@ -101,6 +101,7 @@ def _peak(chunked: bool, tokens: int, vocabulary: int, width: int) -> int:
     return peak_memory_bytes(CPU) - before
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_tokens() -> None:
     """A chunk of fp32 logits, twice (the logits and what is subtracted from them go in place; the allocator keeps one
     more), gradients by hidden and head twice, and 64 MB of slack; the plain loss needs all logits three times."""

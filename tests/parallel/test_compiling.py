@@ -39,7 +39,7 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_compiled_blocks_are_the_same_model_and_one_graph(checkpointing: str) -> None:
     """Gradients differ by the order of additions and the compiler's fused multiply-adds, a few roundings of 2^-24 for
     each of about 40 operations on a block's path, forward and backward, of sums of up to 96 terms."""

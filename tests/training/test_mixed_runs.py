@@ -31,7 +31,9 @@ def _data_of(run: Path) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("mode", "layout"),
     [
-        ("prepared", ["parallel.tensor=2", "memory.activation_checkpointing=selective"]),
+        pytest.param(
+            "prepared", ["parallel.tensor=2", "memory.activation_checkpointing=selective"], marks=pytest.mark.slow
+        ),
         ("online", ["parallel.context=2"]),
     ],
 )

@@ -94,7 +94,7 @@ def test_interrupted_by_ctrl_c_it_saves_and_goes_on(recipe_file, tiny, straight,
 def test_killed_at_random_instants_and_restarted_each_time(recipe_file, tiny, straight, tmp_path):
     rng = random.Random(11)
     command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, "checkpoint.every_steps=3"]
-    for _ in range(4):
+    for _ in range(2):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
         seen = ""
         for line in process.stdout:
@@ -116,6 +116,7 @@ def test_a_finished_run_has_nothing_to_do(cli, recipe_file, tiny, straight):
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_coalescing_may_change_on_resume(cli, recipe_file, tiny, straight, tmp_path):
     """The state is the same weights, only sums run in another order: the end is as close as with another micro-batch,
 
