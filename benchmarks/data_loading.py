@@ -123,13 +123,14 @@ def online(asked):
     alone = encode_batch(asked)
     next(alone)
     rounds = []
-    for _ in range(2 * asked.rounds + 1):
-        child.resume()
-        loader = rate(batches, asked.seconds, [psutil.Process(), child])
-        child.suspend()  # it must not work ahead in the time of the other
-        rounds.append((*loader, *rate(alone, asked.seconds, [psutil.Process()])))
-    child.resume()
-    feed.close()
+    try:
+        for _ in range(2 * asked.rounds + 1):
+            child.resume()
+            loader = rate(batches, asked.seconds, [psutil.Process(), child])
+            child.suspend()  # it must not work ahead in the time of the other
+            rounds.append((*loader, *rate(alone, asked.seconds, [psutil.Process()])))
+    finally:
+        feed.close()
     print("| | million tokens/s | per processor second |\n|---|---|---|")
     for name, first in (("hlat, online", 0), ("tokenizers.encode_batch", 2)):
         wall, cpu = (", ".join(f"{one[first + column] / 1e6:.2f}" for one in rounds) for column in (0, 1))

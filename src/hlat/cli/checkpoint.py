@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, show, verify and remove the checkpoints of a run.", no_args_is_help=True)
 
 RunArgument = Annotated[str, typer.Argument(help="Run folder, or its checkpoints folder.", show_default=False)]
-_CHECKPOINTS = ("committed", "damaged")  # states of what a run would try to resume from
 JsonOption = Annotated[bool, typer.Option("--json", help="Everything as JSON.")]
+
+_CHECKPOINTS = ("committed", "damaged")  # states of what a run would try to resume from
 
 
 @app.command("list")

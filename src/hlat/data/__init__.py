@@ -1,7 +1,7 @@
 """Text becomes samples: sources -> documents -> tokens -> shards -> samples addressed by a global index.
 
     remote, cache         URLs -> files on this machine
-    sources, readers      files -> documents (token_documents: those that are tokens)
+    sources, readers      files -> documents (endings, tables, lines, records; token_documents: those that are tokens)
     tokenizer, training   documents <-> token ids
     preparation, staging  documents -> token shards and a manifest, by worker processes, restartable
     parts, joining        the same by several machines
