@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from corpora import documents, tree, write_jsonl
-from object_store import ObjectStore
 from preparing import LARGE, data_config, start, wait
 
 from hlat.data import prepare, remote, retries
 from hlat.data.cache_folder import PART
 from hlat.data.sources import list_files
 from hlat.runtime import DataError
+from object_store import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("small_units")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from corpora import documents, write_jsonl
+
 from object_store import ObjectStore
 
 _FILES, _DOCUMENTS, _SIZE = 12, 16, 1_200

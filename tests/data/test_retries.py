@@ -12,9 +12,8 @@ import multidict
 import pytest
 import yarl
 
-from hlat.data.faults import Fault, Kind, fault_of
 from hlat.data.retries import PATIENCE, Abandoned, Away, Retries
-from hlat.runtime import DataError, StorageError
+from hlat.runtime import DataError, Fault, Kind, StorageError, fault_of
 
 
 class World:

@@ -343,7 +343,7 @@ except DataError as error:
 """
     said = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
     protocol = url.partition("://")[0]
-    expected = f"{url}: reading {protocol}:// takes a package that is not installed: pip install 'hlat[{extra}]'"
+    expected = f"{url}: {protocol}:// takes a package that is not installed: pip install 'hlat[{extra}]'"
     assert said.stdout.strip() == expected
 
 

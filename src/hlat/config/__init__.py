@@ -10,15 +10,24 @@ from hlat.config.data import (
 from hlat.config.data_rules import LONGEST_PERIOD, whole_weights
 from hlat.config.errors import Fix, Problem, RecipeError
 from hlat.config.hf import hf_to_model
+from hlat.config.layout_checks import CHECKS as LAYOUT_CHECKS
 from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
-from hlat.config.parallel import MemoryConfig, ParallelConfig
+from hlat.config.parallel import MemoryConfig, ParallelConfig, Schedule
 from hlat.config.parsing import load_recipe, parse_recipe
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
+from hlat.config.recovery import (
+    AnomalyConfig,
+    CheckpointConfig,
+    FaultConfig,
+    IntegrityConfig,
+    LocalSnapshotsConfig,
+    RecoveryConfig,
+    refuse_faults,
+)
 from hlat.config.schema import recipe_schema
 from hlat.config.sections import (
     BatchConfig,
-    CheckpointConfig,
     EvaluationConfig,
     OptimizerConfig,
     PrecisionConfig,
@@ -27,35 +36,57 @@ from hlat.config.sections import (
     TrackingConfig,
     TrainingConfig,
 )
-from hlat.config.urls import is_url, secret_in, without_secrets
-from hlat.runtime import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
+from hlat.config.values import Check, Values, divisors, holds
+from hlat.runtime import (
+    CheckpointError,
+    CorruptionError,
+    DataError,
+    HlatError,
+    LaunchError,
+    NumericsError,
+    PersistentCorruptionError,
+    StorageError,
+    is_url,
+    secret_in,
+    without_secrets,
+)
 
 __all__ = [
+    "LAYOUT_CHECKS",
     "LONGEST_PERIOD",
     "PRESETS",
+    "AnomalyConfig",
     "BatchConfig",
+    "Check",
     "CheckpointConfig",
     "CheckpointError",
+    "CorruptionError",
     "DataConfig",
     "DataError",
     "EvaluationConfig",
+    "FaultConfig",
     "Fix",
     "HlatError",
+    "IntegrityConfig",
     "LaunchError",
     "LinearScaling",
     "Llama3Scaling",
+    "LocalSnapshotsConfig",
     "MemoryConfig",
     "ModelConfig",
     "NumericsError",
     "OptimizerConfig",
     "ParallelConfig",
+    "PersistentCorruptionError",
     "PhaseConfig",
     "PrecisionConfig",
     "Problem",
     "Recipe",
     "RecipeError",
+    "RecoveryConfig",
     "RopeConfig",
     "RunConfig",
+    "Schedule",
     "ScheduleConfig",
     "SourceConfig",
     "StorageError",
@@ -63,11 +94,15 @@ __all__ = [
     "TrackingConfig",
     "TrainingConfig",
     "ValidationSplitConfig",
+    "Values",
+    "divisors",
     "hf_to_model",
+    "holds",
     "is_url",
     "load_recipe",
     "parse_recipe",
     "recipe_schema",
+    "refuse_faults",
     "secret_in",
     "whole_weights",
     "without_secrets",

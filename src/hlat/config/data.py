@@ -6,7 +6,7 @@ from pydantic import Field
 
 from hlat.config.section import Section, fixed
 from hlat.config.sections import Positive
-from hlat.config.urls import without_secrets
+from hlat.runtime import without_secrets
 
 
 class SourceConfig(Section):

@@ -6,8 +6,8 @@ from math import gcd, lcm
 from typing import Any
 
 from hlat.config.errors import Problem
-from hlat.config.urls import is_url, secret_in, without_secrets
 from hlat.config.values import Rule, Values
+from hlat.runtime import is_url, secret_in, without_secrets
 
 LONGEST_PERIOD = 100_000
 """Samples after which weights have to come out even: what repeats has to be laid out once."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from hlat.config.data import DataConfig
 from hlat.config.model import ModelConfig
 from hlat.config.parallel import MemoryConfig, ParallelConfig
+from hlat.config.recovery import AnomalyConfig, CheckpointConfig, FaultConfig, IntegrityConfig, RecoveryConfig
 from hlat.config.section import Section
 from hlat.config.sections import (
     BatchConfig,
-    CheckpointConfig,
     EvaluationConfig,
     OptimizerConfig,
     PrecisionConfig,
@@ -49,6 +49,14 @@ class Recipe(Section):
     """Trading computation for memory."""
     tracking: TrackingConfig = TrackingConfig()
     """Readers of the metrics."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """Restarts, hangs, deadlines."""
+    anomalies: AnomalyConfig = AnomalyConfig()
+    """Numbers that are not what they should be."""
+    integrity: IntegrityConfig = IntegrityConfig()
+    """Silent corruption."""
+    faults: tuple[FaultConfig, ...] = ()
+    """Faults to be injected, for rehearsing recovery."""
 
     @property
     def run_dir(self) -> Path:

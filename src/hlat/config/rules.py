@@ -5,11 +5,14 @@ skipped, because its answer would only repeat that mistake.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from hlat.config.data_rules import DATA_RULES
 from hlat.config.errors import Problem
 from hlat.config.layout_rules import LAYOUT_RULES
+from hlat.config.recovery import FaultConfig
 from hlat.config.values import Rule, Unavailable, Values, divisors
+from hlat.runtime import is_url, protocol_of, secret_in, without_secrets
 
 
 def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:
@@ -142,6 +145,44 @@ def _memory_budget(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "memory.budget_gib", reason, "Remove it, or set memory.activation_checkpointing=budget.")
 
 
+def _faults(v: Values) -> Iterator[Problem]:
+    for number, fault in enumerate(v("faults")):
+        if "world" in v and fault.rank >= v("world"):
+            reason = f"there are {v('world')} processes, counted from 0."
+            yield _wrong_fault(number, "rank", fault.rank, reason, f"Use at most {v('world') - 1}.")
+        if "world" in v and fault.kind == "deadlock" and v("world") == 1:
+            reason = "a process that is alone waits for nobody."
+            yield _wrong_fault(number, "kind", fault.kind, reason, "Use hang, or several processes.")
+        if fault.kind in ("slow", "slow_disk") and fault.seconds == _FOR_EVER:
+            yield _wrong_fault(
+                number, "seconds", fault.seconds, "an hour each time is no slowness.", "Give seconds: 0.5."
+            )
+
+
+def _remote(v: Values) -> Iterator[Problem]:
+    url, path = v("checkpoint.remote"), "checkpoint.remote"
+    if url is None:
+        return
+    wanted = "Name a prefix of an object store, s3://bucket/prefix or gs://bucket/prefix."
+    if (secret := secret_in(url)) is not None:
+        reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."
+        remedy = "Give it without; credentials come from the environment."
+        yield Problem(path, reason, remedy, without_secrets(url), True)
+    elif not is_url(url) or "::" in url or protocol_of(url) in _NO_STORES:
+        yield _wrong(v, path, "it is no object store that can be written to.", wanted)
+    elif not url.partition("://")[2].partition("/")[2].strip("/"):
+        yield _wrong(v, path, "it is a whole bucket, where each run needs a place of its own.", wanted)
+
+
+_NO_STORES = ("file", "local", "memory", "http", "https")
+
+_FOR_EVER = FaultConfig.model_fields["seconds"].default
+
+
+def _wrong_fault(number: int, name: str, value: Any, reason: str, remedy: str) -> Problem:
+    return Problem(f"faults.{number}.{name}", reason, remedy, value, True)
+
+
 RULES: tuple[Rule, ...] = (
     _heads,
     _kv_heads,
@@ -155,6 +196,8 @@ RULES: tuple[Rule, ...] = (
     _wsd,
     _compile,
     _memory_budget,
+    _faults,
+    _remote,
     *LAYOUT_RULES,
 )
 

@@ -79,19 +79,6 @@ class TrainingConfig(Section):
     """End cleanly after so many steps of this process, saving a checkpoint, as an interruption would."""
 
 
-class CheckpointConfig(Section):
-    """When the state of the run is saved and what is kept."""
-
-    every_steps: Positive | None = 500
-    """Steps between two checkpoints; null saves only at the end."""
-    keep_last: Positive = 3
-    """How many of the newest checkpoints are kept."""
-    keep_every_steps: Positive | None = None
-    """Checkpoints at multiples of this are kept for ever."""
-    init_from: str | None = None
-    """Checkpoint whose weights the run starts from (see hlat import); null starts from random weights."""
-
-
 class EvaluationConfig(Section):
     """Validation during training, on a fixed set of sequences."""
 

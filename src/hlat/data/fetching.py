@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from hlat.data.cache import Cache
-from hlat.data.faults import Transient
 from hlat.data.remote import RemoteFile, Store
 from hlat.data.retries import Abandoned, Attempts
-from hlat.runtime import DataError
+from hlat.runtime import DataError, Transient
 
 
 @dataclass(frozen=True)

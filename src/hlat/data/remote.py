@@ -1,9 +1,6 @@
 """A URL -> the files it names, and their bytes, by fsspec: any store that has a backend.
 
-    s3://bucket/corpus/**/*.parquet --list--> RemoteFile(url, size, version) ... --read--> bytes, in order
-
-fsspec and its backends are imported when the first URL is met, never before. Credentials and endpoints are theirs to
-find, in the environment; nothing of them is read, kept or shown here.
+s3://bucket/corpus/**/*.parquet --list--> RemoteFile(url, size, version) ... --read--> bytes, in order
 """
 
 import re
@@ -16,21 +13,11 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from hlat.config import is_url, secret_in, without_secrets
-from hlat.data.faults import Fault, Kind, Transient
 from hlat.data.retries import Retries
-from hlat.runtime import DataError
+from hlat.runtime import WEB, DataError, Fault, Transient, connect, is_url, protocol_of, refusal, refuse_unusable
 
 _CHUNK = 1 << 24  # bytes a request asks for: long beside its latency, short beside what a lost one costs
 _STREAMED = 1 << 20  # bytes read together from a server that does not give parts of a file
-_HTTP = ("http", "https")
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
-_ACCESS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role; FSSPEC_S3_ANON=true for a "
-    "public bucket",
-    "gcs": "GOOGLE_APPLICATION_CREDENTIALS or the machine's account; FSSPEC_GS_TOKEN=anon for a public bucket",
-    "http": '~/.netrc, or FSSPEC_HTTPS=\'{"headers": {"Authorization": ...}}\'',
-}
 _VERSIONS = ("generation", "ETag", "etag", "e_tag", "Content-MD5")
 _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
 
@@ -68,12 +55,12 @@ class Store:
     """
 
     def __init__(self, url: str, retries: Callable[[str], Retries] = Retries) -> None:
-        _refuse_unusable(url)
+        refuse_unusable(url, DataError)
         self._url = url
-        self._protocol = url.partition("://")[0].lower()
+        self._protocol = protocol_of(url)
         self.retries = retries(_place(url))
-        connect = partial(_file_system, url, self._protocol)  # some backends log in when they are made
-        self._fs, self._root = self.retries.call(f"opening {url}", connect, partial(self._refusal, url))
+        open_it = partial(connect, url, DataError)  # some backends log in when they are made
+        self._fs, self._root = self.retries.call(f"opening {url}", open_it, partial(self._refusal, url))
         shorter = url.rstrip("/")
         at_end = shorter.endswith(self._root)
         self._head = shorter[: len(shorter) - len(self._root)] if at_end else f"{self._protocol}://"
@@ -137,7 +124,7 @@ class Store:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """What is at the place, by the backend's names."""
-        web = self._protocol in _HTTP
+        web = self._protocol in WEB
         first = min((at for sign in ("*[" if web else "*?[") if (at := self._root.find(sign)) >= 0), default=None)
         if first is not None:
             return self._matching(self._root[:first].rpartition("/")[0])
@@ -164,7 +151,7 @@ class Store:
         By walking, since ``find`` and ``glob`` take a folder that could not be listed for an empty one.
         """
         self._fs.invalidate_cache()
-        web = self._protocol in _HTTP
+        web = self._protocol in WEB
         found: dict[str, dict[str, Any]] = {}
         for _, _, files in self._fs.walk(folder + "/" * web, maxdepth=depth, detail=True, on_error="raise"):
             found |= {info["name"]: info for info in files.values()}
@@ -200,19 +187,7 @@ class Store:
                 yield piece
 
     def _refusal(self, url: str, fault: Fault) -> Exception:
-        access = _ACCESS.get(_EXTRAS.get(self._protocol, ""), f"what the fsspec backend of {self._protocol}:// reads")
-        match fault.kind:
-            case Kind.MISSING:
-                why = f" ({fault.reason})" if fault.reason not in url else ""
-                return Missing(f"{url}: nothing there{why}. Check the name, and the endpoint if one is set.")
-            case Kind.DENIED:
-                return Missing(
-                    f"{url}: permission denied: {fault.reason}. Grant the right to read and list it, or use other "
-                    f"credentials: {access}."
-                )
-            case Kind.NO_CREDENTIALS:
-                return Missing(f"{url}: no credentials: {fault.reason}. They come from the environment: {access}.")
-        return Missing(f"{url}: cannot be read: {fault.reason}. Check the URL, and the endpoint if one is set.")
+        return Missing(refusal(url, fault))
 
 
 def local_path(path: str) -> str:
@@ -223,60 +198,9 @@ def local_path(path: str) -> str:
 
 def name_of(url: str) -> str:
     """The part of a URL that is a file's name with its endings, without a query."""
-    protocol = url.partition("://")[0].lower()
-    path = url.partition("?")[0].partition("#")[0] if protocol in _HTTP else url
+    protocol = protocol_of(url)
+    path = url.partition("?")[0].partition("#")[0] if protocol in WEB else url
     return path.rstrip("/").rpartition("/")[2]
-
-
-def _refuse_unusable(url: str) -> None:
-    secret = secret_in(url)
-    if secret is not None:
-        raise DataError(
-            f"{without_secrets(url)}: the URL holds {secret}, and paths are recorded in manifests, checkpoints and "
-            "logs. Give it without; credentials come from the environment."
-        )
-    if "::" in url:
-        raise DataError(f"{url}: chained URLs are not read; give the URL of the files themselves.")
-
-
-def _file_system(url: str, protocol: str) -> tuple[Any, str]:
-    """The backend, and its name for what the URL names."""
-    import fsspec  # noqa: PLC0415 - only where a URL is used: workers and local corpora start without it
-
-    try:
-        backend = fsspec.get_filesystem_class(protocol)
-        fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **_options(protocol, fsspec.config.conf))
-    except ImportError as error:
-        extra = _EXTRAS.get(protocol)
-        install = f"pip install 'hlat[{extra}]'" if extra else f"install its backend ({error})"
-        raise DataError(f"{url}: reading {protocol}:// takes a package that is not installed: {install}") from error
-    except ValueError as error:
-        raise DataError(f"{url}: {without_secrets(str(error))}. s3://, gs:// and https:// are known.") from error
-    if hasattr(backend, "retries"):
-        fs.retries = 1  # ours tell the user, and wait longer
-    return fs, str(root).rstrip("/") if str(root) != "/" else str(root)
-
-
-def _options(protocol: str, environment: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Options of a backend: no listings from its memory, no attempts of its own, time-outs for silence only.
-
-    Args:
-        protocol: of the URL.
-        environment: what FSSPEC_* variables set, which stays in force beside these.
-    """
-    given = {**environment.get(_EXTRAS.get(protocol, protocol), {}), **environment.get(protocol, {})}
-    options: dict[str, Any] = {"use_listings_cache": False}
-    if protocol in ("s3", "s3a"):
-        config = given.get("config_kwargs", {})
-        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, **config}
-    if protocol in _HTTP:
-        import aiohttp  # noqa: PLC0415 - the backend of this protocol, and only of this one
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-        session = given.get("client_kwargs", {})
-        headers = {"Accept-Encoding": "identity", **session.get("headers", {})}  # the bytes of the file, and its length
-        options["client_kwargs"] = {"timeout": timeout, "trust_env": True, **session, "headers": headers}
-    return options
 
 
 def _place(url: str) -> str:

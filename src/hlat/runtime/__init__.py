@@ -6,15 +6,43 @@ What needs torch is imported when it is first asked for: ``hlat check`` and a re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hlat.runtime.errors import CheckpointError, DataError, HlatError, LaunchError, NumericsError, StorageError
+from hlat.runtime.errors import (
+    CheckpointError,
+    CorruptionError,
+    DataError,
+    HardwareError,
+    HlatError,
+    LaunchError,
+    NumericsError,
+    PersistentCorruptionError,
+    PlanError,
+    StorageError,
+)
+from hlat.runtime.file_systems import WEB, connect, protocol_of, refusal, refuse_unusable
 from hlat.runtime.keys import stream_key
+from hlat.runtime.others import LAUNCHER, is_running, is_stopped, session_lives
+from hlat.runtime.phase import PHASES, current_phase, enter_phase, observed_phases
 from hlat.runtime.place import Place, place
+from hlat.runtime.stopping import DEADLINE, INTERRUPTED, REQUEUE, STOP_CODES, STOPPING, stop_code
+from hlat.runtime.store_faults import Fault, Kind, Transient, fault_of
+from hlat.runtime.urls import is_url, secret_in, without_secrets
 
 if TYPE_CHECKING:
-    from hlat.runtime.device import compute_capability, describe, has_fast_bf16, peak_memory_bytes, synchronize
+    from hlat.runtime.beside import Beside, Line, start_beside
+    from hlat.runtime.device import (
+        compute_capability,
+        describe,
+        has_fast_bf16,
+        peak_memory_bytes,
+        pin,
+        synchronize,
+        unpin,
+    )
     from hlat.runtime.disk import sync_to_disk
     from hlat.runtime.identity import check_same, code_identity
-    from hlat.runtime.processes import Runtime, abandon, finish, joined, start
+    from hlat.runtime.once import Once
+    from hlat.runtime.pretence import host_values, is_pretended, pretended
+    from hlat.runtime.processes import Runtime, abandon, finish, join_beside, joined, start
     from hlat.runtime.random import normal_block, normal_range, philox
     from hlat.runtime.ranklog import log_path, rank_log
     from hlat.runtime.ranks import Ranks
@@ -22,10 +50,21 @@ if TYPE_CHECKING:
     from hlat.runtime.vote import Vote
 
 _WITH_TORCH = {
-    "device": ("compute_capability", "describe", "has_fast_bf16", "peak_memory_bytes", "synchronize"),
+    "beside": ("Beside", "Line", "start_beside"),
+    "device": (
+        "compute_capability",
+        "describe",
+        "has_fast_bf16",
+        "peak_memory_bytes",
+        "pin",
+        "synchronize",
+        "unpin",
+    ),
     "disk": ("sync_to_disk",),
+    "once": ("Once",),
     "identity": ("check_same", "code_identity"),
-    "processes": ("Runtime", "abandon", "finish", "joined", "start"),
+    "processes": ("Runtime", "abandon", "finish", "join_beside", "joined", "start"),
+    "pretence": ("host_values", "is_pretended", "pretended"),
     "random": ("normal_block", "normal_range", "philox"),
     "ranklog": ("log_path", "rank_log"),
     "ranks": ("Ranks",),
@@ -42,36 +81,76 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "DEADLINE",
+    "INTERRUPTED",
+    "LAUNCHER",
+    "PHASES",
+    "REQUEUE",
+    "STOPPING",
+    "STOP_CODES",
+    "WEB",
+    "Beside",
     "CheckpointError",
+    "CorruptionError",
     "DataError",
+    "Fault",
+    "HardwareError",
     "HlatError",
+    "Kind",
     "LaunchError",
+    "Line",
     "NumericsError",
+    "Once",
+    "PersistentCorruptionError",
     "Place",
+    "PlanError",
     "Ranks",
     "Runtime",
     "StorageError",
+    "Transient",
     "Vote",
     "abandon",
     "check_same",
     "code_identity",
     "compute_capability",
+    "connect",
+    "current_phase",
     "describe",
+    "enter_phase",
+    "fault_of",
     "finish",
     "has_fast_bf16",
+    "host_values",
+    "is_pretended",
+    "is_running",
+    "is_stopped",
+    "is_url",
+    "join_beside",
     "joined",
     "log_path",
     "normal_block",
     "normal_range",
+    "observed_phases",
     "peak_memory_bytes",
     "philox",
+    "pin",
     "place",
+    "pretended",
+    "protocol_of",
     "rank_log",
+    "refusal",
+    "refuse_unusable",
     "rng_state",
+    "secret_in",
     "seed_generators",
+    "session_lives",
     "set_rng_state",
     "start",
+    "start_beside",
+    "stop_code",
     "stream_key",
     "sync_to_disk",
     "synchronize",
+    "unpin",
+    "without_secrets",
 ]

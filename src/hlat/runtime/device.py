@@ -61,6 +61,26 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def is_in_use() -> bool:
+    """Whether this process has begun to use an accelerator, whose driver's state no copy of the process can use."""
+    module = torch.get_device_module()
+    return module is not torch.cpu and bool(getattr(module, "is_initialized", lambda: False)())
+
+
+def pin(memory: torch.Tensor, device: torch.device) -> bool:
+    """Lock the pages of host memory, so that an accelerator copies into them by itself; False where it cannot."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # another thread than the one that computes begins on device 0
+        return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+
+
+def unpin(memory: torch.Tensor, device: torch.device) -> None:
+    """Undo a ``pin`` that succeeded, before the memory is given back."""
+    with torch.cuda.device(device):
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """Largest memory used so far: allocated on an accelerator, resident in this process on the CPU."""
     if device.type != "cpu":

@@ -10,9 +10,11 @@ class HlatError(Exception):
 
     Attributes:
         from_rank: the rank where it happened, if that is another process than the one that raises it here.
+        may_pass: whether the same command may fare better without anybody's doing: during training it is tried again.
     """
 
     exit_code = 2
+    may_pass = False
     from_rank: int | None = None
 
 
@@ -28,13 +30,36 @@ class LaunchError(HlatError):
     """The program cannot start here: device, processes, ports."""
 
 
+class HardwareError(HlatError):
+    """Hardware that the catalog does not know, or a catalog that does not hold together."""
+
+
+class PlanError(HlatError):
+    """A question that the planner cannot answer: nothing fits, or the question contradicts itself."""
+
+
 class NumericsError(HlatError):
     """The loss, the gradient or the weights are no longer finite numbers."""
 
     exit_code = 4
 
 
+class CorruptionError(HlatError):
+    """Copies that have to be equal differ: a machine changed bits. Starting again goes on from the last good state."""
+
+    exit_code = 5
+    may_pass = True
+
+
+class PersistentCorruptionError(CorruptionError):
+    """It happened again in the same place: starting again there would not help."""
+
+    exit_code = 4
+    may_pass = False
+
+
 class StorageError(HlatError):
     """The disk refused: full, read-only, or gone. Not the recipe's fault, so the exit code differs."""
 
     exit_code = 3
+    may_pass = True

@@ -36,6 +36,9 @@ ARRIVAL = timedelta(minutes=10)
 # this time: its connections close, and gloo reports that at once.
 _CONTROL = timedelta(days=1)
 
+# Savers wait for each other while the slowest of them writes its part, and their trainers can do without them.
+_BESIDE = timedelta(minutes=30)
+
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
 
 _joins: Counter[tuple[str, int]] = Counter()  # by store: a process that joins again must not meet its old names there
@@ -50,6 +53,7 @@ class Runtime:
     world: int = 1
     local_rank: int = 0
     ranks: Ranks = field(default_factory=Ranks)
+    meeting: str = ""  # where at the store its processes met; those beside them meet below it
 
 
 def start(device: str = "auto") -> Runtime:
@@ -64,8 +68,30 @@ def start(device: str = "auto") -> Runtime:
     here = place()
     chosen = choose_device(device, here)
     make_deterministic(chosen)
-    ranks = _join(chosen, here) if here.world > 1 else Ranks()
-    return Runtime(chosen, here.rank, here.world, here.local_rank, ranks)
+    if here.world == 1:
+        return Runtime(chosen)
+    ranks = _join(chosen, here)
+    return Runtime(chosen, here.rank, here.world, here.local_rank, ranks, _meeting(*_address()))
+
+
+def join_beside(name: str, meeting: str, here: Place) -> Ranks:
+    """Join a world of processes of which one stands beside each process of a run.
+
+    Args:
+        name: of that world: there may be several.
+        meeting: that of the run.
+        here: of the process that this one stands beside.
+
+    Raises:
+        LaunchError: they do not find each other.
+    """
+    if here.world == 1:
+        return Ranks()
+    address, port = _address()
+    store = _arrive(_reach(address, port, here.rank, hosts=False), f"{meeting}/{name}", here)
+    with _connecting(here):
+        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.world, timeout=_BESIDE)
+    return Ranks(here.rank, here.world, dist.group.WORLD)
 
 
 def finish(runtime: Runtime) -> None:
@@ -107,36 +133,47 @@ def _join(device: torch.device, here: Place) -> Ranks:
         message = f"run.device={device.type}: torch has no way for several processes to compute on such devices."
         raise LaunchError(f"{message} Use run.device=cpu, or one process.")
     store = _meet(here)
-    try:
+    with _connecting(here):
         # Not bound to the device: NCCL would then cut later groups out of this one, for which every rank has to call,
         # and ours are made by their members only.
         dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.world)
         control = dist.new_group(backend="gloo", timeout=_CONTROL)
+    assert control is not None, "every rank is in the control group"
+    return Ranks(here.rank, here.world, control)
+
+
+@contextmanager
+def _connecting(here: Place) -> Iterator[None]:
+    try:
+        yield
     except (RuntimeError, ValueError) as error:
         message = (
             f"the {here.world} processes arrived, but rank {here.rank} cannot connect to the others ({_line(error)})."
         )
         remedy = "Check that the machines reach each other; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network."
         raise LaunchError(f"{message} {remedy}") from error
-    assert control is not None, "every rank is in the control group"
-    return Ranks(here.rank, here.world, control)
 
 
 def _meet(here: Place) -> "Store":
-    """The store, once every process has arrived. Waiting here says who is missing; the backends could not."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    try:
-        server = _connect(address, port, here.rank)
-    except (RuntimeError, ValueError, OSError) as error:
-        what = "open the store of the run at" if _hosts(here.rank) else "reach rank 0 at"
-        message = f"rank {here.rank} cannot {what} MASTER_ADDR={address} MASTER_PORT={port} ({_line(error)})."
-        remedy = (
-            "Check that the address is that of rank 0's machine, and that the port is free and not behind a firewall."
-        )
-        raise LaunchError(f"{message} {remedy}") from error
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    """The store, once every process has arrived."""
+    address, port = _address()
+    server = _connect(address, port, here.rank)
     _joins[address, port] += 1
-    store = dist.PrefixStore(f"hlat/{attempt}/{_joins[address, port]}", server)  # type: ignore[attr-defined]
+    return _arrive(server, _meeting(address, port), here)
+
+
+def _address() -> tuple[str, int]:
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def _meeting(address: str, port: int) -> str:
+    """The name of the world that this process joined last there."""
+    return f"hlat/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_joins[address, port]}"
+
+
+def _arrive(server: "Store", meeting: str, here: Place) -> "Store":
+    """Wait for every process. Waiting here says who is missing; the backends could not."""
+    store = dist.PrefixStore(meeting, server)  # type: ignore[attr-defined]
     if store.add(f"rank/{here.rank}", 1) > 1:
         message = f"two processes say that they are rank {here.rank} of {here.world}."
         raise LaunchError(f"{message} Give each its own RANK, and each run its own MASTER_PORT.")
@@ -154,8 +191,19 @@ def _meet(here: Place) -> "Store":
 
 @lru_cache(maxsize=1)  # kept when the groups are left: a slower peer would lose what it still needs
 def _connect(address: str, port: int, rank: int) -> "Store":
-    hosts = _hosts(rank)
-    return dist.TCPStore(address, port, is_master=hosts, timeout=ARRIVAL, wait_for_workers=False)  # type: ignore[attr-defined]
+    return _reach(address, port, rank, _hosts(rank))
+
+
+def _reach(address: str, port: int, rank: int, hosts: bool) -> "Store":
+    try:
+        return dist.TCPStore(address, port, is_master=hosts, timeout=ARRIVAL, wait_for_workers=False)  # type: ignore[attr-defined]
+    except (RuntimeError, ValueError, OSError) as error:
+        what = "open the store of the run at" if hosts else "reach rank 0 at"
+        message = f"rank {rank} cannot {what} MASTER_ADDR={address} MASTER_PORT={port} ({_line(error)})."
+        remedy = (
+            "Check that the address is that of rank 0's machine, and that the port is free and not behind a firewall."
+        )
+        raise LaunchError(f"{message} {remedy}") from error
 
 
 def _hosts(rank: int) -> bool:

@@ -2,13 +2,14 @@
 
     rank 0:      value --broadcast--> every rank
     every rank:  value --gather-----> rank 0          value --all_gather--> every rank
+    some ranks:  bytes --exchange---> some ranks
     rank 0:      action --first-----> its result, or its error, on every rank
     every rank:  action --each------> its own result, or an error on every rank
 
 One process is a run like any other: each of these is then the obvious, without torch.distributed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -88,11 +89,32 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def gather_rows(self, values: torch.Tensor) -> torch.Tensor:
+        """Every rank's tensor on every rank, in the order of ranks: (world, *shape); on the CPU, of one shape."""
+        if self.group is None:
+            return values.unsqueeze(0)
+        rows = [torch.empty_like(values) for _ in range(self.world)]
+        dist.all_gather(rows, values, group=self.group)
+        return torch.stack(rows)
+
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's tensor, on every rank; on the CPU, added up in place."""
         if self.group is not None:
             dist.all_reduce(values, group=self.group)
         return values
+
+    def exchange(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
+        """Send tensors to some ranks and receive others from some, at the same time. Every rank calls it.
+
+        Args:
+            sent: rank -> a tensor on the CPU, contiguous; not this rank.
+            received: rank -> where to put what it sends, of the same size and dtype.
+        """
+        works = [dist.isend(tensor, group=self.group, group_dst=rank) for rank, tensor in sorted(sent.items())]
+        works += [dist.irecv(tensor, group=self.group, group_src=rank) for rank, tensor in sorted(received.items())]
+        for work in works:
+            assert work is not None, "this process is a member of the group"
+            work.wait()
 
     def part(self, members: Sequence[int]) -> "Ranks":
         """Some of the ranks, this one among them, as ranks of their own; only they call it, each with the same ones."""

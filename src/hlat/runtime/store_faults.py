@@ -15,7 +15,7 @@ from http import HTTPStatus
 from itertools import chain as one_by_one
 from typing import NamedTuple
 
-from hlat.config import without_secrets
+from hlat.runtime.urls import without_secrets
 
 
 class Kind(Enum):

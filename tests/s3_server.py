@@ -2,13 +2,15 @@
 
     python s3_server.py FOLDER PORT
 
-FOLDER/objects/BUCKET/KEY are the objects when it starts; moto itself forgets. FOLDER/faults.json, read at every
-request, makes it misbehave: a list of {"method", "path" (a part of it), "times", and "status" with "code", or "keep"
-(bytes of the body after which the connection breaks), or "slow" (seconds between pieces of the body)}.
+FOLDER/objects/BUCKET/KEY are the objects when it starts, and what a request changed is there before it is answered:
+moto itself forgets. FOLDER/faults.json, read at every request, makes it misbehave: a list of {"method", "path" (a part
+of it), "times", and "status" with "code", or "keep" (bytes of the body after which the connection breaks), or "slow"
+(seconds between pieces of the body), or "wait" (seconds before anything is done)}.
 """
 
 import json
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ class Misbehaving:
     def __init__(self, application: Callable[..., Any]) -> None:
         self._application = application
         self._used: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         fault = self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"])
@@ -39,7 +42,12 @@ class Misbehaving:
             body = f"<Error><Code>{fault['code']}</Code><Message>{fault['code']} was asked for</Message></Error>"
             start_response(f"{fault['status']} {fault['code']}", [("Content-Type", "application/xml")])
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [body.encode()]
+        time.sleep(fault.get("wait", 0))
         response = self._application(environ, start_response)
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            response = [b"".join(response)]
+            with self._lock:
+                remember()
         return _disturbed(response, fault) if fault else response
 
     def _fault(self, method: str, path: str) -> dict[str, Any]:
@@ -69,13 +77,35 @@ class Quiet(WSGIRequestHandler):
         """Nothing."""
 
 
+_known: dict[tuple[str, str], str] = {}
+
+
+def remember() -> None:
+    """Bring the folder up to date with moto."""
+    now: dict[tuple[str, str], str] = {}
+    for bucket in s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.values():
+        for name, key in list(bucket.keys.items()):
+            now[bucket.name, name] = key.etag
+            path = FOLDER / "objects" / bucket.name / name
+            if _known.get((bucket.name, name)) != key.etag:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = FOLDER / "being-written"
+                temporary.write_bytes(key.value)
+                temporary.rename(path)
+    for bucket_name, name in set(_known) - set(now):
+        (FOLDER / "objects" / bucket_name / name).unlink()
+    _known.clear()
+    _known.update(now)
+
+
 def load() -> None:
     """Put the objects of the folder into moto."""
     backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
     for bucket in (FOLDER / "objects").iterdir():
         backend.create_bucket(bucket.name, "us-east-1")
         for file in sorted(file for file in bucket.rglob("*") if file.is_file()):
-            backend.put_object(bucket.name, file.relative_to(bucket).as_posix(), file.read_bytes())
+            name = file.relative_to(bucket).as_posix()
+            _known[bucket.name, name] = backend.put_object(bucket.name, name, file.read_bytes()).etag
 
 
 if __name__ == "__main__":
