@@ -139,7 +139,7 @@ class PowerLossDisk(CountingDisk):
 
     def sync_folder(self, path: Path) -> None:
         super().sync_folder(path)
-        self._undo = [entry for entry in self._undo if entry.folder != path]
+        self._undo = [entry for entry in self._undo if entry.folder != path and not _is_gone(path, entry.folder)]
 
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)
@@ -167,6 +167,11 @@ class PowerLossDisk(CountingDisk):
     def remove_folder(self, path: Path) -> None:
         super().remove_folder(path)
         self._remember(path.parent, lambda folder: (folder / path.name).mkdir())
+
+
+def _is_gone(synced: Path, folder: Path) -> bool:
+    """Whether a folder was in one that has been removed from a folder whose entries are durable now."""
+    return folder.is_relative_to(synced) and not (synced / folder.relative_to(synced).parts[0]).exists()
 
 
 @dataclass

@@ -221,7 +221,7 @@ def test_retention(
     assert sorted([*left, *removed]) == steps
     assert set(left) >= kept_by_rule(steps, keep_last, every)
     assert any(step in left for step in sound) or not sound
-    if any(step in sound for step in kept_by_rule(steps, keep_last, every)):
+    if sound and max(sound) in kept_by_rule(steps, keep_last, every):
         assert set(left) == kept_by_rule(steps, keep_last, every)
     elif sound:
         assert max(sound) in left and not any(
@@ -249,3 +249,38 @@ def test_the_verified_are_not_read_again(store: CheckpointStore, monkeypatch: py
         save(store, step)
     monkeypatch.setattr("hlat.checkpoint.store.verify", lambda _: pytest.fail("read again"))
     assert store.prune() == [0, 1, 2]
+
+
+def contents_of(root: Path) -> dict[str, int]:
+    """Every file and when it was changed last."""
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
+
+
+def test_a_required_step_is_taken_where_it_is_the_newest(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        save(store, step)
+    assert_is_step(store.newest(3), 3)
+
+
+def test_where_the_required_step_is_not_the_newest_nothing_is_touched(store: CheckpointStore) -> None:
+    """Every newer one is named with what is wrong with it, and what there is before."""
+    for step in (1, 2, 3, 4):
+        save(store, step)
+    (store.root / "step-00000003" / "rng__0_0.distcp").write_bytes(b"")
+    (store.root / "step-00000004" / "COMMITTED").unlink()
+    before = contents_of(store.root)
+    with pytest.raises(CheckpointError) as caught:
+        store.newest(2)
+    message = str(caught.value)
+    assert "step-00000004: COMMITTED is missing" in message and "step-00000003: rng__0_0.distcp has 0 bytes" in message
+    assert "step-00000002: whole" in message and "before it there are step-00000001" in message
+    for step, named in ((1, "step-00000002: whole"), (3, "step-00000003: rng"), (7, "before it there are")):
+        with pytest.raises(CheckpointError, match=named):
+            store.newest(step)
+    assert contents_of(store.root) == before
+    assert_is_step(store.newest(), 2)
+
+
+def test_a_required_step_of_a_run_that_has_none(store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointError, match=r"would not go on from step 5.*\n.*there is none"):
+        store.newest(5)

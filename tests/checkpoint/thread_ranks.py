@@ -5,9 +5,11 @@ they are told so.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+import torch
 
 from hlat.runtime import Ranks
 
@@ -35,6 +37,11 @@ class ThreadRanks(Ranks):
 
     def broadcast(self, value: T) -> T:
         return self.all_gather(value)[0]
+
+    def exchange(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
+        posted = self.all_gather({rank: tensor.clone() for rank, tensor in sent.items()})
+        for source, tensor in received.items():
+            tensor.copy_(posted[source].pop(self.rank))
 
     def barrier(self) -> None:
         self.all_gather(None)

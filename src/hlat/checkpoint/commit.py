@@ -1,25 +1,28 @@
 """The commit protocol: a checkpoint appears whole, at one instant, or not at all.
 
-    rank 0       .staging-<name>/   is made
+    rank 0       .staging-<name>-<token>/   is made; each save has a token of its own
     every rank   its tensors        into files of its own, each hashed while written, fsynced; then it reports to rank 0
     rank 0       .metadata          the index, if the blocks of all ranks are every tensor, each element once
                  meta.json, files   hashed and fsynced too
                  manifest.json      sizes and sha256 of all of them
                  COMMITTED          sha256 of the manifest, the last file written
                  fsync of every folder
-                 rename .staging-<name> -> <name>      the instant
+                 rename .staging-<name>-<token> -> <name>      the instant
                  fsync of the parent folder
 
 After each of these steps the ranks agree on whether it succeeded on all of them. If it did not, none goes on, rank 0
 removes the staging folder, and every rank raises the same kind of error. A rank that dies is one that fails: the others
 see its connections close.
 
-A crash before the rename leaves a staging folder, which nothing reads and the next open removes. When a checkpoint of
+A crash before the rename leaves a staging folder, which nothing reads and the next open removes. A writer that outlives
+its run, and still writes then, finds its folder gone; it never writes into that of another save. When a checkpoint of
 that name exists it is first renamed to ``.replaced-<name>`` and removed after the instant; a crash between the two
 renames is undone at the next open.
 """
 
 import json
+import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +39,13 @@ from hlat.checkpoint.manifest import (
     is_safe_name,
     write_manifest,
 )
+from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.writing import Written, write_blocks
 from hlat.runtime import CheckpointError, Ranks, StorageError
 
 STAGING, REPLACED, TRASH = ".staging-", ".replaced-", ".trash-"
 
+_TOKEN_BYTES = 4
 _OVERHEAD_BYTES = 1 << 20  # manifest and the like, generously
 _BLOCK_BYTES = 2048  # zip headers and index entry of a block, generously
 
@@ -56,12 +61,14 @@ class Content:
         blocks: of tensors: those of this rank.
         meta: JSON values only; that of rank 0 counts.
         files: path inside the checkpoint -> file to copy there; those of rank 0 count.
+        parts: of a snapshot, which this rank adds as they are.
     """
 
     step: int
     blocks: Sequence[Block]
     meta: Mapping[str, Any]
     files: Mapping[str, Path]
+    parts: Sequence[PartCopy] = ()
 
 
 def commit(disk: Disk, final: Path, content: Content, way_out: WayOut = IN_A_RUN, ranks: Ranks | None = None) -> None:
@@ -87,10 +94,12 @@ class _Commit:
 
     def __init__(self, disk: Disk, final: Path, content: Content, way_out: WayOut, ranks: Ranks) -> None:
         self._disk, self._final, self._content, self._way_out, self._ranks = disk, final, content, way_out, ranks
-        self._staging = final.with_name(STAGING + final.name)
+        token = ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
+        self._staging = final.with_name(f"{STAGING}{final.name}-{token}")
         self._doing = f"cannot save the checkpoint {final.name}"
         self._blocks = [block for block in content.blocks if ranks.is_first or not block.everywhere]
-        self._needed = sum(block.nbytes + _BLOCK_BYTES for block in self._blocks)  # bytes; soon of all ranks
+        parts = sum(copy.part.bytes for copy in content.parts)
+        self._needed = parts + sum(block.nbytes + _BLOCK_BYTES for block in self._blocks)  # bytes; soon of all ranks
 
     def run(self) -> None:
         meta = self._together(lambda: self._check() if self._ranks.is_first else b"")
@@ -130,22 +139,18 @@ class _Commit:
 
     def _begin(self) -> None:
         self._disk.make_folder(self._final.parent)
-        self._disk.remove_tree(self._staging)
-        self._require_space()
+        own = re.compile(re.escape(STAGING + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+        for entry in sorted(self._final.parent.iterdir()):
+            if own.fullmatch(entry.name):  # of a try that failed on a disk that did not even let it be removed
+                self._disk.remove_tree(entry)
+        require_space(self._disk, self._final.parent, self._needed, self._doing, self._way_out)
         self._disk.make_folder(self._staging)
-
-    def _require_space(self) -> None:
-        """Refuse before writing what cannot fit. Others may fill the disk meanwhile: writing can fail all the same."""
-        free, needed, way_out = self._disk.free_bytes(self._final.parent), self._needed, self._way_out
-        if free < needed:
-            raise StorageError(
-                f"{self._doing} in {self._final.parent}: it needs {human_bytes(needed)} ({needed} bytes) and "
-                f"{human_bytes(free)} are free. What would work: free some space there{way_out.less}, "
-                f"or {way_out.elsewhere}."
-            )
 
     def _write(self) -> Written:
         written = write_blocks(self._disk, self._staging, self._blocks, self._ranks.rank)
+        for copy in self._content.parts:
+            written.files.update(copy.write(self._disk, self._staging))
+            written.blocks.extend(copy.part.blocks)
         if not self._ranks.is_first:  # rank 0 does it at the end; other machines have their own view of the folder
             self._disk.sync_folder(self._staging)
         return written
@@ -158,7 +163,29 @@ class _Commit:
         records |= _copy(disk, staging, self._content.files)
         write_manifest(disk, staging, Manifest(self._content.step, records))
         disk.sync_folder(staging)
-        _appear(disk, staging, self._final)
+        appear(disk, staging, self._final)
+
+
+def require_space(disk: Disk, folder: Path, needed: int, doing: str, way_out: WayOut) -> None:
+    """Refuse before writing what cannot fit. Others may fill the disk meanwhile: writing can fail all the same.
+
+    Args:
+        disk: which is asked.
+        folder: where it is to be written.
+        needed: bytes.
+        doing: what is being done, as in "cannot save the checkpoint of step 40".
+        way_out: what the user can do.
+
+    Raises:
+        StorageError: fewer bytes are free.
+    """
+    free = disk.free_bytes(folder)
+    if free < needed:
+        raise StorageError(
+            f"{doing} in {folder}: it needs {human_bytes(needed)} ({needed} bytes) and "
+            f"{human_bytes(free)} are free. What would work: free some space there{way_out.less}, "
+            f"or {way_out.elsewhere}."
+        )
 
 
 def _copy(disk: Disk, staging: Path, files: Mapping[str, Path]) -> dict[str, FileRecord]:
@@ -174,7 +201,8 @@ def _copy(disk: Disk, staging: Path, files: Mapping[str, Path]) -> dict[str, Fil
     return records
 
 
-def _appear(disk: Disk, staging: Path, final: Path) -> None:
+def appear(disk: Disk, staging: Path, final: Path) -> None:
+    """Give a checkpoint that is complete and durable its name: the instant. Raises OSError as the disk does."""
     if final.exists():
         replaced = final.with_name(REPLACED + final.name)
         disk.remove_tree(replaced)

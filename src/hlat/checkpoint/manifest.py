@@ -51,6 +51,12 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_in(path: Path) -> int | None:
+    """The step whose checkpoint a path belongs to, be it still written; None if it belongs to none."""
+    found = [match for part in path.parts if (match := STEP_NAME.search(part))]
+    return int(found[-1][1]) if found else None
+
+
 def write_manifest(disk: Disk, folder: Path, manifest: Manifest) -> None:
     """Write the manifest, then the marker; the folder's other files must be written already."""
     text = {"format": FORMAT, "step": manifest.step, "files": {k: asdict(v) for k, v in sorted(manifest.files.items())}}
@@ -65,8 +71,15 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: there is no marker, the marker is not the manifest's, or the manifest is not one.
         StorageError: the files are there and cannot be read.
     """
-    marker = _read(folder / MARKER_NAME)
-    data = _read(folder / MANIFEST_NAME)
+    return check_manifest(_read(folder / MARKER_NAME), _read(folder / MANIFEST_NAME))
+
+
+def check_manifest(marker: bytes, data: bytes) -> Manifest:
+    """The manifest that a marker vouches for, from the bytes of both.
+
+    Raises:
+        CheckpointError: the marker is not the manifest's, or the manifest is not one.
+    """
     if marker != hashlib.sha256(data).hexdigest().encode():
         raise CheckpointError(f"{MANIFEST_NAME} does not match the checksum in {MARKER_NAME}")
     try:

@@ -18,6 +18,7 @@ from hlat.checkpoint.blocks import Block
 from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, remove_checkpoint
 from hlat.checkpoint.disk import Disk, storage_error
 from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
+from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, step_folders
 from hlat.runtime import CheckpointError, Ranks, StorageError
 
@@ -25,10 +26,12 @@ _LOG = logging.getLogger(__name__)
 
 BAD_SUFFIX = ".bad"
 
-DamageReport = Callable[[Path, list[str]], None]
+DamageReport = Callable[[Path | str, list[str]], None]
+"""Told where something damaged lies now, a folder or a URL, and what is wrong with it."""
 
 
-def _warn(folder: Path, problems: list[str]) -> None:
+def warn_of_damage(folder: Path | str, problems: list[str]) -> None:
+    """Log a warning."""
     _LOG.warning("checkpoint %s is damaged and set aside: %s", folder, "; ".join(problems))
 
 
@@ -45,7 +48,7 @@ class CheckpointStore:
         keep_last: int,
         keep_every_steps: int | None = None,
         *,
-        on_damage: DamageReport = _warn,
+        on_damage: DamageReport = warn_of_damage,
         disk: Disk | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -70,9 +73,17 @@ class CheckpointStore:
         self._disk = disk or Disk()
         self._ranks = ranks or Ranks()
         self._verified: set[int] = set()  # steps that were written by this run, or read in full by this process
-        self._ranks.first(self._open)
+        self.clean_up()
         if self._ranks.world > 1:
             self._see_that_it_is_shared()
+
+    def clean_up(self) -> None:
+        """Remove what an interrupted save or removal left behind. Collective; there must be no other writer.
+
+        Raises:
+            StorageError: the folder cannot be created or cleaned.
+        """
+        self._ranks.first(self._open)
 
     def _open(self) -> None:
         try:
@@ -134,36 +145,89 @@ class CheckpointStore:
         self._verified.add(step)
         return final
 
+    def adopt(self, step: int, parts: Sequence[PartCopy], meta: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of a step from parts of a snapshot, each of which one rank gives.
+
+        Raises:
+            StorageError: as ``save`` does.
+            CheckpointError: a part is no longer what it was.
+        """
+        final = self.root / step_name(step)
+        commit(self._disk, final, Content(step, [], meta, {}, parts), ranks=self._ranks)
+        self._verified.add(step)
+        return final
+
     def steps(self) -> list[int]:
         """Steps that have a checkpoint folder, ascending; ``newest`` and ``verify`` say whether they are whole."""
         return [_step_of(folder) for folder in step_folders(self.root)]
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self, require_step: int | None = None) -> Checkpoint | None:
         """The newest checkpoint that is whole; None if this run has never had one.
 
         Every newer one is damaged: it is renamed to ``<name>.bad`` and reported.
 
+        Args:
+            require_step: the step that the newest one has to be of, with nothing damaged after it; nothing is renamed
+                then. None takes what there is.
+
         Raises:
-            CheckpointError: there were checkpoints and none is whole. Starting over silently would bury the loss.
+            CheckpointError: there were checkpoints and none is whole: starting over silently would bury the loss. Or
+                the newest is not of the required step.
             StorageError: the storage cannot be read.
         """
-        name = self._ranks.first(self._find_newest)
-        return None if name is None else open_everywhere(self.root / name, self._ranks)
+        if require_step is not None:
+            return self.open(self._ranks.first(lambda: self._required(require_step)))
+        step = self.newest_step()
+        if step is None:
+            self._ranks.first(self._refuse_to_start_over)
+            return None
+        return self.open(step)
 
-    def _find_newest(self) -> str | None:
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint that is whole, damaged ones set aside as ``newest`` does; None if none is.
+
+        Raises:
+            StorageError: the storage cannot be read.
+        """
+        return self._ranks.first(self._find_newest)
+
+    def open(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, which is known to be whole."""
+        return open_everywhere(self.root / step_name(step), self._ranks)
+
+    def _find_newest(self) -> int | None:
         for folder in reversed(step_folders(self.root)):
             problems = verify(folder)
             if not problems:
                 self._verified.add(_step_of(folder))
-                return folder.name
+                return _step_of(folder)
             self._on_damage(self._set_aside(folder), problems)
+        return None
+
+    def _refuse_to_start_over(self) -> None:
         damaged = sorted(path.name for path in self.root.iterdir() if BAD_SUFFIX in path.suffixes)
         if damaged:
             raise CheckpointError(
                 f"{self.root}: no checkpoint is whole; set aside as damaged: {', '.join(damaged)}. "
                 "Restore one from a copy, or remove them (or use another run.dir) to start over from step 0."
             )
-        return None
+
+    def _required(self, step: int) -> int:
+        found: list[str] = []
+        for folder in reversed(step_folders(self.root)):
+            if _step_of(folder) < step:
+                break
+            problems = verify(folder)
+            if not problems and _step_of(folder) == step and not found:
+                self._verified.add(step)
+                return step
+            found.append(f"{folder.name}: {'; '.join(problems) or 'whole'}")
+        others = [path.name for path in step_folders(self.root) if _step_of(path) < step]
+        there = f"before it there are {', '.join(others)}" if others else "before it there is none"
+        raise CheckpointError(
+            "\n  ".join([f"{self.root}: the run would not go on from step {step}, as --require-step asks:", *found])
+            + f"\n{there}. Without --require-step the newest whole one is taken, and damaged ones are set aside."
+        )
 
     def prune(self) -> list[int]:
         """Remove the checkpoints that the retention rule does not keep.

@@ -1,0 +1,220 @@
+"""How long training stands still for a checkpoint, and how fast one is verified.
+
+The same state of about 1 GB, weights and AdamW's moments of a 96 M-parameter LLaMA, is saved by ``torch.save``, by a
+synchronous ``torch.distributed.checkpoint.save``, by our store, and by our store beside training. All take turns in one
+process run, so that a slow minute of the machine hits all; the middle round of each is reported. In several processes
+(ZeRO 3) each saves its share, and a save is over when all are.
+
+Beside training, what is timed is what the loop waits for: the copy of the state. The wait for the save before it is as
+long as the write, where the next save comes at once, and nothing where it comes later; both are printed. Steps are
+timed too: alone, and while the saver writes. ``torch.save`` does not wait for the disk, the others do.
+
+    python benchmarks/async_save.py [--nproc 1] [--rounds 5] [--layers 10] [--folder DIR] [--device cpu]
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+WIDTH = {"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2048, "heads": 12, "kv_heads": 12}
+LENGTH = 128
+STEPS = 2  # that are timed, alone and while the saver writes
+
+
+class Run:
+    """A small run in this process, and its state as each side wants it."""
+
+    def __init__(self, runtime, process, folder, layers):
+        from hlat.checkpoint import BackgroundSaver, CheckpointStore
+        from hlat.config import parse_recipe
+        from hlat.optim import build_optimizer
+        from hlat.parallel import build_parallel
+
+        content = {
+            "model": {**WIDTH, "layers": layers},
+            "data": {"path": "none", "sequence_length": LENGTH, "tokenizer": {"train": "char"}},
+            "batch": {"global_batch": runtime.world, "micro_batch": 1},
+            "optimizer": {"lr": 1e-4},
+            "schedule": {"warmup_steps": 5},
+            "training": {"steps": 100_000},
+            "parallel": {"zero": 3} if runtime.world > 1 else {},
+        }
+        self.runtime, self.folder, self.step = runtime, folder, 0
+        self.recipe = parse_recipe(content, world=runtime.world)
+        self.model = build_parallel(self.recipe, runtime, 1)
+        self.optimizer = build_optimizer(self.model.held, self.recipe.optimizer)
+        self.store = CheckpointStore(folder / "hlat", 1, ranks=runtime.ranks)
+        self.saver = BackgroundSaver(process, runtime, self.store, 0, None)
+        self.train()
+        self.saver.prepare(self.content().blocks)
+        self.saver.settle()
+
+    def train(self):
+        """One step; its seconds."""
+        import torch
+
+        from hlat.data import Batch
+        from hlat.runtime import synchronize
+        from hlat.training.step import accumulate_gradients, update
+
+        self.step += 1
+        tokens = torch.randint(0, WIDTH["vocab_size"], (1, LENGTH + 1))
+        begin = time.perf_counter()
+        loss = accumulate_gradients(self.model, Batch(tokens[:, :-1], tokens[:, 1:], None, 0))
+        update(self.model, self.optimizer, self.recipe, self.step, loss)
+        synchronize(self.runtime.device)
+        return time.perf_counter() - begin
+
+    def content(self):
+        from hlat.checkpoint import Content, collect
+
+        return Content(self.step, collect(self.recipe.model, self.model.held, self.optimizer), {"step": self.step}, {})
+
+    def state(self):
+        """As torch has it: parameters and moments by name, DTensors where they are sharded."""
+        tensors = {f"model.{one.name}": one.parameter.detach() for one in self.model.held}
+        for one in self.model.held:
+            for name, tensor in self.optimizer.state[one.parameter].items():
+                tensors[f"optimizer.{name}.{one.name}"] = tensor
+        return tensors
+
+    def timed(self, action):
+        """Seconds until every rank is done."""
+        self.runtime.ranks.barrier()
+        begin = time.perf_counter()
+        action()
+        self.runtime.ranks.barrier()
+        return time.perf_counter() - begin
+
+    def torch_save(self):
+        import torch
+
+        local = {name: getattr(tensor, "to_local", lambda t=tensor: t)() for name, tensor in self.state().items()}
+        torch.save(local, self.folder / f"torch-{self.runtime.rank}.pt")
+
+    def dcp_save(self):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(self.state(), checkpoint_id=self.folder / "dcp", no_dist=self.runtime.world == 1)
+
+    def store_save(self):
+        content = self.content()
+        self.store.save(content.step, content.blocks, content.meta)
+
+    def save_beside(self):
+        """Seconds of the copy, of the write, and of steps while it is written."""
+        copy = self.timed(lambda: self.saver.submit(self.content()))
+        begin = time.perf_counter()
+        steps = [self.train() for _ in range(STEPS)]
+        wait = self.timed(lambda: list(self.saver.notes(wait=True)))
+        gone_on = time.perf_counter() - begin - wait
+        settled = self.saver.settle()
+        assert settled.result is not None and settled.result.path is not None, settled
+        return copy, settled.result.seconds, statistics.median(steps), gone_on
+
+    def nbytes(self):
+        """Of the whole state."""
+        return sum(self.runtime.ranks.all_gather(sum(block.nbytes for block in self.content().blocks)))
+
+
+def measure(runtime, process, folder, rounds, layers):
+    """Take turns; print the tables on rank 0."""
+    run = Run(runtime, process, folder, layers)
+    sides = {"torch.save": run.torch_save, "DCP, synchronous": run.dcp_save, "hlat, synchronous": run.store_save}
+    times = {name: [] for name in sides}
+    beside, alone = [], []
+    for _ in range(rounds + 1):  # the first is a warm-up
+        alone.append(statistics.median(run.train() for _ in range(STEPS)))
+        for name, save in sides.items():
+            times[name].append(run.timed(save))
+            runtime.ranks.first(lambda: shutil.rmtree(folder / "dcp", ignore_errors=True))
+        beside.append(run.save_beside())
+        run.store.prune()
+    size = run.nbytes()
+    if runtime.rank == 0:
+        middle = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+        copy, write, step, _ = (statistics.median(column) for column in zip(*beside[1:], strict=True))
+        print_tables(runtime.world, size, middle, copy, beside[0][0], write, statistics.median(alone[1:]), step)
+        print_verify(run.store.root)
+
+
+def print_tables(world, size, middle, copy, first, write, alone, step):
+    """What was measured, as markdown."""
+    reference = middle["DCP, synchronous"]
+    print(f"\n{size / 1e9:.2f} GB of state, {world} process{'es' if world > 1 else ''}, {alone:.2f} s a step\n")
+    print("| save | training stands still, s | of a synchronous DCP save | of a step |")
+    print("|---|---|---|---|")
+    rows = {**middle, "hlat, beside training": copy, "the same, the next save at once": write + copy}
+    for name, seconds in rows.items():
+        print(f"| {name} | {seconds:.2f} | {seconds / reference:.1%} | {seconds / alone:.0%} |")
+    print(
+        f"\nBeside training: the first copy took {first:.2f} s; it was durable {write:.2f} s after a copy; "
+        f"a step took {step:.2f} s while it was written, {step / alone:.2f} times as long as alone."
+    )
+
+
+def print_verify(root):
+    """Verifying the last checkpoint, beside sha256sum of the same files, by turns."""
+    from hlat.checkpoint import verify
+
+    [folder] = root.glob("step-*")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    rates = {"hlat checkpoint verify": [], "sha256sum": []}
+    for _ in range(5):
+        begin = time.perf_counter()
+        assert verify(folder) == []
+        middle = time.perf_counter()
+        subprocess.run(["sha256sum", *files], check=True, stdout=subprocess.DEVNULL)
+        rates["hlat checkpoint verify"].append(size / (middle - begin) / 1e9)
+        rates["sha256sum"].append(size / (time.perf_counter() - middle) / 1e9)
+    print(f"\n| verifying {size / 1e9:.2f} GB in {len(files)} files, {os.cpu_count()} cores | GB/s |\n|---|---|")
+    for name, values in rates.items():
+        print(f"| {name} | {statistics.median(values):.2f} |")
+
+
+def work(arguments):
+    """One rank."""
+    from hlat.checkpoint import Disk, run_saver
+    from hlat.runtime import joined, place, start_beside
+
+    process = start_beside(partial(run_saver, here=place(), make_disk=Disk))
+    with joined(arguments.device) as runtime:
+        measure(runtime, process, Path(arguments.folder), arguments.rounds, arguments.layers)
+    process.leave()
+    process.wait()
+
+
+def main():
+    """Measure in this process, or start several."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nproc", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--folder", help="where the checkpoints go for a while; a temporary folder if not given")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        work(arguments)
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        arguments.folder = folder
+        if arguments.nproc == 1:
+            work(arguments)
+            return
+        from hlat.launch.local import run_workers
+
+        options = [f"--{name}={getattr(arguments, name)}" for name in ("rounds", "layers", "folder", "device")]
+        command = [sys.executable, __file__, *options]
+        sys.exit(run_workers(command, arguments.nproc, Path(folder), print))
+
+
+if __name__ == "__main__":
+    main()

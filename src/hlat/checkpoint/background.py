@@ -1,0 +1,161 @@
+"""Saving while training goes on: what a rank does of it, beside the process that does the rest (``saver.py``).
+
+    submit: blocks --copy--> memory shared with the saver, Order -->        training goes on
+    notes:  Refusal, ..., SaveResult                                        as the saver tells them
+    settle: the ranks tell each other the result, and whose saver has gone --> the same on every rank
+
+There is one copy, so a save waits until the one before it has settled. Where a saver has gone, what was copied is still
+there, and the ranks can save it themselves.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from hlat.checkpoint.blocks import Block
+from hlat.checkpoint.commit import Content
+from hlat.checkpoint.host_copy import HostCopy, bytes_for
+from hlat.checkpoint.saver import CaughtUp, Farewell, Memory, Order, Settings
+from hlat.checkpoint.store import CheckpointStore
+from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
+from hlat.checkpoint.tries import Refusal, SaveResult
+from hlat.runtime import Beside, Runtime
+
+Note = Refusal | SaveResult | SnapshotResult | TierNote
+"""What a saver tells of its work."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the ranks agree on.
+
+    Attributes:
+        result: of what was submitted last; None if there was none.
+        lost: rank -> why its saver cannot go on. All savers are given up then.
+        pending: what this rank submitted, where no rank knows what became of it.
+    """
+
+    result: SaveResult | SnapshotResult | None
+    lost: dict[int, str]
+    pending: Content | None
+
+
+class BackgroundSaver:
+    """The saver of this rank.
+
+    Args:
+        process: does ``run_saver``.
+        runtime: this rank.
+        store: where checkpoints go.
+        retries: how many more tries a save has that failed.
+        lock: descriptor of the run's lock, on rank 0: the saver holds it too, for as long as it may write.
+        tiers: where else the state is kept; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        process: Beside,
+        runtime: Runtime,
+        store: CheckpointStore,
+        retries: int,
+        lock: int | None,
+        tiers: TierSettings | None = None,
+    ) -> None:
+        self._process, self._runtime = process, runtime
+        self._copy: HostCopy | None = None
+        self._pending: Content | None = None  # submitted and not settled; its blocks lie in the copy
+        self._result: SaveResult | SnapshotResult | None = None  # of it
+        self._copies = tiers is not None and tiers.config.remote is not None
+        self._copying = False  # whether the saver is at work on the copies of what it has committed
+        self._gone = ""  # why this rank's saver cannot go on
+        settings = Settings(runtime.meeting, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
+        self._send(settings, [] if lock is None else [lock])
+
+    def prepare(self, blocks: Sequence[Block]) -> None:
+        """Have memory fetched for copies of such blocks, while training goes on."""
+        size = bytes_for(self._own(blocks))
+        try:
+            self._copy = HostCopy(size, self._runtime.device)
+        except OSError as error:
+            self._lose(_no_memory(size, error))
+        else:
+            self._send(Memory(), [self._copy.descriptor])
+
+    def submit(self, content: Content, snapshot: bool = False) -> None:
+        """Copy a state and have it written. Returns when it has been copied. Collective, after ``settle``.
+
+        Args:
+            content: the state.
+            snapshot: whether as a snapshot, and not as a checkpoint.
+        """
+        assert self._pending is None and self._copy is not None, "the memory is there, and free"
+        slots = self._copy.fill(self._own(content.blocks))
+        self._pending = replace(content, blocks=self._copy.blocks(slots))
+        self._send(Order(content.step, slots, content.meta, content.files, snapshot))
+
+    def notes(self, wait: bool) -> Iterator[Note]:
+        """What the saver has told since it was asked last.
+
+        Args:
+            wait: whether to wait for the result of the save submitted last.
+        """
+        return self._heard(lambda: wait and self._pending is not None and self._result is None)
+
+    def copied(self) -> Iterator[Note]:
+        """Wait until the saver has brought the object store up to date; what it tells meanwhile."""
+        return self._heard(lambda: self._copying)
+
+    def _heard(self, waits: Callable[[], bool]) -> Iterator[Note]:
+        while not self._gone:
+            try:
+                received = self._process.line.receive(None if waits() else 0)
+            except EOFError:
+                self._lose(f"ended with exit code {self._process.wait()}")
+                return
+            if received is None:
+                return
+            note: Note | Farewell | CaughtUp = received[0]
+            if isinstance(note, Farewell):
+                self._lose(note.message)
+                return
+            if isinstance(note, CaughtUp):
+                self._copying = False
+                continue
+            if isinstance(note, SaveResult | SnapshotResult):
+                self._result = note
+                self._copying = self._copies and isinstance(note, SaveResult) and note.path is not None
+            yield note
+
+    def settle(self) -> Settled:
+        """Agree with the other ranks on what has been heard, once all ``notes`` have. Collective."""
+        if self._copy is not None:
+            try:
+                self._copy.wait()
+            except OSError as error:
+                self._lose(_no_memory(self._copy.size, error))
+        told = self._runtime.ranks.all_gather((self._gone, self._result))
+        result = next((result for _, result in told if result is not None), None)
+        lost = {rank: gone for rank, (gone, _) in enumerate(told) if gone}
+        pending = self._pending if result is None else None
+        self._pending = self._result = None
+        return Settled(result, lost, pending)
+
+    def give_up(self) -> None:
+        """End the saver, whatever it does. Nothing is written by it once this returns."""
+        self._process.kill()
+
+    def _own(self, blocks: Sequence[Block]) -> list[Block]:
+        """Those that this rank's saver is to write."""
+        return [block for block in blocks if self._runtime.ranks.is_first or not block.everywhere]
+
+    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        with suppress(EOFError):  # what it said before it went is heard with the notes
+            self._process.line.send(message, descriptors)
+
+    def _lose(self, reason: str) -> None:
+        self._gone = self._gone or reason
+        self._process.kill()
+
+
+def _no_memory(size: int, error: OSError) -> str:
+    return f"there is no memory for a copy of the state, {size} bytes ({error.strerror})"

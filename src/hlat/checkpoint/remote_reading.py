@@ -1,0 +1,89 @@
+"""What checkpoints are below a prefix of an object store, and whether they are whole. Nothing is changed.
+
+Objects --remote_folders--> step -> names in its folder
+Objects, step --remote_manifest--> marker, manifest --remote_problems--> every byte compared
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from hlat.checkpoint.disk import FileRecord
+from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, STEP_NAME, Manifest, check_manifest, step_name
+from hlat.checkpoint.objects import Objects
+from hlat.runtime import CheckpointError
+
+SET_ASIDE = f"{MARKER_NAME}.bad"
+"""What the marker of a damaged checkpoint is called in a store, which has no folders to rename."""
+
+TRANSFERS = 4
+"""Files that a process sends or receives at a time."""
+
+
+@dataclass(frozen=True)
+class Vouched:
+    """A manifest of the store, and the bytes of it and of its marker."""
+
+    marker: bytes
+    text: bytes
+    manifest: Manifest
+
+
+def remote_folders(objects: Objects) -> dict[int, set[str]]:
+    """What is directly below the folder of each step, ascending by step.
+
+    Raises:
+        StorageError: the store does not answer, or refuses.
+    """
+    steps = sorted(int(match[1]) for entry in objects.entries() if (match := STEP_NAME.fullmatch(entry)))
+    return {step: set(objects.entries(step_name(step))) for step in steps}
+
+
+def committed_steps(objects: Objects) -> list[int]:
+    """The steps that have a checkpoint there, ascending; raises what ``remote_folders`` does."""
+    return [step for step, names in remote_folders(objects).items() if MARKER_NAME in names]
+
+
+def remote_manifest(objects: Objects, step: int) -> Vouched:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or the marker does not vouch for it.
+        StorageError: the store does not answer, or refuses.
+    """
+    read = {}
+    for name in (MARKER_NAME, MANIFEST_NAME):
+        content = objects.read(f"{step_name(step)}/{name}")
+        if content is None:
+            raise CheckpointError(f"{name} is missing")
+        read[name] = content
+    manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
+    if manifest.step != step:
+        raise CheckpointError(f"its content is of step {manifest.step}")
+    return Vouched(read[MARKER_NAME], read[MANIFEST_NAME], manifest)
+
+
+def remote_problems(objects: Objects, step: int) -> list[str]:
+    """Everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+    try:
+        manifest = remote_manifest(objects, step).manifest
+    except CheckpointError as error:
+        return [str(error)]
+    with ThreadPoolExecutor(TRANSFERS) as pool:
+        names = list(manifest.files)
+        found = pool.map(lambda name: objects.digest(f"{step_name(step)}/{name}"), names)
+        return differences(manifest, dict(zip(names, found, strict=True)))
+
+
+def differences(manifest: Manifest, found: Mapping[str, FileRecord | None]) -> list[str]:
+    """What of some files is not as a manifest says; None stands for one that is not there."""
+    problems = []
+    for name, record in found.items():
+        expected = manifest.files[name]
+        if record is None:
+            problems.append(f"{name} is missing")
+        elif record.bytes != expected.bytes:
+            problems.append(f"{name} has {record.bytes} bytes, the manifest says {expected.bytes}")
+        elif record != expected:
+            problems.append(f"{name} does not match its checksum")
+    return problems

@@ -1,0 +1,150 @@
+"""What the process does that stands beside a rank and writes its checkpoints.
+
+    Settings, run lock --> joins the other savers           Memory --> the copy that they share
+    Order --store.save, as all savers together--> Refusal, ..., SaveResult               or Farewell
+                                                  TierNote, ..., CaughtUp, where there is an object store
+          --a snapshot, where that is asked for--> SnapshotResult
+
+The savers of all ranks are a world of their own. What they write together they commit together, by the same protocol
+as ranks do. When its trainer has gone, a saver finishes what has been ordered and leaves: a checkpoint becomes whole,
+or nothing.
+"""
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hlat.checkpoint.commit import Content
+from hlat.checkpoint.disk import Disk
+from hlat.checkpoint.host_copy import Slot, attach, blocks_in
+from hlat.checkpoint.store import CheckpointStore
+from hlat.checkpoint.tiers import SnapshotResult, Tiers, TierSettings
+from hlat.checkpoint.tries import Refusal, SaveResult, save_in_tries
+from hlat.runtime import HlatError, Line, Place, Ranks, join_beside
+
+_LINGERING = 600.0  # seconds in which a save is finished that outlives its run: others wait for the run's lock
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where checkpoints go; with it comes, from rank 0, the lock of the run, held as long as the saver lives."""
+
+    meeting: str
+    root: Path
+    keep_last: int
+    keep_every_steps: int | None
+    retries: int
+    tiers: TierSettings | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """With it comes the memory that the following copies lie in."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checkpoint, or a snapshot, to be written of what lies in the memory now."""
+
+    step: int
+    slots: list[Slot]
+    meta: Mapping[str, Any]
+    files: Mapping[str, Path]
+    snapshot: bool = False
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """The object store has what it is to have, or the notes before this say why not."""
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The saver's last word: why it cannot go on."""
+
+    message: str
+
+
+def run_saver(line: Line, here: Place, make_disk: Callable[[], Disk]) -> None:
+    """Write what is ordered until the line ends.
+
+    Args:
+        line: to the trainer.
+        here: the trainer's place in its run.
+        make_disk: the disk to write to.
+    """
+    torch.set_num_threads(1)  # what computes is the trainer
+    with suppress(EOFError):
+        try:
+            _Saver(line, here, make_disk).run()
+        except (HlatError, RuntimeError) as error:  # another saver has gone, as the trainers will hear
+            line.send(Farewell(str(error).partition("\n")[0]))
+        except Exception:
+            line.send(Farewell(traceback.format_exc()))
+
+
+class _Saver:
+    def __init__(self, line: Line, here: Place, make_disk: Callable[[], Disk]) -> None:
+        self._line, self._here, self._make_disk = line, here, make_disk
+        self._finishes = False  # whether there is something to be finished, should the trainer go
+
+    def run(self) -> None:
+        self._line.when_ended(lambda: os._exit(1), lambda: _LINGERING if self._finishes else 0.0)
+        settings, _lock = self._next()  # which is held by being open
+        ranks = join_beside("savers", settings.meeting, self._here)
+        self._finishes = True
+        disk = self._make_disk()
+        store = CheckpointStore(settings.root, settings.keep_last, settings.keep_every_steps, disk=disk, ranks=ranks)
+        tiers = None if settings.tiers is None else settings.tiers.open(store, self._here.node, ranks, disk)
+        memory: mmap | None = None
+        while True:
+            order, descriptors = self._next()
+            if isinstance(order, Memory):
+                memory = attach(*descriptors)
+                continue
+            assert memory is not None, "what is to be written lies in it"
+            content = Content(order.step, blocks_in(memory, order.slots), order.meta, order.files)
+            result: SaveResult | SnapshotResult
+            if order.snapshot:
+                assert tiers is not None, "there is a tier of snapshots"
+                result = tiers.snapshot(content)
+            else:
+                result = save_in_tries(store, content, settings.retries, self._tell, lambda s: self._pause(ranks, s))
+            del content  # its views would keep the memory
+            self._line.send(result)
+            if tiers is not None and isinstance(result, SaveResult) and result.path is not None:
+                self._copy(tiers)
+
+    def _copy(self, tiers: Tiers) -> None:
+        """Bring the object store up to date. What a trainer's end breaks off is done with the next checkpoint."""
+        self._finishes = False
+        for note in tiers.upload():
+            self._line.send(note)
+        self._line.send(CaughtUp())
+        self._finishes = True
+
+    def _next(self) -> tuple[Any, list[int]]:
+        received = self._line.receive()
+        assert received is not None, "without a limit of time there is a message, or the end of the line"
+        return received
+
+    def _tell(self, refusal: Refusal) -> None:
+        with suppress(EOFError):
+            self._line.send(refusal)
+
+    def _pause(self, ranks: Ranks, seconds: float) -> bool:
+        """Wait, unless there is nobody any more for whom to try again."""
+        try:
+            waited = self._line.receive(seconds)
+            assert waited is None, "nothing is ordered before the last order is answered"
+            gone = False
+        except EOFError:
+            gone = True
+        return not any(ranks.all_gather(gone))

@@ -1,0 +1,215 @@
+"""Where the state of a run is kept besides the checkpoints in its folder, and which of all these is the newest.
+
+start:       folder, snapshots, object store --newest that is whole--> a checkpoint in the folder --> loaded
+checkpoint:  folder --what the store lacks--> object store
+now and then: state --> snapshots
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hlat.checkpoint.commit import Content
+from hlat.checkpoint.disk import Disk
+from hlat.checkpoint.manifest import step_in, step_name
+from hlat.checkpoint.objects import Objects
+from hlat.checkpoint.owner import Owner
+from hlat.checkpoint.reading import Checkpoint
+from hlat.checkpoint.remote import RemoteTier
+from hlat.checkpoint.snapshots import SnapshotTier
+from hlat.checkpoint.store import CheckpointStore, DamageReport, warn_of_damage
+from hlat.config import CheckpointConfig
+from hlat.runtime import CheckpointError, Ranks, StorageError
+
+
+@dataclass(frozen=True)
+class TierNote:
+    """Something that happened to a state elsewhere than in the run's folder.
+
+    Attributes:
+        kind: ``remote``, ``remote_failed``, ``fetched`` or ``promoted``: also the name of the event.
+        step: of the state; None where no single one is meant.
+        message: for people.
+        seconds: that it took.
+    """
+
+    kind: str
+    step: int | None
+    message: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SnapshotResult:
+    """What came of a snapshot."""
+
+    step: int
+    name: str | None  # None: there is no such snapshot
+    seconds: float
+    message: str = ""  # why there is none
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """What the processes beside a run have to know of its tiers."""
+
+    config: CheckpointConfig
+    run_dir: Path
+    name: str
+
+    def open(self, store: "CheckpointStore", node: int, ranks: Ranks, disk: Disk) -> "Tiers":
+        """The tiers, for processes that write and do not read; see ``Tiers``."""
+        return Tiers(self.config, store, Owner(self.run_dir, self.name), node, ranks, disk=disk)
+
+
+class Tiers:
+    """The tiers of one run, for its processes. Its methods are collective.
+
+    Args:
+        config: names the tiers.
+        store: the run's folder of checkpoints.
+        owner: the run.
+        node: the number of this machine.
+        ranks: the processes of the run.
+        on_damage: told, on rank 0, of what is damaged.
+        disk: the local file system's operations.
+        objects: reaches the object store.
+
+    Raises:
+        CheckpointError: the object store holds another run's checkpoints.
+        StorageError: a disk refused, or the object store did, where this run cannot be known without it.
+        LaunchError: several machines share the folder of the snapshots.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        store: CheckpointStore,
+        owner: Owner,
+        node: int,
+        ranks: Ranks,
+        *,
+        on_damage: DamageReport = warn_of_damage,
+        disk: Disk | None = None,
+        objects: Callable[[str, int], Objects] = Objects,
+    ) -> None:
+        self._store, self._owner, self._ranks = store, owner, ranks
+        self.notes: list[TierNote] = []
+        self._remote: RemoteTier | None = None
+        self._snapshots: SnapshotTier | None = None
+        if config.remote is not None:
+            keep = config.keep_last, config.keep_every_steps
+            reached = objects(config.remote, config.retries)
+            self._remote = RemoteTier(reached, ranks, owner, *keep, on_damage=on_damage, disk=disk)
+            self._claim(self._remote)  # before anything else needs the number of the run
+        if config.local is not None:
+            local = config.local
+            self._snapshots = SnapshotTier(
+                local.dir, ranks, owner, node, copies=local.replicate, on_damage=on_damage, disk=disk
+            )
+
+    @property
+    def advice(self) -> str:
+        """What the user should know of the tiers; empty if nothing."""
+        return self._snapshots.note if self._snapshots is not None else ""
+
+    def newest(self, require_step: int | None = None) -> Checkpoint | None:
+        """The newest state that is whole, as a checkpoint in the run's folder; None if there never was one.
+
+        ``notes`` tells where it came from. A store that does not answer is passed over where there is a state without.
+
+        Args:
+            require_step: as for ``CheckpointStore.newest``. Where the folder has this step, or a later one, it alone
+                decides.
+
+        Raises:
+            CheckpointError: there were checkpoints, and nothing is whole; or the newest is not of the required step.
+            StorageError: a disk refused, or nothing is known without the object store, which does not answer.
+        """
+        if require_step is None:
+            step = local = self._store.newest_step()
+        else:
+            step = local = self._ranks.first(lambda: max(self._store.steps(), default=None))
+            if step is not None and step >= require_step:
+                return self._store.newest(require_step)
+        if self._snapshots is not None:
+            promoted = self._snapshots.promote(self._store, step)
+            if promoted is not None:
+                step = promoted
+                self._note("promoted", step, f"the snapshot of step {step} became a checkpoint")
+        if self._remote is not None:
+            step = self._fetch(self._remote, step)
+        if require_step is None and step is not None and step == local:
+            return self._store.open(step)
+        return self._store.newest(require_step)
+
+    def upload(self) -> list[TierNote]:
+        """Bring the object store up to date with the run's folder; what does not succeed is tried the next time."""
+        if self._remote is None:
+            return []
+        notes: list[TierNote] = []
+        step = None
+        try:
+            for folder in self._remote.missing(self._store.root):
+                step = step_in(folder)
+                if not self._upload_one(self._remote, folder, notes):
+                    return notes
+            step = None
+            self._remote.prune()
+        except (StorageError, CheckpointError) as error:
+            notes.append(TierNote("remote_failed", step, str(error)))
+        return notes
+
+    def snapshot(self, content: Content) -> SnapshotResult:
+        """Write a snapshot, once: the next one will come soon."""
+        assert self._snapshots is not None, "the run has such a tier"
+        begin, name, message = time.monotonic(), None, ""
+        try:
+            name = self._snapshots.write(content.step, content.blocks, content.meta, content.files)
+        except StorageError as error:
+            message = str(error)
+        return SnapshotResult(content.step, name, time.monotonic() - begin, message)
+
+    def clear_snapshots(self) -> None:
+        """Remove the snapshots: the state of the last step is in a checkpoint."""
+        if self._snapshots is not None:
+            self._snapshots.clear()
+
+    def _claim(self, remote: RemoteTier) -> None:
+        try:
+            remote.claim()
+        except StorageError as error:
+            if self._ranks.first(self._owner.known) is None:
+                raise
+            self._note("remote_failed", None, str(error))
+
+    def _fetch(self, remote: RemoteTier, than: int | None) -> int | None:
+        begin = time.monotonic()
+        try:
+            step = remote.fetch_newest(self._store.root, than)
+        except StorageError as error:
+            if than is None:
+                raise
+            self._note("remote_failed", None, f"going on from step {than}, without a look at the store: {error}")
+            return than
+        if step is None:
+            return than
+        seconds = time.monotonic() - begin
+        self._note("fetched", step, f"the checkpoint of step {step} came from {remote.place(step_name(step))}", seconds)
+        return step
+
+    def _upload_one(self, remote: RemoteTier, folder: Path, notes: list[TierNote]) -> bool:
+        """Upload a checkpoint; False if the store is away, so that others need not be tried."""
+        begin, step = time.monotonic(), step_in(folder)
+        try:
+            url = remote.upload(folder)
+        except (StorageError, CheckpointError) as error:
+            notes.append(TierNote("remote_failed", step, str(error), time.monotonic() - begin))
+            away = isinstance(error, StorageError)
+            return not self._ranks.broadcast(away)  # each rank may have an error of its own: rank 0 decides for all
+        notes.append(TierNote("remote", step, url, time.monotonic() - begin))
+        return True
+
+    def _note(self, kind: str, step: int | None, message: str, seconds: float = 0.0) -> None:
+        self.notes.append(TierNote(kind, step, message, seconds))
