@@ -1,11 +1,14 @@
 """JSON lines: what is appended can be read, bit for bit, whatever happens to the writer."""
 
+import fcntl
+import itertools
 import json
 import math
 import os
 import resource
 import signal
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -147,3 +150,39 @@ def test_dropping_lines_happens_at_once_or_not_at_all(
     assert list(tmp_path.iterdir()) == [path], "nothing is left behind"
     keep_lines(path, lambda line: b"7" in line)
     assert [record["step"] for record in read_records(path)] == [s for s in range(100) if "7" in str(s)]
+
+
+def test_several_writers_of_whom_some_are_killed_leave_whole_lines_and_lose_none(tmp_path: Path) -> None:
+    """A run and its supervisor write the same events; a half-written line of the one must not spoil the other's."""
+    path, children = tmp_path / "lines.jsonl", []
+    for writer in range(4):
+        child = os.fork()
+        if child == 0:
+            with JsonLines(path) as file:
+                for number in itertools.count() if writer == 0 else range(200):  # the first has to be killed
+                    file.append({"writer": writer, "number": number, "text": "x" * 5000})
+                    (tmp_path / f"done-{writer}").write_text(str(number))
+            os._exit(0)
+        children.append(child)
+    while not all((tmp_path / f"done-{writer}").exists() for writer in range(4)):
+        time.sleep(0.001)
+    os.kill(children[0], signal.SIGKILL)
+    with path.open("ab") as killed:  # in the midst of a line, and so with the lock
+        fcntl.flock(killed, fcntl.LOCK_EX)
+        killed.write(b'{"writer": 0, "number": ')
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes == [-signal.SIGKILL, 0, 0, 0]
+    found = read_records(path)
+    for writer in (1, 2, 3):
+        assert [one["number"] for one in found if one["writer"] == writer] == list(range(200))
+
+
+def test_a_writer_that_was_stopped_in_the_midst_of_a_line_stops_nobody_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    monkeypatch.setattr("hlat.tracking.jsonl._PATIENCE", 0.1)
+    with path.open("ab") as stopped, JsonLines(path) as file:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        file.append({"a": 1})
+    assert read_records(path) == [{"a": 1}]

@@ -62,3 +62,14 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
 def test_tensorboard_is_imported_only_when_used() -> None:
     code = "import sys, hlat.tracking; sys.exit(any(name.startswith('tensorboard') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_that_went_back_shows_each_step_once_with_its_last_value(tmp_path: Path) -> None:
+    writer = TensorBoard(tmp_path, start_step=0)
+    for step in (1, 2, 3, 4):
+        writer.log({"step": step, "loss": 0.5})
+    writer.rewind(2)
+    for step in (3, 4, 5):
+        writer.log({"step": step, "loss": 2.5})
+    writer.close()
+    assert read(tmp_path)["train/loss"] == [(1, 0.5), (2, 0.5), (3, 2.5), (4, 2.5), (5, 2.5)]

@@ -240,3 +240,25 @@ def test_rates(value: float, text: str) -> None:
 )
 def test_sizes(count: int, text: str) -> None:
     assert size(count) == text
+
+
+def test_going_back_drops_the_metrics_of_undone_steps_and_no_event(tmp_path: Path) -> None:
+    clock, stream = Clock(), io.StringIO()
+    with open_tracker(tmp_path, PLAIN, total_steps=100, start_step=0, clock=clock, stream=stream) as tracker:
+        for step in (1, 2, 3):
+            clock.now += 1.0
+            tracker.log(line(step, loss=0.0))
+        tracker.event("anomaly", step=3)
+        tracker.rewind(1)
+        for step in (2, 3):
+            clock.now += 2.0
+            tracker.log(line(step, loss=1.0))
+    assert [(one["step"], one["loss"]) for one in read_metrics(tmp_path / "metrics.jsonl")] == [(1, 0), (2, 1), (3, 1)]
+    assert [one["event"] for one in read_events(tmp_path / "events.jsonl")] == ["anomaly"]
+    assert [one.split("  ")[2] for one in stream.getvalue().splitlines()] == [
+        "eta -",
+        "eta 0:01:38",
+        "eta 0:01:37",
+        "eta -",
+        "eta 0:03:14",
+    ]

@@ -1,6 +1,7 @@
 """events.jsonl: what happened to a run, in order of time, never cut back.
 
-    start, resume (with what changed in the recipe), checkpoint saved, pruned or bad, error, end
+    start, resume (with what changed in the recipe), checkpoint saved, pruned or bad, anomaly, rollback, corruption,
+    error, end
 
 Metrics tell what the run as a whole computed; events tell its history, the steps that were done twice included.
 """

@@ -2,13 +2,17 @@
 
     record -> one line -> one write() -> file
 
-A line exists if it ends with a newline and parses. What a killed writer leaves half-written is cut off when the file is
-opened next. A full disk leaves the file as it was before the record, and says so.
+A line exists if it ends with a newline and parses. What a killed writer leaves half-written is cut off before the next
+record. A full disk leaves the file as it was before the record, and says so. Several processes may append to one file,
+as a run and its supervisor do: each record, and each repair, is made under a lock.
 """
 
+import errno
+import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,8 @@ from hlat.runtime import DataError, StorageError, sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAIL_BLOCK = 1 << 16
+_PATIENCE = 5.0  # seconds for another writer to finish; one that was stopped in the midst of it must stop nobody else
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -77,7 +83,7 @@ class JsonLines:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            with storage_errors(path, "repair"):
+            with storage_errors(path, "repair"), _exclusive(self._descriptor):
                 self._repair(self._descriptor)
         except StorageError:
             self.close()
@@ -87,7 +93,8 @@ class JsonLines:
         """Add one record; it is in the file, whole, when this returns."""
         assert self._descriptor is not None, "append() after close()"
         line = encode(record)
-        with storage_errors(self.path, "write"):
+        with storage_errors(self.path, "write"), _exclusive(self._descriptor):
+            self._repair(self._descriptor)
             before = os.fstat(self._descriptor).st_size
             try:
                 written = 0
@@ -122,14 +129,35 @@ class JsonLines:
     def _repair(descriptor: int) -> None:
         """Cut off a last line that is not whole; give one that lacks only its newline that newline."""
         size = os.fstat(descriptor).st_size
+        if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
+            return
         start = _last_newline(descriptor, size) + 1
         tail = os.pread(descriptor, size - start, start)
-        if not tail:
-            return
         if decode(tail) is not None:
             os.write(descriptor, b"\n")
         else:
             os.ftruncate(descriptor, start)
+
+
+@contextmanager
+def _exclusive(descriptor: int) -> Iterator[None]:
+    """Keep other writers out; without a lock where the file system has none, or one holds it for too long."""
+    deadline, held = time.monotonic() + _PATIENCE, False
+    while not held and time.monotonic() < deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:
+            time.sleep(0.001)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            break
+    try:
+        yield
+    finally:
+        if held:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _last_newline(descriptor: int, size: int) -> int:

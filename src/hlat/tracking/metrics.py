@@ -18,7 +18,8 @@ Metrics = Mapping[str, Any]
 | key | unit and meaning |
 |-----|------------------|
 | ``step`` | optimizer steps done, this one included; required |
-| ``tokens``, ``samples`` | tokens and sequences consumed since the start of the run |
+| ``tokens`` | tokens of the steps done since the start of the run |
+| ``samples`` | sequences consumed since then, those that were left out among them: the position in the data |
 | ``batch_crc32`` | CRC-32 of the token ids of this step's sequences, added up modulo 2^32 |
 | ``loss`` | nats per token over this step's batch |
 | ``val_loss``, ``val_bits_per_byte`` | validation: nats per token, bits per byte of text; only where a step validated |
@@ -27,7 +28,7 @@ Metrics = Mapping[str, Any]
 | ``tokens_per_second`` | training rate since the line before, without validation and checkpoints |
 | ``mfu``, ``mfu_full`` | share of the peak FLOP/s, attention counted as causal, and counted in full |
 | ``memory_bytes`` | peak so far |
-| ``seconds`` | by phase, since the line before: ``data``, ``forward_backward``, ``optimizer``, ``validation``, ... |
+| ``seconds`` | by phase (``hlat.runtime.PHASES``), since the line before: ``data``, ``forward``, ``backward``, ... |
 """
 
 
@@ -41,13 +42,15 @@ class MetricsFile:
     def __init__(self, path: Path, *, start_step: int) -> None:
         with JsonLines(path):  # cuts off a half-written last line
             pass
-        with storage_errors(path, "read"), path.open("rb") as lines:
-            steps = [_step_of(line) for line in lines]
-        self.unreadable = steps.count(None)
+        self.unreadable = _cut_back(path, start_step)
         """Damaged lines inside the file, which were dropped."""
-        if any(step is None or step > start_step for step in steps):
-            keep_lines(path, lambda line: (step := _step_of(line)) is not None and step <= start_step)
         self._file = JsonLines(path)
+
+    def rewind(self, step: int) -> None:
+        """Drop every line of a later step than this."""
+        self._file.close()
+        _cut_back(self._file.path, step)
+        self._file = JsonLines(self._file.path)
 
     def append(self, metrics: Metrics) -> None:
         """Add the line of one step; it survives the death of the process when this returns."""
@@ -61,6 +64,15 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _cut_back(path: Path, last: int) -> int:
+    """Drop the lines of later steps, and damaged ones. Returns how many of these there were."""
+    with storage_errors(path, "read"), path.open("rb") as lines:
+        steps = [_step_of(line) for line in lines]
+    if any(step is None or step > last for step in steps):
+        keep_lines(path, lambda line: (step := _step_of(line)) is not None and step <= last)
+    return steps.count(None)
 
 
 def _step_of(line: bytes) -> int | None:

@@ -15,6 +15,9 @@ class OtherRank:
     def event(self, kind: str, /, **fields: Any) -> None:
         """The first rank records this."""
 
+    def rewind(self, step: int) -> None:
+        """The first rank does this."""
+
     def message(self, text: str) -> None:
         """Write a line to the log."""
         print(text, flush=True)  # noqa: T201  (this rank's standard output is its log)

@@ -4,10 +4,13 @@ metrics -> train/loss, train/lr, train/seconds/data, ...   validation/loss, vali
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hlat.tracking.jsonl import storage_errors
 from hlat.tracking.metrics import Metrics
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 _VALIDATION = {"val_loss": "validation/loss", "val_bits_per_byte": "validation/bits_per_byte"}
 # The step is the axis; a checksum is not a quantity.
@@ -41,12 +44,13 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
-        # Importing it takes seconds, and a run may do without.
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-
         self._folder = folder
-        with storage_errors(folder, "write TensorBoard events"):
-            self._writer = SummaryWriter(str(folder), purge_step=start_step + 1)
+        self._writer = _writer(folder, start_step)
+
+    def rewind(self, step: int) -> None:
+        """Mark what was written for steps after ``step`` as superseded."""
+        self.close()
+        self._writer = _writer(self._folder, step)
 
     def log(self, metrics: Metrics) -> None:
         """Add the scalars of one step."""
@@ -58,3 +62,12 @@ class TensorBoard:
         """Flush and close."""
         with storage_errors(self._folder, "write TensorBoard events"):
             self._writer.close()
+
+
+def _writer(folder: Path, step: int) -> "SummaryWriter":
+    """Writes a new file of events, which supersedes those of steps after ``step``."""
+    # Importing it takes seconds, and a run may do without.
+    from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
+    with storage_errors(folder, "write TensorBoard events"):
+        return SummaryWriter(str(folder), purge_step=step + 1)

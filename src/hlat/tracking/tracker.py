@@ -36,7 +36,7 @@ class Tracker:
         clock: Callable[[], float],
     ) -> None:
         self._metrics, self._events, self._tensorboard, self._console = metrics, events, tensorboard, console
-        self._total_steps = total_steps
+        self._total_steps, self._clock = total_steps, clock
         self._eta = Eta(total_steps, clock)
 
     def log(self, metrics: Metrics) -> None:
@@ -51,6 +51,13 @@ class Tracker:
         """Record that something happened to the run; it and all metrics before it now survive a power cut."""
         self._metrics.sync()
         self._events.append(kind, **fields)
+
+    def rewind(self, step: int) -> None:
+        """Drop the metrics of every step after ``step``, which is done again. Events stay: they happened."""
+        self._metrics.rewind(step)
+        if self._tensorboard is not None:
+            self._tensorboard.rewind(step)
+        self._eta = Eta(self._total_steps, self._clock)
 
     def message(self, text: str) -> None:
         """Tell the person at the console."""

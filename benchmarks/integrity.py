@@ -1,0 +1,102 @@
+"""What comparing copies costs: the speed of the digest beside a copy and beside sha256, and its share of a step.
+
+The digest is taken of the weights and moments of the 33.6 M-parameter LLaMA of ``benchmarks/train_speed.py``, as a rank
+of plain data parallelism holds them (16 bytes a parameter but for the gradient: 12). All sides take turns in one
+process, and the middle round of each is reported. GB/s are the bytes read over the time; a copy of as many bytes writes
+them too. The step is one forward and backward pass and update of the same model over ``--tokens`` tokens.
+
+    python benchmarks/integrity.py [--rounds 9] [--layers 8] [--tokens 2048] [--device cuda]
+"""
+
+import argparse
+import hashlib
+import itertools
+import statistics
+import time
+
+import torch
+
+from hlat.config import parse_recipe
+from hlat.data import Batch
+from hlat.optim import build_optimizer, state_tensors
+from hlat.parallel import build_parallel
+from hlat.resilience import digest
+from hlat.runtime import Runtime, synchronize
+from hlat.training.step import accumulate_gradients, update
+
+LENGTH = 256
+WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}
+
+
+def trained(options, device):
+    """The model and its optimizer after a step, and a function that does another."""
+    rows = options.tokens // LENGTH
+    content = {
+        "model": {**WIDTH, "layers": options.layers},
+        "data": {"path": "none", "sequence_length": LENGTH, "tokenizer": {"train": "char"}},
+        "batch": {"global_batch": rows, "micro_batch": rows},
+        "training": {"steps": 100},
+    }
+    recipe = parse_recipe(content)
+    model = build_parallel(recipe, Runtime(device), seed=1)
+    optimizer = build_optimizer(model.held, recipe.optimizer)
+    tokens = torch.randint(0, WIDTH["vocab_size"], (rows, LENGTH + 1))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:].contiguous(), torch.arange(rows).numpy(), 0)
+
+    def step():
+        update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
+
+    step()
+    return model, optimizer, step
+
+
+def timed(action, device):
+    """Seconds of a call."""
+    synchronize(device)
+    began = time.perf_counter()
+    action()
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def measure(sides, rounds, device):
+    """The middle of some calls of each side, which take turns, after one that is not counted; in seconds."""
+    times = {name: [] for name in sides}
+    for number, (name, action) in itertools.product(range(rounds + 1), sides.items()):
+        seconds = timed(action, device)
+        if number:
+            times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main():
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    model, optimizer, step = trained(options, device)
+    states = state_tensors(optimizer, model.held)
+    tensors = [one.tensor for one in model.held] + [tensor for values in states.values() for tensor in values]
+    targets = [torch.empty_like(tensor) for tensor in tensors]
+    size = sum(tensor.nbytes for tensor in tensors)
+    sides = {
+        "digest": lambda: torch.stack([digest(tensor) for tensor in tensors]).tolist(),
+        "copy": lambda: [target.copy_(tensor) for target, tensor in zip(targets, tensors, strict=True)],
+        "sha256": lambda: [hashlib.sha256(tensor.cpu().numpy()).digest() for tensor in tensors],
+        f"step of {options.tokens:,} tokens": step,
+    }
+    middle = measure(sides, options.rounds, device)
+    print(f"{len(tensors)} tensors, {size / 1e6:.0f} MB on {device}, {torch.get_num_threads()} threads\n")
+    print("| | ms | GB/s | share of a step |\n|---|---|---|---|")
+    seconds_of_step = list(middle.values())[-1]
+    for name, seconds in middle.items():
+        speed = f"{size / seconds / 1e9:.1f}" if not name.startswith("step") else ""
+        print(f"| {name} | {1e3 * seconds:.1f} | {speed} | {seconds / seconds_of_step:.1%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What a rank writes into its heartbeat is what the supervisor reads, whenever it looks."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from hlat.resilience import BEATS, beating, read_beat, secured
+from hlat.resilience.beats import Beat, beat_path
+from hlat.resilience.sampling import is_waiting, where
+from hlat.runtime import current_phase, enter_phase
+
+
+class Clock:
+    """Seconds, moved by hand."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def rank(tmp_path):
+    """A beating rank, its clock, and its heart as the supervisor sees it."""
+    clock, done = Clock(), [4]
+    beat = Beat(beat_path(tmp_path, 3), clock)
+    beat.count_steps(lambda: done[0])
+
+    def go(phase, seconds):
+        beat(phase)
+        clock.now += seconds
+
+    return SimpleNamespace(beat=beat, go=go, clock=clock, done=done, read=lambda: read_beat(tmp_path, 3))
+
+
+def test_before_the_first_step_there_are_no_steps_to_speak_of(rank):
+    found = rank.read()
+    assert (found.rank, found.pid, found.phase, found.began) == (3, os.getpid(), current_phase(), None)
+    assert found.first_step_at is None and found.saved is None and found.saver is None and found.seconds == {}
+
+
+def test_phases_are_counted_from_the_first_step_on(rank):
+    rank.go("evaluation", 50.0)  # before the first step: part of the start
+    for data, forward in ((0.5, 2.0), (0.25, 3.0)):
+        rank.go("data", data)
+        rank.go("forward", forward)
+        rank.go("optimizer", 0.125)
+    found = rank.read()
+    assert (found.began, found.first_step_at, found.step, found.phase) == (4, 150.0, 4, "optimizer")
+    assert found.seconds == {"data": 0.75, "forward": 5.0, "optimizer": 0.125}, "the phase that goes on is not over"
+    assert found.longest == {"data": 0.5, "forward": 3.0, "optimizer": 0.125}
+    assert found.since == rank.clock.now - 0.125 and found.productive == 5.125 and found.step_at_work == 5
+
+
+def test_what_is_secured_is_told_with_the_work_up_to_it(rank):
+    rank.go("data", 1.0)
+    rank.go("forward", 2.0)
+    rank.done[0] = 5
+    rank.go("checkpoint", 9.0)  # of step 5, which is written in the background
+    rank.go("data", 1.0)
+    rank.go("forward", 4.0)
+    rank.done[0] = 6
+    rank.go("between", 1.0)
+    assert rank.read().saved is None
+    rank.beat.secured(5)
+    found = rank.read()
+    assert (found.saved, found.saved_seconds, found.productive) == (5, 2.0, 6.0)
+
+
+def test_a_rank_that_was_killed_in_the_midst_of_writing_can_still_be_read(rank):
+    rank.go("forward", 1.0)
+    rank.beat._numbers[0] += 1  # the version: as if between the two halves of a change
+    assert rank.read().phase == "forward"
+
+
+def test_a_rank_that_nobody_watches_writes_nothing(tmp_path, monkeypatch):
+    for folder in (None, str(tmp_path / "gone")):
+        monkeypatch.delenv(BEATS, raising=False)
+        if folder is not None:
+            monkeypatch.setenv(BEATS, folder)
+        with beating(0) as beat:
+            assert beat is None
+            secured(3)
+    assert read_beat(tmp_path, 0) is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_watched_tells_phases_and_that_it_is_alive(tmp_path):
+    work = (
+        "import time\nfrom hlat.resilience import beating, count_steps, saves_beside, secured\n"
+        "from hlat.runtime import enter_phase\n"
+        "with beating(1):\n  count_steps(lambda: 7)\n  enter_phase('data'); enter_phase('forward')\n"
+        "  secured(7)\n  saves_beside(99)\n  time.sleep(0.5)\n"
+    )
+    subprocess.run([sys.executable, "-c", work], env={**os.environ, BEATS: str(tmp_path)}, check=True)
+    found = read_beat(tmp_path, 1)
+    assert (found.began, found.saved, found.phase, found.waiting) == (7, 7, "forward", False)
+    assert found.saver == 99
+    assert found.alive_at > found.since and found.busy["forward"] > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"),
+    [
+        ("/x/torch/distributed/distributed_c10d.py", True),
+        ("/x/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", True),
+        ("/x/torch/distributed/tensor/_dispatch.py", False),
+        ("/x/torch/nn/functional.py", False),
+        ("/x/hlat/runtime/vote.py", True),
+        ("/x/hlat/parallel/model.py", False),
+    ],
+)
+def test_who_waits_for_other_ranks_is_seen_by_where_it_is(file, waits):
+    def frame(name, line, function, back=None):
+        return SimpleNamespace(f_code=SimpleNamespace(co_filename=name, co_name=function), f_lineno=line, f_back=back)
+
+    outer = frame("/x/hlat/training/step.py", 36, "accumulate_gradients", frame("/x/hlat/training/loop.py", 9, "run"))
+    inner = frame(file, 5, "inner", outer)
+    assert is_waiting(inner) is waits
+    own = f"{file.partition('/hlat/')[2]}:5 inner"
+    assert where(inner) == (own if "/hlat/" in file else "training/step.py:36 accumulate_gradients")
+
+
+def test_phases_reach_the_heart_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setenv(BEATS, str(tmp_path))
+    before = current_phase()
+    with beating(0):
+        enter_phase("reduce")
+        assert read_beat(tmp_path, 0).phase == "reduce"
+        enter_phase(before)
+    enter_phase("optimizer")
+    assert read_beat(tmp_path, 0).phase == before, "nothing is told once it is over"
+    enter_phase(before)

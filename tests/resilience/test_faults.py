@@ -1,0 +1,164 @@
+"""Faults happen where the recipe says, once in the life of a run, and only where they are allowed."""
+
+import errno
+import json
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from hlat.checkpoint import CheckpointStore, verify, whole_tensors
+from hlat.config import FaultConfig, StorageError
+from hlat.model import HeldParameter, RowLayout
+from hlat.resilience import STORAGE_FAULTS, Faults, InjectedFault
+from hlat.runtime import REQUEUE, Ranks
+from hlat.training.faulty_disk import FaultyDisk
+
+
+def fault(**fields):
+    return FaultConfig(**fields)
+
+
+def held(dtype=torch.float32):
+    parameter = nn.Parameter(torch.ones(4, 2, dtype=dtype))
+    return HeldParameter("w", parameter, RowLayout((), 0, (2,)), 0, True)
+
+
+def go_through(faults, steps, global_batch=8, phases=("data", "forward", "backward", "reduce", "optimizer", "between")):
+    for step in range(1, steps + 1):
+        faults.begin_step(step, (step - 1) * global_batch)
+        for phase in phases:
+            faults(phase)
+
+
+def test_a_fault_happens_in_its_step_and_phase_and_once(tmp_path):
+    slept = []
+    faults = [fault(kind="hang", at_step=3, phase="backward", seconds=7)]
+    for _ in range(2):  # the second is the process after a restart
+        go_through(Faults(faults, Ranks(), tmp_path / "faults", 8, slept.append), 5)
+    assert slept == [7]
+
+
+def test_a_fault_of_another_rank_does_not_happen_here(tmp_path):
+    slept = []
+    go_through(Faults([fault(kind="hang", at_step=1, rank=1)], Ranks(), tmp_path / "faults", 8, slept.append), 3)
+    assert slept == []
+
+
+def test_slowness_lasts_for_its_steps_and_comes_back_with_them(tmp_path):
+    slept = []
+    faults = [fault(kind="slow", at_step=2, steps=3, seconds=0.25)]
+    for _ in range(2):
+        go_through(Faults(faults, Ranks(), tmp_path / "faults", 8, slept.append), 9)
+    assert slept == [0.25] * 6
+
+
+@pytest.mark.parametrize("kind", ["exception", "oom"])
+def test_what_is_raised(tmp_path, kind):
+    faults = Faults([fault(kind=kind, at_step=2)], Ranks(), tmp_path / "faults", 8)
+    faults.attach([held()])
+    with pytest.raises(InjectedFault if kind == "exception" else RuntimeError, match=r"step 2|can't allocate memory"):
+        go_through(faults, 2)
+    go_through(faults, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_flipped_bit_is_one_bit(tmp_path, dtype):
+    faults, one = (
+        Faults([fault(kind="bitflip", at_step=2, phase="optimizer")], Ranks(), tmp_path / "faults", 8),
+        held(dtype),
+    )
+    faults.attach([one])
+    go_through(faults, 5)
+    assert one.tensor.flatten().tolist() == [1.5] + [1.0] * 7
+
+
+def test_gradients_are_spoiled_when_they_are_about_to_be_added_up(tmp_path):
+    one = held()
+    faults = Faults([fault(kind="nan", at_step=2), fault(kind="spike", at_step=4)], Ranks(), tmp_path / "faults", 8)
+    faults.attach([one])
+    seen = {}
+    for step, first_sample in ((1, 0), (2, 8), (3, 16), (4, 24), (5, 24), (6, 32)):  # step 5 reads step 4's samples
+        one.parameter.grad = torch.ones(4, 2)
+        faults.begin_step(step, first_sample)
+        for phase in ("forward", "backward"):
+            faults(phase)
+        assert bool((one.gradient == 1).all())
+        faults("reduce")
+        seen[step] = one.gradient.flatten()[:2].tolist()
+    assert str(seen[2]) == "[nan, 1.0]"
+    assert [seen[step] for step in (1, 3, 4, 5, 6)] == [[1, 1], [1, 1], [1000, 1000], [1000, 1000], [1, 1]]
+
+
+BLOCKS = whole_tensors({"model.a": torch.arange(1000.0), "optimizer.b": torch.arange(1000.0)})
+
+
+def store_with(tmp_path, *faults):
+    disk = FaultyDisk(faults, 0, tmp_path / "faults", sleep=lambda seconds: None)
+    return CheckpointStore(tmp_path / "checkpoints", 9, disk=disk)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("enospc", errno.ENOSPC), ("eio", errno.EIO), ("unavailable", errno.ENOTCONN)]
+)
+def test_a_store_refuses_so_many_saves_and_then_works(tmp_path, kind, code):
+    saved = {}
+    for attempt in range(2):  # the second is the process after a restart
+        store = store_with(tmp_path, fault(kind=kind, at_step=2, steps=2))
+        for step in range(1, 6):
+            for _ in range(2):  # with a retry
+                try:
+                    store.save(step, BLOCKS, {})
+                except StorageError as error:
+                    assert os.strerror(code) in str(error)
+                else:
+                    saved.setdefault(attempt, []).append(step)
+                    break
+    assert saved == {0: [1, 4, 5], 1: [1, 2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize("kind", ["torn_write", "corrupt"])
+def test_a_disk_that_lies_is_found_out_by_the_checksums(tmp_path, kind):
+    store = store_with(tmp_path, fault(kind=kind, at_step=2))
+    for step in (1, 2, 3):
+        store.save(step, BLOCKS, {})
+    whole = [verify(tmp_path / "checkpoints" / f"step-{step:08d}") == [] for step in (1, 2, 3)]
+    assert whole == [True, False, True]
+
+
+def test_a_slow_disk_is_slow(tmp_path):
+    slept = []
+    disk = FaultyDisk([fault(kind="slow_disk", at_step=2, seconds=3)], 0, tmp_path / "faults", sleep=slept.append)
+    store = CheckpointStore(tmp_path / "checkpoints", 9, disk=disk)
+    store.save(1, BLOCKS, {})
+    assert slept == []
+    store.save(2, BLOCKS, {})
+    assert len(slept) >= 4 and set(slept) == {3}
+    assert set(STORAGE_FAULTS) >= {"slow_disk"}
+
+
+def test_faults_are_refused_unless_they_are_allowed(cli, recipe_file, tiny, tmp_path):
+    refused = cli("train", recipe_file, *tiny, "faults=[{kind: kill, at_step: 3}, {kind: nan, at_step: 5}]")
+    assert refused.returncode == 2
+    assert "kill at step 3, nan at step 5" in refused.stderr and "--allow-faults" in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_impossible_faults_are_all_named_at_once(cli, recipe_file, tiny):
+    wrong = "faults=[{kind: kill, at_step: 3, rank: 2}, {kind: deadlock, at_step: 5}, {kind: slow, at_step: 1}]"
+    refused = cli("train", recipe_file, *tiny, wrong, "--allow-faults")
+    assert refused.returncode == 2, refused.stderr
+    for part in ("faults.0.rank = 2", "faults.1.kind = 'deadlock'", "faults.2.seconds = 3600"):
+        assert part in refused.stderr, refused.stderr
+
+
+def test_a_signal_that_is_asked_for_saves_and_stops_the_run(cli, recipe_file, tiny, tmp_path):
+    told = cli("train", recipe_file, *tiny, "faults=[{kind: sigterm, at_step: 7}]", "--allow-faults")
+    assert told.returncode == REQUEUE and "SIGTERM" in told.stdout, told.stdout + told.stderr
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "end"] == [7]
+    again = cli("train", recipe_file, *tiny, "faults=[{kind: sigterm, at_step: 7}]", "--allow-faults")
+    assert again.returncode == 0 and "resumed at step 7" in again.stdout
+    assert signal.SIGTERM.name in next(event["reason"] for event in events if event["event"] == "end")

@@ -1,0 +1,83 @@
+"""Who hangs is found when its phase lasts longer than the run itself would make one expect, and is named."""
+
+import pytest
+from readings import reading
+
+from hlat.resilience import Watchdog
+from hlat.resilience.watchdog import FIRST_TIME
+
+KNOWN = dict.fromkeys(("data", "forward", "backward", "reduce", "optimizer", "checkpoint"), 1.0)
+NOW = 1000.0
+
+
+def look(*beats, seconds=20.0, stopped=(), now=NOW):
+    return Watchdog(seconds).look(beats, now, lambda pid: pid - 100 in stopped)
+
+
+def waits(rank, phase="reduce", step=6, where="parallel/gradients.py:9 add_over_world", since=900.0):
+    return reading(rank, phase=phase, step=step, since=since, alive_at=NOW, waiting=True, where=where, longest=KNOWN)
+
+
+def works(rank, phase="forward", step=6, since=900.0):
+    return reading(rank, phase=phase, step=step, since=since, alive_at=NOW, longest=KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("phase", "longest", "limit"),
+    [
+        ("forward", 0.5, 20.0),  # the least
+        ("checkpoint", 30.0, 300.0),  # ten times its longest
+        ("backward", None, FIRST_TIME),  # it may be compiling
+        ("start", None, None),
+        ("end", 1.0, None),
+    ],
+)
+def test_limits_are_learned(phase, longest, limit):
+    watchdog = Watchdog(20.0)
+    learned = {} if longest is None else {phase: longest}
+    assert watchdog.look([reading(longest=learned, phase="start")], NOW, lambda pid: False) is None
+    watchdog.look([reading(longest=dict.fromkeys(learned, 0.1), phase="start")], NOW, lambda pid: False)
+    assert watchdog.limit(phase) == limit, "the longest of all attempts counts"
+
+
+def test_a_phase_may_last_up_to_its_limit_and_no_longer():
+    assert look(works(0, since=NOW - 19.9)) is None
+    found = look(works(0, since=NOW - 20.1))
+    assert (found.ranks, found.phase, found.step) == ([0], "forward", 7)
+    assert found.seconds == pytest.approx(20.1) and found.why.startswith("training/step.py")
+    assert look(works(0, since=0.0), seconds=None) is None, "asked not to look"
+
+
+def test_a_stopped_rank_is_to_blame_before_all_others():
+    found = look(waits(0), works(1), waits(2), stopped={2})
+    assert (found.ranks, found.phase, found.why) == ([2], "reduce", "stopped by a signal")
+
+
+def test_a_rank_without_a_sign_of_life_is_to_blame_before_those_that_work():
+    silent = reading(2, phase="backward", step=6, since=900.0, alive_at=NOW - 30, longest=KNOWN)
+    found = look(waits(0), works(1), silent)
+    assert (found.ranks, found.phase) == ([2], "backward") and "no sign of life" in found.why
+
+
+def test_the_rank_that_waits_for_nobody_is_to_blame():
+    found = look(waits(0), works(1, phase="data"), waits(2), waits(3))
+    assert (found.ranks, found.phase, found.step) == ([1], "data", 7)
+    assert "waits for no other rank" in found.why
+
+
+def test_where_all_wait_it_is_the_one_that_has_come_least_far():
+    assert look(waits(0, step=7), waits(1, phase="optimizer", step=6), waits(2, step=7)).ranks == [1]
+    assert look(waits(0), waits(1, phase="backward"), waits(2)).ranks == [1]
+
+
+def test_where_all_have_come_as_far_it_is_the_one_that_waits_elsewhere():
+    found = look(waits(0, "forward"), waits(1, "backward", where="parallel/tensor.py:3 hook"), waits(2, "forward"))
+    assert (
+        found.ranks == [1] and "parallel/tensor.py:3 hook while the others wait in parallel/gradients.py" in found.why
+    )
+
+
+def test_where_nothing_tells_them_apart_all_are_named():
+    assert look(waits(0), waits(1)).ranks == [0, 1]
+    found = look(waits(0), waits(1, where="parallel/tensor.py:3 hook"))
+    assert found.ranks == [0, 1] and "rank 1 in parallel/tensor.py:3 hook" in found.why, "one against one"
