@@ -40,7 +40,8 @@ class _Enough(Exception):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """What tensors that share memory have in common; where the memory itself is, tensors of a rehearsal cannot say."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 class _Step:

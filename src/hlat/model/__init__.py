@@ -1,7 +1,7 @@
 """The LLaMA-family decoder: its modules, its initial weights, its names, its counts, and its Hugging Face form."""
 
 from hlat.model.activations import RECOMPUTABLE, Activations, Share, activations
-from hlat.model.building import build
+from hlat.model.building import build, remake
 from hlat.model.cache import KVCache, LayerCache
 from hlat.model.canonical import canonical_shapes, from_canonical, to_canonical
 from hlat.model.counts import ParameterCount, count_parameters, flops_per_token, forward_flops_per_token
@@ -58,6 +58,7 @@ __all__ = [
     "parameter_layouts",
     "read_hf",
     "read_special_ids",
+    "remake",
     "to_canonical",
     "vocabulary_rows",
     "write_hf",

@@ -1,6 +1,9 @@
 """A whole decoder on one device: made on the meta device, allocated once, filled from the seed."""
 
+from collections.abc import Callable
+
 import torch
+from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.decoder import Decoder
@@ -20,10 +23,22 @@ def build(
         dtype: of the weights.
     """
     with torch.device("meta"):
-        model = Decoder(config).to(dtype)
+        model = Decoder(config)
+    remake(model, lambda parameter: parameter.to(dtype))
     if torch.device(device).type == "meta":
         return model
-    model.to_empty(device=device)
+    remake(model, lambda parameter: torch.empty_like(parameter, device=device))
     if seed is not None:
         initialise(held_parameters(model), config, seed)
     return model
+
+
+def remake(model: Decoder, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put in the place of every parameter what a function makes of it.
+
+    ``nn.Module.to`` and ``to_empty`` do the same, but where tensors are a rehearsal's they exchange the contents, which
+    torch forbids for some of them.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(function(parameter.detach())))

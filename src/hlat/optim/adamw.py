@@ -51,6 +51,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
+def prepare(optimizer: torch.optim.Optimizer, held: Sequence[HeldParameter]) -> None:
+    """Create all that the first step over some parameters would leave in memory; nothing where that has been."""
+    if isinstance(optimizer, Bf16AdamW):
+        optimizer.prepare()
+    else:
+        for one in held:
+            _init_torch_state(optimizer, one.parameter)
+
+
 def state_tensors(optimizer: torch.optim.Optimizer, held: Sequence[HeldParameter]) -> dict[str, list[torch.Tensor]]:
     """The state of some parameters beside the step: by name, local tensors in the order of ``held``.
 

@@ -20,10 +20,13 @@ from hlat.optim.lines import Lines, lines_of
 from hlat.optim.native import native_kernel
 from hlat.optim.reference import Kernel, Operands
 from hlat.precision import step_keys, stream_keys
+from hlat.runtime import is_pretended
 
 _LOG = logging.getLogger(__name__)
 _PURPOSE = "rounding"
 _EXPONENT_BITS = 24  # of a step: float32 counts no further
+
+Squares = tuple[torch.Tensor, torch.Tensor]
 
 
 class Bf16AdamW(torch.optim.Optimizer):
@@ -53,6 +56,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         self._held = [one for held, _ in groups for one in held]
         assert all(one.parameter.dtype == torch.bfloat16 for one in self._held), f"the weights of {mode} are bf16"
         self._mode, self._seed = mode, seed
+        self._squares: dict[float, Squares] = {}  # of each beta, on the device
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
         params = [{"params": [one.parameter for one in held], "weight_decay": decay} for held, decay in groups if held]
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
@@ -65,6 +69,14 @@ class Bf16AdamW(torch.optim.Optimizer):
             for name in self.state_names:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
+    def prepare(self) -> None:
+        """Create all that the first step would leave: the state of every parameter, and tables."""
+        for one in self._held:
+            self.init_state(one.parameter)
+        for beta in {beta for group in self.param_groups for beta in group["betas"]}:
+            self._squares_of(beta)
+        _ = self._lines, self._keys_2N, self._owners_N
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient, bf16 or fp32."""
@@ -72,8 +84,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for one in self._held:
-            self.init_state(one.parameter)
+        self.prepare()
         with_gradient = [index for index, one in enumerate(self._held) if one.gradient is not None]
         if not with_gradient:
             return loss
@@ -105,7 +116,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]
             ones = torch.ones_like(steps, dtype=torch.float64)
-            bias1, bias2 = 1.0 - _power(beta1, steps), 1.0 - _power(beta2, steps)
+            bias1, bias2 = (1.0 - _power(self._squares_of(beta), steps) for beta in (beta1, beta2))
             columns = [
                 ones * (group["lr"] * group["weight_decay"]),
                 group["lr"] / bias1,
@@ -117,6 +128,11 @@ class Bf16AdamW(torch.optim.Optimizer):
             ]
             rows.append(torch.stack(columns, dim=1))
         return torch.cat(rows).to(torch.float32)
+
+    def _squares_of(self, base: float) -> Squares:
+        if base not in self._squares:
+            self._squares[base] = _squares(base, self._device)
+        return self._squares[base]
 
     @functools.cached_property
     def _sizes(self) -> list[int]:
@@ -148,7 +164,11 @@ class Bf16AdamW(torch.optim.Optimizer):
 
     @functools.cached_property
     def _kernel(self) -> Kernel:
-        return kernel_for(self._device)
+        return _nothing if is_pretended() else kernel_for(self._device)
+
+
+def _nothing(parameters: Sequence[Operands], keys_2N: torch.Tensor, mode: str) -> None:
+    """The kernel of a rehearsal, whose tensors have nothing that could be written; the others need no memory either."""
 
 
 def kernel_for(device: torch.device) -> Kernel:
@@ -165,13 +185,14 @@ def kernel_for(device: torch.device) -> Kernel:
     return reference.update
 
 
-def _power(base: float, exponents: torch.Tensor) -> torch.Tensor:
-    """``base ** exponents`` in float64, by multiplications alone: the same bits on every device, unlike ``pow``.
+def _power(squares: Squares, exponents: torch.Tensor) -> torch.Tensor:
+    """A base to some powers, in float64, by multiplications alone: the same bits on every device, unlike ``pow``.
 
     Args:
+        squares: of the base, from ``_squares``.
         exponents: whole numbers up to 2**24, shape (P,), any dtype.
     """
-    squares_E, places_E = _squares(base, exponents.device)
+    squares_E, places_E = squares
     bits_PE = (exponents.to(torch.int64).unsqueeze(1) >> places_E) & 1
     factors = torch.where(bits_PE == 1, squares_E, 1.0)
     while factors.shape[1] > 1:
@@ -180,8 +201,7 @@ def _power(base: float, exponents: torch.Tensor) -> torch.Tensor:
     return factors.squeeze(1)
 
 
-@functools.cache
-def _squares(base: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _squares(base: float, device: torch.device) -> Squares:
     """``base ** (2 ** e)`` for every place e of an exponent, and the places; a power of two many."""
     count = 1 << (_EXPONENT_BITS - 1).bit_length()
     squares = [base]

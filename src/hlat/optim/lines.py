@@ -65,7 +65,7 @@ def lines_of(held: HeldParameter, first_name: int = 0) -> Lines:
         else:
             columns = torch.arange(run.canonical_start, run.canonical_start + run.count, length)
             rows = torch.zeros_like(columns)
+        assert run.canonical_start + run.count <= 1 << 31 > layout.first_column, "words of 32 bits"
         tables.append(torch.stack((rows, columns, torch.full_like(rows, numbers[run.name]))))
     table_3L = torch.cat(tables, dim=1)
-    assert bool((table_3L < 1 << 31).all()), "rows and columns are words of 32 bits"
     return Lines(length, *table_3L.to(torch.int32).to(tensor.device).unbind())

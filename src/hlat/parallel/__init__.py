@@ -1,7 +1,7 @@
 """A layout, and the model in it: tensor, sequence, pipeline, context and data parallelism, composed."""
 
 from hlat.parallel.compiling import Compilation, compilation
-from hlat.parallel.footprint import StateBytes, state_bytes
+from hlat.parallel.footprint import StateBytes, held_parts, state_bytes
 from hlat.parallel.layout import Coordinates, Layout
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.model import ParallelModel, build_parallel
@@ -16,6 +16,7 @@ __all__ = [
     "StateBytes",
     "build_parallel",
     "compilation",
+    "held_parts",
     "stage_layers",
     "state_bytes",
 ]

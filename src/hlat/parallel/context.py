@@ -19,6 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hlat.model import Documents, LayerCache, attend
 from hlat.parallel.collectives import all_gather, reduce_scatter
@@ -82,4 +83,6 @@ def _attend_to_prefix(q_BHCE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.
     if chunk == 0:
         return attend(q_BHCE, k, v)
     # The queries are the last positions of the prefix; kernels that know this alignment build no mask.
-    return attend(q_BHCE, k, v, causal_lower_right(size, stop))
+    with _disable_current_modes():  # none of them can look at such a tensor while it is made
+        mask = causal_lower_right(size, stop)
+    return attend(q_BHCE, k, v, mask)

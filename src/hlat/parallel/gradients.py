@@ -89,10 +89,10 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], zero: torch.Tensor) -> torch
 
     Args:
         tensors: any number, none too.
-        zero: a scalar 0 of the dtype and device of the result.
+        zero: a scalar 0 of the dtype and device of the result, which is never this tensor itself: callers add to it.
     """
     if not tensors:
-        return zero
+        return zero.clone()
     return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=zero.dtype)).square().sum()
 
 

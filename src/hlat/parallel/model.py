@@ -6,7 +6,7 @@
 One process with everything at 1 is a layout like any other: nothing is attached, and the model is the plain decoder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,26 @@ import torch.distributed as dist
 
 from hlat.config import Recipe
 from hlat.memory import checkpoint_activations, plan_activations
-from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise
+from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, remake
 from hlat.parallel.compiling import check_isolation, compilation, compile_blocks
 from hlat.parallel.footprint import held_parts
 from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
 from hlat.parallel.groups import Groups, make_groups
 from hlat.parallel.layout import Layout
 from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.sharding import before_micro_batch, reduce_replicated, release, shard
+from hlat.parallel.sharding import (
+    before_micro_batch,
+    gathered,
+    reduce_replicated,
+    release,
+    shard,
+    stored,
+    unsharded_gradients,
+)
 from hlat.parallel.tensor import parallelize_block
 from hlat.parallel.vocabulary import parallelize_ends
 from hlat.precision import MODES, Mode, check_fp8, to_fp8
-from hlat.runtime import Runtime
+from hlat.runtime import Runtime, enter_phase, host_values
 
 if TYPE_CHECKING:
     from hlat.parallel.pipeline import Pipeline
@@ -59,7 +67,8 @@ class ParallelModel:
 
     def _build_pipeline(self) -> "Pipeline":
         # Imported where there is a pipeline: torch's schedules load its compiler, which takes most of a second.
-        from hlat.parallel.pipeline import Pipeline  # noqa: PLC0415
+        with host_values():  # modules of torch make tensors of their own when they are loaded
+            from hlat.parallel.pipeline import Pipeline  # noqa: PLC0415
 
         recipe, layout = self._recipe, self.layout
         assert self.groups.pipeline is not None, "there is a pipeline"
@@ -96,6 +105,23 @@ class ParallelModel:
         """What the optimizer steps."""
         return [one.parameter for one in self.held]
 
+    def stored(self) -> Iterator[torch.Tensor]:
+        """The parameters, or shards of them, that this rank has between steps."""
+        yield from (one.tensor for one in self.held)
+        for part in self.parts:
+            yield from stored(part)
+
+    def gathered(self) -> Iterator[torch.Tensor]:
+        """What parameters are gathered into where they are sharded; storages that are empty in between."""
+        for part in self.parts:
+            yield from gathered(part)
+
+    def gradients(self) -> Iterator[torch.Tensor]:
+        """The gradients that there are, whole or shards, on this rank."""
+        yield from (one.gradient for one in self.held if one.gradient is not None)
+        for part in self.parts:
+            yield from unsharded_gradients(part)
+
     def accumulate_gradients(
         self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, positions_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -108,12 +134,14 @@ class ParallelModel:
         Returns:
             A detached scalar; the terms of all ranks add up to the mean loss in nats.
         """
+        enter_phase("forward")
         tokens = self._count(labels_BS)
         local = self._local(MicroBatch(inputs_BS, labels_BS, positions_BS))
         if self._pipeline is not None:
             loss = self._pipeline.train(local, tokens)
         else:
             loss = self._train_micro_batches(local.split(self._recipe.batch.micro_batch), tokens)
+        enter_phase("reduce")
         if self.groups.gradients is not None and self.groups.shards is None:
             reduce_replicated(self.held, self.groups.gradients)
         self._copies.add_up()
@@ -121,7 +149,8 @@ class ParallelModel:
 
     def _count(self, labels_BS: torch.Tensor) -> torch.Tensor | int:
         """Labelled tokens of the global batch; stays on the device where other ranks have to be asked."""
-        here = int((labels_BS != IGNORED).sum())
+        with host_values():
+            here = int((labels_BS != IGNORED).sum())
         if self.groups.data is None:
             return here
         tokens = torch.tensor(here, device=self._device)
@@ -132,15 +161,18 @@ class ParallelModel:
         """The positions of some sequences that this rank has, on its device."""
         places = batch.positions_BS
         assert (places is not None) == self._recipe.data.isolate, "what memory and compiled code are planned for"
-        assert places is None or not places[:, 0].any(), "every row begins a document"
+        with host_values():
+            assert places is None or not places[:, 0].any(), "every row begins a document"
         return batch.local(self._spans, self._device)
 
     def _train_micro_batches(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | int) -> torch.Tensor:
         (model,) = self.parts
         loss = self._zero.clone()
         for number, (inputs, labels, positions) in enumerate(batches, start=1):
+            enter_phase("forward")
             before_micro_batch(model, self.layout.zero, last=number == len(batches))
             part = model(inputs, labels, positions=positions) / tokens
+            enter_phase("backward")
             part.backward()
             loss += part.detach()
         return loss
@@ -210,7 +242,8 @@ def build_parallel(
     if recipe.data.isolate:
         check_isolation(runtime.device)
     layout = Layout.of(recipe.parallel, runtime.world)
-    groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
+    with host_values():  # meshes look at the ranks in them
+        groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
     shares = held_parts(recipe.model, layout, runtime.rank, recipe.data.sequence_length)
     parts = [_build_part(recipe, layout, groups, runtime, share, mode) for share in shares]
     model = ParallelModel(recipe, runtime, layout, groups, parts)
@@ -223,7 +256,8 @@ def _build_part(
     recipe: Recipe, layout: Layout, groups: Groups, runtime: Runtime, part: ModelPart, mode: Mode
 ) -> Decoder:
     with torch.device("meta"):
-        model = Decoder(recipe.model, part).to(mode.weights)
+        model = Decoder(recipe.model, part)
+    remake(model, lambda parameter: parameter.to(mode.weights))
     model.compute = mode.compute
     if recipe.precision.mode == "fp8":
         for block in model.blocks():
@@ -233,7 +267,8 @@ def _build_part(
             parallelize_block(block, groups.tensor, layout.sequence_parallel)
         parallelize_ends(model, groups.tensor, layout.sequence_parallel)
     if groups.context is not None:
-        from hlat.parallel.context import ContextCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
+        with host_values():
+            from hlat.parallel.context import ContextCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
 
         for block in model.blocks():
             block.attention.core = ContextCore(groups.context)
@@ -245,5 +280,7 @@ def _build_part(
     checkpoint_activations(model, plan_activations(recipe, part, runtime.world, place.pp, runtime.device.type))
     if groups.shards is not None:
         shard(model, groups.shards, layout.zero, mode)
-    model.to_empty(device=runtime.device)
+        model.to_empty(device=runtime.device)
+    else:
+        remake(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
     return model

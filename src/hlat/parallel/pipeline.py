@@ -9,6 +9,7 @@ the positions that the rank has (a shard of the sequence under sequence parallel
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -25,6 +26,7 @@ from hlat.model import Decoder
 from hlat.parallel.layout import Layout
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.sharding import always_reshard
+from hlat.runtime import enter_phase, is_pretended
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _SEVERAL = {
@@ -32,6 +34,33 @@ _SEVERAL = {
     "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
+
+_AGREED: Any = np.int32(1)  # in place of a tensor, which in a rehearsal has no value
+
+
+class _Stage(PipelineStage):
+    """Torch's stage, which says what it is doing."""
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        enter_phase("forward")
+        return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        enter_phase("backward")
+        return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        enter_phase("backward")
+        return super().backward_weight_one_chunk(*args, **kwargs)
+
+    # Before the first step the stages vote on whether all know the shapes of what they exchange. Ours do; in a
+    # rehearsal, where nobody answers, that is the result.
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+        return _AGREED if is_pretended() else super()._warmup_forward_vote(has_backward, received_acc)
+
+    def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
+        return _AGREED if is_pretended() else super()._warmup_backward_result(received_result)
 
 
 class Pipeline:
@@ -110,7 +139,7 @@ class Pipeline:
         tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
         hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=self._wide, device="meta", requires_grad=True)
-        return PipelineStage(
+        return _Stage(
             part,
             index,
             self._layout.config.stages,

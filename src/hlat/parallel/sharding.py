@@ -12,8 +12,10 @@ micro-batch at every stage, and so are sent once a step. Gradients are summed, n
 the tokens of the global batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -71,6 +73,38 @@ def release(model: Decoder) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def stored(model: Decoder) -> Iterator[torch.Tensor]:
+    """What FSDP2 keeps of parameters between steps: their shards, padded."""
+    for group in _groups(model):
+        yield from (one._sharded_param_data for one in group.fsdp_params)
+
+
+def gathered(model: Decoder) -> Iterator[torch.Tensor]:
+    """What FSDP2 gathers parameters into; empty storages while it does not."""
+    for group in _groups(model):
+        for one in group.fsdp_params:
+            yield from one.all_gather_outputs
+
+
+def unsharded_gradients(model: Decoder) -> Iterator[torch.Tensor]:
+    """The gradients that FSDP2 has and has not yet reduced to shards, and those that it has reduced within replicas."""
+    for group in _groups(model):
+        if group._partial_reduce_output is not None:
+            yield group._partial_reduce_output
+        for one in group.fsdp_params:
+            if one.unsharded_accumulated_grad is not None:
+                yield one.unsharded_accumulated_grad
+            if hasattr(one, "_unsharded_param") and one._unsharded_param.grad is not None:
+                yield one._unsharded_param.grad
+
+
+def _groups(model: Decoder) -> Iterator[Any]:
+    """FSDP2's groups of parameters, one per block and one for the rest of each part."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield from module._get_fsdp_state()._fsdp_param_groups
 
 
 def reduce_replicated(held: Sequence[HeldParameter], group: ProcessGroup) -> None:
