@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from hlat.launch.local import run_workers
+from launching import run_workers
 
 WORKER = Path(__file__).with_name("worker.py")
 

@@ -4,12 +4,34 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hlat.launch.local import run_workers
+from hlat.config import RecoveryConfig
+from hlat.launch import Supervised, several, supervise
+from hlat.resilience import Sizes
 
 HERE = Path(__file__).parent
+
+
+def run_workers(
+    command: Sequence[str],
+    nproc: int,
+    run_dir: Path,
+    complain: Callable[[str], None],
+    recovery: RecoveryConfig | None = None,
+) -> int:
+    """Run a command in several processes under a supervisor, which restarts nothing unless told to; its exit code."""
+    return supervise(
+        Supervised(
+            start=lambda count, environment, folder: several(command, count, environment, folder),
+            sizes=Sizes(nproc, nproc, lambda count: True),
+            run_dir=run_dir,
+            recovery=recovery or RecoveryConfig(restarts=0),
+            complain=complain,
+            say=print,
+        )
+    )
 
 
 def launch(scenario: str, folder: Path, nproc: int = 2) -> tuple[int, str]:

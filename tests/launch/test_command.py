@@ -1,6 +1,8 @@
 """``hlat train --nproc``: what is refused before any process is started."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -27,3 +29,15 @@ def test_a_process_of_a_run_starts_no_run_of_its_own(cli, recipe_file, tiny, env
 
 def test_no_processes_are_no_run(cli, recipe_file, tiny):
     refused(cli("train", recipe_file, *tiny, "--nproc", "0"), "--nproc")
+
+
+def test_the_supervisor_of_one_process_brings_no_torch_along(recipe_file, tiny):
+    program = (
+        "import os, sys\n"
+        "from hlat.cli import app, train\n"
+        "train._Given.work = lambda given: os.getsid(0) != os.getpid()\n"
+        "try:\n  app()\nfinally:\n  print('torch' in sys.modules)\n"
+    )
+    arguments = ["train", str(recipe_file), *tiny]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

@@ -6,18 +6,23 @@ import signal
 import pytest
 from launching import wait_for, wait_until_gone
 
+from hlat.runtime import REQUEUE
+
 
 def received(folder, rank):
     return [int(number) for number in (folder / f"received-{rank}").read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+ENDS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: 130}
+
+
+@pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
 def test_a_signal_to_the_process_group_saves_and_stops_once(stepping, tmp_path, number):
     # To the whole group, as a terminal sends it on Ctrl-C.
     launcher = stepping()
     os.killpg(launcher.pid, number)
     out, err = launcher.communicate()
-    assert (launcher.returncode, out, err) == (128 + number, "", "")
+    assert (launcher.returncode, out, err) == (ENDS[number], "", "")
     for rank in range(2):
         assert received(tmp_path, rank) == [number]
         assert (tmp_path / f"saved-{rank}").exists()
@@ -39,7 +44,7 @@ def test_a_signal_that_reached_one_rank_only_stops_all(stepping, tmp_path):
     launcher = stepping()
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
     out, err = launcher.communicate()
-    assert (launcher.returncode, out, err) == (128 + signal.SIGTERM, "", "")
+    assert (launcher.returncode, out, err) == (REQUEUE, "", "")
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
     assert not (tmp_path / "received-0").exists(), "rank 0 learned it by vote"
 

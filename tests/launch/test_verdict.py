@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hlat.launch.report import Report
 from hlat.launch.verdict import judge
 from hlat.launch.watch import End
+from hlat.runtime import STOP_CODES, STOPPING, stop_code
 
 NOWHERE = Path("/no/such/run")
 OURS = 1.0  # the second in which it all happens
@@ -37,7 +38,7 @@ CONSEQUENCES = st.one_of(
     st.just((-signal.SIGTERM, None, True)),
     st.just((-signal.SIGKILL, None, True)),
     st.just((-signal.SIGABRT, None, False)),
-    st.just((143, None, False)),
+    st.just((75, None, False)),
     st.just((0, None, False)),
 )
 CAUSES = {
@@ -88,7 +89,7 @@ def test_connections_that_were_lost_for_no_known_reason_are_still_told():
 
 
 def saved(rank, number):
-    return end(rank, 128 + number)
+    return end(rank, stop_code(number))
 
 
 def too_early(rank, number):
@@ -103,13 +104,19 @@ def finished(rank, number):
     return end(rank, 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize(
     "fates", [(saved, saved), (too_early, too_early), (lost, too_early), (lost, saved), (lost, lost), (finished, saved)]
 )
 def test_a_run_that_was_asked_to_stop_ends_as_one_process_would(number, fates):
     verdict = judge([fate(rank, number) for rank, fate in enumerate(fates)], [number], NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (128 + number, "")
+    assert (verdict.exit_code, verdict.message) == (stop_code(number), "")
+
+
+@pytest.mark.parametrize("code", STOP_CODES)
+def test_a_rank_that_was_asked_to_stop_before_it_could_talk_stops_the_run(code):
+    verdict = judge([end(0, code), end(1, 1, connection())], [], NOWHERE)
+    assert (verdict.exit_code, verdict.message, verdict.cause) == (code, "", None)
 
 
 def test_a_save_that_fails_on_the_way_out_is_a_failure():

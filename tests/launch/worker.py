@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from hlat.config import Problem, RecipeError
-from hlat.launch import follow_launcher, reported
-from hlat.runtime import DataError, StorageError, Vote, check_same, joined, rank_log
+from hlat.launch import working
+from hlat.runtime import STOPPING, DataError, StorageError, Vote, check_same, joined, rank_log, stop_code
 
 
 def outcome_of(action):
@@ -127,7 +127,7 @@ def wait_to_stop(runtime, folder):
         if len(received) > 1:
             raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING:
         signal.signal(number, receive)
     vote, stop = Vote(runtime.ranks), 0
     (folder / f"pid-{runtime.rank}").write_text(str(os.getpid()))
@@ -138,7 +138,7 @@ def wait_to_stop(runtime, folder):
     (folder / f"saving-{runtime.rank}").touch()
     time.sleep(float(os.environ.get("SAVE_SECONDS", "0.5")))
     (folder / f"saved-{runtime.rank}").touch()
-    return 128 + stop
+    return stop_code(stop)
 
 
 SCENARIOS = [talk, refused_on_one, bug_on_one, killed, wait_to_stop]
@@ -146,9 +146,8 @@ SCENARIOS = [talk, refused_on_one, bug_on_one, killed, wait_to_stop]
 
 def main():
     scenario, folder = sys.argv[1], Path(sys.argv[2])
-    follow_launcher()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with reported():
+    with working():
         action = {function.__name__: function for function in SCENARIOS}[scenario]
         with rank_log(folder / "run", rank, world), joined("cpu") as runtime:
             return action(runtime, folder)

@@ -5,12 +5,14 @@ the launcher is gone --> SIGTERM to oneself, once --> save and stop.
 """
 
 import os
+import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
-LAUNCHER = "HLAT_LAUNCHER_PID"
-"""The environment variable that holds the launcher's process id."""
+from hlat.resilience import BEATS
+from hlat.runtime import LAUNCHER
 
 _LOOK_EVERY = 1.0  # seconds
 
@@ -27,4 +29,6 @@ def follow_launcher() -> None:
 def _follow(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(_LOOK_EVERY)
+    if BEATS in os.environ:  # the launcher's folder, in memory perhaps: nobody reads it any more
+        shutil.rmtree(Path(os.environ[BEATS]).parent, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,6 @@
 """``hlat train --nproc N``: N processes of one command on this machine.
 
-    command, N --> a store on loopback --> torch elastic starts N processes
-        --watch--> how each ended --judge--> exit code
+    command, N --> a store on loopback --> torch elastic starts N processes, each in a session of its own
 
 The store lives here, on a port that was free when it was bound and is never given back in between: it outlives any of
 the processes, and two launches cannot take each other's. Everything is on loopback: nothing listens on the network, and
@@ -12,8 +11,7 @@ import logging
 import os
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,48 +19,63 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
 
-from hlat.launch.follow import LAUNCHER
-from hlat.launch.verdict import judge
-from hlat.launch.watch import Stops, watch
+from hlat.runtime import LAUNCHER
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
-def launch_local(arguments: Sequence[str], nproc: int, run_dir: Path, complain: Callable[[str], None]) -> int:
-    """Run ``hlat`` with these arguments in several processes that together are one run.
-
-    SIGINT, SIGTERM and SIGHUP are passed on, so that the run saves and stops; it is waited for until it has. A second
-    one is passed on too and ends it at once.
+class Several:
+    """Processes of one command, started by torch elastic.
 
     Args:
-        arguments: of the command, such as ``["train", "recipe.yaml"]``.
-        nproc: how many processes, 2 or more.
-        run_dir: where their logs lie.
-        complain: shows the user why the run failed.
-
-    Returns:
-        The exit code: that of the same command in one process.
+        context: as elastic started them.
     """
-    # -P: the folder in which the user stands must not hide installed packages, as in one process it does not.
-    return run_workers([sys.executable, "-P", "-m", "hlat", *arguments], nproc, run_dir, complain)
+
+    def __init__(self, context: SubprocessContext) -> None:
+        self._context = context
+        self._handlers = context.subprocess_handlers
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of each rank."""
+        return {rank: handler.proc.pid for rank, handler in self._handlers.items()}
+
+    def poll(self, rank: int) -> int | None:
+        """How a rank ended; None while it runs."""
+        code = self._handlers[rank].proc.poll()
+        return None if code is None else int(code)
+
+    def error_file(self, rank: int) -> Path:
+        """Where a rank leaves its report."""
+        return Path(self._context.error_files[rank])
 
 
-def run_workers(command: Sequence[str], nproc: int, run_dir: Path, complain: Callable[[str], None]) -> int:
-    """``launch_local`` for any command whose processes call ``runtime.start`` and report as ``reported`` does."""
+@contextmanager
+def several(command: Sequence[str], nproc: int, environment: Mapping[str, str], folder: Path) -> Iterator[Several]:
+    """Start a command in several processes that together are one run; what still runs at the end is ended.
+
+    Args:
+        command: its words.
+        nproc: how many processes.
+        environment: variables that are set in each.
+        folder: where their reports go.
+    """
     _quieten_elastic()
-    with tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder, open_store() as port, Stops() as stops:
-        envs = {rank: _environment(rank, nproc, port) for rank in range(nproc)}
-        context = _start(command, envs, folder)
+    with open_store() as port:
+        envs = {rank: {**_environment(rank, nproc, port), **environment} for rank in range(nproc)}
+        context = _start(command, envs, str(folder))
         try:
-            ends = watch(context, stops)
+            yield Several(context)
         finally:
             context.close()  # ends what still runs after a bug of ours
-    verdict = judge(ends, stops.received, run_dir)
-    if verdict.message:
-        complain(verdict.message)
-    return verdict.exit_code
+
+
+def hlat_command(arguments: Sequence[str]) -> list[str]:
+    """``hlat`` with these arguments, as the words of a command."""
+    # -P: the folder in which the user stands must not hide installed packages, as in one process it does not.
+    return [sys.executable, "-P", "-m", "hlat", *arguments]
 
 
 def _start(command: Sequence[str], envs: dict[int, dict[str, str]], folder: str) -> SubprocessContext:

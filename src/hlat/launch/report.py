@@ -8,6 +8,7 @@ no field for stands under ``hlat``.
 
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
-
-import torch.distributed as dist
 
 from hlat.runtime import HlatError
 
@@ -38,6 +37,7 @@ class Report:
     is_bug: bool
     exit_code: int
     time: float  # seconds since the epoch, by the clock of the process's machine
+    may_pass: bool = False  # see HlatError
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def describe(error: Exception) -> Report:
     told = isinstance(error, HlatError) and error.from_rank is not None
     kind: Kind = "told" if told else "connection" if _lost_a_peer(error) else "own"
     if isinstance(error, HlatError):
-        return Report(kind, str(error), is_bug=False, exit_code=error.exit_code, time=time.time())
+        return Report(kind, str(error), False, error.exit_code, time.time(), error.may_pass)
     text = "".join(traceback.format_exception(error)).rstrip()
     return Report(kind, text, is_bug=True, exit_code=1, time=time.time())
 
@@ -112,8 +112,9 @@ def read_report(file: Path) -> Report | None:
 
 def _lost_a_peer(error: BaseException | None) -> bool:
     """Whether an exception, or one that it came of, is what the death of another process looks like from here."""
+    dist = sys.modules.get("torch.distributed")  # a process that has not imported it has no peers to lose
     while error is not None:
-        if isinstance(error, dist.DistError):
+        if dist is not None and isinstance(error, dist.DistError):
             return True
         if isinstance(error, RuntimeError) and "gloo" in str(error).lower():
             return any(words in str(error).lower() for words in _GONE)

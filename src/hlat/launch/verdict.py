@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.watch import End
-from hlat.runtime import log_path
+from hlat.runtime import log_path, stop_code
 
 _BUG = 1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the launcher says and ends with; ``message`` is empty where the processes have said it all."""
+    """What the launcher says and ends with; ``message`` is empty where the processes have said it all.
+
+    Attributes:
+        cause: of the failure; None where the run finished or was asked to stop.
+    """
 
     exit_code: int
     message: str = ""
+    cause: End | None = None
 
 
 def judge(ends: Sequence[End], passed_on: Sequence[int], run_dir: Path) -> Verdict:
@@ -34,14 +39,15 @@ def judge(ends: Sequence[End], passed_on: Sequence[int], run_dir: Path) -> Verdi
         run_dir: where the logs of the ranks lie.
     """
     failures = sorted((end for end in ends if end.failed), key=_order)
-    if passed_on:  # where one stops early the others lose it: what only followed is no failure of the run
+    if passed_on or any(end.stopped for end in ends):
+        # Where one stops early the others lose it: what only followed is no failure of the run.
         failures = [end for end in failures if not _followed(end)]
     if failures:
-        return Verdict(_exit_code(failures[0]), _message(failures[0], ends, run_dir))
-    stopped = [_shell_code(end.code) for end in ends if end.code != 0 and (not end.failed or end.was_told)]
+        return Verdict(_exit_code(failures[0]), _message(failures[0], ends, run_dir), failures[0])
+    stopped = [_stopped_with(end) for end in ends if end.code != 0 and (end.stopped or end.was_told)]
     if stopped:
         return Verdict(stopped[0])
-    return Verdict(128 + passed_on[0] if any(end.failed for end in ends) else 0)
+    return Verdict(stop_code(passed_on[0]) if any(end.failed for end in ends) else 0)
 
 
 def _followed(end: End) -> bool:
@@ -70,8 +76,8 @@ def _exit_code(end: End) -> int:
     return end.code if end.code > 0 else _BUG
 
 
-def _shell_code(code: int) -> int:
-    return code if code > 0 else 128 - code
+def _stopped_with(end: End) -> int:
+    return end.code if end.code > 0 else stop_code(-end.code)
 
 
 def _message(cause: End, ends: Sequence[End], run_dir: Path) -> str:
@@ -82,19 +88,21 @@ def _message(cause: End, ends: Sequence[End], run_dir: Path) -> str:
 
 def _what(cause: End, ends: Sequence[End], log: Path) -> str:
     report = cause.report
+    who = f"rank {cause.rank}" if len(ends) > 1 else "the process of the run"
     if report is not None and report.is_bug:
-        return f"rank {cause.rank} failed:\n{report.message}"
+        return f"{who} failed:\n{report.message}"
     if report is not None:
         together = all(end.report is not None and end.report.message == report.message for end in ends)
-        return f"error: {report.message}" if together else f"rank {cause.rank} failed: {report.message}"
+        return f"error: {report.message}" if together else f"{who} failed: {report.message}"
     see = f"; see {log}" if log.exists() else ""
     if cause.code < 0:
         memory = ", as the system does where memory runs out" if -cause.code == signal.SIGKILL else ""
-        return f"rank {cause.rank} was ended by {_name(-cause.code)}{memory}{see}"
-    return f"rank {cause.rank} ended with exit code {cause.code} and reported nothing{see}"
+        return f"{who} was ended by {signal_name(-cause.code)}{memory}{see}"
+    return f"{who} ended with exit code {cause.code} and reported nothing{see}"
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """``SIGKILL``, or the number where it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -7,26 +7,20 @@ and report what they saw, so they are given a moment to. A run that was asked to
 needs to save.
 """
 
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, TracebackType
 
-from torch.distributed.elastic.multiprocessing import SubprocessContext
-
 from hlat.launch.report import Report, read_report
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what ``hlat train`` saves and stops on
-_STOPPED = tuple(128 + number for number in _STOPPING)  # what it then ends with
+from hlat.launch.workers import Workers, kill, send
+from hlat.runtime import STOP_CODES, STOPPING
 
 _POLL = 0.05
 _NOTICING = 3.0  # seconds in which the others notice by themselves that one has failed
-_ENDING = 30.0  # seconds in which a process that is told to end does so; elastic's own patience
+_ENDING = 30.0  # seconds in which a process that is told to end does so
 
 
 @dataclass(frozen=True)
@@ -40,13 +34,18 @@ class End:
     was_told: bool  # whether we had sent it the signal that ended it
 
     @property
+    def stopped(self) -> bool:
+        """Whether it was asked to stop, and did so in order."""
+        return self.report is None and self.code in STOP_CODES
+
+    @property
     def failed(self) -> bool:
         """Whether it did not come to an end of its own, or saved and stopped."""
-        return self.code != 0 and (self.report is not None or self.code not in _STOPPED)
+        return self.code != 0 and not self.stopped
 
 
 class Stops:
-    """Context in which SIGINT, SIGTERM and SIGHUP, unless ignored here, are kept for ``watch`` to pass on.
+    """Context in which the signals that ask a run to stop, unless ignored here, are kept to be passed on.
 
     They may arrive before there are processes to pass them to. Outside the main thread, where Python delivers no
     signals, nothing is changed.
@@ -59,7 +58,7 @@ class Stops:
     def __enter__(self) -> "Stops":
         if threading.current_thread() is threading.main_thread():
             # What was ignored stays so, here and in the processes: nohup ignores SIGHUP, a background job SIGINT.
-            heard = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+            heard = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
             self._previous = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
@@ -73,17 +72,23 @@ class Stops:
         self.received.append(number)
 
 
-def watch(context: SubprocessContext, stops: Stops) -> list[End]:
+def never() -> bool:
+    """Nobody looks whether the run hangs."""
+    return False
+
+
+def watch(workers: Workers, stops: Stops, hangs: Callable[[], bool] = never) -> list[End]:
     """Wait until all processes have ended.
 
     Args:
-        context: the processes, as elastic started them.
+        workers: the processes.
         stops: what asks the run to stop.
+        hangs: asked again and again; once it says so, all processes are killed.
 
     Returns:
         One ``End`` per process, in the order of ranks.
     """
-    watched = _Watched(context)
+    watched = _Watched(workers)
     passed_on = 0
     hurried: float | None = None  # since when the end has been waited for with impatience; monotonic seconds
     while watched.running:
@@ -97,7 +102,7 @@ def watch(context: SubprocessContext, stops: Stops) -> list[End]:
         waited = 0.0 if hurried is None else time.monotonic() - hurried
         if failed and not watched.told and waited > _NOTICING:
             watched.send(signal.SIGTERM)
-        if waited > _ENDING or passed_on > 2:
+        if waited > _ENDING or passed_on > 2 or (watched.running and hangs()):
             watched.kill()
         if watched.running:
             time.sleep(_POLL)
@@ -107,32 +112,30 @@ def watch(context: SubprocessContext, stops: Stops) -> list[End]:
 class _Watched:
     """The processes: which still run, how the others ended, and what they were sent."""
 
-    def __init__(self, context: SubprocessContext) -> None:
-        self._context = context
-        self._handlers = context.subprocess_handlers
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self.ends: dict[int, End] = {}
         self.told: list[int] = []
 
     @property
     def running(self) -> list[int]:
-        return [rank for rank in self._handlers if rank not in self.ends]
+        return [rank for rank in self._workers.pids if rank not in self.ends]
 
     def look(self) -> None:
         """Notice who has ended since the last look."""
         for rank in self.running:
-            code = self._handlers[rank].proc.poll()
+            code = self._workers.poll(rank)
             if code is not None:
-                report = read_report(Path(self._context.error_files[rank]))
+                report = read_report(self._workers.error_file(rank))
                 self.ends[rank] = End(rank, code, report, time.time(), was_told=-code in self.told)
 
     def send(self, number: int) -> None:
-        """Send a signal to the processes that run, not to what they started: that is theirs to end."""
+        """Send a signal to the processes that run."""
         self.told.append(number)
-        for rank in self.running:
-            with suppress(ProcessLookupError):
-                os.kill(self._handlers[rank].proc.pid, number)
+        send(self._workers, self.running, number)
 
     def kill(self) -> None:
-        """End what still runs, and what it started."""
+        """End what still runs."""
         self.told.append(signal.SIGKILL)
-        self._context.close(signal.SIGKILL, timeout=int(_ENDING))
+        kill(self._workers, self.running)
+        self.look()

@@ -1,0 +1,42 @@
+"""What a process of a run does for whoever started it, from its first moment on.
+
+launcher gone --> stop      an exception --> report      a stopping signal before there is anything to save --> its code
+phases, steps --> heartbeat
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from hlat.launch.follow import follow_launcher
+from hlat.launch.report import reported
+from hlat.resilience import beating
+from hlat.runtime import STOPPING, place, stop_code
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Work for a launcher, if there is one.
+
+    Raises:
+        SystemExit: an exception has passed, and was reported.
+        LaunchError: the environment does not describe a place among the processes.
+    """
+    _stop_early()
+    follow_launcher()
+    with reported(), beating(place().rank):
+        yield
+
+
+def _stop_early() -> None:
+    """Until training listens to these signals there is nothing to be saved: end, and be queued again."""
+    for number in STOPPING:
+        # Ctrl-C interrupts, with a line; what is ignored (nohup, a shell's background job) stays so.
+        if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(stop_code(number))
