@@ -93,3 +93,15 @@ def test_damage_is_an_error_of_the_step_that_meets_it() -> None:
         feed.take(4)
         with pytest.raises(DataError, match="damaged"):
             feed.take(8)
+
+
+def test_another_reader_goes_on_where_it_is_told_to_and_nothing_of_the_first_is_left() -> None:
+    first, second = Numbers(), Numbers()
+    one = Rows(first, range(0, 2))
+    with Feed(one, 8, pinned=False, say=print) as feed:
+        feed.take(16)
+        feed.drop()
+        assert one.closed and first.read == [(16, 2), (24, 2)], "what was read ahead has ended"
+        feed.begin(Rows(second, range(2, 4)))
+        assert feed.take(24).batch.inputs_BS.flatten().tolist() == [26, 27]
+    assert second.read[0] == (26, 2)

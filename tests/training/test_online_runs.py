@@ -67,7 +67,16 @@ def test_stopped_and_resumed_it_is_the_same_run(cli, recipe_file, online, straig
 
 
 def test_killed_it_goes_on_as_if_nothing_had_happened_and_leaves_no_process(recipe_file, online, straight, tmp_path):
-    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *online, "checkpoint.every_steps=3"]
+    command = [
+        sys.executable,
+        "-m",
+        "hlat",
+        "train",
+        str(recipe_file),
+        *online,
+        "checkpoint.every_steps=3",
+        "--no-supervisor",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
     for line in process.stdout:
         if "step 10/40" in line:
@@ -106,7 +115,16 @@ def test_any_layout_sees_the_same_data_and_takes_over_from_any_other(
 
 
 def test_a_worker_that_dies_is_an_error_that_says_so(recipe_file, online):
-    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *online, "training.steps=100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "hlat",
+        "train",
+        str(recipe_file),
+        *online,
+        "training.steps=100000",
+        "--no-supervisor",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
     for line in process.stdout:
         if "step 10/" in line:

@@ -109,6 +109,27 @@ def test_killed_at_random_instants_and_restarted_each_time(recipe_file, tiny, st
     assert_same_run(straight, tmp_path / "run")
 
 
+def test_a_required_step_is_gone_on_from_or_nothing_is(cli, recipe_file, tiny, straight):
+    here = f"run.dir={straight}"
+    before = {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")}
+    refused = cli("train", recipe_file, *tiny, here, "training.steps=45", "--require-step", "30")
+    assert refused.returncode == 2 and "would not go on from step 30" in refused.stderr, refused.stderr
+    assert {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")} == before
+    done = cli("train", recipe_file, *tiny, here, "training.steps=45", "--require-step", "40")
+    assert done.returncode == 0 and "resumed at step 40 of 45" in done.stdout, done.stderr
+    (straight / "checkpoints" / "step-00000045" / "COMMITTED").unlink()
+    refused = cli("train", recipe_file, *tiny, here, "training.steps=45", "--require-step", "40", "--nproc", "2")
+    assert refused.returncode == 2 and "step-00000045: COMMITTED is missing" in refused.stderr, refused.stderr
+
+
+def test_a_required_step_is_what_the_first_attempt_goes_on_from(cli, recipe_file, tiny, straight):
+    """A fault after the next checkpoint: the second attempt goes on from that one, which is the run's own."""
+    here = [f"run.dir={straight}", "training.steps=55", "recovery.backoff_seconds=0", "--require-step", "40"]
+    done = cli("train", recipe_file, *tiny, *here, "faults=[{kind: kill, at_step: 53}]", "--allow-faults")
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 40 of 55" in done.stdout and "resumed at step 50 of 55" in done.stdout
+
+
 def test_a_finished_run_has_nothing_to_do(cli, recipe_file, tiny, straight):
     before = (straight / "metrics.jsonl").read_bytes()
     again = cli("train", recipe_file, *tiny, f"run.dir={straight}")

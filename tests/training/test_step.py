@@ -140,9 +140,13 @@ def test_validation_isolates_documents_also_where_the_last_micro_batch_is_padded
 def test_the_stopwatch_adds_up_phases_and_starts_again():
     now = [0.0]
     watch = Stopwatch(clock=lambda: now[0])
-    for name, seconds in (("data", 1.0), ("forward_backward", 2.0), ("validation", 50.0), ("optimizer", 0.5)):
-        with watch.phase(name):
-            now[0] += seconds
-    assert watch.training_seconds == 3.5
-    assert watch.reset() == {"data": 1.0, "forward_backward": 2.0, "validation": 50.0, "optimizer": 0.5}
-    assert watch.reset() == {}
+    for name, seconds in (("data", 1.0), ("forward", 2.0), ("evaluation", 50.0), ("optimizer", 0.5), ("forward", 0.25)):
+        watch(name)
+        now[0] += seconds
+    watch("between")
+    assert watch.training_seconds == 3.75
+    now[0] += 0.125
+    seconds = {"data": 1.0, "forward": 2.25, "evaluation": 50.0, "optimizer": 0.5, "between": 0.125}
+    assert watch.reset() == seconds
+    assert watch.training_seconds == 0.0
+    assert watch.reset() == {"between": 0.0}

@@ -38,6 +38,18 @@ class Feed:
         self._reader.close()  # first: what the thread waits for may be a store that is away
         self._thread.shutdown(wait=True)
 
+    def drop(self) -> None:
+        """Forget what was read ahead, and close the reader; ``begin`` gives another."""
+        # Not cancelled, as at the end: other ranks may wait for this one's answer, if only an error.
+        self._reader.close()
+        if self._ahead is not None:
+            wait([self._ahead[1]])
+            self._ahead = None
+
+    def begin(self, reader: Reader) -> None:
+        """Read with another reader from now on."""
+        self._reader = reader
+
     def take(self, samples: int) -> Reading:
         """This rank's sequences of the step that begins at global sample ``samples``.
 

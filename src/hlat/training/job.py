@@ -15,6 +15,9 @@ import torch
 from hlat.checkpoint import (
     Change,
     CheckpointStore,
+    Content,
+    Owner,
+    Tiers,
     carried_tokenizer,
     check_resume,
     check_same_tokenizer,
@@ -42,7 +45,9 @@ from hlat.model import flops_per_token
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
-from hlat.runtime import Runtime, check_same, code_identity, seed_generators
+from hlat.resilience import AnomalyPolicy
+from hlat.runtime import Runtime, check_same, code_identity, place, seed_generators
+from hlat.training.faulty_disk import disk_of
 from hlat.training.reading import OnlineSamples, PreparedSamples, Samples
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
@@ -64,9 +69,9 @@ class Saved:
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that did not verify: where it lies now, and what is wrong with it."""
+    """A checkpoint, or a part of a snapshot, that did not verify: where it lies now, and what is wrong with it."""
 
-    path: Path
+    path: Path | str
     problems: list[str]
 
 
@@ -82,21 +87,23 @@ class Job:
     model: ParallelModel  # this rank's share
     optimizer: torch.optim.Optimizer
     store: CheckpointStore
+    tiers: Tiers  # where else its state is kept
     peak: PeakFlops
     step: int  # optimizer steps done so far
     saved: Saved | None  # the newest checkpoint, if there is one
     changes: list[Change]  # what differs from the recipe of the checkpoint that was loaded
     damaged: list[Damage]  # checkpoints that were found damaged and set aside
+    anomalies: AnomalyPolicy
     batch: Batch | None = None  # this rank's sequences of the last step
 
     @property
     def samples(self) -> int:
-        """Sequences consumed so far: the position in the data."""
-        return self.step * self.recipe.batch.global_batch
+        """Sequences consumed so far, those that were left out among them: the position in the data."""
+        return self.anomalies.skipped.after(self.step)
 
     @property
     def tokens(self) -> int:
-        """Tokens consumed so far."""
+        """Tokens of the steps done so far. Those of samples that were left out are not among them."""
         return self.step * self.recipe.tokens_per_step
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
@@ -104,22 +111,20 @@ class Job:
         flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
         return flops * tokens_per_second / (self.peak.value * self.runtime.world)
 
-    def save(self) -> Path:
-        """Write everything that defines the run at this step. Collective."""
+    def content(self) -> Content:
+        """Everything that defines the run at this step; tensors as they are until the next one. Collective."""
         meta = {
             "step": self.step,
             "samples": self.samples,
             "tokens": self.tokens,
+            "anomalies": self.anomalies.state(),
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
             "versions": versions(),
         }
         files = carried_tokenizer(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         blocks = [*collect(self.recipe.model, self.model.held, self.optimizer), *self.training_data.state()]
-        path = self.store.save(self.step, blocks, meta, files)
-        self.saved = Saved(self.step, path)
-        self.store.prune()
-        return path
+        return Content(self.step, blocks, meta, files)
 
 
 def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prepared:
@@ -178,8 +183,16 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return fields
 
 
-def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no_progress) -> Job:
+def build_job(
+    recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no_progress, require_step: int | None = None
+) -> Job:
     """Build a run and bring it to where its newest valid checkpoint left off. Collective.
+
+    Args:
+        recipe: of the run.
+        runtime: this process of it.
+        data_progress: opens a display for the time that text is prepared.
+        require_step: the step that the newest valid checkpoint has to be of; None takes what there is.
 
     Raises:
         HlatError: of any kind; each names what is wrong and what would work.
@@ -193,14 +206,26 @@ def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no
     if prepared.validation_tokens:
         validation_data = ValidationData(prepared, length, recipe.evaluation.sequences, recipe.data.isolate)
     damaged: list[Damage] = []
+    disk = disk_of(recipe, runtime.rank)
     store = CheckpointStore(
         recipe.run_dir / "checkpoints",
         recipe.checkpoint.keep_last,
         recipe.checkpoint.keep_every_steps,
         on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+        disk=disk,
         ranks=runtime.ranks,
     )
-    newest, changes = store.newest(), []
+    tiers = Tiers(
+        recipe.checkpoint,
+        store,
+        Owner(recipe.run_dir, recipe.run.name),
+        place().node,
+        runtime.ranks,
+        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+        disk=disk,
+    )
+    anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
+    newest, changes = tiers.newest(require_step), []
     if newest is not None:
         changes = check_resume(newest.meta["recipe"], newest.meta["data_fingerprint"], recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
@@ -209,6 +234,7 @@ def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no
     if newest is not None:
         runtime.ranks.each(lambda: restore(newest, recipe.model, model.held, optimizer))
         runtime.ranks.each(lambda: training_data.restore(newest))
+        anomalies.restore(newest.meta.get("anomalies"))
     elif recipe.checkpoint.init_from is not None:
         load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.held, runtime.ranks)
     return Job(
@@ -220,9 +246,11 @@ def build_job(recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no
         model=model,
         optimizer=optimizer,
         store=store,
+        tiers=tiers,
         peak=runtime.ranks.first(lambda: peak_flops(runtime.device, MODES[recipe.precision.mode].compute)),
         step=newest.step if newest is not None else 0,
         saved=Saved(newest.step, newest.path) if newest is not None else None,
         changes=changes,
         damaged=damaged,
+        anomalies=anomalies,
     )

@@ -1,23 +1,31 @@
 """The whole story of a run, told in order.
 
-build or resume -> [ batch -> forward and backward -> clip -> AdamW -> validate? -> metrics -> save? ] -> end
+build or resume -> [ batch -> forward and backward -> verdict -> clip -> AdamW -> validate? -> metrics -> save? ] -> end
+                                                       |-> back to a checkpoint
 """
 
+import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from hlat.config import HlatError, Recipe, StorageError
-from hlat.runtime import joined, place, rank_log
+from hlat.config import HlatError, Recipe, refuse_faults
+from hlat.resilience import Verdict, count_steps
+from hlat.runtime import enter_phase, joined, observed_phases, place, rank_log
 from hlat.tracking import OtherRank, Tracker, open_tracker
+from hlat.training.deadline import Deadline
+from hlat.training.faults import injected_faults
 from hlat.training.feed import Feed
 from hlat.training.garbage import controlled_garbage
+from hlat.training.integrity import Integrity
 from hlat.training.job import DataProgress, Job, build_job, no_progress
 from hlat.training.lock import run_lock
-from hlat.training.numbers import check_numbers
+from hlat.training.numbers import check_numbers, tell_verdict
 from hlat.training.profile import profiled
 from hlat.training.report import announce, step_metrics
+from hlat.training.rollback import roll_back
+from hlat.training.saving import Saving, background_saver, saver_beside
 from hlat.training.signals import StopRequest
 from hlat.training.step import StepResult, accumulate_gradients, update
 from hlat.training.stopwatch import Stopwatch
@@ -30,7 +38,7 @@ class Outcome:
 
     step: int
     total_steps: int
-    reason: str  # "finished", "stop_after", or the name of the signal that asked for an end
+    reason: str  # "finished", "stop_after", "deadline", or the name of the signal that asked for an end
     checkpoint: Path | None  # None if the run was asked to end before its first step
     validation: ValidationResult | None  # of the last step, where that step validated
 
@@ -46,6 +54,8 @@ def run(
     stream: TextIO | None = None,
     data_progress: DataProgress = no_progress,
     profile: bool = False,
+    allow_faults: bool = False,
+    require_step: int | None = None,
 ) -> Outcome:
     """Train as the recipe says, from the newest valid checkpoint in its run directory if there is one.
 
@@ -56,26 +66,41 @@ def run(
         stream: where the console's lines go; standard output if None.
         data_progress: opens a display for the time that text is prepared.
         profile: write a trace of steps 4 to 6 of this process, and a table, to <run.dir>/profile.
+        allow_faults: inject the faults that the recipe lists; a recipe that lists some is refused otherwise.
+        require_step: go on from the checkpoint of this step, which has to be the newest, or not at all.
 
     Raises:
         HlatError: the run cannot start or go on; the message says why and what would work.
     """
+    refuse_faults(recipe.faults, allow_faults)
     here = place()
-    with rank_log(recipe.run_dir, here.rank, here.world), joined(recipe.run.device) as runtime, ExitStack() as stack:
-        runtime.ranks.first(lambda: _lock(stack, recipe))
-        job = build_job(recipe, runtime, data_progress)
+    with (
+        rank_log(recipe.run_dir, here.rank, here.world),
+        saver_beside(recipe, here) as saver,  # early: a copy of this process is cheap, and possible, only now
+        joined(recipe.run.device) as runtime,
+        ExitStack() as stack,
+    ):
+        lock = runtime.ranks.first(lambda: _lock(stack, recipe, stream))
+        job = build_job(recipe, runtime, data_progress, require_step)
         tracker = _tracker(job, stream)
         stack.enter_context(tracker)
         announce(job, tracker)
+        integrity = Integrity(job, tracker)
+        saving = Saving(job, tracker, integrity, background_saver(saver, job, lock))
         try:
-            return _train(job, tracker, profile)
+            return _train(job, tracker, profile, integrity, saving)
         except HlatError as error:
             tracker.event("error", step=job.step, message=str(error))
             raise
 
 
-def _lock(stack: ExitStack, recipe: Recipe) -> None:
-    stack.enter_context(run_lock(recipe.run_dir))
+def _lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
+    def say(text: str) -> None:
+        with suppress(OSError):  # a console that has gone away must not end the run
+            (stream or sys.stdout).write(text + "\n")
+            (stream or sys.stdout).flush()
+
+    return stack.enter_context(run_lock(recipe.run_dir, say))
 
 
 def _tracker(job: Job, stream: TextIO | None) -> Tracker | OtherRank:
@@ -88,8 +113,8 @@ def _tracker(job: Job, stream: TextIO | None) -> Tracker | OtherRank:
     )
 
 
-def _train(job: Job, tracker: Tracker | OtherRank, profile: bool) -> Outcome:
-    recipe, total, watch = job.recipe, job.recipe.total_steps, Stopwatch()
+def _train(job: Job, tracker: Tracker | OtherRank, profile: bool, integrity: Integrity, saving: Saving) -> Outcome:
+    recipe, total = job.recipe, job.recipe.total_steps
     last = min(total, job.step + recipe.training.stop_after) if recipe.training.stop_after else total
     logged, validation, result, signalled = job.step, None, None, None
 
@@ -97,33 +122,45 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool) -> Outcome:
         tracker.message(f"{name}: ending after this step; once more ends at once")
 
     with ExitStack() as stack:
-        stop = stack.enter_context(StopRequest(job.runtime.ranks, heard))
+        watch = Stopwatch()
+        stack.enter_context(observed_phases(watch))
+        deadline = Deadline(recipe.recovery, lambda: saving.longest)
+        stop = stack.enter_context(StopRequest(job.runtime.ranks, heard, lambda: deadline.has_come))
+        count_steps(lambda: job.step)
         feed = stack.enter_context(_feed(job, tracker))
         garbage = stack.enter_context(controlled_garbage())
         step_done = stack.enter_context(
             profiled(profile, recipe.run_dir / "profile", job.runtime.rank, tracker.message)
         )
+        faults = stack.enter_context(injected_faults(job))
         while job.step < last and signalled is None:
             stop.ask()
-            result = _step(job, feed, watch)
-            validation = None
-            if _due(job.step, recipe.evaluation.every_steps, total):
-                with watch.phase("validation"):
-                    validation = _validate(job)
+            saving.ask()
+            faults.begin_step(job.step + 1, job.anomalies.skipped.start(job.step))
+            result = _step(job, feed)
+            tell_verdict(job, result, tracker)
+            if result.verdict.action == "rollback":
+                saving.settle()  # what is being written comes first: it may be where the way back ends
+                roll_back(job, feed, tracker)
+                logged, validation, result = job.step, None, None
+                watch.reset()
+                signalled = stop.agreed()
+                continue
+            integrity.after_step()
+            validation = _validate(job) if _due(job.step, recipe.evaluation.every_steps, total) else None
             if validation is not None or _due(job.step, recipe.training.log_every, total):
                 tracker.log(step_metrics(job, result, validation, job.step - logged, watch))
                 logged = job.step
                 check_numbers(job, result)
-            if _save_due(job) and job.step < last:
-                with watch.phase("checkpoint"):
-                    _save(job, result, tracker)
+            if job.step < last:
+                saving.after_step(result)
             step_done()
             garbage.after_step(job.step)
             signalled = stop.agreed()
-        if result is not None and (job.saved is None or job.saved.step != job.step):
-            _save(job, result, tracker, must_succeed=True)
+        saving.at_end(result)
+        enter_phase("end")
 
-    reason = "finished" if job.step >= total else signalled.name if signalled is not None else "stop_after"
+    reason = "finished" if job.step >= total else signalled if signalled is not None else "stop_after"
     tracker.event("end", step=job.step, reason=reason)
     return Outcome(job.step, total, reason, job.saved.path if job.saved is not None else None, validation)
 
@@ -134,13 +171,20 @@ def _feed(job: Job, tracker: Tracker | OtherRank) -> Feed:
     return Feed(reader, job.recipe.batch.global_batch, pinned, lambda note: tracker.message(f"data: {note}"))
 
 
-def _step(job: Job, feed: Feed, watch: Stopwatch) -> StepResult:
-    with watch.phase("data"):
-        reading = feed.take(job.samples)
-    with watch.phase("forward_backward"):
-        loss = accumulate_gradients(job.model, reading.batch)
-    with watch.phase("optimizer"):
-        result = update(job.model, job.optimizer, job.recipe, job.step + 1, loss)
+def _step(job: Job, feed: Feed) -> StepResult:
+    enter_phase("data")
+    skipped = job.anomalies.skipped
+    for left_out in skipped.before_step(job.step):  # read and dropped: online, what follows depends on it
+        job.training_data.advance(feed.take(left_out).progress)
+    samples = skipped.start(job.step)
+    reading = feed.take(samples)
+    loss = accumulate_gradients(job.model, reading.batch)
+
+    def judge(loss: float, norm: float) -> Verdict:
+        return job.anomalies.judge(job.step + 1, samples, loss, norm)
+
+    result = update(job.model, job.optimizer, job.recipe, job.step + 1, loss, judge)
+    enter_phase("between")
     job.training_data.advance(reading.progress)
     job.batch = reading.batch
     job.step += 1
@@ -154,25 +198,7 @@ def _due(step: int, every: int | None, total: int) -> bool:
 def _validate(job: Job) -> ValidationResult | None:
     if job.validation_data is None:
         return None
-    return validate(job.model, job.validation_data, job.recipe.batch.micro_batch)
-
-
-def _save_due(job: Job) -> bool:
-    config = job.recipe.checkpoint
-    periods = [every for every in (config.every_steps, config.keep_every_steps) if every is not None]
-    return any(job.step % every == 0 for every in periods)
-
-
-def _save(job: Job, result: StepResult, tracker: Tracker | OtherRank, must_succeed: bool = False) -> None:
-    """Save; before the end, a store that refuses is an event and not the end of the run: the next save may succeed."""
-    check_numbers(job, result)
-    try:
-        path = job.save()
-    except StorageError as error:
-        if must_succeed:
-            raise
-        with suppress(StorageError):  # the disk that refused the checkpoint may refuse the event too
-            tracker.event("checkpoint_failed", step=job.step, message=str(error))
-        tracker.message(f"checkpoint of step {job.step} failed, training goes on: {error}")
-        return
-    tracker.event("checkpoint", step=job.step, path=str(path))
+    enter_phase("evaluation")
+    result = validate(job.model, job.validation_data, job.recipe.batch.micro_batch)
+    enter_phase("between")
+    return result

@@ -57,8 +57,8 @@ class Samples(Protocol):
     def state(self) -> list[Block]:
         """What a checkpoint has to hold besides the number of the sample. Collective."""
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where a checkpoint left off."""
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        """Go on where a checkpoint left off, or from the beginning; a reader that is to do so is made after this."""
 
 
 class PreparedSamples:
@@ -86,7 +86,7 @@ class PreparedSamples:
         """Nothing."""
         return []
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint | None) -> None:
         """Nothing to restore."""
 
 
@@ -117,12 +117,15 @@ class OnlineSamples:
         self._cursors = data.cursors()
         self._owned = data.owned(0)
         self._speaks = True
+        self._together: Ranks | None = None  # those who work on the same samples
         self.notes = [f"data: {note}" for note in data.notes]
 
     def reader(self, model: ParallelModel, samples: int) -> Reader:
         """Makes a group for those who work on the same samples, and has the first of them start what tokenizes."""
         index = model.data_index
-        together = self._ranks.part(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
+        if self._together is None:
+            self._together = self._ranks.part(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
+        together = self._together
         # Where streams cannot be shared out every data-parallel rank knows them all, and the first one speaks.
         self._speaks = together.is_first and (self._data.is_shared_out or index == 0)
         self._owned = self._data.owned(index)
@@ -140,12 +143,15 @@ class OnlineSamples:
             known[self._owned] = self._cursors.values[self._owned]
         return whole_tensors({_CURSORS: self._ranks.total(torch.from_numpy(known))})
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Take the cursors over.
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        """Take the cursors over; without a checkpoint, begin.
 
         Raises:
             CheckpointError: it has none, or of another number of streams or sources.
         """
+        if checkpoint is None:
+            self._cursors.values[:] = self._data.cursors().values
+            return
         checkpoint.check({_CURSORS: torch.from_numpy(self._cursors.values)})
         self._cursors.values[:] = checkpoint.read([_CURSORS])[_CURSORS].numpy()
 

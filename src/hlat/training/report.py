@@ -1,6 +1,7 @@
 """What is said about a run: once at its start, and at every logged step."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,9 +9,10 @@ import torch
 from hlat.model import attention_backend, count_parameters
 from hlat.parallel import compilation
 from hlat.precision import MODES
-from hlat.runtime import Vote, describe, peak_memory_bytes, synchronize
+from hlat.runtime import Vote, describe, enter_phase, peak_memory_bytes, synchronize
 from hlat.tracking import OtherRank, Tracker
-from hlat.training.job import Job
+from hlat.training.copies import tell_notes
+from hlat.training.job import Damage, Job
 from hlat.training.step import StepResult
 from hlat.training.stopwatch import Stopwatch
 from hlat.training.validation import ValidationResult
@@ -47,9 +49,10 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         tracker.message(note)
     for note in prepared.notes:
         tracker.message(f"data: {note}")
-    for damage in job.damaged:
-        tracker.event("checkpoint_damaged", path=str(damage.path), problems=damage.problems)
-        tracker.message(f"damaged checkpoint set aside: {damage.path}: {'; '.join(damage.problems)}")
+    tell_damage(job.damaged, tracker)
+    tell_notes(job.tiers.notes, tracker)
+    if job.tiers.advice:
+        tracker.message(job.tiers.advice)
     if job.step > recipe.total_steps:
         tracker.message(f"at step {job.step} already, past the {recipe.total_steps} that the recipe asks for")
     elif job.step:
@@ -60,6 +63,13 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     tracker.event("resume" if job.step else "start", step=job.step, parameters=parameters, changes=changes)
 
 
+def tell_damage(damaged: Sequence[Damage], tracker: Tracker | OtherRank) -> None:
+    """Record checkpoints that were set aside."""
+    for damage in damaged:
+        tracker.event("checkpoint_damaged", path=str(damage.path), problems=damage.problems)
+        tracker.message(f"damaged checkpoint set aside: {damage.path}: {'; '.join(damage.problems)}")
+
+
 def step_metrics(
     job: Job, result: StepResult, validation: ValidationResult | None, steps: int, watch: Stopwatch
 ) -> dict[str, Any]:
@@ -67,14 +77,15 @@ def step_metrics(
 
     Collective. Reading the loss waits for the device, so that the time of the steps is known when it has been read.
     """
-    with watch.phase("forward_backward"):
-        synchronize(job.runtime.device)
+    enter_phase("device")
+    synchronize(job.runtime.device)
+    enter_phase("between")
     rate = steps * job.recipe.tokens_per_step / watch.training_seconds
     metrics: dict[str, Any] = {
         "step": job.step,
         "tokens": job.tokens,
         "samples": job.samples,
-        "batch_crc32": _batch_crc32(job),
+        "batch_crc32": batch_crc32(job),
         "loss": float(result.loss),
         "grad_norm": float(result.gradient_norm),
         "param_norm": float(job.model.parameter_norm()),
@@ -90,7 +101,7 @@ def step_metrics(
     return metrics
 
 
-def _batch_crc32(job: Job) -> int:
+def batch_crc32(job: Job) -> int:
     """Of the token ids of the whole global batch of the step just done: the sum of those of its sequences.
 
     Collective: no rank has all of them.

@@ -1,6 +1,9 @@
 """Stopping politely: the first signal asks for an end after the current step, the second ends at once.
 
-A signal may reach one rank only, or each in another step. All ranks vote in every step and stop after the same one.
+    SIGINT, SIGTERM, SIGHUP, SIGUSR1, the deadline --> a request --vote of all ranks--> the step after which all stop
+
+A signal may reach one rank only, or each in another step; and clocks differ. All ranks vote in every step and stop
+after the same one.
 """
 
 import signal
@@ -9,25 +12,40 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from hlat.runtime import Ranks, Vote
+from hlat.runtime import STOPPING, Ranks, Vote
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal has gone
+_DEADLINE = 1 << 16  # its number in the vote, beside those of signals
 
 # A scheduler signals every process of a job: a rank hears it itself, and again from its launcher, which passes it on.
 _SAME_REQUEST = 1.0  # seconds within which another signal is still the first request
 
 
+def _never() -> bool:
+    return False
+
+
 class StopRequest:
-    """Context in which SIGINT, SIGTERM and SIGHUP set ``signal`` instead of ending the process, unless ignored.
+    """Context in which the signals that ask a run to stop set ``signal`` instead of ending the process, unless ignored.
 
     A second one raises KeyboardInterrupt wherever the program is. Outside the main thread, where Python delivers
     no signals, nothing is changed.
+
+    Args:
+        ranks: the processes of the run.
+        on_request: told the name of the first signal.
+        is_over: whether the deadline has come.
+        clock: seconds.
     """
 
     def __init__(
-        self, ranks: Ranks, on_request: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        ranks: Ranks,
+        on_request: Callable[[str], None],
+        is_over: Callable[[], bool] = _never,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.signal: signal.Signals | None = None
+        self._is_over = is_over
         self._on_request = on_request
         self._alone = ranks.world == 1
         self._clock, self._at = clock, 0.0
@@ -37,22 +55,27 @@ class StopRequest:
     def ask(self) -> None:
         """Before a step: ask the other ranks whether one of them was signalled. Waits for nobody."""
         if not self._alone:
-            self._vote.cast(self.signal or 0)
+            self._vote.cast(self._request())
 
-    def agreed(self) -> signal.Signals | None:
-        """After the step: the signal that ends the run now, the same on every rank; None to go on.
+    def agreed(self) -> str | None:
+        """After the step: what ends the run now, the same on every rank: a signal's name, ``deadline``, None to go on.
 
-        One that came during the step is heard after the next one where there are several ranks.
+        What came during the step is heard after the next one where there are several ranks.
         """
-        if self._alone:
+        number = self._request() if self._alone else self._vote.result()
+        if number == _DEADLINE:
+            return "deadline"
+        return signal.Signals(number).name if number else None
+
+    def _request(self) -> int:
+        if self.signal is not None:
             return self.signal
-        number = self._vote.result()
-        return signal.Signals(number) if number else None
+        return _DEADLINE if self._is_over() else 0
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             # What was ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
-            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            heard = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
             self._previous = {number: signal.signal(number, self._receive) for number in heard}
         return self
 

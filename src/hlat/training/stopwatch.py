@@ -2,34 +2,32 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-TRAINING_PHASES = ("data", "forward_backward", "optimizer")
+TRAINING_PHASES = ("data", "forward", "backward", "reduce", "optimizer", "device")
 
 
 class Stopwatch:
-    """Seconds per named phase since the last ``reset``."""
+    """Seconds per named phase since the last ``reset``. An observer of phases: each lasts until the next begins."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, first: str = "between", clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._phase, self._since = first, clock()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the time of this block to phase ``name``."""
-        begin = self._clock()
-        try:
-            yield
-        finally:
-            self._seconds[name] += self._clock() - begin
+    def __call__(self, phase: str) -> None:
+        """A phase begins."""
+        now = self._clock()
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
 
     @property
     def training_seconds(self) -> float:
-        """Time spent on training steps, without validation and checkpoints."""
-        return sum(self._seconds[name] for name in TRAINING_PHASES)
+        """Time spent on training steps, without evaluation and checkpoints, up to the last change of phase."""
+        return sum(self._seconds.get(name, 0.0) for name in TRAINING_PHASES)
 
     def reset(self) -> dict[str, float]:
         """Seconds per phase, and start again from zero."""
+        self(self._phase)
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds

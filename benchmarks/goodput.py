@@ -1,0 +1,129 @@
+"""Goodput of a run that is killed at random instants, beside what Daly's formula makes of the same numbers.
+
+    undisturbed run -> seconds of a step, of a save's stall, until a save is durable
+    runs that lose a random rank every --mtbf seconds on average, saving at 1/4, 1 and 4 times the best interval
+        -> share of time spent on steps that counted, as the supervisor accounts for it; the formula's
+
+    python benchmarks/goodput.py --minutes 8 --mtbf 60 --nproc 2
+
+The best interval is the formula's, of the undisturbed run. Lives are drawn from an exponential distribution.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from hlat.resilience import best_interval, expected_goodput
+
+MODEL = [
+    "model.hidden_size=256",
+    "model.intermediate_size=704",
+    "model.layers=6",
+    "model.heads=8",
+    "model.kv_heads=4",
+    "data.sequence_length=128",
+    "batch.global_batch=16",
+    "batch.micro_batch=8",
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--mtbf", type=float, default=60.0)
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--corpus", default=str(Path(json.__file__).parents[1]), help="text; the standard library")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        asked.folder = Path(folder)
+        calm = disturbed(asked, "calm", 20, minutes=min(1.5, asked.minutes), mtbf=None)
+        print(
+            f"undisturbed: {calm['step']:.3f} s a step, {calm['stall']:.3f} s stall of a save, "
+            f"durable {calm['delay']:.2f} s later, {calm['mib']:.0f} MiB"
+        )
+        best = best_interval(calm["stall"], asked.mtbf)
+        print(f"best interval: {best:.1f} s, {best / calm['step']:.0f} steps\n")
+        print("| saves every | kills | life | back after | goodput | formula | lost | saving | recovering | waiting |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
+        for factor in (0.25, 1.0, 4.0):
+            steps = max(1, round(best * factor / calm["step"]))
+            row(asked, disturbed(asked, f"every-{steps}", steps, asked.minutes, asked.mtbf), steps, calm)
+
+
+def row(asked, found, steps, calm):
+    """One line of the table."""
+    life, interval = found["wall"] / max(1, found["kills"]), steps * calm["step"]
+    back = found["back"]
+    formula = expected_goodput(interval, calm["stall"], life, back, calm["delay"])
+    shares = {name: seconds / found["wall"] for name, seconds in found["parts"].items()}
+    others = " | ".join(f"{shares[name]:.1%}" for name in ("lost", "saving", "recovering", "waiting"))
+    print(
+        f"| {steps} steps, {interval:.1f} s | {found['kills']} | {life:.0f} s | {back:.1f} s | "
+        f"{shares['productive']:.1%} | {formula:.1%} | {others} |",
+        flush=True,
+    )
+
+
+def disturbed(asked, name, every, minutes, mtbf):
+    """A run that loses a rank now and then; stopped politely at the end."""
+    run = asked.folder / name
+    command = [
+        sys.executable, "-m", "hlat", "train", str(Path(__file__).parents[1] / "recipes" / "quickstart.yaml"), *MODEL,
+        f"data.path={asked.corpus}/*.py", f"data.prepared_dir={asked.folder / 'data'}", f"run.dir={run}",
+        "training.steps=1000000", "training.log_every=10", f"checkpoint.every_steps={every}", "checkpoint.keep_last=2",
+        "evaluation.every_steps=null", "tracking.console=none", "tracking.tensorboard=false", "recovery.restarts=1000",
+        *(["--nproc", str(asked.nproc)] if asked.nproc > 1 else []),
+    ]  # fmt: skip
+    rng, kills = random.Random(1), 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not (run / "events.jsonl").exists():  # the text is prepared first
+            time.sleep(0.1)
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end:
+            if mtbf is None:
+                time.sleep(1)
+                continue
+            time.sleep(min(rng.expovariate(1 / mtbf), max(0.0, end - time.monotonic())))
+            ranks = psutil.Process(process.pid).children()
+            if ranks and time.monotonic() < end:
+                rng.choice(ranks).kill()
+                kills += 1
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    return measured(run, kills)
+
+
+def measured(run, kills):
+    """What the events of a run say."""
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    parts = [event["seconds"] for event in events if event["event"] == "goodput"][-1]
+    saves = [event for event in events if event["event"] == "checkpoint"][1:]  # the first makes its buffers
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
+    step = sum(sum(line["seconds"].get(p, 0.0) for p in TRAINING) for line in lines) / (10 * max(1, len(lines)))
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    restarts = max(1, sum(event["event"] == "restart" for event in events))
+    return {
+        "step": step,
+        "stall": sum(event["stall_seconds"] for event in saves) / max(1, len(saves)),
+        "delay": sum(event["seconds"] for event in saves) / max(1, len(saves)),
+        "mib": sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) / 2**20,
+        "back": (parts["recovering"] + parts["waiting"]) / restarts,
+        "parts": parts,
+        "wall": sum(parts.values()),
+        "kills": kills,
+    }
+
+
+TRAINING = ("data", "forward", "backward", "reduce", "optimizer", "device")
+
+
+if __name__ == "__main__":
+    main()

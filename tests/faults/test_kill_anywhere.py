@@ -1,0 +1,87 @@
+"""Law 3 with SIGKILL: whatever is killed, whenever, the run ends with the bits of the run that nobody touched.
+
+Five layouts, prepared and online data, two precisions; a rank, all ranks, the supervisor or everything at once.
+"""
+
+import random
+from collections import Counter
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from killing import Killer, assert_same_run
+
+LAYOUTS = {
+    "one process": [],
+    "DP2 ZeRO-1": ["--nproc", "2", "parallel.zero=1"],
+    "TP2": ["--nproc", "2", "parallel.tensor=2"],
+    "PP2": ["--nproc", "2", "parallel.pipeline=2"],
+    "TP2 x DP2": ["--nproc", "4", "parallel.tensor=2"],
+}
+DATA = {"prepared": [], "online": ["data.mode=online", "data.streams=8"]}
+PRECISIONS = ("mixed", "bf16-sr")
+STEPS = {"one process": 500}
+
+KILLS = 10  # of each of the 20 cases: 200
+
+
+@pytest.fixture(scope="module")
+def command(corpus: Path, tiny_recipe: str, tmp_path_factory: pytest.TempPathFactory):
+    """The arguments of ``hlat train`` in a run folder of that name; all runs share the prepared text."""
+    folder = tmp_path_factory.mktemp("killed")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(tiny_recipe.replace("max_epochs: 20", "max_epochs: 1000"))
+
+    def arguments(name: str, layout: str, data: str, precision: str) -> tuple[list[str], Path]:
+        run = folder / f"{name}-{crc32(repr((layout, data, precision)).encode()):08x}"
+        return [
+            "train",
+            str(recipe),
+            f"data.path={corpus}",
+            f"data.prepared_dir={folder / f'data-{data}'}",
+            f"run.dir={run}",
+            f"training.steps={STEPS.get(layout, 200)}",
+            f"precision.mode={precision}",
+            "training.log_every=1",
+            "checkpoint.every_steps=7",
+            "evaluation.every_steps=50",
+            "tracking.console=plain",
+            "tracking.tensorboard=false",
+            "recovery.restarts=1000",
+            "recovery.backoff_seconds=0.05",
+            *LAYOUTS[layout],
+            *DATA[data],
+        ], run
+
+    return arguments
+
+
+def kill_and_compare(command, layout: str, data: str, precision: str, kills: int, seed: int) -> Counter[str]:
+    """Runs of one case until so many kills were survived, each compared with the one that nobody touched."""
+    undisturbed, expected = command("undisturbed", layout, data, precision)
+    Killer(random.Random(0), 0).drive(undisturbed)
+    killer, number = Killer(random.Random(seed), kills), 0
+    while killer.left:
+        arguments, run = command(f"killed-{number}", layout, data, precision)
+        killer.drive(arguments)
+        assert_same_run(run, expected)
+        number += 1
+    return killer.kills
+
+
+@pytest.mark.parametrize(
+    ("layout", "data", "precision"), [("one process", "prepared", "bf16-sr"), ("DP2 ZeRO-1", "online", "mixed")]
+)
+def test_killed_a_few_times(command, layout: str, data: str, precision: str) -> None:
+    kill_and_compare(command, layout, data, precision, kills=3, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_killed_anywhere(command, layout: str, data: str, precision: str) -> None:
+    kills = kill_and_compare(
+        command, layout, data, precision, KILLS, seed=crc32(repr((layout, data, precision)).encode())
+    )
+    print(f"killed: {layout}, {data}, {precision}: {dict(kills)}")

@@ -1,0 +1,73 @@
+"""A run directory has one process; one that is about to end is waited for, one that is at work is not."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hlat.config import LaunchError
+from hlat.runtime import LAUNCHER
+from hlat.training.lock import run_lock
+
+
+def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool = False) -> int:
+    """The id of a process that holds the directory for so long; if it dies, what it has started does."""
+    child = os.fork()
+    if child == 0:
+        if launcher is not None:
+            os.environ[LAUNCHER] = str(launcher)
+        with run_lock(folder / "run"):
+            if not dies or os.fork() == 0:  # who inherits the lock, as a process does that writes a checkpoint
+                (folder / "held").touch()
+                time.sleep(seconds)
+            os._exit(0)
+    while not (folder / "held").exists():
+        time.sleep(0.01)
+    if dies:
+        os.waitpid(child, 0)
+    return child
+
+
+def end(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def gone() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["it is gone", "its launcher is gone"])
+def test_what_is_left_of_a_run_is_waited_for_and_named_once(tmp_path, dies):
+    holder = hold(tmp_path, 1.0, None if dies else gone(), dies)
+    said: list[str] = []
+    with run_lock(tmp_path / "run", said.append):
+        assert len(said) == 1 and f"pid {holder} on" in said[0]
+        assert f"pid {os.getpid()} on" in (tmp_path / "run" / ".lock").read_text()
+    if not dies:
+        os.waitpid(holder, 0)
+
+
+@pytest.mark.parametrize("launcher", [None, os.getpid()], ids=["alone", "with a launcher"])
+def test_one_that_is_at_work_is_not(tmp_path, launcher):
+    holder = hold(tmp_path, 60.0, launcher)
+    try:
+        with pytest.raises(LaunchError, match=rf"another process \(pid {holder} on .*\) is training"):
+            run_lock(tmp_path / "run", pytest.fail).__enter__()
+    finally:
+        end(holder)
+
+
+def test_nobody_is_waited_for_for_ever(tmp_path):
+    holder = hold(tmp_path, 60.0, gone())
+    try:
+        with pytest.raises(LaunchError, match="is training in it"):
+            run_lock(tmp_path / "run", print, patience=0.3).__enter__()
+    finally:
+        end(holder)

@@ -1,0 +1,176 @@
+"""A run saves beside training, or not: the same checkpoints; a disk that fails for a while costs nothing else."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from hlat.checkpoint import open_checkpoint, resolve, verify
+
+FAULT = "faults=[{{kind: {kind}, at_step: {at_step}, steps: {steps}, seconds: {seconds}}}]"
+
+
+def fault(kind, at_step, steps=1, seconds=1.0):
+    return [FAULT.format(kind=kind, at_step=at_step, steps=steps, seconds=seconds), "--allow-faults"]
+
+
+def events_of(run_dir, *kinds):
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] in kinds]
+
+
+def checkpoints_of(run_dir):
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def steps(*numbers):
+    return [f"step-{number:08d}" for number in numbers]
+
+
+def assert_same(one, other):
+    left, right = open_checkpoint(one).load(""), open_checkpoint(other).load("")
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [[], ["data.mode=online", "data.streams=8", "precision.mode=bf16-sr"], ["--nproc", "2"]],
+    ids=["alone", "online", "two ranks"],
+)
+def test_beside_training_or_not_the_checkpoints_are_the_same(cli, recipe_file, tiny, tmp_path, change):
+    every = ["checkpoint.every_steps=3", "checkpoint.keep_last=99", "training.steps=20"]
+    for name, background in (("beside", "true"), ("not", "false")):
+        run = [f"run.dir={tmp_path / name}", f"checkpoint.background={background}"]
+        done = cli("train", recipe_file, *tiny, *every, *run, *change)
+        assert done.returncode == 0, done.stderr
+    expected = steps(*range(3, 20, 3), 20)
+    assert checkpoints_of(tmp_path / "beside") == checkpoints_of(tmp_path / "not") == expected
+    for name in expected:
+        assert_same(tmp_path / "beside" / "checkpoints" / name, tmp_path / "not" / "checkpoints" / name)
+    for name in ("beside", "not"):
+        events = events_of(tmp_path / name, "checkpoint", "end")
+        assert [event["step"] for event in events] == [*range(3, 20, 3), 20, 20]
+        for event in events[:-1]:
+            assert event["path"].endswith(f"step-{event['step']:08d}") and event["tries"] == 1
+            assert event["seconds"] > 0 and event["stall_seconds"] >= event["waited_seconds"] >= 0
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+@pytest.mark.parametrize("kind", ["enospc", "eio", "unavailable"])
+def test_a_disk_that_refuses_several_saves(cli, recipe_file, tiny, tmp_path, kind, background):
+    """Training goes on, the events say so, the next good save is complete, and the end is that of a good disk."""
+    change = [f"checkpoint.background={background}", "checkpoint.retries=0", "checkpoint.keep_last=9"]
+    run = [f"run.dir={tmp_path / 'bad'}", "checkpoint.every_steps=5", *change]
+    done = cli("train", recipe_file, *tiny, *run, *fault(kind, 10, steps=3))
+    assert done.returncode == 0, done.stderr
+    failed = events_of(tmp_path / "bad", "checkpoint_failed")
+    assert [(event["step"], event["tries"]) for event in failed] == [(10, 1), (15, 1), (20, 1)]
+    assert all("What would work" in event["message"] for event in failed)
+    assert done.stdout.count("failed, training goes on") == 3
+    assert checkpoints_of(tmp_path / "bad") == steps(5, 25, 30, 35, 40)
+    assert all(verify(path) == [] for path in (tmp_path / "bad" / "checkpoints").iterdir())
+    assert cli("train", recipe_file, *tiny, f"run.dir={tmp_path / 'good'}").returncode == 0
+    assert_same(resolve(tmp_path / "bad"), resolve(tmp_path / "good"))
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_a_refused_save_is_tried_again_and_each_try_is_told(cli, recipe_file, tiny, tmp_path, background):
+    run = [f"checkpoint.background={background}", "checkpoint.retries=1", "training.steps=20"]
+    done = cli("train", recipe_file, *tiny, *run, *fault("enospc", 10))
+    assert done.returncode == 0, done.stderr
+    [retry] = events_of(tmp_path / "run", "checkpoint_retry")
+    assert (retry["step"], retry["tries"]) == (10, 1) and "No space left on device" in retry["message"]
+    [failed] = events_of(tmp_path / "run", "checkpoint_failed")
+    assert (failed["step"], failed["tries"]) == (10, 2)
+    assert checkpoints_of(tmp_path / "run") == steps(20)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(["checkpoint.background=true"], id="beside"),
+        pytest.param(["checkpoint.background=false"], id="not"),
+        pytest.param(["--nproc", "2"], id="two ranks", marks=pytest.mark.slow),
+    ],
+)
+def test_so_many_failures_in_a_row_end_the_run(cli, recipe_file, tiny, tmp_path, change):
+    """Two failures, a success, then three: the budget counts those in a row."""
+    faults = "faults=[{kind: enospc, at_step: 2, steps: 2}, {kind: enospc, at_step: 8, steps: 99}]"
+    run = ["checkpoint.every_steps=2", "checkpoint.retries=0", "checkpoint.failures=3", "recovery.restarts=0", *change]
+    done = cli("train", recipe_file, *tiny, *run, faults, "--allow-faults")
+    assert done.returncode == 3, done.stderr
+    assert "3 saves in a row have failed" in done.stderr and "of step 12" in done.stderr
+    assert "step-00000006" in done.stderr and "Traceback" not in done.stderr
+    failed = events_of(tmp_path / "run", "checkpoint_failed")
+    assert [event["step"] for event in failed] == [2, 4, 8, 10, 12]
+    again = cli("train", recipe_file, *tiny, *change)
+    assert again.returncode == 0 and "resumed at step 6 of 40" in again.stdout, again.stderr
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_the_last_save_of_a_run_has_to_succeed(cli, recipe_file, tiny, tmp_path, background):
+    change = [f"checkpoint.background={background}", "checkpoint.retries=0", "recovery.restarts=0"]
+    done = cli("train", recipe_file, *tiny, *change, *fault("enospc", 40))
+    assert done.returncode == 3 and "cannot save the checkpoint step-00000040" in done.stderr, done.stderr
+    assert checkpoints_of(tmp_path / "run") == steps(20, 30)
+    again = cli("train", recipe_file, *tiny, *change)
+    assert again.returncode == 0 and "resumed at step 30" in again.stdout, again.stderr
+
+
+def start(recipe_file, tiny, tmp_path, *more):
+    """The real command; what it says goes to a file, which nobody has to read to its end."""
+    command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny, *more]
+    with (tmp_path / "said").open("w") as said:
+        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+
+
+def savers_of(process):
+    """The savers of a supervised command, in the order of ranks: each is what its rank has started."""
+    return [rank.children()[0] for rank in psutil.Process(process.pid).children()]
+
+
+def wait_until(happened):
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in two minutes"
+        time.sleep(0.01)
+
+
+def test_a_second_signal_ends_the_wait_for_the_last_save_and_the_save_goes_on(recipe_file, tiny, tmp_path):
+    """The disk takes a second for each file of the save at the stop."""
+    endless = ["checkpoint.every_steps=1000000", "training.steps=1000000"]
+    # A supervisor that hears a second signal ends the savers too: it is about the saver of a rank by itself.
+    process = start(recipe_file, tiny, tmp_path, *endless, *fault("slow_disk", 1), "--no-supervisor")
+    wait_until(lambda: "step 5/" in (tmp_path / "said").read_text())
+    [saver] = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: list(tmp_path.glob("run/checkpoints/.staging-step-*")))
+    time.sleep(1.1)  # a signal within a second of the first is the same request
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 130, (tmp_path / "said").read_text()
+    assert not list(tmp_path.glob("run/checkpoints/step-*")), "nobody waited for it"
+    wait_until(lambda: not saver.is_running())
+    [checkpoint] = (tmp_path / "run" / "checkpoints").iterdir()
+    assert verify(checkpoint) == []
+
+
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_saver_that_is_killed_costs_only_speed(recipe_file, tiny, tmp_path, cli, nproc):
+    every = ["checkpoint.every_steps=5", "checkpoint.keep_last=99", "training.log_every=1", "--nproc", str(nproc)]
+    process = start(recipe_file, tiny, tmp_path, *every, *fault("slow_disk", 5, seconds=0.3))
+    wait_until(lambda: list(tmp_path.glob("run/checkpoints/.staging-step-00000005-*")))
+    savers_of(process)[-1].kill()
+    assert process.wait(60) == 0, (tmp_path / "said").read_text()
+    lost = events_of(tmp_path / "run", "saver_lost")
+    assert nproc - 1 in [event["rank"] for event in lost]
+    assert "written by the ranks themselves from here on" in (tmp_path / "said").read_text()
+    assert checkpoints_of(tmp_path / "run") == steps(*range(5, 41, 5))
+    assert cli("train", recipe_file, *tiny, *every, f"run.dir={tmp_path / 'good'}").returncode == 0
+    assert_same(resolve(tmp_path / "run"), resolve(tmp_path / "good"))
