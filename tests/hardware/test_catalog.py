@@ -5,10 +5,10 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from hlat.hardware import Catalog, Chip, load_catalog
+from hlat.hardware import Catalog, Chip, Instance, load_catalog, parse_cluster
 
 FIGURES = [(chip, dtype) for chip in load_catalog().chips for dtype in chip.tflops]
-GPUS = [chip for chip in load_catalog().chips if chip.names]
+GPUS = [chip for chip in load_catalog().chips if "tf32" in chip.tflops]
 
 
 @pytest.mark.parametrize(("chip", "dtype"), FIGURES, ids=lambda value: getattr(value, "name", value))
@@ -32,9 +32,9 @@ def test_dense_figures_keep_the_proportions_of_the_tensor_cores(chip: Chip) -> N
 @pytest.mark.parametrize(
     ("torch_name", "chip", "tflops"),
     [
-        ("NVIDIA A100-SXM4-40GB", "A100", 312),
-        ("A100-SXM4-80GB", "A100", 312),  # drivers before 460 leave the maker's name out
-        ("NVIDIA A100 80GB PCIe", "A100", 312),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB", 312),
+        ("A100-SXM4-80GB", "A100 80GB", 312),  # drivers before 460 leave the maker's name out
+        ("NVIDIA A100 80GB PCIe", "A100 80GB", 312),
         ("NVIDIA H100 80GB HBM3", "H100 SXM", 989.4),
         ("NVIDIA H100 PCIe", "H100 PCIe", 756),
         ("NVIDIA H100 NVL", "H100 NVL", 835.5),
@@ -84,7 +84,7 @@ def test_trainium_is_found_by_its_instance_and_counted_per_torch_device(
     assert chip.flops("bfloat16", cores) == pytest.approx(tflops * 1e12)
 
 
-@pytest.mark.parametrize("instance", ["p5.48xlarge", "trn3.48xlarge", "trn", "", "Standard PC (Q35 + ICH9, 2009)"])
+@pytest.mark.parametrize("instance", ["p5.48xlarge", "trn9.48xlarge", "trn", "", "Standard PC (Q35 + ICH9, 2009)"])
 def test_other_machines_carry_no_chip_of_the_catalog(instance: str) -> None:
     assert load_catalog().on_instance(instance) is None
 
@@ -113,3 +113,18 @@ def test_a_catalog_with_a_figure_nobody_can_trust_is_refused(changes: dict[str, 
     Catalog.model_validate(_catalog())
     with pytest.raises(ValidationError):
         Catalog.model_validate(_catalog(**changes))
+
+
+def test_no_source_is_given_that_no_figure_cites() -> None:
+    catalog = load_catalog()
+    assert catalog.cited() == catalog.sources.keys()
+
+
+@pytest.mark.parametrize("one", load_catalog().instances, ids=lambda one: one.name)
+def test_a_plan_can_be_made_for_every_instance(one: Instance) -> None:
+    cluster = parse_cluster(f"{one.name}:2", load_catalog())
+    assert cluster.devices == 2 * cluster.devices_per_instance
+    assert cluster.memory_bytes > 1e9 and cluster.memory_rate > 1e11
+    # Links inside are faster than the network, for each device's share of it.
+    assert cluster.link_rate > cluster.network_rate / cluster.devices_per_instance
+    assert one.prices.keys() or not one.name.startswith(("p", "trn1"))

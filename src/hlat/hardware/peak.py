@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from hlat.hardware.catalog import Catalog, Chip, load_catalog
+from hlat.hardware.catalog import Catalog, Chip
+from hlat.hardware.loading import load_catalog
 from hlat.hardware.measure import measure_matmul
 from hlat.runtime import has_fast_bf16
 

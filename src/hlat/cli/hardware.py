@@ -1,0 +1,114 @@
+"""``hlat hardware list|show|measure``: what the planner knows of chips and machines, and a file about this one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hlat.cli.common import ready, say
+
+if TYPE_CHECKING:
+    from hlat.hardware import Catalog, Chip, Instance
+
+app = typer.Typer(help="Chips, instances, prices: what the planner knows.", no_args_is_help=True)
+
+HardwareOption = Annotated[
+    Path | None,
+    typer.Option("--hardware", help="A catalog of your own, on top of the one that ships with hlat.", metavar="FILE"),
+]
+
+
+def catalog_of(file: Path | None) -> "Catalog":
+    """The shipped catalog, with a user's file on top where there is one."""
+    from hlat.hardware import load_catalog
+
+    return load_catalog(None if file is None else str(file))
+
+
+@app.command("list")
+def list_command(hardware: HardwareOption = None) -> None:
+    """List the instances that plans can be made for."""
+    ready()
+    catalog = catalog_of(hardware)
+    say(f"{'instance':18} {'chips':>5}  {'chip':12} {'bf16 TFLOP/s':>12} {'GiB':>5} {'USD/h':>8}  price")
+    for one in catalog.instances:
+        chip = catalog.chip(one.chip)
+        assert chip is not None, "the catalog has been validated"
+        kind, price = next(((kind, f"{p.usd_per_hour:.2f}") for kind, p in one.prices.items()), ("not known", ""))
+        bf16 = chip.tflops.get("bfloat16")
+        gib = "" if chip.memory is None else f"{chip.memory.gib:g}"
+        say(f"{one.name:18} {one.chips:5}  {chip.name:12} {bf16.dense if bf16 else 0:12g} {gib:>5} {price:>8}  {kind}")
+
+
+@app.command("show")
+def show_command(
+    name: Annotated[str, typer.Argument(help="An instance or a chip.", show_default=False)],
+    hardware: HardwareOption = None,
+) -> None:
+    """Show every figure of an instance or a chip, each with its source."""
+    from hlat.hardware import parse_cluster
+
+    ready()
+    catalog = catalog_of(hardware)
+    chip = catalog.chip(name) or catalog.named(name)
+    if chip is None:
+        parse_cluster(f"{name}:1", catalog)  # says what is wrong with the name
+        instance = catalog.instance(name)
+        assert instance is not None, "it has just been parsed"
+        _say_instance(instance, catalog)
+        chip = catalog.chip(instance.chip)
+    assert chip is not None, "the catalog has been validated"
+    _say_chip(chip, catalog)
+
+
+def _say_instance(one: "Instance", catalog: "Catalog") -> None:
+    say(f"instance {one.name}: {one.chips} x {one.chip}")
+    say(f"  fast links  {one.link:g} GB/s per chip and direction, among {one.domain} chips")
+    say(f"  network     {one.network:g} GB/s per instance and direction")
+    say(f"              {catalog.sources[one.source]}")
+    for kind, price in one.prices.items():
+        say(f"  {kind:<14} {price.usd_per_hour:.2f} USD per hour, seen {price.seen}: {catalog.sources[price.source]}")
+    if not one.prices:
+        say("  price       not known: write it into a file of your own (--hardware)")
+    say(f"  failures    {one.failures.per_day:g} per instance and day: {catalog.sources[one.failures.source]}")
+
+
+def _say_chip(chip: "Chip", catalog: "Catalog") -> None:
+    say(f"chip {chip.name}: {chip.devices} torch device{'s' if chip.devices > 1 else ''}, family {chip.family}")
+    for dtype, figure in chip.tflops.items():
+        say(f"  {dtype:11} {figure.dense:g} TFLOP/s dense: {catalog.sources[figure.source]}")
+    if chip.memory is not None:
+        memory = chip.memory
+        say(f"  memory      {memory.gib:g} GiB at {memory.gb_per_second:g} GB/s: {catalog.sources[memory.source]}")
+    if chip.reached is not None:
+        shares = ", ".join(f"{d} {v:.1%}" for d, v in chip.reached.model_dump().items() if d != "source" and v)
+        say(f"  reached     {shares} of the peak by large products: {catalog.sources[chip.reached.source]}")
+
+
+@app.command("measure")
+def measure_command(
+    to: Annotated[Path, typer.Option("--to", help="File to write; must not exist.")],
+    name: Annotated[str, typer.Option(help="Name of this machine in the catalog.")] = "this-machine",
+) -> None:
+    """Measure products, memory and collectives of this machine, and write them as a catalog of your own."""
+    import torch
+    import yaml
+
+    from hlat.config import StorageError
+    from hlat.hardware import measure_machine
+
+    ready()
+    if to.exists():
+        raise StorageError(f"{to} exists; name a new file, or remove it first")
+    found = torch.accelerator.current_accelerator(check_available=True)
+    machine = measure_machine(found if found is not None else torch.device("cpu"))
+    for dtype, rate in machine.flops.items():
+        say(f"{dtype:9} {rate / 1e12:10.4f} TFLOP/s in products")
+    say(f"memory    {machine.memory_rate / 1e9:10.2f} GB/s in copies, {machine.memory_bytes / (1 << 30):.1f} GiB")
+    if machine.link_rate is not None:
+        say(f"links     {machine.link_rate / 1e9:10.2f} GB/s sent by each process in an all-reduce")
+    try:
+        to.write_text(yaml.safe_dump(machine.catalog(name), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{to} cannot be written: {error}") from error
+    say(f"written to {to}; put network, prices and failures right there, then --hardware {to} --cluster {name}:1")

@@ -1,0 +1,178 @@
+"""``hlat plan``: which layout, how long, how much memory and money, before anything is started."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hlat.cli.common import ready, say
+from hlat.cli.hardware import HardwareOption, catalog_of
+
+if TYPE_CHECKING:
+    from hlat.planner import Plan
+
+_GIB = 1 << 30
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb of this module."""
+    app.command("plan")(plan_command)
+
+
+def plan_command(
+    model: Annotated[
+        str | None, typer.Option(help="Preset, config.json, recipe file, or the name of a shipped recipe.")
+    ] = None,
+    cluster: Annotated[
+        list[str] | None, typer.Option(help="INSTANCE:N, as in trn1.32xlarge:64; several are compared.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of the whole run.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Mode of precision, as in a recipe.")] = None,
+    price: Annotated[str | None, typer.Option(help="on-demand, capacity-block, reserved, spot or own.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
+    against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why the winner wins.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the simulated step as a Chrome trace.")] = None,
+    fragment: Annotated[Path | None, typer.Option(help="Write the layout as sections of a recipe.")] = None,
+    validate: Annotated[Path | None, typer.Option(help="Predict every run of a CSV file and print the errors.")] = None,
+    hardware: HardwareOption = None,
+) -> None:
+    """Choose the layout of a run, and predict its time, memory, cost and goodput."""
+    from hlat.runtime import PlanError
+
+    ready()
+    if validate is not None:
+        _validate(validate, as_json)
+        return
+    if model is None or not cluster:
+        raise PlanError("hlat plan needs --model and --cluster, or --validate FILE")
+    plans = [_plan(model, one, hardware, layout, tokens, seq, global_batch, precision, price) for one in cluster]
+    if as_json:
+        content = [one.as_json() for one in plans]
+        say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
+    else:
+        _say_table(plans)
+        for one in plans:
+            _say_words(one, explain, against)
+    _write(plans[0], html, trace, fragment)
+
+
+def _plan(
+    model: str,
+    cluster: str,
+    hardware: Path | None,
+    layout: str | None,
+    tokens: int | None,
+    seq: int | None,
+    global_batch: int | None,
+    precision: str | None,
+    price: Any,
+) -> "Plan":
+    from hlat.hardware import parse_cluster
+    from hlat.planner import ask, plan
+
+    found = parse_cluster(cluster, catalog_of(hardware))
+    question = ask(model, found, tokens=tokens, sequence=seq, global_batch=global_batch, mode=precision, price=price)
+    return plan(question, layout)
+
+
+def _say_table(plans: list["Plan"]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hlat.planner import described
+
+    table = Table(box=None, pad_edge=False)
+    names = ("cluster", "tp", "pp", "dp", "cp", "v", "zero", "mbs", "acc", "recompute", "GiB", "step s", "tok/s/chip")
+    for name in (*names, "MFU", "days", "USD", "goodput"):
+        table.add_column(name, justify="right" if name not in ("cluster", "recompute") else "left")
+    for one in plans:
+        for index, planned in enumerate([one.chosen, *one.alternatives]):
+            said = described(one.question, planned)
+            cost = "" if planned.cost_usd is None else f"{planned.cost_usd:,.0f}"
+            table.add_row(
+                one.question.cluster.name if index == 0 else "",
+                *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages", "zero")),
+                str(said["micro_batch"]),
+                str(said["accumulation"]),
+                said["activation_checkpointing"],
+                f"{said['memory_gib']:.1f}",
+                f"{planned.step_seconds:.2f}",
+                f"{said['tokens_per_second_per_chip']:,.0f}",
+                f"{planned.mfu:.1%}",
+                f"{planned.days:,.1f}",
+                cost,
+                f"{planned.goodput:.1%}",
+                style="bold" if index == 0 else "",
+            )
+    console = Console(width=None if Console().is_terminal else 160)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().rstrip("\n").split("\n"):
+        say(line.rstrip())
+
+
+def _say_words(plan: "Plan", words: bool, other: str | None) -> None:
+    from hlat.planner import against, explain, fits, parse_layout, planned
+
+    question, said = plan.question, plan.assumptions()
+    say()
+    say(f"{question.name} on {question.cluster.name}: {question.cluster.devices:,} devices, {question.steps:,} steps")
+    for one in question.assumed:
+        say(f"  assumed    {one}")
+    price = (
+        "not known"
+        if said["usd_per_hour"] is None
+        else f"{said['usd_per_hour']:,.2f} USD per hour, {said['price_kind']}"
+    )
+    say(f"  price      {price}")
+    say(
+        f"  failures   one in {said['mean_hours_between_failures']:.1f} hours; save every "
+        f"{said['checkpoint_every_steps']:,} steps; goodput {plan.chosen.goodput:.1%} by Daly's formula, "
+        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs"
+    )
+    if not fits(question, plan.chosen):
+        need = plan.chosen.peak_memory / _GIB
+        say(f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB")
+    for line in explain(plan) if words else []:
+        say(f"  {line}")
+    if other is not None:
+        say(f"  {against(plan, planned(question, parse_layout(other, question)))}")
+
+
+def _write(plan: "Plan", html: Path | None, trace: Path | None, recipe: Path | None) -> None:
+    from hlat.planner import chrome_trace, fragment, page
+    from hlat.runtime import StorageError
+
+    contents: list[tuple[Path, str]] = []
+    if html is not None:
+        contents.append((html, page(plan)))
+    if trace is not None:
+        contents.append((trace, json.dumps(chrome_trace(plan))))
+    if recipe is not None:
+        contents.append((recipe, fragment(plan.question, plan.chosen.candidate)))
+    for path, content in contents:
+        try:
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error}") from error
+
+
+def _validate(path: Path, as_json: bool) -> None:
+    from hlat.planner import validate
+
+    result = validate(path)
+    if as_json:
+        say(json.dumps(result, indent=2))
+        return
+    say(f"{'source':60} {'n':>5} {'mean':>7} {'median':>7} {'90%':>7}")
+    for name, one in (*result["groups"].items(), ("all", result["overall"])):
+        if one["n"]:
+            say(f"{name[:60]:60} {one['n']:5} {one['mean']:7.1%} {one['median']:7.1%} {one['p90']:7.1%}")
+    for reason, count in result["skipped"]["reasons"].items():
+        say(f"skipped {count:5}: {reason}")

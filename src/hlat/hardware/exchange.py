@@ -1,0 +1,31 @@
+"""One process of a measured all-reduce: ``python -m hlat.hardware.exchange DEVICE BYTES`` prints the best seconds."""
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from hlat.runtime import joined, synchronize
+
+_REPEATS = 12  # the first ones open connections and are never the best
+
+
+def best_seconds(device_type: str, size: int) -> float:
+    """Seconds of the fastest of some all-reduces of ``size`` bytes between the processes of the environment."""
+    best = float("inf")
+    with joined(device_type) as runtime:
+        message = torch.zeros(size // 4, dtype=torch.float32, device=runtime.device)
+        for _ in range(_REPEATS):
+            runtime.ranks.barrier()
+            synchronize(runtime.device)
+            begin = time.perf_counter()
+            dist.all_reduce(message)
+            synchronize(runtime.device)
+            best = min(best, time.perf_counter() - begin)
+    return best
+
+
+if __name__ == "__main__":
+    print(json.dumps(best_seconds(sys.argv[1], int(sys.argv[2]))))  # noqa: T201  (its parent reads this)

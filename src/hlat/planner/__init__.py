@@ -1,0 +1,32 @@
+"""What a run will take before it is started: memory, time, money, and the layout that takes least of them."""
+
+from hlat.planner.explain import against, explain
+from hlat.planner.layouts import Candidate, parse_layout
+from hlat.planner.memory import RankMemory, rank_memory
+from hlat.planner.page import page
+from hlat.planner.plan import Plan, described, fits, fragment, plan
+from hlat.planner.question import Question, ask
+from hlat.planner.search import Planned, planned
+from hlat.planner.trace import chrome_trace
+from hlat.planner.validation import validate
+
+__all__ = [
+    "Candidate",
+    "Plan",
+    "Planned",
+    "Question",
+    "RankMemory",
+    "against",
+    "ask",
+    "chrome_trace",
+    "described",
+    "explain",
+    "fits",
+    "fragment",
+    "page",
+    "parse_layout",
+    "plan",
+    "planned",
+    "rank_memory",
+    "validate",
+]

@@ -1,0 +1,45 @@
+"""From the catalog to the figures of one device that the formulas need.
+
+Chip, Instance -> Device: per torch device, with the nearest chip's figure where none has been published
+"""
+
+from hlat.hardware import Chip, Cluster, Instance
+from hlat.planner.work import FAMILIES, Device
+
+# The share of the peak that large products reach, for chips of which nobody has measured it: NVIDIA's from the nearest
+# of the family; of the others none has been published, and the constant `products` holds what is sustained at once.
+_REACHED = {"ampere": 0.869, "hopper": 0.803, "blackwell": 0.776, "trainium": 0.9, "tpu": 0.9, "measured": 1.0}
+_REACHED_EIGHT_BIT = {
+    "ampere": 0.869,
+    "hopper": 0.709,
+    "blackwell": 0.763,
+    "trainium": 0.9,
+    "tpu": 0.9,
+    "measured": 1.0,
+}
+
+
+def device_of(chip: Chip, instance: Instance) -> Device:
+    """One torch device of an instance."""
+    return device_on(Cluster(instance, chip, 1))
+
+
+def device_on(cluster: Cluster) -> Device:
+    """One torch device of a cluster; the domain of its links may be larger than the cluster itself."""
+    chip, instance = cluster.chip, cluster.instance
+    family = chip.family if chip.family in FAMILIES else "measured"
+    reached = chip.reached
+    return Device(
+        family=family,
+        peak=chip.flops("bfloat16") or 0.0,
+        peak_eight_bit=chip.flops("float8") or 0.0,
+        reached=(reached and reached.bfloat16) or _REACHED[family],
+        reached_eight_bit=(reached and reached.float8) or _REACHED_EIGHT_BIT[family],
+        units=chip.units,
+        memory_bytes=cluster.memory_bytes,
+        memory_rate=cluster.memory_rate,
+        link_rate=cluster.link_rate,
+        domain=instance.domain * chip.devices,
+        network_rate=cluster.network_rate,
+        per_instance=cluster.devices_per_instance,
+    )

@@ -1,0 +1,109 @@
+"""How much of a run's time counts, and what it costs: failures, saves, restarts.
+
+    cluster, bytes to save -> stall of a save, restart, mean time between failures -> interval, goodput (Daly 2006)
+                                                                                   -> a run lived through, many times
+
+The formula is that of resilience/interval.py; the simulation draws failures and plays the run with them, as a check of
+the formula where its assumptions wear thin, and for the spread: how bad a bad run is.
+"""
+
+import random
+from dataclasses import dataclass
+
+from hlat.hardware import Cluster
+from hlat.resilience import best_interval, expected_goodput
+
+_DAY = 86400.0
+
+# What nobody can look up in a data sheet; a plan states them among its assumptions.
+COPY_RATE = 10e9
+"""Bytes per second that a device copies its state to the host's memory at, while training stands still."""
+STORE_RATE = 2e9
+"""Bytes per second that an instance writes to and reads from the shared file system at."""
+DETECTION = 120.0
+"""Seconds until a failure is noticed and the run is given up."""
+START_UP = {"trainium": 900.0}
+"""Seconds from starting processes to the first step; graphs are compiled on Trainium."""
+OTHER_START_UP = 180.0
+SOFTWARE_PER_DAY = 0.1
+"""Interruptions of a run by what is not hardware, per day, whatever its size."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What goes wrong with a run, in seconds.
+
+    Attributes:
+        mtbf: mean time between interruptions.
+        stall: that training stands still for a save.
+        writing: from there until the save is durable.
+        restart: from an interruption until steps go on.
+        interval: of training between two saves, the best by Daly's formula.
+        goodput: share of the time that counts, by Daly's formula.
+    """
+
+    mtbf: float
+    stall: float
+    writing: float
+    restart: float
+    interval: float
+    goodput: float
+
+
+def reliability(cluster: Cluster, state_bytes: float) -> Reliability:
+    """What a run on a cluster has to expect.
+
+    Args:
+        state_bytes: of weights and optimizer over all devices, each once.
+    """
+    per_day = cluster.instance.failures.per_day * cluster.count + SOFTWARE_PER_DAY
+    mtbf = _DAY / per_day
+    stall = state_bytes / cluster.devices / COPY_RATE
+    writing = state_bytes / (STORE_RATE * cluster.count)
+    restart = DETECTION + START_UP.get(cluster.chip.family or "", OTHER_START_UP) + writing
+    interval = max(best_interval(max(stall, 1e-3), mtbf), writing)
+    return Reliability(
+        mtbf, stall, writing, restart, interval, expected_goodput(interval, stall, mtbf, restart, writing)
+    )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Goodput over many simulated runs: mean, and the one that nine of ten runs are better than."""
+
+    mean: float
+    worst_tenth: float
+
+
+def simulate_goodput(one: Reliability, work: float, rng: random.Random, runs: int = 100) -> Simulated:
+    """Play runs of ``work`` seconds of steps with failures that come at random.
+
+    Args:
+        one: of the run.
+        work: seconds of steps that have to be made.
+        rng: where failures come from.
+        runs: how many.
+    """
+    shares = sorted(work / _wall(one, work, rng) for _ in range(runs))
+    return Simulated(sum(shares) / runs, shares[runs // 10])
+
+
+def _wall(one: Reliability, work: float, rng: random.Random) -> float:
+    """Seconds that one run takes."""
+    clock = kept = 0.0  # kept: work that a durable save holds
+    until = rng.expovariate(1 / one.mtbf)  # of running time, the next failure
+    most = 1000 * work
+    while clock < most:
+        # From the last durable save on: as many whole intervals as fit before the failure.
+        cycle = one.interval + one.stall
+        left = work - kept
+        cycles = int(left // one.interval)
+        needed = left + cycles * one.stall
+        if until >= needed:
+            return clock + needed
+        clock += until
+        saves = int(max(0.0, until - one.writing) // cycle)  # begun so early that they were durable by then
+        kept += saves * one.interval
+        clock += one.restart
+        until = rng.expovariate(1 / one.mtbf)
+    return clock

@@ -1,0 +1,240 @@
+"""Layouts that a model may be trained in on so many devices: every one that the rules of recipes allow.
+
+    Question -> degrees that divide the devices -> Candidate, if all checks of the layout hold
+
+The rules are those of ``hlat check`` (config/layout_checks.py), so that what is found here is a valid recipe.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from hlat.config import LAYOUT_CHECKS, Check, ParallelConfig, Schedule, Values, divisors, holds
+from hlat.planner.question import Question
+from hlat.planner.work import RECOMPUTE, Recompute, Split
+from hlat.runtime import PlanError
+
+_MOST_CONTEXT = 16
+_SHORTEST_CHUNK = 4096  # tokens of a context rank: below, other axes do the same for less talk
+_MOST_VIRTUAL = 8
+# Chips on which no published run shards gradients or weights: nothing tells the time model how their traffic would
+# hide. A layout that is asked for by name is predicted all the same.
+_STATE_ONLY = ("trainium",)
+_MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+_SPAN = 2  # tensor groups of up to so many domains are tried: what they lose is part of an explanation
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    data: int
+    virtual: int
+    zero: int
+    micro_batch: int
+    recompute: Recompute
+
+    @property
+    def world(self) -> int:
+        """Devices."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the pipeline."""
+        return "interleaved-1f1b" if self.virtual > 1 else "1f1b"
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """The parallel section of a recipe."""
+        virtual = self.virtual if self.virtual > 1 else None
+        return ParallelConfig(
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            context=self.context,
+            virtual_stages=virtual,
+            schedule=self.schedule,
+            zero=self.zero,
+        )
+
+    def accumulation(self, global_batch: int) -> int:
+        """Micro-batches per step of a data-parallel rank."""
+        return global_batch // (self.micro_batch * self.data)
+
+    def split(self, question: Question) -> Split:
+        """As the formulas take it."""
+        return Split(
+            self.tensor,
+            self.pipeline,
+            self.context,
+            self.data,
+            self.virtual,
+            self.zero,
+            self.micro_batch,
+            question.global_batch,
+            question.sequence,
+            sequence_parallel=self.tensor > 1,
+            recompute=self.recompute,
+        )
+
+    def __str__(self) -> str:
+        parts = [f"tensor {self.tensor}", f"pipeline {self.pipeline}", f"data {self.data}"]
+        parts += [f"context {self.context}"] * (self.context > 1) + [f"{self.virtual} stages per rank"] * (
+            self.virtual > 1
+        )
+        parts += [f"ZeRO {self.zero}", f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
+        return ", ".join(parts)
+
+
+def candidates(question: Question) -> Iterator[Candidate]:
+    """Every layout of the question's devices, with every ZeRO stage, micro-batch and policy."""
+    for tensor, pipeline, context in _degrees(question):
+        data = question.cluster.devices // (tensor * pipeline * context)
+        if question.global_batch % data:
+            continue
+        share = question.global_batch // data
+        for virtual, zero, micro in product(
+            _virtuals(question, pipeline), _zeros(question, pipeline, data * context), _MICRO_BATCHES
+        ):
+            if share % micro:
+                continue
+            one = Candidate(tensor, pipeline, context, data, virtual, zero, micro, "none")
+            if all(holds(check, _values(question, one)) for check in LAYOUT_CHECKS):
+                for recompute in RECOMPUTE:
+                    yield Candidate(tensor, pipeline, context, data, virtual, zero, micro, recompute)
+
+
+def parse_layout(text: str, question: Question) -> Candidate:
+    """A layout from ``tp=8,pp=1,...``; what is not said is 1, ZeRO 1, micro-batch 1, nothing recomputed.
+
+    Raises:
+        PlanError: not of that form, a name or a value that does not exist, or a layout that cannot be.
+    """
+    values = _words(text)
+    degrees = [values.get(name, 1) for name in ("tensor", "pipeline", "context")]
+    data, rest = divmod(question.cluster.devices, degrees[0] * degrees[1] * degrees[2])
+    stated = values.get("data", data)
+    if rest or stated != data:
+        raise PlanError(
+            f"--layout {text}: tensor {degrees[0]} x pipeline {degrees[1]} x context {degrees[2]} x data {stated} is "
+            f"not the number of devices of {question.cluster.name}, {question.cluster.devices}"
+        )
+    recompute: Recompute = values.get("recompute", "none")
+    one = Candidate(
+        degrees[0],
+        degrees[1],
+        degrees[2],
+        data,
+        values.get("virtual", 1),
+        values.get("zero", 1),
+        values.get("micro_batch", 1),
+        recompute,
+    )
+    reasons = broken(question, one)
+    if reasons:
+        raise PlanError(f"--layout {text}: this layout is not possible:\n" + "\n".join(f"  {one}" for one in reasons))
+    return one
+
+
+_NAMES = {
+    "tp": "tensor",
+    "pp": "pipeline",
+    "cp": "context",
+    "dp": "data",
+    "vpp": "virtual",
+    "mbs": "micro_batch",
+    "micro": "micro_batch",
+    "ckpt": "recompute",
+}
+_FIELDS = ("tensor", "pipeline", "context", "data", "virtual", "zero", "micro_batch", "recompute")
+
+
+def _words(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, equals, value = word.partition("=")
+        name = _NAMES.get(name.strip(), name.strip())
+        if not equals or name not in _FIELDS:
+            known = ", ".join((*_NAMES, *_FIELDS))
+            raise PlanError(f"--layout: {word!r} is not NAME=VALUE with one of the names {known}")
+        if name == "recompute":
+            if value not in RECOMPUTE:
+                raise PlanError(f"--layout: {word}: recompute is one of {', '.join(RECOMPUTE)}")
+            values[name] = value
+        elif (
+            not value.strip().isdecimal() or (int(value) < 1 and name != "zero") or (name == "zero" and int(value) > 3)
+        ):
+            raise PlanError(f"--layout: {word}: must be a whole number, at least 1 (zero: 0 to 3)")
+        else:
+            values[name] = int(value)
+    return values
+
+
+def broken(question: Question, one: Candidate) -> list[str]:
+    """Why a layout cannot be, in words; nothing where it can."""
+    values = _values(question, one)
+    failing = [check for check in LAYOUT_CHECKS if not holds(check, values)]
+    return [f"{_called(check)}: {reason}" for check in failing for reason in check(values)]
+
+
+def _called(check: Check) -> str:
+    """A check is named after what it asks about."""
+    return check.__name__.replace("_", " ")
+
+
+def _values(question: Question, one: Candidate) -> Values:
+    model = question.model
+    return Values(
+        {
+            "world": one.world,
+            "model.heads": model.heads,
+            "model.kv_heads": model.kv_heads,
+            "model.intermediate_size": model.intermediate_size,
+            "model.vocab_size": model.vocab_size,
+            "model.layers": model.layers,
+            "data.sequence_length": question.sequence,
+            "batch.global_batch": question.global_batch,
+            "batch.micro_batch": one.micro_batch,
+            "parallel.tensor": one.tensor,
+            "parallel.sequence": True,
+            "parallel.pipeline": one.pipeline,
+            "parallel.virtual_stages": one.virtual if one.virtual > 1 else None,
+            "parallel.schedule": one.schedule,
+            "parallel.split": None,
+            "parallel.context": one.context,
+            "parallel.zero": one.zero,
+            "parallel.replicas": 1,
+        }
+    )
+
+
+def _degrees(question: Question) -> Iterator[tuple[int, int, int]]:
+    devices, domain = question.cluster.devices, question.cluster.domain
+    groups = question.cluster.instance.groups
+    tensors = [t for t in divisors(question.model.heads) if t <= _SPAN * domain and devices % t == 0]
+    tensors = [t for t in tensors if not groups or t in groups]
+    for tensor in tensors:
+        for pipeline in (p for p in divisors(devices // tensor) if p <= question.model.layers):
+            rest = devices // tensor // pipeline
+            for context in (c for c in divisors(rest) if c <= _MOST_CONTEXT):
+                if context == 1 or question.sequence // context >= _SHORTEST_CHUNK:
+                    yield tensor, pipeline, context
+
+
+def _virtuals(question: Question, pipeline: int) -> list[int]:
+    if pipeline == 1:
+        return [1]
+    each = question.model.layers // pipeline
+    return [count for count in range(1, min(_MOST_VIRTUAL, each) + 1) if count == 1 or each % count == 0]
+
+
+def _zeros(question: Question, pipeline: int, shards: int) -> list[int]:
+    if shards == 1:
+        return [0]
+    if question.cluster.chip.family in _STATE_ONLY:
+        return [0, 1]
+    return [0, 1, 2, 3] if pipeline == 1 else [0, 1, 3]

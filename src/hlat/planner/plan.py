@@ -1,0 +1,225 @@
+"""A plan: the layout to train in, what is predicted of it, what else would do, and what all that assumes.
+
+    Question -> search -> chosen, alternatives, Pareto front -> Plan -> JSON, a recipe's fragment
+             -> nothing fits -> PlanError that names the nearest clusters and what they cost
+
+Predictions that differ by less than the model's own error do not decide. Of the layouts within that of the fastest the
+plan takes the plainest: fewest pipeline stages, then least recomputation, then the fastest.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from hlat.planner import goodput
+from hlat.planner.constants import load_constants
+from hlat.planner.goodput import simulate_goodput
+from hlat.planner.layouts import Candidate, parse_layout
+from hlat.planner.question import Question
+from hlat.planner.search import USABLE, Found, Planned, planned, search, smallest_clusters
+from hlat.planner.work import RECOMPUTE
+from hlat.runtime import PlanError
+
+TIE = 0.04
+"""Layouts whose predicted times differ by less than this share are as good as each other (docs/experiments.md)."""
+_GIB = 1 << 30
+_DAY = 86400.0
+_SEED = 12349  # of simulated failures: a plan is the same each time
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to a question.
+
+    Attributes:
+        question: what was asked.
+        chosen: the layout to train in.
+        ranked: the best layouts that fit, fastest first, the chosen one among them; empty where a layout was given.
+        found: how the search went; None where a layout was given.
+        goodput_simulated: share of the time that counts over simulated runs, and in the worst tenth of them.
+    """
+
+    question: Question
+    chosen: Planned
+    ranked: tuple[Planned, ...]
+    found: Found | None
+    goodput_simulated: tuple[float, float]
+
+    @property
+    def alternatives(self) -> list[Planned]:
+        """What else fits, fastest first."""
+        return [one for one in self.ranked if one is not self.chosen]
+
+    def pareto(self) -> list[Planned]:
+        """Of the ranked layouts those that no other beats in both time and memory."""
+        front: list[Planned] = []
+        for one in self.ranked:  # fastest first
+            if not front or one.peak_memory < front[-1].peak_memory:
+                front.append(one)
+        return front
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented keys (docs/planning.md)."""
+        return {
+            "model": self.question.name,
+            "cluster": self.question.cluster.name,
+            "chosen": described(self.question, self.chosen),
+            "alternatives": [described(self.question, one) for one in self.alternatives],
+            "assumptions": self.assumptions(),
+        }
+
+    def assumptions(self) -> dict[str, Any]:
+        """What the numbers rest on."""
+        question, expected = self.question, self.chosen.reliability
+        price = question.cluster.price(question.price)
+        searched = {} if self.found is None else {
+            "layouts_tried": self.found.tried,
+            "layouts_that_fit": self.found.fitting,
+            "search_seconds": round(self.found.seconds, 2),
+        }  # fmt: skip
+        return {
+            "tokens": question.tokens,
+            "sequence": question.sequence,
+            "global_batch": question.global_batch,
+            "defaults": list(question.assumed),
+            "devices": question.cluster.devices,
+            "memory_gib_per_device": round(question.cluster.memory_bytes / _GIB, 2),
+            "usable_share_of_memory": USABLE,
+            "price_kind": None if price is None else price[0],
+            "usd_per_hour": None if price is None else price[1],
+            "mean_hours_between_failures": round(expected.mtbf / 3600, 2),
+            "failures_per_instance_and_day": question.cluster.instance.failures.per_day,
+            "interruptions_by_software_per_day": goodput.SOFTWARE_PER_DAY,
+            "save_stall_seconds": round(expected.stall, 2),
+            "save_durable_after_seconds": round(expected.writing, 1),
+            "restart_seconds": round(expected.restart, 1),
+            "checkpoint_every_seconds": round(expected.interval, 1),
+            "checkpoint_every_steps": max(1, round(expected.interval / self.chosen.step_seconds)),
+            "goodput_simulated": round(self.goodput_simulated[0], 4),
+            "goodput_simulated_worst_tenth": round(self.goodput_simulated[1], 4),
+            "tie": TIE,
+            "constants": {"/".join(key): value for key, value in load_constants().values.items()},
+            **searched,
+        }
+
+
+def described(question: Question, one: Planned) -> dict[str, Any]:
+    """The documented keys of a layout."""
+    layout = one.candidate
+    return {
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "data": layout.data,
+        "context": layout.context,
+        "virtual_stages": layout.virtual,
+        "schedule": layout.schedule,
+        "zero": layout.zero,
+        "micro_batch": layout.micro_batch,
+        "accumulation": layout.accumulation(question.global_batch),
+        "sequence_parallel": layout.tensor > 1,
+        "activation_checkpointing": layout.recompute,
+        "precision": question.mode,
+        "memory_gib": round(one.peak_memory / _GIB, 3),
+        "memory_parts_gib": {
+            str(rank): {name: round(size / _GIB, 3) for name, size in memory.parts().items()}
+            for rank, memory in one.memory.items()
+        },
+        "step_seconds": one.step_seconds,
+        "step_parts_seconds": one.parts,
+        "tokens_per_second": one.tokens_per_second,
+        "tokens_per_second_per_chip": one.tokens_per_second / question.cluster.chips,
+        "mfu": one.mfu,
+        "cost_usd": one.cost_usd,
+        "days": one.days,
+        "goodput": one.goodput,
+    }
+
+
+def plan(question: Question, layout: str | None = None) -> Plan:
+    """Answer a question.
+
+    Args:
+        layout: predict this one, as in ``tp=8,pp=1``; None searches.
+
+    Raises:
+        PlanError: no layout is possible or fits into memory; says what would.
+    """
+    if layout is not None:
+        one = planned(question, parse_layout(layout, question))
+        return Plan(question, one, (), None, _simulated(question, one))
+    found = search(question)
+    if not found.ranked:
+        raise PlanError(_refusal(question, found))
+    chosen = _choose(found.ranked)
+    return Plan(question, chosen, tuple(found.ranked), found, _simulated(question, chosen))
+
+
+def fits(question: Question, one: Planned) -> bool:
+    """Whether a layout leaves of each device what it should."""
+    return one.peak_memory <= USABLE * question.cluster.memory_bytes
+
+
+def _choose(ranked: list[Planned]) -> Planned:
+    fastest = ranked[0].step_seconds
+    tied = [one for one in ranked if one.step_seconds <= (1 + TIE) * fastest]
+
+    def plainness(one: Planned) -> tuple[float, ...]:
+        layout = one.candidate
+        return (layout.pipeline, RECOMPUTE.index(layout.recompute), layout.context, layout.virtual, one.step_seconds)
+
+    return min(tied, key=plainness)
+
+
+def _simulated(question: Question, one: Planned) -> tuple[float, float]:
+    work = question.steps * one.step_seconds
+    # A long run's goodput is that of its parts: ten thousand failures tell no more than a thousand.
+    seconds = min(work, 200 * one.reliability.mtbf)
+    result = simulate_goodput(one.reliability, seconds, random.Random(_SEED))
+    return result.mean, result.worst_tenth
+
+
+def _refusal(question: Question, found: Found) -> str:
+    cluster = question.cluster
+    if found.least_memory is None:
+        return (
+            f"no layout of {question.name} on the {cluster.devices} devices of {cluster.name} is possible: degrees "
+            f"must divide the devices, tensor ranks share out {question.model.heads} heads, and data-parallel ranks "
+            f"--global-batch {question.global_batch}. `--layout tp=...,pp=...` says what is wrong with one."
+        )
+    layout, need = found.least_memory
+    lines = [
+        f"{question.name} does not fit on {cluster.name}: a device has {cluster.memory_bytes / _GIB:.0f} GiB, of which "
+        f"{USABLE:.0%} can be used, and of the {found.tried:,} layouts the one that needs least, {layout}, "
+        f"needs {need / _GIB:.1f} GiB."
+    ]
+    for larger, best in smallest_clusters(question):
+        price = "" if best.cost_usd is None else f", {best.cost_usd:,.0f} USD"
+        lines.append(
+            f"It would fit on {larger.cluster.name}: {best.candidate}; {best.peak_memory / _GIB:.1f} GiB, "
+            f"{best.days:,.1f} days{price}."
+        )
+    if question.mode == "mixed":
+        lines.append("--precision bf16-sr takes half the bytes per parameter.")
+    return "\n".join(lines)
+
+
+def fragment(question: Question, one: Candidate) -> str:
+    """The chosen layout as the sections of a recipe, to be included by it."""
+    virtual = f"\n  virtual_stages: {one.virtual}" if one.virtual > 1 else ""
+    return (
+        f"# {question.name} on {question.cluster.name}, by hlat plan: {question.cluster.devices} processes.\n"
+        f"parallel:\n"
+        f"  tensor: {one.tensor}\n"
+        f"  sequence: true\n"
+        f"  pipeline: {one.pipeline}\n"
+        f"  schedule: {one.schedule}{virtual}\n"
+        f"  context: {one.context}\n"
+        f"  zero: {one.zero}\n"
+        f"batch:\n"
+        f"  global_batch: {question.global_batch}\n"
+        f"  micro_batch: {one.micro_batch}\n"
+        f"memory:\n"
+        f"  activation_checkpointing: {one.recompute}\n"
+        f"precision:\n"
+        f"  mode: {question.mode}\n"
+    )

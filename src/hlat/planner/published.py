@@ -1,0 +1,302 @@
+"""Published training runs as works: rows of a CSV file, and why a row cannot be predicted.
+
+    row of a CSV file -> Work, measured tokens per second and chip, group | the reason why not
+
+The columns are those of a table of measured runs: model numbers, layout, chip, framework, interconnect, and
+``tok_s_chip_norm``. What a row leaves open is filled in by the rules below, never by what was measured, and no rule
+names a source. Throughput is read to compare with, after the prediction.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from hlat.hardware import Catalog, load_catalog
+from hlat.planner.devices import device_of
+from hlat.planner.work import (
+    FIRST_FLASH,
+    FUSED_FLASH,
+    MATERIALISED,
+    SECOND_FLASH,
+    Device,
+    Recompute,
+    Shape,
+    Software,
+    Split,
+    Work,
+)
+from hlat.runtime import PlanError
+
+Row = Mapping[str, str]
+
+REQUIRED = ("chip", "n_chips", "layers", "hidden", "heads", "seq_len", "global_batch", "tp", "pp")
+
+_CHIPS = {
+    "A100-SXM-40GB": "a100-40gb",
+    "A100-SXM-80GB": "a100-80gb",
+    "A800-SXM-80GB": "a100-80gb",
+    "H100-SXM-80GB": "h100",
+    "H200-SXM-141GB": "h200",
+    "B200-180GB": "b200",
+    "B300-288GB": "b300",
+    "GB200-186GB": "gb200",
+    "GB300-288GB": "gb300",
+    "Trainium1": "trn1.32xlarge",
+    "Trainium2": "trn2.48xlarge",
+    "TPU v4": "tpu-v4",
+    "TPU v5e": "tpu-v5e",
+    "TPU v5p": "tpu-v5p",
+    "TPU v6e": "tpu-v6e",
+    "TPU7x (Ironwood)": "tpu-7x",
+}
+
+# Words of `framework` that say which software it was. Transformer Engine and overlapped collectives:
+_MODERN = ("Megatron-Core", "Megatron-Bridge", "NeMo 24", "NeMo 25", "NeMo 26", "TransformerEngine")
+# Attention that writes its scores to memory:
+_BEFORE_FLASH = ("Megatron-DeepSpeed", "DeepSpeed+Megatron", "Megatron-LM v2", "NeMo Megatron 22", "no FlashAttention")
+# The Triton kernel after FlashAttention of 2022:
+_FIRST_FLASH = ("Composer",)
+_COMPILED = ("MaxText", "JAX", "T5X", "Levanter", "torch.compile")
+_SIXTEEN_BIT_REDUCTION = ("DeepSpeed",)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A measured run.
+
+    Attributes:
+        name: the row's id.
+        group: its source.
+        work: what was run.
+        chips: as the source counts them.
+        tokens_per_second: measured, of one chip; None where none was published.
+        memory_gib: measured, of one device; None where none was published.
+        memory_kind: how memory was measured, in the source's words.
+        assumed: what the row left open and the rules filled in.
+        row: as it was read.
+    """
+
+    name: str
+    group: str
+    work: Work
+    chips: int
+    tokens_per_second: float | None
+    memory_gib: float | None
+    memory_kind: str
+    assumed: tuple[str, ...]
+    row: Row
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that cannot be predicted, and why."""
+
+    name: str
+    group: str
+    reason: str
+
+
+def read_published(path: Path) -> tuple[list[Published], list[Skipped]]:
+    """Every row of a file, as a run or as skipped.
+
+    Raises:
+        PlanError: the file cannot be read, or has not the columns of such a table.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise PlanError(f"{path} cannot be read: {error}") from error
+    missing = [name for name in REQUIRED if not rows or name not in rows[0]]
+    if missing:
+        raise PlanError(f"{path}: a table of runs has the columns {', '.join(missing)}, and this one has not")
+    runs: list[Published] = []
+    skipped: list[Skipped] = []
+    for number, row in enumerate(rows):
+        name, group = row.get("id") or f"row {number + 1}", row.get("source") or "unnamed source"
+        reason = next(_reasons(row), None)
+        if reason is not None:
+            skipped.append(Skipped(name, group, reason))
+        else:
+            runs.append(_run(name, group, row))
+    return runs, skipped
+
+
+def _reasons(row: Row) -> Iterator[str]:
+    """Why a row cannot be predicted."""
+    family = row.get("family") or "dense"
+    if family != "dense":
+        yield f"not a dense decoder: {family}"
+    if row["chip"] not in _CHIPS:
+        yield f"chip not in the catalog: {row['chip']}"
+    if row.get("precision") in ("nvfp4", "int8"):
+        yield f"precision not modelled: {row['precision']}"
+    if row.get("model", "").startswith("gemma"):
+        yield "sliding-window attention not modelled"
+    missing = [name for name in REQUIRED if _number(row[name]) <= 0 and name != "chip"]
+    if missing:
+        yield f"not stated: {', '.join(missing)}"
+    elif _number(row["global_batch"]) < _degrees(row)[3]:
+        yield "more data-parallel ranks than sequences"
+
+
+def _run(name: str, group: str, row: Row) -> Published:
+    device, software = _device(row), _software(row)
+    split, assumed = _split(row)
+    throughput, memory = _number(row.get("tok_s_chip_norm")), _number(row.get("memory_per_chip_gib"))
+    return Published(
+        name=name,
+        group=group,
+        work=Work(_shape(row), split, software, device),
+        chips=int(_number(row["n_chips"])),
+        tokens_per_second=throughput or None,
+        memory_gib=memory or None,
+        memory_kind=row.get("mem_kind") or "",
+        assumed=assumed,
+        row=row,
+    )
+
+
+@cache
+def _catalog() -> Catalog:
+    return load_catalog()
+
+
+def _number(text: str | None, default: float = 0.0) -> float:
+    try:
+        return float(text or default)
+    except ValueError:
+        return default
+
+
+@cache
+def _shared_shape(gated: bool, *numbers: int) -> Shape:
+    layers, hidden, heads, kv_heads, head_dim, inner, vocab = numbers
+    return Shape(layers, hidden, heads, kv_heads, head_dim, inner, vocab, gated)
+
+
+def _shape(row: Row) -> Shape:
+    hidden, heads = int(_number(row["hidden"])), int(_number(row["heads"]))
+    return _shared_shape(
+        row.get("gated_mlp") == "1",
+        int(_number(row["layers"])),
+        hidden,
+        heads,
+        int(_number(row.get("kv_heads"), heads)) or heads,
+        int(_number(row.get("head_dim"))) or hidden // heads,
+        int(_number(row.get("ffn"))) or 4 * hidden,
+        int(_number(row.get("vocab"))) or 50304,
+    )
+
+
+def _degrees(row: Row) -> tuple[int, int, int, int]:
+    """Tensor, pipeline, context, data: the last one from the number of devices where it is not stated."""
+    tensor, pipeline, context = (int(_number(row.get(axis)) or 1) for axis in ("tp", "pp", "cp"))
+    devices = int(_number(row["n_chips"]) * (_number(row.get("devices_per_chip")) or 1))
+    data = int(_number(row.get("dp"))) or max(1, devices // (tensor * pipeline * context))
+    return tensor, pipeline, context, data
+
+
+def _split(row: Row) -> tuple[Split, tuple[str, ...]]:
+    tensor, pipeline, context, data = _degrees(row)
+    layers, batch = int(_number(row["layers"])), int(_number(row["global_batch"]))
+    framework = row.get("framework") or ""
+    assumed = []
+    virtual = int(_number(row.get("vpp")))
+    if not virtual:
+        virtual = _interleaving(layers, pipeline) if "Core" in framework or "interleaved" in framework else 1
+        if virtual > 1:
+            assumed.append(f"{virtual} stages per pipeline rank")
+    micro = _number(row.get("micro_batch"))
+    if not micro:
+        # One pass per step where nothing else asks for more: XLA's programs; one sequence per pass elsewhere.
+        micro = batch / data if any(word in framework for word in _COMPILED) else 1
+        assumed.append(f"micro-batch {micro:g}")
+    sequence_parallel = row.get("sp") == "1" or (not row.get("sp") and tensor > 1)
+    policy = row.get("activation_ckpt") or ""
+    if not policy:
+        assumed.append("no activation checkpointing")
+    # Policies that keep (or move to the host) what enters a layer and little else compute it again.
+    recompute: Recompute = "full" if policy.startswith(("full", "qkv_proj", "custom")) else "none"
+    if policy.startswith("selective"):
+        recompute = "selective"
+    zero = int(_number(row.get("zero_stage")))
+    sequence = int(_number(row["seq_len"]))
+    split = Split(tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, recompute)
+    return split, tuple(assumed)
+
+
+def _interleaving(layers: int, pipeline: int) -> int:
+    """As many stages per rank as divide its layers, up to six."""
+    if pipeline == 1 or layers % pipeline:
+        return 1
+    return max(count for count in range(1, 7) if layers // pipeline % count == 0)
+
+
+@cache
+def _shared_software(*choices: int) -> Software:
+    attention, modern, eight_bit, hides_data, gradient_bytes, compiled = choices
+    return Software(
+        attention=attention,
+        fused=bool(modern or compiled),
+        eager=not compiled,
+        hides_tensor=bool(modern or compiled == 2),
+        hides_data=bool(hides_data),
+        hides_context=True,
+        eight_bit=bool(eight_bit),
+        gradient_bytes=gradient_bytes,
+    )
+
+
+def _software(row: Row) -> Software:
+    """What is known of a framework from its name and the precision."""
+    framework, precision, chip = row.get("framework") or "", row.get("precision") or "", row["chip"]
+    said = f"{framework} {row.get('notes') or ''}"
+    modern = any(word in framework for word in _MODERN)
+    # 16-bit floats with a scaled loss went out of use before flash attention came in.
+    old = precision == "fp16" or any(word in said for word in _BEFORE_FLASH)
+    compiled = any(word in framework for word in _COMPILED) or chip.startswith(("TPU", "Train"))
+    if old and not compiled:
+        attention = MATERIALISED
+    elif modern or compiled:
+        attention = FUSED_FLASH
+    else:
+        attention = FIRST_FLASH if any(word in framework for word in _FIRST_FLASH) else SECOND_FLASH
+    sixteen = (
+        any(word in framework for word in _SIXTEEN_BIT_REDUCTION) or attention == MATERIALISED or "PURE" in precision
+    )
+    # Programs of XLA for GPUs gather and scatter between their kernels, not beside them.
+    hides_data = attention != MATERIALISED and not (compiled and not chip.startswith(("TPU", "Train")))
+    overlap = 2 if chip.startswith("TPU") else int(compiled)
+    return _shared_software(attention, modern, "fp8" in precision, hides_data, 2 if sixteen else 4, overlap)
+
+
+# 10^9 bytes per second of a node, by words of `interconnect`. Of four Omni-Path links of 100 Gb/s NCCL reached 55 Gb/s
+# in all-reduces of 16 nodes, that is twice as much sent: 17 of 50 before the share that good networks reach
+# (bigscience-workshop/bigscience, experiments/bandwidth/README.md).
+_NETWORKS = {"4x Omni-Path": 17.0, "8x HDR": 200.0, "HDR": 200.0, "1600 Gb": 200.0, "800 Gb": 100.0}
+
+
+@cache
+def _shared_device(instance_name: str, network: float, domain: int) -> Device:
+    instance = _catalog().instance(instance_name)
+    assert instance is not None, "the table above names instances of the catalog"
+    chip = _catalog().chip(instance.chip)
+    assert chip is not None, "the catalog has been validated"
+    device = device_of(chip, instance)
+    return replace(device, network_rate=network * 1e9 or device.network_rate, domain=domain or device.domain)
+
+
+def _device(row: Row) -> Device:
+    said = row.get("interconnect") or ""
+    network = next((rate for words, rate in _NETWORKS.items() if words in said), 0.0)
+    domain = 0
+    if row["chip"].startswith("TPU"):
+        # A slice is one domain of fast links; slices talk over the data centre's network.
+        slices = _number(said.split(" slice")[0]) if " slice" in said else 1
+        domain = max(1, int(_number(row["n_chips"]) * (_number(row.get("devices_per_chip")) or 1) / max(1, slices)))
+    if row["chip"].startswith("Train") and "800 Gb" in said:
+        network = 100.0
+    return _shared_device(_CHIPS[row["chip"]], network, domain)

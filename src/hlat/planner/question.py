@@ -1,0 +1,143 @@
+"""What a plan is asked for: a model, a cluster, how much training, in which numbers.
+
+preset | config.json | recipe, "INSTANCE:N", options -> Question, every default resolved | PlanError, RecipeError
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hlat.config import PRESETS, ModelConfig, Recipe, RecipeError, hf_to_model, load_recipe
+from hlat.hardware import Cluster, PriceKind
+from hlat.model import count_parameters
+from hlat.precision import MODES
+from hlat.runtime import PlanError
+
+DEFAULT_MODE = "mixed"
+_TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3: where nobody says how long to train
+_DEFAULT_TOKENS_PER_STEP = 4 << 20  # of HLAT and LLaMA, where nobody says
+
+
+@dataclass(frozen=True)
+class Question:
+    """A run to be planned.
+
+    Attributes:
+        name: of the model, as it was asked for.
+        model: in numbers.
+        cluster: what to train on.
+        tokens: to train on, in all.
+        sequence: tokens per sequence.
+        global_batch: sequences per step.
+        mode: of precision.
+        price: of which kind; None for the first that is known.
+        recipe: where the model was given as one.
+        assumed: defaults that were filled in, in words.
+    """
+
+    name: str
+    model: ModelConfig
+    cluster: Cluster
+    tokens: int
+    sequence: int
+    global_batch: int
+    mode: str = DEFAULT_MODE
+    price: PriceKind | None = None
+    recipe: Recipe | None = None
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of the global batch."""
+        return self.global_batch * self.sequence
+
+    @property
+    def steps(self) -> int:
+        """Of the run."""
+        return math.ceil(self.tokens / self.tokens_per_step)
+
+
+def ask(
+    model: str,
+    cluster: Cluster,
+    *,
+    tokens: int | None = None,
+    sequence: int | None = None,
+    global_batch: int | None = None,
+    mode: str | None = None,
+    price: PriceKind | None = None,
+) -> Question:
+    """A question, with what is not said taken from the recipe, else from the model, else from custom.
+
+    Args:
+        model: a preset, a config.json or its folder, a recipe file, or the name of a shipped recipe.
+
+    Raises:
+        PlanError: numbers that make no sense, or a model that nothing is called.
+        RecipeError: a recipe or config.json with mistakes.
+        HardwareError: no such price is known.
+    """
+    for name, value in (("--tokens", tokens), ("--seq", sequence), ("--global-batch", global_batch)):
+        if value is not None and value < 1:
+            raise PlanError(f"{name} {value}: must be a positive number")
+    if mode is not None and mode not in MODES:
+        raise PlanError(f"--precision {mode}: no such mode; there are {', '.join(MODES)}")
+    cluster.price(price)
+    config, recipe = _find_model(model)
+    assumed = []
+    if sequence is None:
+        sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
+        assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--seq)"]
+    if global_batch is None:
+        global_batch = recipe.batch.global_batch if recipe else max(1, _DEFAULT_TOKENS_PER_STEP // sequence)
+        assumed += [] if recipe else [f"steps of {global_batch:,} sequences, about 4 million tokens (--global-batch)"]
+    if tokens is None:
+        if recipe is not None:
+            tokens = recipe.total_steps * recipe.tokens_per_step
+        else:
+            tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
+            assumed.append(f"{tokens:.3g} tokens, 20 per parameter (--tokens)")
+    mode = mode or (recipe.precision.mode if recipe else DEFAULT_MODE)
+    if mode == "fp8" and cluster.chip.flops("float8") is None:
+        raise PlanError(f"--precision fp8: {cluster.chip.name} has no 8-bit products; use mixed")
+    return Question(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
+
+
+def _find_model(name: str) -> tuple[ModelConfig, Recipe | None]:
+    if name in PRESETS:
+        return ModelConfig.model_validate({**PRESETS[name], "preset": name}), None
+    path = Path(name)
+    if path.is_dir() and (path / "config.json").is_file():
+        path = path / "config.json"
+    if path.suffix == ".json":
+        return _from_json(path), None
+    try:
+        recipe = load_recipe(name)
+    except RecipeError as error:
+        if path.exists() or path.suffix in (".yaml", ".yml") or not _unknown(error):
+            raise
+        close = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        known = f"presets {', '.join(PRESETS)}; a config.json; a recipe"
+        raise PlanError(f"no model is called {name!r}.{hint} It may be one of the {known}.") from error
+    return recipe.model, recipe
+
+
+def _unknown(error: RecipeError) -> bool:
+    return any("no such recipe" in problem.reason for problem in error.problems)
+
+
+def _from_json(path: Path) -> ModelConfig:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path} cannot be read as a config.json: {error}") from error
+    try:
+        return ModelConfig.model_validate(hf_to_model(content))
+    except ValidationError as error:
+        raise PlanError(f"{path}: {error.errors()[0]['msg']}") from error

@@ -1,0 +1,225 @@
+"""The best layouts of a question: all of them predicted at once, those that do not fit left out, the rest ranked.
+
+    candidates -> memory of first and last rank -> fits? -> times of all that do, in columns -> ranked, simulated, exact
+                                              -> none? -> the smallest clusters on which something fits
+
+The formulas of step.py rank; of the few best the pipeline is simulated event by event and memory is counted from the
+shapes of every parameter, and only then is one chosen.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hlat.model import count_parameters, flops_per_token
+from hlat.planner.devices import device_on
+from hlat.planner.goodput import Reliability, reliability
+from hlat.planner.layouts import Candidate, candidates
+from hlat.planner.memory import RankMemory, estimated_memory, rank_memory
+from hlat.planner.pipeline import Timeline, simulate
+from hlat.planner.question import Question
+from hlat.planner.software import software_of
+from hlat.planner.step import PARTS, StepTimes, stage_layers, step_times
+from hlat.planner.work import Column, Columns, Shape, Work
+from hlat.precision import MODES
+
+USABLE = 0.96  # of a device's memory: the rest is for what a plan cannot see
+_FINALISTS = 12
+_OF_EACH = 3  # finalists of the same degrees
+_DAY = 86400.0
+_EVENTS = 40_000  # passes of a simulation that are worth their time; above, the formula stands
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A layout and what is predicted of it.
+
+    Attributes:
+        candidate: the layout.
+        step_seconds: of a step.
+        parts: seconds of a step by what they are spent on; they add up to ``step_seconds``.
+        memory: of the ranks that have most, by pipeline rank.
+        tokens_per_second: of the whole cluster, steps alone.
+        mfu: share of the peak that the model's FLOPs are, attention counted causal.
+        reliability: failures, saves, restarts.
+        days, cost_usd: of the run, with what failures and saves cost; the latter None where no price is known.
+        passes: seconds of a forward and a backward pass by stage, and of a message.
+    """
+
+    candidate: Candidate
+    step_seconds: float
+    parts: dict[str, float]
+    memory: dict[int, RankMemory]
+    tokens_per_second: float
+    mfu: float
+    reliability: Reliability
+    days: float
+    cost_usd: float | None
+    passes: tuple[tuple[float, ...], tuple[float, ...], float]
+
+    @property
+    def peak_memory(self) -> float:
+        """Bytes of the rank that needs most."""
+        return max(one.total for one in self.memory.values())
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time that is spent on steps that count."""
+        return self.reliability.goodput
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        ranked: the best layouts, best first.
+        tried, fitting: how many layouts were looked at, and how many fit into memory.
+        least_memory: of the layout that needs least.
+        seconds: that it took.
+    """
+
+    ranked: list[Planned]
+    tried: int
+    fitting: int
+    least_memory: tuple[Candidate, float] | None
+    seconds: float
+
+
+def search(question: Question, *, clock: Callable[[], float] = time.perf_counter) -> Found:
+    """Try every layout of a question's cluster."""
+    begin = clock()
+    tried = list(candidates(question))
+    limit = USABLE * question.cluster.memory_bytes
+    peaks = [_peak(question, one) for one in tried]
+    least = min(zip(peaks, range(len(tried)), strict=True), default=None)
+    fitting = [one for one, peak in zip(tried, peaks, strict=True) if peak <= limit]
+    ranked = _best(question, fitting, limit)
+    smallest = None if least is None else (tried[least[1]], least[0])
+    return Found(ranked, len(tried), len(fitting), smallest, clock() - begin)
+
+
+def planned(question: Question, one: Candidate) -> Planned:
+    """What is predicted of a layout, whether it fits or not."""
+    times = step_times(_columns(question, [one]))
+    return _finish(question, one, times, 0, *stage_layers(_columns(question, [one])))
+
+
+def _peak(question: Question, one: Candidate) -> float:
+    ends = {0, one.pipeline - 1}
+    return max(estimated_memory(question, one, rank).total for rank in ends)
+
+
+def _best(question: Question, fitting: list[Candidate], limit: float) -> list[Planned]:
+    if not fitting:
+        return []
+    columns = _columns(question, fitting)
+    times = step_times(columns)
+    layers = stage_layers(columns)
+    finished = [_finish(question, fitting[index], times, index, *layers) for index in _finalists(fitting, times.step)]
+    kept = [one for one in finished if one.peak_memory <= limit]
+    return sorted(kept, key=lambda one: one.step_seconds)
+
+
+def _finalists(fitting: list[Candidate], seconds: Column) -> list[int]:
+    """The fastest, but only some of the same degrees: alternatives are to differ."""
+    chosen: list[int] = []
+    seen: Counter[tuple[int, ...]] = Counter()
+    for index in map(int, np.argsort(seconds, kind="stable")):
+        one = fitting[index]
+        degrees = (one.tensor, one.pipeline, one.context)
+        if seen[degrees] < _OF_EACH:
+            seen[degrees] += 1
+            chosen.append(index)
+        if len(chosen) == _FINALISTS:
+            break
+    return chosen
+
+
+def _columns(question: Question, layouts: Sequence[Candidate]) -> Columns:
+    model, device = question.model, device_on(question.cluster)
+    shape = Shape(
+        model.layers,
+        model.hidden_size,
+        model.heads,
+        model.n_kv_heads,
+        model.n_head_dim,
+        model.intermediate_size,
+        model.vocab_size,
+    )
+    return Columns([Work(shape, one.split(question), software_of(question, one), device) for one in layouts])
+
+
+def _finish(question: Question, one: Candidate, times: StepTimes, index: int, most: Column, last: Column) -> Planned:
+    row = times.row(index)
+    passes = _passes(one, row, float(most[index]), float(last[index]))
+    step, parts = row["step"], {name: row[name] for name in PARTS}
+    count = one.accumulation(question.global_batch)
+    if one.pipeline > 1 and count * one.pipeline * one.virtual <= _EVENTS:
+        line = timeline(one, count, passes)
+        busiest = max(range(one.pipeline), key=line.busy)
+        # What the formula calls bubble and messages is what the simulation shows of both.
+        parts["messages"] = 0.0
+        parts["bubble"] = line.seconds - line.busy(busiest)
+        step = sum(parts.values())
+    memory = {rank: rank_memory(question, one, rank) for rank in sorted({0, one.pipeline - 1})}
+    speed = question.tokens_per_step / step
+    device = device_on(question.cluster)
+    flops = flops_per_token(question.model, question.sequence, "causal")
+    expected = reliability(question.cluster, _saved_bytes(question))
+    days = question.tokens / speed / expected.goodput / _DAY
+    price = question.cluster.price(question.price)
+    return Planned(
+        candidate=one,
+        step_seconds=step,
+        parts=parts,
+        memory=memory,
+        tokens_per_second=speed,
+        mfu=speed * flops / (device.peak * question.cluster.devices),
+        reliability=expected,
+        days=days,
+        cost_usd=None if price is None else days * 24 * price[1],
+        passes=passes,
+    )
+
+
+def timeline(
+    one: Candidate, micro_batches: int, passes: tuple[tuple[float, ...], tuple[float, ...], float]
+) -> Timeline:
+    """The simulated pipeline of a layout."""
+    return simulate(one.schedule, one.pipeline, micro_batches, *passes)
+
+
+def _passes(
+    one: Candidate, row: dict[str, float], most: float, last: float
+) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+    """Seconds of a pass by stage: a third of the head's is forward."""
+    stages = one.pipeline * one.virtual
+    layers = [most / one.virtual] * stages
+    layers[-1] = last / one.virtual
+    forward = [count * row["forward"] for count in layers]
+    backward = [count * row["backward"] for count in layers]
+    forward[-1] += row["head_pass"] / 3
+    backward[-1] += row["head_pass"] * 2 / 3
+    return tuple(forward), tuple(backward), row["message"]
+
+
+def _saved_bytes(question: Question) -> float:
+    mode = MODES[question.mode]
+    per_parameter = mode.weights.itemsize + 2 * mode.moments.itemsize
+    return count_parameters(question.model).total * float(per_parameter)
+
+
+def smallest_clusters(question: Question, most: int = 1 << 12) -> list[tuple[Question, Planned]]:
+    """The nearest clusters on which something fits: of the same instance, more of them, with their best layouts."""
+    found: list[tuple[Question, Planned]] = []
+    count = question.cluster.count
+    while count < most and not found:
+        count *= 2
+        larger = replace(question, cluster=replace(question.cluster, count=count))
+        ranked = search(larger).ranked
+        found += [(larger, ranked[0])] if ranked else []
+    return found

@@ -1,0 +1,37 @@
+"""What hlat itself does that a time depends on: kernels, overlap, dtypes of what is sent."""
+
+from functools import lru_cache
+
+from hlat.planner.layouts import Candidate
+from hlat.planner.question import Question
+from hlat.planner.work import FUSED_FLASH, SECOND_FLASH, Software
+from hlat.precision import MODES
+
+_ALWAYS_COMPILED = ("trainium", "tpu")
+
+
+def software_of(question: Question, one: Candidate) -> Software:
+    """hlat on this cluster, in this layout (docs/limits.md, docs/parallelism.md)."""
+    return _software(
+        question.cluster.chip.family or "measured",
+        one.tensor == one.context == 1,
+        one.zero > 0,
+        question.mode == "fp8",
+        MODES[question.mode].reduction.itemsize,
+    )
+
+
+@lru_cache
+def _software(family: str, local: bool, zero: bool, eight_bit: bool, gradient_bytes: int) -> Software:
+    compiled = family in _ALWAYS_COMPILED
+    return Software(
+        attention=FUSED_FLASH if compiled else SECOND_FLASH,
+        # Blocks are compiled where nothing inside of them communicates.
+        fused=compiled or local,
+        eager=not compiled and not local,
+        # Collectives of tensor parallelism wait for each other and for products; so does ZeRO 0's all-reduce.
+        hides_tensor=False,
+        hides_data=zero,
+        eight_bit=eight_bit,
+        gradient_bytes=gradient_bytes,
+    )

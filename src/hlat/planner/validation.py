@@ -1,0 +1,84 @@
+"""Predictions beside measurements: every row of a table of runs, its error, and the errors of each source.
+
+CSV file -> runs -> step times -> predicted / measured - 1 -> overall, by source, by row; what was skipped and why
+"""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hlat.planner.published import Published, read_published
+from hlat.planner.step import step_times
+from hlat.planner.work import Columns
+
+
+def validate(path: Path) -> dict[str, Any]:
+    """Errors of the prediction of every row; tokens per second, as a share of what was measured.
+
+    Returns:
+        ``overall`` and ``groups`` with n, mean, median and p90 of the absolute errors, ``rows``, and ``skipped``: how
+        many rows could not be predicted, by reason, and which.
+
+    Raises:
+        PlanError: the file cannot be read, or has not the columns of such a table.
+    """
+    runs, skipped = read_published(path)
+    measured = [run for run in runs if run.tokens_per_second]
+    rows = _rows(measured)
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["source"]].append(row["error"])
+    reasons = Counter(one.reason for one in skipped)
+    without = [run for run in runs if not run.tokens_per_second]
+    if without:
+        reasons["no throughput published"] = len(without)
+    return {
+        "overall": _statistics([row["error"] for row in rows]),
+        "groups": {name: _statistics(errors) for name, errors in sorted(groups.items())},
+        "rows": rows,
+        "skipped": {
+            "count": len(skipped) + len(without),
+            "reasons": dict(reasons.most_common()),
+            "rows": [{"id": one.name, "source": one.group, "reason": one.reason} for one in skipped]
+            + [{"id": run.name, "source": run.group, "reason": "no throughput published"} for run in without],
+        },
+    }
+
+
+def _rows(runs: list[Published]) -> list[dict[str, Any]]:
+    if not runs:
+        return []
+    steps = step_times(Columns([run.work for run in runs])).step
+    rows = []
+    for run, seconds in zip(runs, steps, strict=True):
+        split = run.work.split
+        predicted = split.global_batch * split.sequence / float(seconds) / run.chips
+        assert run.tokens_per_second is not None, "only measured runs are compared"
+        rows.append(
+            {
+                "id": run.name,
+                "source": run.group,
+                "model": run.row.get("model", ""),
+                "chip": run.row["chip"],
+                "measured": run.tokens_per_second,
+                "predicted": predicted,
+                "error": predicted / run.tokens_per_second - 1,
+                "step_seconds": float(seconds),
+                "assumed": list(run.assumed),
+            }
+        )
+    return rows
+
+
+def _statistics(errors: list[float]) -> dict[str, float | int | None]:
+    if not errors:
+        return {"n": 0, "mean": None, "median": None, "p90": None}
+    sizes = np.abs(np.array(errors))
+    return {
+        "n": len(errors),
+        "mean": float(sizes.mean()),
+        "median": float(np.median(sizes)),
+        "p90": float(np.percentile(sizes, 90)),
+    }

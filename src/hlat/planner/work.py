@@ -1,0 +1,217 @@
+"""What a time or a memory is asked about: one training step of a model, cut in one way, on one kind of device.
+
+    Work (numbers of one case) -> columns(many works) -> Columns: the same names, one array per name
+
+The formulas of this room take columns, so that thousands of layouts cost as much as a few array operations, and a
+published run, a layout of a search and a user's own layout go through the very same lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = NDArray[np.float64]
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+FAMILIES = ("ampere", "hopper", "blackwell", "trainium", "tpu", "measured")
+"""Chips that constants are common to; ``measured`` is a machine of the user's own."""
+
+MATERIALISED, FIRST_FLASH, SECOND_FLASH, FUSED_FLASH = range(4)
+"""Attention kernels: scores in memory; FlashAttention of 2022; of 2023; of 2024 (version 3, cuDNN, XLA, NKI)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder in numbers. ``gated``: three matrices in the feed-forward half, not two."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    gated: bool = True
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a step is cut: degrees, ZeRO stage, micro-batches, recomputation.
+
+    Attributes:
+        tensor, pipeline, context, data: degrees.
+        virtual: stages per pipeline rank.
+        zero: ZeRO stage, 0 to 3.
+        micro_batch: sequences per pass.
+        global_batch: sequences per step.
+        sequence: tokens per sequence.
+        sequence_parallel: whether what lies between blocks is cut over the tensor group.
+        recompute: the policy of activation checkpointing.
+    """
+
+    tensor: int
+    pipeline: int
+    context: int
+    data: int
+    virtual: int
+    zero: int
+    micro_batch: float
+    global_batch: int
+    sequence: int
+    sequence_parallel: bool
+    recompute: Recompute
+
+
+@dataclass(frozen=True)
+class Software:
+    """What the program does that a time depends on.
+
+    Attributes:
+        attention: one of the kernels above.
+        fused: whether what is not a product runs in fused kernels (a compiler, Transformer Engine).
+        eager: whether the host starts every kernel by itself, and may be too slow for small ones.
+        hides_tensor: whether tensor-parallel traffic overlaps with the products that it belongs to.
+        hides_data: whether the traffic of data parallelism overlaps with passes.
+        hides_context: whether the exchange of keys and values overlaps with attention.
+        eight_bit: whether products of blocks are computed in fp8.
+        gradient_bytes: of a gradient on its way to other ranks.
+    """
+
+    attention: int = SECOND_FLASH
+    fused: bool = False
+    eager: bool = True
+    hides_tensor: bool = False
+    hides_data: bool = True
+    hides_context: bool = False
+    eight_bit: bool = False
+    gradient_bytes: int = 4
+
+
+@dataclass(frozen=True)
+class Device:
+    """One torch device and where it stands. FLOP per second, bytes, bytes per second.
+
+    Attributes:
+        family: one of ``FAMILIES``.
+        peak, peak_eight_bit: of products in 16 and 8 bits; the latter 0 where there is none.
+        reached, reached_eight_bit: the share of it that large products reach.
+        units: processors that tiles of a product are dealt out to.
+        memory_bytes, memory_rate: of the device.
+        link_rate: that it sends over the fast links; ``domain`` devices share them.
+        network_rate: that an instance of ``per_instance`` devices sends to others.
+    """
+
+    family: str
+    peak: float
+    peak_eight_bit: float
+    reached: float
+    reached_eight_bit: float
+    units: int
+    memory_bytes: float
+    memory_rate: float
+    link_rate: float
+    domain: int
+    network_rate: float
+    per_instance: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """One case."""
+
+    shape: Shape
+    split: Split
+    software: Software
+    device: Device
+
+
+_PARTS = {"shape": Shape, "split": Split, "software": Software, "device": Device}
+_CODES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE, "family": FAMILIES}
+
+
+class Columns:
+    """Many works: every field of their parts as an array of floats; words as their place in the tuples above."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._columns: dict[str, Column] = {}
+        for part, kind in _PARTS.items():
+            # Works of a search share shape, software and device: each object is read once.
+            rows, places = _distinct([getattr(work, part) for work in works])
+            for field in fields(kind):
+                codes = _CODES.get(field.name)
+                values = [getattr(row, field.name) for row in rows]
+                numbers = [codes.index(value) for value in values] if codes is not None else values
+                self._columns[field.name] = np.array(numbers, dtype=np.float64)[places]
+
+    def __getattr__(self, name: str) -> Column:
+        try:
+            return self.__dict__["_columns"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "Columns":
+        """Some of them."""
+        taken = Columns.__new__(Columns)
+        taken._columns = {name: column[rows] for name, column in self._columns.items()}
+        return taken
+
+    @property
+    def micro_batches(self) -> Column:
+        """Passes per step of a data-parallel rank."""
+        return np.maximum(1.0, self.global_batch / (self.micro_batch * self.data))
+
+    @property
+    def tokens(self) -> Column:
+        """Of a micro-batch, on a rank."""
+        return self.micro_batch * self.sequence / self.context
+
+    @property
+    def shards(self) -> Column:
+        """Ranks that the state may be sharded over."""
+        return self.data * self.context
+
+    @property
+    def world(self) -> Column:
+        """Processes."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+    def __getstate__(self) -> dict[str, Column]:
+        return self._columns
+
+    def __setstate__(self, state: dict[str, Column]) -> None:
+        self._columns = state
+
+
+def _distinct(parts: list[object]) -> tuple[list[object], NDArray[np.intp]]:
+    seen: dict[int, int] = {}
+    rows: list[object] = []
+    places = np.empty(len(parts), dtype=np.intp)
+    for index, part in enumerate(parts):
+        if id(part) not in seen:
+            seen[id(part)] = len(rows)
+            rows.append(part)
+        places[index] = seen[id(part)]
+    return rows, places
+
+
+def layer_weights(columns: Columns) -> Column:
+    """Weights of the products of one layer on a rank."""
+    queries, keys = columns.heads * columns.head_dim, columns.kv_heads * columns.head_dim
+    attention = columns.hidden * (2 * queries + 2 * keys)
+    feed_forward = (2 + columns.gated) * columns.hidden * columns.inner
+    weights: Column = (attention + feed_forward) / columns.tensor
+    return weights
+
+
+def rank_weights(columns: Columns) -> Column:
+    """Weights that the rank with the most of them holds, its end of the model included."""
+    ends = np.where(columns.pipeline > 1, 1.0, 2.0) * columns.vocab * columns.hidden / columns.tensor
+    weights: Column = np.ceil(columns.layers / columns.pipeline) * layer_weights(columns) + ends
+    return weights

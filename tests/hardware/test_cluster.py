@@ -1,0 +1,109 @@
+"""A cluster is what its name says, and nonsense gets one clear message."""
+
+from pathlib import Path
+
+import pytest
+
+from hlat.config import HlatError
+from hlat.hardware import load_catalog, parse_cluster
+
+
+def test_hlats_cluster_is_2048_devices_of_16_gib() -> None:
+    """64 trn1.32xlarge, 1024 chips: figures of facts that the paper and AWS state."""
+    cluster = parse_cluster("trn1.32xlarge:64", load_catalog())
+    assert (cluster.chips, cluster.devices, cluster.devices_per_instance, cluster.domain) == (1024, 2048, 32, 32)
+    assert cluster.memory_bytes == 16 * 2**30
+    assert cluster.price() == ("on-demand", pytest.approx(64 * 21.50))
+    assert cluster.price("capacity-block") == ("capacity-block", pytest.approx(64 * 9.532))
+
+
+def test_a_trainium_2_device_is_two_cores() -> None:
+    assert parse_cluster("trn2.48xlarge:1", load_catalog()).devices == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("trn1.32xlarge:0", "at least one"),
+        ("trn1.32xlarge:-3", "at least one"),
+        ("trn1.32xlarge", "INSTANCE:N"),
+        (":8", "INSTANCE:N"),
+        ("trn1.32xlarge:many", "not a number"),
+        ("trn1.32xlarge:1.5", "not a number"),
+        ("trn1.33xlarge:8", "trn1.32xlarge"),
+        ("quantum:8", "hlat hardware list"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(HlatError, match=r".") as refused:
+        parse_cluster(text, load_catalog())
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+_OWN = """
+sources: {me: measured by us}
+chips:
+  - name: A100 80GB
+    names: [NVIDIA A100-SXM4-80GB]
+    family: ampere
+    memory: {gib: 70, gb_per_second: 1800, source: me}
+    tflops: {bfloat16: {dense: 300, source: me}}
+instances:
+  - name: our-box
+    chip: A100 80GB
+    chips: 4
+    domain: 4
+    link: 250
+    network: 12.5
+    source: me
+    prices: {own: {usd_per_hour: 3.5, seen: 2026-01-01, source: me}}
+    failures: {per_day: 0.001, source: me}
+"""
+
+
+def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(_OWN, encoding="utf-8")
+    catalog = load_catalog(str(file))
+    ours = parse_cluster("our-box:2", catalog)
+    assert (ours.devices, ours.price()) == (8, ("own", 7.0))
+    assert parse_cluster("p4de.24xlarge:1", catalog).memory_bytes == 70 * 2**30, "the chip of an instance of ours"
+    assert parse_cluster("p4d.24xlarge:1", catalog).memory_bytes == 40 * 2**30
+    assert parse_cluster("p4de.24xlarge:1", load_catalog()).memory_bytes == 80 * 2**30, "the shipped one is as it was"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("usd_per_hour: 3.5", "usd_per_hour: -3.5", "our-box"),
+        ("dense: 300", "dense: 0", "A100 80GB"),
+        ("chip: A100 80GB\n    chips", "chip: A200\n    chips", "A200"),
+        ("source: me}}\n    failures", "source: you}}\n    failures", "you"),
+        ("chips: 4", "chips: 0", "our-box"),
+        ("link: 250", "links: 250", "links"),
+        ("instances:", "machines:", "sections"),
+        ("sources: {me: measured by us}", "- 1", "mapping"),
+        ("{me: measured", "{{me: measured", "YAML"),
+    ],
+)
+def test_a_users_mistake_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in _OWN
+    file = tmp_path / "own.yaml"
+    content = "- 1" if new == "- 1" else _OWN.replace(old, new)
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(HlatError) as refused:
+        load_catalog(str(file))
+    assert says in str(refused.value)
+    assert str(file) in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HlatError, match=r"gone\.yaml"):
+        load_catalog(str(tmp_path / "gone.yaml"))
+
+
+def test_a_price_that_is_not_known_is_not_made_up() -> None:
+    with pytest.raises(HlatError, match="no spot price is known"):
+        parse_cluster("p5.48xlarge:1", load_catalog()).price("spot")
+    assert parse_cluster("gb200:1", load_catalog()).price() is None

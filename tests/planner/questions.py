@@ -1,0 +1,10 @@
+"""Questions that several tests ask."""
+
+from hlat.hardware import load_catalog, parse_cluster
+from hlat.planner import Question, ask
+
+
+def question(model: str = "llama-2-7b", cluster: str = "trn1.32xlarge:64", **more: object) -> Question:
+    """HLAT's batch and length unless said otherwise."""
+    found = parse_cluster(cluster, load_catalog())
+    return ask(model, found, **{"sequence": 4096, "global_batch": 1024, **more})  # type: ignore[arg-type]

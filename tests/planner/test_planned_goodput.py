@@ -1,0 +1,40 @@
+"""Goodput: the simulation, the formula, and what is published."""
+
+import random
+
+import pytest
+
+from hlat.hardware import load_catalog, parse_cluster
+from hlat.planner.goodput import Reliability, reliability, simulate_goodput
+from hlat.resilience import expected_goodput
+
+
+@pytest.mark.parametrize(
+    ("mtbf", "interval", "stall", "restart"),
+    [(36000.0, 600.0, 10.0, 300.0), (7200.0, 900.0, 30.0, 600.0), (86400.0, 3600.0, 60.0, 900.0)],
+)
+def test_simulation_and_formula_agree(mtbf, interval, stall, restart):
+    """Daly's formula counts failures during restarts too, so that it is slightly below."""
+    one = Reliability(mtbf, stall, 0.0, restart, interval, expected_goodput(interval, stall, mtbf, restart))
+    found = simulate_goodput(one, 400 * mtbf, random.Random(1), runs=40)
+    assert found.mean == pytest.approx(one.goodput, abs=0.015)
+    assert found.worst_tenth <= found.mean
+
+
+def test_a_run_without_failures_loses_only_its_saves():
+    one = Reliability(1e15, 10.0, 0.0, 300.0, 90.0, 0.9)
+    assert simulate_goodput(one, 1e6, random.Random(1), runs=3).mean == pytest.approx(0.9, abs=1e-3)
+
+
+def test_llama_3s_cluster():
+    """The Llama 3 paper: 16,384 H100, an unexpected interruption every 3.1 hours, more than 90 % effective time."""
+    expected = reliability(parse_cluster("h100:2048", load_catalog()), 405e9 * 12)
+    assert expected.mtbf / 3600 == pytest.approx(3.09, rel=0.03)
+    assert expected.goodput > 0.9
+
+
+def test_more_machines_fail_more_often():
+    small, large = (reliability(parse_cluster(f"p5.48xlarge:{n}", load_catalog()), 1e12) for n in (16, 256))
+    assert small.mtbf > 2 * large.mtbf
+    assert small.goodput > large.goodput
+    assert small.interval > large.interval

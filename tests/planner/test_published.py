@@ -1,0 +1,82 @@
+"""Published runs: the rules that fill in what a row leaves open, and the accuracy that is promised."""
+
+from pathlib import Path
+
+import pytest
+
+from hlat.planner import validate
+from hlat.planner.published import read_published
+from hlat.runtime import PlanError
+
+HEADER = (
+    "id,source,model,family,layers,hidden,heads,kv_heads,head_dim,ffn,gated_mlp,vocab,seq_len,global_batch,micro_batch,"
+    "chip,n_chips,devices_per_chip,tp,sp,pp,cp,dp,zero_stage,vpp,activation_ckpt,precision,interconnect,framework,"
+    "tok_s_chip_norm,memory_per_chip_gib,mem_kind,notes"
+)
+GOOD = "a,s,m,dense,32,4096,32,8,128,14336,1,32000,4096,256,1,H100-SXM-80GB,8,1,1,0,1,1,8,3,1,none,bf16,,FSDP,9000,,,"
+
+
+def write(tmp_path: Path, *rows: str, header: str = HEADER) -> Path:
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join((header, *rows)) + "\n", encoding="utf-8")
+    return file
+
+
+def test_a_prediction_owes_nothing_to_the_measurement(tmp_path: Path) -> None:
+    one, two = (validate(write(tmp_path, GOOD.replace("9000", speed)))["rows"][0] for speed in ("9000", "1"))
+    assert one["predicted"] == two["predicted"]
+    assert one["error"] == pytest.approx(one["predicted"] / 9000 - 1)
+
+
+def test_nor_to_the_name_of_its_source(tmp_path: Path) -> None:
+    one, two = (validate(write(tmp_path, GOOD.replace(",s,", f",{name},")))["rows"][0] for name in ("s", "MosaicML"))
+    assert one["predicted"] == two["predicted"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("dense", "moe", "not a dense decoder"),
+        ("H100-SXM-80GB", "Z900", "chip not in the catalog"),
+        (",bf16,", ",nvfp4,", "precision not modelled"),
+        (",256,1,H100", ",,1,H100", "not stated: global_batch"),
+        (",256,1,H100", ",4,1,H100", "more data-parallel ranks"),
+        (",9000,", ",,", "no throughput published"),
+    ],
+)
+def test_what_cannot_be_predicted_is_listed_with_the_reason(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    assert GOOD.count(old) == 1
+    result = validate(write(tmp_path, GOOD, GOOD.replace(old, new)))
+    assert result["overall"]["n"] == 1
+    assert result["skipped"]["count"] == 1
+    assert result["skipped"]["rows"][0]["reason"].startswith(reason)
+
+
+def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
+    row = GOOD.replace(",256,1,H100", ",256,,H100").replace(",3,1,none,", ",3,,,")
+    (run,), _ = read_published(write(tmp_path, row))
+    assert run.work.split.micro_batch == 1
+    assert run.assumed == ("micro-batch 1", "no activation checkpointing")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="columns"):
+        validate(write(tmp_path, "1,2", header="a,b"))
+    with pytest.raises(PlanError, match="gone"):
+        validate(tmp_path / "gone.csv")
+
+
+def test_accuracy_on_measured_runs(shared: Path) -> None:
+    """What the README promises; with the constants that ship, which have seen these runs (held out: the benchmark)."""
+    file = shared / "data" / "published_runs.csv"
+    if not file.is_file():
+        pytest.skip("the table of measured runs is not here")
+    result = validate(file)
+    gpus = [abs(row["error"]) for row in result["rows"] if row["chip"].startswith(("A100", "H100", "H200"))
+            and "single node" not in row["source"]]  # fmt: skip
+    assert len(gpus) > 500
+    assert sum(gpus) / len(gpus) < 0.10
+    assert sorted(gpus)[len(gpus) // 2] < 0.08
+    trainium = [abs(row["error"]) for row in result["rows"] if row["chip"].startswith("Trainium")]
+    assert sum(trainium) / len(trainium) < 0.10
+    assert result["skipped"]["count"] + result["overall"]["n"] == 1049

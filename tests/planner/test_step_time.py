@@ -1,0 +1,124 @@
+"""The time model: it counts the FLOPs of law 8, its parts add up, and it knows what is better than what."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from questions import question
+
+from hlat.config import PRESETS, ModelConfig
+from hlat.model import count_parameters, forward_flops_per_token
+from hlat.planner.constants import load_constants, load_priors, meanings
+from hlat.planner.devices import device_on
+from hlat.planner.layouts import parse_layout
+from hlat.planner.search import planned
+from hlat.planner.step import PARTS, step_times
+from hlat.planner.work import (
+    FIRST_FLASH,
+    MATERIALISED,
+    SECOND_FLASH,
+    Columns,
+    Device,
+    Shape,
+    Software,
+    Split,
+    Work,
+    layer_weights,
+    rank_weights,
+)
+
+A100 = Device("ampere", 312e12, 312e12, 0.869, 0.869, 108, 80e9, 2.039e12, 300e9, 8, 200e9, 8)
+SPLIT = Split(1, 1, 1, 8, 1, 1, 4, 1024, 4096, False, "none")
+SHAPE = Shape(32, 4096, 32, 32, 128, 11008, 32000)
+
+
+def seconds(shape=SHAPE, software=None, device=A100, **split):
+    work = Work(shape, replace(SPLIT, **split), software or Software(), device)
+    return float(step_times(Columns([work])).step[0])
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-2-70b", "llama-3-8b", "llama-3-405b"])
+def test_weights_are_those_of_the_model_room(name):
+    model = ModelConfig.model_validate(PRESETS[name])
+    shape = Shape(model.layers, model.hidden_size, model.heads, model.n_kv_heads, model.n_head_dim,
+                  model.intermediate_size, model.vocab_size)  # fmt: skip
+    columns = Columns([Work(shape, SPLIT, Software(), A100)])
+    counts = count_parameters(model)
+    assert model.layers * layer_weights(columns)[0] == counts.attention + counts.feed_forward
+    assert rank_weights(columns)[0] == counts.total - counts.norms
+
+
+def test_a_device_that_only_multiplies_takes_the_flops_of_the_model_room():
+    """Infinite memory and links, no gaps, no attention, aligned sizes: what is left is FLOPs / rate."""
+    shape = Shape(8, 4096, 32, 8, 128, 14336, 128 * 1024)
+    device = replace(A100, memory_rate=1e30, link_rate=1e30, network_rate=1e30, units=1)
+    constants = load_constants().changed(
+        {("kernel", "all"): 0.0, ("host", "all"): 1e-30, ("second_flash", "ampere"): 1e15, ("hop", "all"): 0.0}
+    )
+    work = Work(shape, replace(SPLIT, data=1), Software(eager=False), device)
+    found = float(step_times(Columns([work]), constants).step[0])
+    model = ModelConfig(
+        vocab_size=128 * 1024, layers=8, hidden_size=4096, intermediate_size=14336, heads=32, kv_heads=8
+    )
+    core = 4 * 8 * 32 * 128 * (4096 + 1) / 2
+    flops = 3 * (forward_flops_per_token(model, 4096) - core) * 1024 * 4096
+    rate = 312e12 * 0.869 * load_constants().values["products", "ampere"]
+    assert found == pytest.approx(flops / rate, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {},
+        {"tensor": 8, "data": 1, "sequence_parallel": True},
+        {"pipeline": 4, "data": 2, "virtual": 2},
+        {"zero": 3, "recompute": "full"},
+        {"context": 2, "data": 4},
+        {"tensor": 2, "pipeline": 2, "data": 2, "recompute": "selective"},
+    ],
+)
+def test_the_parts_add_up_to_the_step(split):
+    times = step_times(Columns([Work(SHAPE, replace(SPLIT, **split), Software(), A100)]))
+    assert sum(getattr(times, name)[0] for name in PARTS) == pytest.approx(times.step[0], rel=1e-9)
+    assert min(getattr(times, name)[0] for name in PARTS) >= -1e-12
+
+
+def test_what_is_known_to_be_slower_is_slower():
+    base = seconds()
+    assert seconds(recompute="full") > seconds(recompute="selective") > base
+    assert seconds(micro_batch=1) > base
+    assert seconds(pipeline=8, data=1, micro_batch=1) > seconds(pipeline=8, data=1, micro_batch=1, virtual=2)
+    assert seconds(software=Software(attention=MATERIALISED)) > seconds(software=Software(attention=FIRST_FLASH)) > base
+    assert seconds(software=Software(hides_data=False)) > base
+    assert seconds(device=replace(A100, network_rate=1e9), data=64) > seconds(data=64)
+    # A tensor group that leaves the node, everything else equal.
+    far = {"tensor": 16, "data": 4, "sequence_parallel": True}
+    assert seconds(**far) > seconds(**far, device=replace(A100, domain=16, per_instance=16))
+
+
+def test_many_works_at_once_are_each_what_it_is_alone():
+    works = [Work(SHAPE, replace(SPLIT, tensor=t, data=8 // t), Software(), A100) for t in (1, 2, 4, 8)]
+    together = step_times(Columns(works)).step
+    alone = [step_times(Columns([work])).step[0] for work in works]
+    assert np.array_equal(together, np.array(alone))
+
+
+def test_formula_and_simulation_agree_on_a_pipeline():
+    """The search ranks by one and reports the other: they must not tell different stories."""
+    asked = question("llama-2-70b", "h100:16")
+    for layout in ("tp=8,pp=4,recompute=full", "tp=8,pp=8,recompute=full", "tp=8,pp=4,vpp=5,recompute=full"):
+        one = planned(asked, parse_layout(layout, asked))
+        columns = Columns([Work(Shape(80, 8192, 64, 8, 128, 28672, 32000), one.candidate.split(asked),
+                                Software(attention=SECOND_FLASH), device_on(asked.cluster))])  # fmt: skip
+        assert one.step_seconds == pytest.approx(float(step_times(columns).step[0]), rel=0.05)
+
+
+def test_every_constant_has_a_meaning_a_value_and_a_prior():
+    values, priors = load_constants().values, load_priors()
+    assert values.keys() == priors.keys()
+    assert {name for name, _ in values} == meanings().keys()
+    for key, prior in priors.items():
+        assert prior.value > 0
+        if prior.spread:
+            # A fit may not carry a constant away from what is physically known of it.
+            assert abs(np.log(values[key] / prior.value)) <= 2 * prior.spread, key
