@@ -1,0 +1,43 @@
+"""``hlat rehearse``: the real program at full size on this machine, without devices, memory or other ranks."""
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
+from hlat.config import load_recipe
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command()(rehearse)
+
+
+def rehearse(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    world: Annotated[
+        int, typer.Option("--world-size", min=1, help="Number of processes of the run, one per accelerator.")
+    ] = 1,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option("--rank", min=0, help="A rank to rehearse; by default first, middle and last of a pipeline."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+) -> None:
+    """Take ranks of a run through a step on this machine: what each needs, sends and computes, and what is wrong."""
+    resolved = load_recipe(recipe, overrides or [], world=world)
+    from hlat.rehearsal import RankReport, lines_of, plain
+    from hlat.rehearsal import rehearse as rehearse_world
+
+    ready()
+
+    def show(report: RankReport) -> None:
+        if not as_json:
+            say("\n".join(lines_of(report)))
+
+    found = rehearse_world(resolved, world, ranks or None, processes=os.cpu_count() or 1, done=show)
+    if as_json:
+        say(json.dumps(plain(found), indent=2))

@@ -1,0 +1,85 @@
+"""A rehearsal in words, and as plain values for programs."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from hlat.rehearsal.memory import CATEGORIES
+from hlat.rehearsal.rank import RankReport
+from hlat.rehearsal.world import Rehearsal
+
+_GIB = 1 << 30
+
+
+def lines_of(report: RankReport) -> Iterator[str]:
+    """What is said of a rank."""
+    place = report.place
+    layers = ", ".join(f"{start} to {stop - 1}" for start, stop in report.layers)
+    where = f"pipeline {place.pp}, data {place.dp}, context {place.cp}, tensor {place.tp}"
+    yield f"rank {report.rank}: {where}; layers {layers}"
+    yield f"  memory      {_gib(report.peak_bytes)} at the peak, in {report.peak_phase}:"
+    for name, size in report.peak.items():
+        if size >= report.peak_bytes / 1000:
+            yield f"    {name:14} {_gib(size):>12}   {CATEGORIES[name]}"
+    yield f"    between steps  {_gib(sum(report.between.values())):>12}"
+    yield "  messages of a step, by axis:"
+    for (axis, kind), (count, size) in _totals(report).items():
+        yield f"    {axis:14} {kind:14} {count:8,} x, {_gib(size):>12} in all"
+    if not report.messages:
+        yield "    none"
+    yield f"  products    {report.flops:.4g} FLOPs a step"
+    yield f"  checkpoint  {report.checkpoint_blocks:,} blocks, {_gib(report.checkpoint_bytes)}"
+
+
+def plain(rehearsal: Rehearsal) -> dict[str, Any]:
+    """For JSON: the layout, and of every rank all numbers; bytes and FLOPs are whole numbers."""
+    layout = rehearsal.layout
+    return {
+        "world": layout.world,
+        "layout": {
+            "pipeline": layout.pipeline,
+            "data": layout.data,
+            "context": layout.context,
+            "tensor": layout.tensor,
+            "zero": layout.zero,
+            "replicas": layout.replicas,
+        },
+        "micro_batches": rehearsal.recipe.micro_batches(layout.world),
+        "tokens_per_step": rehearsal.recipe.tokens_per_step,
+        "ranks": [_plain_rank(report) for report in rehearsal.ranks],
+    }
+
+
+def _plain_rank(report: RankReport) -> dict[str, Any]:
+    place = report.place
+    messages = sorted(report.messages.items())
+    return {
+        "rank": report.rank,
+        "place": {"pipeline": place.pp, "data": place.dp, "context": place.cp, "tensor": place.tp},
+        "layers": [list(stage) for stage in report.layers],
+        "memory": {
+            "peak_bytes": report.peak_bytes,
+            "peak_phase": report.peak_phase,
+            "at_peak": report.peak,
+            "between_steps": report.between,
+        },
+        "messages": [
+            {"axis": one.axis, "kind": one.kind, "bytes": one.bytes, "count": count} for one, count in messages
+        ],
+        "flops": report.flops,
+        "checkpoint": {"blocks": report.checkpoint_blocks, "bytes": report.checkpoint_bytes},
+    }
+
+
+def _totals(report: RankReport) -> dict[tuple[str, str], tuple[int, int]]:
+    """Messages and bytes of each axis and kind."""
+    counts: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    for (axis, kind, size), count in sorted(report.messages.items()):
+        counts[axis, kind] += count
+        sizes[axis, kind] += count * size
+    return {key: (counts[key], sizes[key]) for key in counts}
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:,.3f} GiB" if size >= _GIB / 100 else f"{size / (1 << 20):,.3f} MiB"

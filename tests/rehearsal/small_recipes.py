@@ -1,0 +1,26 @@
+"""Recipes for rehearsals that take a second."""
+
+from typing import Any
+
+from hlat.config import Recipe, parse_recipe
+
+SMALL: dict[str, Any] = {
+    "model": {
+        "vocab_size": 320,
+        "layers": 4,
+        "hidden_size": 32,
+        "intermediate_size": 96,
+        "heads": 4,
+        "kv_heads": 2,
+        "max_sequence_length": 32,
+    },
+    "data": {"path": "none", "sequence_length": 32, "tokenizer": {"train": "char"}},
+    "batch": {"global_batch": 8, "micro_batch": 1},
+    "training": {"steps": 10, "seed": 3},
+}
+
+
+def recipe_of(world: int = 1, **sections: dict[str, Any]) -> Recipe:
+    """The small recipe with some fields of some sections replaced."""
+    content = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {*SMALL, *sections}}
+    return parse_recipe(content, world=world)

@@ -1,0 +1,130 @@
+"""Ranks of a world that is not there: which are taken, what is counted, what is refused."""
+
+from multiprocessing import get_context
+
+import pytest
+import torch
+import torch.distributed as dist
+from small_recipes import recipe_of
+
+from hlat.config import RecipeError
+from hlat.model import count_parameters, flops_per_token
+from hlat.parallel import Layout
+from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks
+from hlat.runtime import LaunchError, Runtime, host_values, is_pretended, pretended
+
+PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
+
+
+def test_first_middle_and_last_of_a_pipeline() -> None:
+    recipe = recipe_of(32, **PIPELINE)
+    layout = Layout.of(recipe.parallel, 32)
+    assert [layout.coordinates(rank).pp for rank in usual_ranks(layout)] == [0, 2, 3]
+    assert usual_ranks(Layout.of(recipe_of().parallel, 1)) == [0]
+
+
+def test_a_stage_has_its_layers_and_talks_to_its_neighbours() -> None:
+    found = rehearse(recipe_of(32, **PIPELINE), 32)
+    assert [report.layers for report in found.ranks] == [((0, 1),), ((2, 3),), ((3, 4),)]
+    sends = [sum(n for one, n in report.messages.items() if one.kind == "send") for report in found.ranks]
+    assert sends == [4, 8, 4], "to one neighbour, to two, to one, for each of 4 micro-batches"
+    assert all(one.axis == "pipeline" for report in found.ranks for one in report.messages if one.kind == "send")
+
+
+def test_the_flops_of_one_process_are_those_of_the_model() -> None:
+    recipe = recipe_of()
+    (report,) = rehearse(recipe, 1).ranks
+    tokens = recipe.batch.global_batch * recipe.data.sequence_length
+    model, length = recipe.model, recipe.data.sequence_length
+    # Attention computes its scores again in backward: five products of s x s where the model counts four.
+    again = 2 * tokens * model.layers * model.heads * model.n_head_dim * length
+    assert report.flops == flops_per_token(model, length, "full") * tokens + again
+
+
+@pytest.mark.parametrize(("mode", "each"), [("fp32", 12), ("bf16-sr", 6), ("bf16-kahan", 8)])
+def test_what_all_ranks_save_is_the_model(mode: str, each: int) -> None:
+    """Weights and the optimizer's state of every parameter once, whoever holds copies, and what rank 0 adds."""
+    recipe = recipe_of(8, parallel={"tensor": 4, "zero": 1}, precision={"mode": mode})
+    reports = rehearse(recipe, 8, range(8)).ranks
+    alone = rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks[0].checkpoint_bytes
+    assert sum(report.checkpoint_bytes for report in reports) == alone
+    assert 0 < alone - each * count_parameters(recipe.model).total < 20_000, "generators and a counter"
+
+
+def test_a_thousand_times_the_ranks_are_no_more_work() -> None:
+    """A rank makes the groups that it is in: what it needs in a large world is what it needs in a small one."""
+    parallel = {"tensor": 2, "zero": 0}
+    recipes = {world: recipe_of(world, parallel=parallel, batch={"global_batch": world}) for world in (8, 8192)}
+    small, large = (rehearse(recipe, world, [0]).ranks[0] for world, recipe in recipes.items())
+    assert large.peak == small.peak
+    assert large.messages == small.messages
+
+
+def test_categories_add_up_and_hold_what_they_are_called() -> None:
+    recipe = recipe_of(1)
+    (report,) = rehearse(recipe, 1).ranks
+    parameters = 4 * count_parameters(recipe.model).total
+    assert list(report.peak) == list(CATEGORIES)
+    assert sum(report.peak.values()) == report.peak_bytes
+    assert report.between["parameters"] == report.peak["parameters"] == parameters
+    assert 2 * parameters < report.between["optimizer"] < 2 * parameters + 1000, "moments, and a counter each"
+    assert report.between["gradients"] == report.between["loss"] == report.between["temporaries"] == 0
+
+
+def test_activation_checkpointing_lowers_the_peak_of_a_rehearsal() -> None:
+    peaks = [
+        rehearse(recipe_of(1, memory={"activation_checkpointing": policy}), 1).ranks[0].peak_bytes
+        for policy in ("none", "selective", "full")
+    ]
+    assert peaks[0] > peaks[1] > peaks[2]
+
+
+def test_what_is_wrong_on_any_rank_is_said_once() -> None:
+    recipe = recipe_of(4, parallel={"pipeline": 4}, memory={"activation_checkpointing": "budget", "budget_gib": 1e-6})
+    with pytest.raises(RecipeError) as caught:
+        rehearse(recipe, 4, [0, 1, 3])
+    assert [problem.path for problem in caught.value.problems] == ["memory.budget_gib"] * 3
+    assert "pipeline rank 3" in str(caught.value)
+
+
+def test_a_rank_that_is_not_in_the_world() -> None:
+    with pytest.raises(LaunchError, match="no rank 8 in a world of 8"):
+        rehearse(recipe_of(8), 8, [8])
+
+
+def test_processes_find_what_one_finds() -> None:
+    recipe = recipe_of(32, **PIPELINE)
+    assert plain(rehearse(recipe, 32, processes=2)) == plain(rehearse(recipe, 32))
+    with pytest.raises(RecipeError, match="budget_gib"):
+        tight = {"activation_checkpointing": "budget", "budget_gib": 1e-6}
+        rehearse(recipe_of(4, parallel={"pipeline": 4}, memory=tight), 4, [0, 3], processes=2)
+
+
+@pytest.mark.xfail(strict=True, reason="between steps a real rank holds 4,096 bytes that the rehearsed one does not")
+def test_nothing_of_a_rehearsal_stays() -> None:
+    recipe = recipe_of(1, precision={"mode": "bf16-sr"})
+    rehearsed = rehearse(recipe, 1).ranks[0]
+    assert not is_pretended() and not dist.is_initialized()
+    assert type(torch.zeros(1)) is torch.Tensor
+    real = rehearse_rank(recipe, Runtime(torch.device("cpu")))
+    assert real == rehearsed, "on tensors with memory, in the same process"
+
+
+def test_host_values_can_be_looked_at() -> None:
+    with pretended(3, 8) as runtime:
+        assert (runtime.rank, runtime.world, dist.get_rank()) == (3, 8, 3)
+        assert type(torch.ones(2).sum()) is not torch.Tensor
+        with host_values():
+            assert int(torch.ones(2).sum()) == 2
+        with pytest.raises(LaunchError, match="joined a run"), pretended(0, 2):
+            pass
+
+
+def test_a_process_that_has_joined_a_run_does_not_rehearse() -> None:
+    assert get_context().get_start_method()  # the pool of other tests is not touched by this one
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(LaunchError, match="joined a run"):
+            rehearse(recipe_of(2, parallel={"zero": 0}), 2)
+    finally:
+        dist.destroy_process_group()
