@@ -212,8 +212,8 @@ def waiting(asked, mode):
     command = [sys.executable, "-m", "hlat", "train", str(base), *overrides]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
-    phases = ("data", "forward_backward", "optimizer")
-    return sum(line["data"] for line in lines) / sum(line[phase] for line in lines for phase in phases)
+    phases = ("data", "forward", "backward", "reduce", "optimizer", "device")
+    return sum(line["data"] for line in lines) / sum(line.get(phase, 0.0) for line in lines for phase in phases)
 
 
 def state(asked):

@@ -2,4 +2,5 @@
 
 from hlat.command import main
 
-main()
+if __name__ == "__main__":  # processes that a command starts import this module too
+    main()

@@ -8,9 +8,10 @@ import typer
 from typer.core import TyperGroup
 
 from hlat import __version__
-from hlat.cli import checkpoint, data, evaluate, model, quickstart, recipe, train
+from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, train
 from hlat.cli.common import say
 from hlat.config import HlatError
+from hlat.runtime import INTERRUPTED
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -25,7 +26,7 @@ class _Verbs(TyperGroup):
             _complain(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            _complain("interrupted: what was complete is kept, and the same command goes on from there")
+            _complain(INTERRUPTED)
             raise typer.Exit(_INTERRUPTED) from interrupt
 
 
@@ -59,7 +60,8 @@ def _options(
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
 
 
-for module in (quickstart, recipe, train, evaluate, model):
+for module in (quickstart, recipe, plan, rehearse, train, evaluate, model):
     module.register(app)
 app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(hardware.app, name="hardware")

@@ -114,7 +114,7 @@ def prune_command(
         say(f"would remove: {_listed(steps)}")
         return
     try:
-        with run_lock(Path(run).resolve() if (Path(run) / "checkpoints").is_dir() else folder.parent):
+        with run_lock(Path(run).resolve() if (Path(run) / "checkpoints").is_dir() else folder.parent, say):
             removed = CheckpointStore(folder, keep_last, keep_every).prune()
     except LaunchError as error:
         raise LaunchError(

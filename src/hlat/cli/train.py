@@ -3,16 +3,20 @@
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
-from hlat.config import LaunchError, load_recipe
-from hlat.runtime import place
+from hlat.config import LaunchError, Recipe, RecipeError, load_recipe, refuse_faults
+from hlat.runtime import REQUEUE, place, stop_code
 
 if TYPE_CHECKING:
+    from hlat.launch import Workers
     from hlat.training import Outcome
 
 
@@ -25,31 +29,89 @@ def train(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     nproc: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=1, help="Train in so many processes on this machine, such as one per accelerator; default one."
+            metavar="N or MIN:MAX",
+            help="Train in so many processes on this machine, such as one per accelerator; default one. "
+            "MIN:MAX begins with MAX and goes on with fewer where one is lost again and again.",
         ),
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Write a trace of steps 4 to 6, and where their time went, to the run.")
     ] = False,
+    allow_faults: Annotated[
+        bool, typer.Option("--allow-faults", help="Let the faults happen that the recipe lists, to rehearse recovery.")
+    ] = False,
+    no_supervisor: Annotated[
+        bool,
+        typer.Option("--no-supervisor", help="Restart nothing: for debuggers, and where something else restarts."),
+    ] = False,
+    require_step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Go on from the checkpoint of this step, which has to be the newest, or not at all."),
+    ] = None,
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
-    if nproc is not None and nproc > 1:
-        raise typer.Exit(_launch(recipe, overrides or [], nproc, profile))
-    from hlat.launch import follow_launcher, reported
-    from hlat.training import run
+    given = _Given(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
+    least, most = _numbers(nproc)
+    if most > 1:
+        _refuse_worker(nproc or "")
+    elif no_supervisor or "WORLD_SIZE" in os.environ:
+        raise typer.Exit(given.work())
+    raise typer.Exit(_supervise(given, least, most, once=no_supervisor))
 
-    ready()
-    follow_launcher()
-    with reported():
-        here = place()
-        resolved = load_recipe(recipe, overrides or [], world=here.world)
-        outcome = run(resolved, data_progress=data_progress, profile=profile)
-    if here.rank == 0:
-        say(summary(outcome))
-    if outcome.reason in signal.Signals.__members__:
-        raise typer.Exit(128 + signal.Signals[outcome.reason])
+
+@dataclass(frozen=True)
+class _Given:
+    """What the command was given, for whichever process does the work."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    profile: bool
+    allow_faults: bool
+    require_step: int | None
+
+    def load(self, world: int) -> Recipe:
+        recipe = load_recipe(self.recipe, list(self.overrides), world=world)
+        refuse_faults(recipe.faults, self.allow_faults)
+        return recipe
+
+    def words(self) -> list[str]:
+        options = [*(["--profile"] if self.profile else []), *(["--allow-faults"] if self.allow_faults else [])]
+        if self.require_step is not None:
+            options += ["--require-step", str(self.require_step)]
+        return ["train", self.recipe, *self.overrides, *options]
+
+    def work(self) -> int:
+        """Train in this process; gives its exit code."""
+        from hlat.launch import GONE_ON, working
+
+        ready()
+        with working():
+            from hlat.training import run
+
+            here = place()
+            recipe = self.load(here.world)
+            outcome = run(
+                recipe,
+                data_progress=data_progress,
+                profile=self.profile,
+                allow_faults=self.allow_faults,
+                require_step=None if GONE_ON in os.environ else self.require_step,
+            )
+        if here.rank == 0:
+            say(summary(outcome))
+        return exit_code(outcome)
+
+    def start(self, nproc: int, environment: Mapping[str, str], folder: Path) -> "AbstractContextManager[Workers]":
+        """Start the processes of one attempt."""
+        if nproc == 1:
+            from hlat.launch import forked
+
+            return forked(self.work, environment, folder)
+        from hlat.launch import hlat_command, several
+
+        return several(hlat_command(self.words()), nproc, environment, folder)
 
 
 def summary(outcome: "Outcome") -> str:
@@ -64,20 +126,50 @@ def summary(outcome: "Outcome") -> str:
     return f"{text}\ncheckpoint {outcome.checkpoint}" if outcome.checkpoint is not None else text
 
 
-def _launch(recipe: str, overrides: list[str], nproc: int, profile: bool) -> int:
+def exit_code(outcome: "Outcome") -> int:
+    """0 where it finished or went as far as it was told to; otherwise what its end was asked for with."""
+    if outcome.reason == "deadline":
+        return REQUEUE
+    return stop_code(signal.Signals[outcome.reason]) if outcome.reason in signal.Signals.__members__ else 0
+
+
+def _numbers(nproc: str | None) -> tuple[int, int]:
+    """The fewest and the most processes."""
+    low, colon, high = (nproc or "1").partition(":")
+    least, most = (int(part) if part.isascii() and part.isdigit() else 0 for part in (low, high if colon else low))
+    if not 1 <= least <= most:
+        raise LaunchError(f"--nproc {nproc}: it takes a number of processes, 1 or more, or two of them as in 2:8.")
+    return least, most
+
+
+def _refuse_worker(nproc: str) -> None:
     set_already = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
     if set_already:
         message = (
             f"--nproc {nproc} starts the processes of a run, but this is one already: {', '.join(set_already)} is set."
         )
         raise LaunchError(f"{message} Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE.")
-    resolved = load_recipe(recipe, overrides, world=nproc)  # what is wrong is said before any process starts
-    from hlat.launch import launch_local
+
+
+def _supervise(given: _Given, least: int, most: int, *, once: bool) -> int:
+    recipe = given.load(most)  # what is wrong is said before any process starts
+    from hlat.launch import Supervised, supervise
+    from hlat.resilience import Sizes
 
     ready()
-    return launch_local(
-        ["train", recipe, *overrides, *(["--profile"] if profile else [])], nproc, resolved.run_dir, _complain
-    )
+    recovery = recipe.recovery
+    if once:
+        recovery = recovery.model_copy(update={"restarts": 0, "hang_seconds": None})
+    sizes = Sizes(least, most, lambda nproc: _fits(given, nproc))
+    return supervise(Supervised(given.start, sizes, recipe.run_dir, recovery, _complain, say))
+
+
+def _fits(given: _Given, nproc: int) -> bool:
+    try:
+        given.load(nproc)
+    except RecipeError:
+        return False
+    return True
 
 
 def _complain(message: str) -> None:
