@@ -148,7 +148,8 @@ def test_a_rank_keeps_what_its_plan_says(case: Case, mode: str, pool: Pool) -> N
             # The first rank's first chunk attends to itself, for which no mask is built; all ranks plan with one.
             (plan,) = plans(case, content, 0)
             masks = sum(not names & {"attention_log_sum", "attention_output"} for names in plan.recomputed)
-            wanted[0][0] -= masks * (SEQUENCE_LENGTH // 4) ** 2 * torch.float32.itemsize
+            wide = torch.float32 if mode == "fp32" else torch.bfloat16  # a mask is added to scores of this dtype
+            wanted[0][0] -= masks * (SEQUENCE_LENGTH // 4) ** 2 * wide.itemsize
         assert pool.run(case.world, kept, content) == wanted, policy
 
 

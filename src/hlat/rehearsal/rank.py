@@ -81,7 +81,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
             whole = [one.view_as(one) for one in (batch.inputs_BS, batch.labels_BS)]  # on the device, like its parts
             update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
         enter_phase("between")
-        del whole
+        del whole, batch
         peak, between = memory.at_peak(), memory.now()
     blocks = _checkpoint_blocks(recipe, runtime, model, optimizer)
     return RankReport(
