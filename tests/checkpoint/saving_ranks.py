@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from io import FileIO
 from multiprocessing.connection import Connection
@@ -29,9 +29,11 @@ from hlat.checkpoint import (
     Content,
     Disk,
     SaveResult,
+    TierNote,
     run_saver,
     whole_tensors,
 )
+from hlat.config import CheckpointConfig
 from hlat.runtime import Beside, Runtime, joined, place, start_beside
 from hlat.training import run_lock
 
@@ -114,6 +116,22 @@ class HeldDisk(Disk):
         return super().create(path)
 
 
+@dataclass(frozen=True)
+class HeldTiers:
+    """An object store, as settings and as what is opened by them, that takes nothing before a file ``go`` is there."""
+
+    folder: Path
+    config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(remote="s3://bucket/runs"))
+
+    def open(self, *_: object) -> "HeldTiers":
+        return self
+
+    def upload(self) -> Iterator[TierNote]:
+        (self.folder / f"uploading-{os.getpid()}").touch()
+        wait_until((self.folder / "go").exists)
+        return iter(())
+
+
 class SlowDisk(Disk):
     """Writes a little at a time."""
 
@@ -124,7 +142,12 @@ class SlowDisk(Disk):
 
 @contextmanager
 def ranks(
-    world: int, script: Script, folder: Path, make_disk: Callable[[], Disk] = Disk, retries: int = 0
+    world: int,
+    script: Script,
+    folder: Path,
+    make_disk: Callable[[], Disk] = Disk,
+    retries: int = 0,
+    tiers: Any = None,
 ) -> Iterator[tuple[list[Any], list[Connection]]]:
     """Run a script on so many ranks; the processes, and what their scripts send."""
     with socket.socket() as server:
@@ -132,7 +155,9 @@ def ranks(
         port = int(server.getsockname()[1])
     pairs = [SERVER.Pipe() for _ in range(world)]
     members = [
-        SERVER.Process(target=_rank, args=(number, world, port, folder, script, make_disk, retries, pairs[number][1]))
+        SERVER.Process(
+            target=_rank, args=(number, world, port, folder, script, make_disk, retries, tiers, pairs[number][1])
+        )
         for number in range(world)
     ]
     for member in members:
@@ -157,6 +182,7 @@ def _rank(
     script: Script,
     make_disk: Callable[[], Disk],
     retries: int,
+    tiers: Any,
     pipe: Connection,
 ) -> None:
     values = {"RANK": number, "WORLD_SIZE": world, "LOCAL_RANK": number, "MASTER_PORT": port}
@@ -167,7 +193,7 @@ def _rank(
     process = start_beside(partial(run_saver, here=here, make_disk=make_disk))
     with run_lock(folder) if number == 0 else nullcontext() as lock, joined("cpu") as runtime:
         store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks)
-        saver = BackgroundSaver(process, runtime, store, retries, lock)
+        saver = BackgroundSaver(process, runtime, store, retries, lock, tiers)
         rank = Rank(runtime, store, process, saver, {}, folder)
         rank.go_to(0)
         saver.prepare(rank.content(0).blocks)

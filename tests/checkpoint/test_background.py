@@ -12,6 +12,7 @@ import psutil
 import pytest
 from saving_ranks import (
     HeldDisk,
+    HeldTiers,
     Rank,
     Script,
     SlowDisk,
@@ -93,6 +94,49 @@ def test_a_checkpoint_becomes_whole_although_its_trainers_are_killed(tmp_path: P
         wait_until(lambda: not is_locked(tmp_path))
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert_whole(reopened(tmp_path).newest(), 1)
+
+
+def submit_to_a_saver_that_sleeps(rank: Rank, pipe: Connection) -> None:
+    """It has not begun with what was ordered when the trainer is gone."""
+    os.kill(rank.process.pid, signal.SIGSTOP)
+    rank.submit(1)
+    pipe.send(rank.process.pid)
+    signal.pause()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_was_ordered_is_written_although_nobody_had_begun_with_it(tmp_path: Path, world: int) -> None:
+    with ranks(world, submit_to_a_saver_that_sleeps, tmp_path) as (members, pipes):
+        savers = [pipe.recv() for pipe in pipes]
+        for member in members:
+            member.kill()
+            member.join()
+        for saver in savers:
+            os.kill(saver, signal.SIGCONT)
+        wait_until(lambda: not is_locked(tmp_path))
+    assert_whole(reopened(tmp_path).newest(), 1)
+
+
+def submit_while_it_is_uploaded(rank: Rank, pipe: Connection) -> None:
+    """The saver is busy with what could be left undone: the copies of the checkpoint before."""
+    rank.submit(1)
+    rank.wait()
+    wait_until(lambda: len(list(rank.folder.glob("uploading-*"))) == rank.runtime.world)
+    rank.submit(2)
+    pipe.send("submitted")
+    signal.pause()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_was_ordered_during_an_upload_is_written(tmp_path: Path, world: int) -> None:
+    with ranks(world, submit_while_it_is_uploaded, tmp_path, tiers=HeldTiers(tmp_path)) as (members, pipes):
+        assert [pipe.recv() for pipe in pipes] == ["submitted"] * world
+        for member in members:
+            member.kill()
+            member.join()
+        (tmp_path / "go").touch()
+        wait_until(lambda: not is_locked(tmp_path))
+    assert_whole(reopened(tmp_path).newest(), 2)
 
 
 def lose_a_saver_in_a_save(rank: Rank, pipe: Connection) -> None:

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,26 @@ def test_one_that_hangs_notices_the_end_of_the_line_too(started):
     process = started(stuck)
     process.leave()
     assert process.wait() == 8
+
+
+def leave_nothing_unread(line: Line) -> None:
+    """Work of the other process: say whether there is something unread, and receive it, until the line ends."""
+    said = line.receive()
+    assert said is not None
+    while not line.has_unread():
+        time.sleep(0.01)
+    line.send("something")
+    assert line.receive() == ("second", []) and not line.has_unread()
+    line.send("nothing")
+
+
+def test_what_was_not_received_yet_is_known(started):
+    process = started(leave_nothing_unread)
+    process.line.send("first")
+    process.line.send("second")
+    assert [process.line.receive(), process.line.receive()] == [("something", []), ("nothing", [])]
+    process.leave()
+    assert process.wait() == 0
 
 
 def test_it_keeps_no_connection_of_ours_open(started):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -37,6 +38,17 @@ def assert_same(one, other):
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
+
+
+def test_a_run_of_one_step_is_saved_beside_training_too(cli, recipe_file, tiny, tmp_path):
+    """So does one that goes on with its last step only: the save at the end is the first."""
+    short = ["training.steps=2", "schedule.warmup_steps=1"]
+    for arguments in (["training.stop_after=1"], []):
+        done = cli("train", recipe_file, *tiny, *short, *arguments)
+        assert done.returncode == 0, done.stderr
+    (folder,) = [argument.partition("=")[2] for argument in tiny if argument.startswith("run.dir=")]
+    assert checkpoints_of(Path(folder)) == steps(1, 2)
+    assert not events_of(Path(folder), "incident", "restart")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from hlat.checkpoint.blocks import Block
 from hlat.checkpoint.commit import Content
 from hlat.checkpoint.host_copy import HostCopy, bytes_for
-from hlat.checkpoint.saver import CaughtUp, Farewell, Memory, Order, Settings
+from hlat.checkpoint.saver import CaughtUp, Farewell, Joined, Memory, Order, Settings
 from hlat.checkpoint.store import CheckpointStore
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
 from hlat.checkpoint.tries import Refusal, SaveResult
@@ -67,6 +67,7 @@ class BackgroundSaver:
         self._result: SaveResult | SnapshotResult | None = None  # of it
         self._copies = tiers is not None and tiers.config.remote is not None
         self._copying = False  # whether the saver is at work on the copies of what it has committed
+        self._joined = False  # whether the saver has found the others
         self._gone = ""  # why this rank's saver cannot go on
         settings = Settings(runtime.meeting, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
         self._send(settings, [] if lock is None else [lock])
@@ -114,10 +115,13 @@ class BackgroundSaver:
                 return
             if received is None:
                 return
-            note: Note | Farewell | CaughtUp = received[0]
+            note: Note | Farewell | Joined | CaughtUp = received[0]
             if isinstance(note, Farewell):
                 self._lose(note.message)
                 return
+            if isinstance(note, Joined):
+                self._joined = True
+                continue
             if isinstance(note, CaughtUp):
                 self._copying = False
                 continue
@@ -127,7 +131,13 @@ class BackgroundSaver:
             yield note
 
     def settle(self) -> Settled:
-        """Agree with the other ranks on what has been heard, once all ``notes`` have. Collective."""
+        """Agree with the other ranks on what has been heard, once all ``notes`` have. Collective.
+
+        What is submitted after this is written even if this process ends at once.
+        """
+        if not self._joined:
+            early = list(self._heard(lambda: not self._joined))
+            assert not early, "nothing has been ordered yet"
         if self._copy is not None:
             try:
                 self._copy.wait()

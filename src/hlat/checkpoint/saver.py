@@ -1,6 +1,6 @@
 """What the process does that stands beside a rank and writes its checkpoints.
 
-    Settings, run lock --> joins the other savers           Memory --> the copy that they share
+    Settings, run lock --> joins the other savers, Joined   Memory --> the copy that they share
     Order --store.save, as all savers together--> Refusal, ..., SaveResult               or Farewell
                                                   TierNote, ..., CaughtUp, where there is an object store
           --a snapshot, where that is asked for--> SnapshotResult
@@ -25,7 +25,7 @@ from hlat.checkpoint.commit import Content
 from hlat.checkpoint.disk import Disk
 from hlat.checkpoint.host_copy import Slot, attach, blocks_in
 from hlat.checkpoint.store import CheckpointStore
-from hlat.checkpoint.tiers import SnapshotResult, Tiers, TierSettings
+from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
 from hlat.checkpoint.tries import Refusal, SaveResult, save_in_tries
 from hlat.runtime import HlatError, Line, Place, Ranks, join_beside
 
@@ -66,6 +66,11 @@ class CaughtUp:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The savers have found each other: what is ordered from here on is written, whatever becomes of the trainers."""
+
+
+@dataclass(frozen=True)
 class Farewell:
     """The saver's last word: why it cannot go on."""
 
@@ -96,10 +101,11 @@ class _Saver:
         self._finishes = False  # whether there is something to be finished, should the trainer go
 
     def run(self) -> None:
-        self._line.when_ended(lambda: os._exit(1), lambda: _LINGERING if self._finishes else 0.0)
+        self._line.when_ended(lambda: os._exit(1), self._lingering)
         settings, _lock = self._next()  # which is held by being open
         ranks = join_beside("savers", settings.meeting, self._here)
         self._finishes = True
+        self._line.send(Joined())
         disk = self._make_disk()
         store = CheckpointStore(settings.root, settings.keep_last, settings.keep_every_steps, disk=disk, ranks=ranks)
         tiers = None if settings.tiers is None else settings.tiers.open(store, self._here.node, ranks, disk)
@@ -122,12 +128,15 @@ class _Saver:
             if tiers is not None and isinstance(result, SaveResult) and result.path is not None:
                 self._copy(tiers)
 
+    def _lingering(self) -> float:
+        return _LINGERING if self._finishes or self._line.has_unread() else 0.0
+
     def _copy(self, tiers: Tiers) -> None:
         """Bring the object store up to date. What a trainer's end breaks off is done with the next checkpoint."""
         self._finishes = False
         for note in tiers.upload():
-            self._line.send(note)
-        self._line.send(CaughtUp())
+            self._tell(note)
+        self._tell(CaughtUp())
         self._finishes = True
 
     def _next(self) -> tuple[Any, list[int]]:
@@ -135,9 +144,9 @@ class _Saver:
         assert received is not None, "without a limit of time there is a message, or the end of the line"
         return received
 
-    def _tell(self, refusal: Refusal) -> None:
-        with suppress(EOFError):
-            self._line.send(refusal)
+    def _tell(self, message: Refusal | TierNote | CaughtUp) -> None:
+        with suppress(EOFError):  # the trainer has gone: what it ordered before is written all the same
+            self._line.send(message)
 
     def _pause(self, ranks: Ranks, seconds: float) -> bool:
         """Wait, unless there is nobody any more for whom to try again."""

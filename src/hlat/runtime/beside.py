@@ -10,6 +10,7 @@ of terminals and schedulers are for this process, and it holds none of its conne
 """
 
 import contextlib
+import fcntl
 import gc
 import os
 import pickle
@@ -18,10 +19,12 @@ import signal
 import stat
 import subprocess
 import sys
+import termios
 import threading
 import time
 import traceback
 import warnings
+from array import array
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -73,6 +76,12 @@ class Line:
             return message, [recv_handle(self._connection) for _ in range(count)]
         except OSError as error:
             raise EOFError from error
+
+    def has_unread(self) -> bool:
+        """Whether something has been sent that was not received yet."""
+        count = array("i", [0])
+        fcntl.ioctl(self._connection.fileno(), termios.FIONREAD, count)
+        return count[0] > 0
 
     def when_ended(self, action: Callable[[], None], seconds: Callable[[], float]) -> None:
         """Have an action done, on a thread, so many seconds after the other process has gone."""

@@ -138,9 +138,10 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool, integrity: Int
             saving.ask()
             faults.begin_step(job.step + 1, job.anomalies.skipped.start(job.step))
             result = _step(job, feed)
+            if result.verdict.action in ("rollback", "stop"):
+                saving.settle()  # what is being written comes first: it may be the newest good state
             tell_verdict(job, result, tracker)
             if result.verdict.action == "rollback":
-                saving.settle()  # what is being written comes first: it may be where the way back ends
                 roll_back(job, feed, tracker)
                 logged, validation, result = job.step, None, None
                 watch.reset()

@@ -120,9 +120,7 @@ class Saving:
             StorageError: so many saves in a row have failed as the recipe allows.
         """
         self._hear(wait=False)
-        if not self._prepared and self._background is not None:  # not before the optimizer has its state
-            self._background.prepare(self._job.content().blocks)
-            self._prepared = True
+        self._prepare()
         is_time = self._snapshots.is_time()
         due = any(self._job.step % every == 0 for every in _periods(self._config))
         if not due and not is_time:
@@ -159,6 +157,7 @@ class Saving:
         if result is None:
             return
         enter_phase("checkpoint")
+        self._prepare()  # there may have been one step only
         self.settle()
         if not self._is_saved():
             self._check(result)
@@ -170,6 +169,11 @@ class Saving:
         if self._background is not None:
             self._tell_all(self._background.copied())
         self._job.tiers.clear_snapshots()
+
+    def _prepare(self) -> None:
+        if not self._prepared and self._background is not None:  # not before the optimizer has its state
+            self._background.prepare(self._job.content().blocks)
+            self._prepared = True
 
     def _is_saved(self) -> bool:
         return self._job.saved is not None and self._job.saved.step == self._job.step
