@@ -114,20 +114,62 @@ def test_gone_on_in_an_empty_folder_from_the_object_store(
     tmp_path,
     s3,
 ):
-    remote = "checkpoint.remote=s3://corpus/run"
-    first = cli("train", recipe_file, *tiny, remote, "training.stop_after=25")
+    remote = ["checkpoint.remote=s3://corpus/run", "checkpoint.keep_last=2"]
+    first = cli("train", recipe_file, *tiny, *remote, "training.stop_after=25")
     assert first.returncode == 0, first.stderr
     assert [event["step"] for event in events(tmp_path / "run", "remote")] == [10, 20, 25]
     shutil.rmtree(tmp_path / "run")
-    second = cli("train", recipe_file, *tiny, remote)
+    second = cli("train", recipe_file, *tiny, *remote)
     assert second.returncode == 0 and "resumed at step 25" in second.stdout, second.stderr
     assert [event["step"] for event in events(tmp_path / "run", "fetched")] == [25]
     straight = Path(shutil.copytree(uninterrupted, tmp_path / "straight"))
     lines = (straight / "metrics.jsonl").read_text().splitlines(keepends=True)
     (straight / "metrics.jsonl").write_text("".join(lines[-3:]))  # of steps 30, 35, 40: the others were lost
     assert_same_run(straight, tmp_path / "run")
-    kept = sorted(path.name for path in (s3.folder / "objects" / "corpus" / "run").iterdir())
-    assert kept == ["run.json", "step-00000030", "step-00000040"] or kept[-1] == "step-00000040"
+    kept = {path.parent.name for path in (s3.folder / "objects" / "corpus" / "run").rglob("COMMITTED")}
+    assert kept == {"step-00000030", "step-00000040"}
+
+
+def test_the_verbs_look_into_the_object_store(cli, recipe_file, tiny, tmp_path, s3):
+    url = "s3://corpus/looked-at"
+    done = cli("train", recipe_file, *tiny, f"checkpoint.remote={url}", "checkpoint.keep_last=4")
+    assert done.returncode == 0, done.stderr
+    below = s3.folder / "objects" / "corpus" / "looked-at"
+    whole = cli("checkpoint", "verify", url)
+    assert whole.returncode == 0 and whole.stdout.count(" is whole: ") == 4, whole.stderr
+    assert cli("checkpoint", "show", url).stdout.splitlines()[1:] == _shown(cli, tmp_path / "run")
+
+    file = below / "step-00000020" / "model__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    (below / "step-00000030" / "COMMITTED").unlink()
+    (below / "step-00000040" / "meta.json").write_text("{}")
+    s3.kill()
+    s3.start()  # its objects are what lies in its folder
+    before = {path: path.read_bytes() for path in below.rglob("*") if path.is_file()}
+    listed = json.loads(cli("checkpoint", "list", url, "--json").stdout)
+    here = json.loads(cli("checkpoint", "list", tmp_path / "run", "--json").stdout)
+    assert [entry["state"] for entry in listed] == ["committed", "committed", "unfinished", "damaged"]
+    assert listed[0] == {**here[0], "path": f"{url}/step-00000010", "saved": None}
+    assert listed[3]["problem"] == "meta.json does not match its checksum"
+    damaged = cli("checkpoint", "verify", url)
+    assert damaged.returncode == 2 and "2 of 3 checkpoints damaged" in damaged.stderr
+    assert f"{url}/step-00000020 is damaged: model__0_0.distcp does not match its checksum" in damaged.stdout
+    one = cli("checkpoint", "verify", f"{url}/step-00000010")
+    assert one.returncode == 0 and one.stdout.count("whole") == 1
+    assert cli("checkpoint", "show", url).stdout.startswith(f"{url}/step-00000020\n"), "the newest that can be read"
+    assert before == {path: path.read_bytes() for path in below.rglob("*") if path.is_file()}
+
+    for verb, problem in (("list", ""), ("verify", "no checkpoint there"), ("show", "no checkpoint there")):
+        nothing = cli("checkpoint", verb, "s3://corpus/nothing")
+        assert problem in nothing.stderr and nothing.returncode == (2 if problem else 0)
+    refused = cli("checkpoint", "prune", url, "--keep-last", "1")
+    assert refused.returncode == 2 and "a run prunes its object store itself" in refused.stderr
+
+
+def _shown(cli, run: Path) -> list[str]:
+    return cli("checkpoint", "show", run).stdout.splitlines()[1:]
 
 
 def test_a_store_that_is_away_does_not_stop_the_run(cli, recipe_file, tiny, uninterrupted, tmp_path, s3):

@@ -18,6 +18,7 @@ from hlat.checkpoint.inventory import (
 from hlat.checkpoint.manifest import read_manifest, step_in, verify
 from hlat.checkpoint.owner import Owner
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, read_meta, resolve
+from hlat.checkpoint.remote_inventory import RemotePrefix
 from hlat.checkpoint.saver import run_saver
 from hlat.checkpoint.state import collect, load_weights, restore
 from hlat.checkpoint.store import CheckpointStore, surplus
@@ -38,6 +39,7 @@ __all__ = [
     "Note",
     "Owner",
     "Refusal",
+    "RemotePrefix",
     "SaveResult",
     "Settled",
     "SnapshotResult",

@@ -25,26 +25,31 @@ State = Literal["committed", "damaged", "set aside", "unfinished"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder of a folder of checkpoints.
+    """One folder of a folder of checkpoints, or of an object store's prefix.
 
     Attributes:
-        path: the folder.
+        place: the folder, or its URL.
         step: optimizer steps done.
         state: ``damaged`` where what is small is not what it was; ``verify`` says it of all files. ``unfinished`` what
             a save or a removal that was interrupted left behind, or one that is at work.
         bytes: of its files, as listed in the manifest; 0 without one.
-        saved: when it was committed, UTC; None where it was not.
+        saved: when it was committed, UTC; None where it was not, and in an object store.
         tokens: consumed so far; None where it does not say.
         problem: why it is damaged.
     """
 
-    path: Path
+    place: str
     step: int
     state: State
     bytes: int = 0
     saved: datetime | None = None
     tokens: int | None = None
     problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return self.place.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def is_checkpoint(path: Path) -> bool:
 def inventory(folder: Path) -> list[Entry]:
     """Everything in a folder of checkpoints that is one, was one or was to become one; by step."""
     found = [entry for path in folder.iterdir() if path.is_dir() and (entry := _entry(path)) is not None]
-    return sorted(found, key=lambda entry: (entry.step, entry.path.name))
+    return sorted(found, key=lambda entry: (entry.step, entry.name))
 
 
 def look(path: Path) -> Checkpoint:
@@ -106,7 +111,7 @@ def look(path: Path) -> Checkpoint:
     committed = [entry for entry in inventory(folder) if entry.state == "committed"]
     if not committed:
         raise CheckpointError(f"{path}: no checkpoint there that can be read.")
-    return open_checkpoint(committed[-1].path)
+    return open_checkpoint(Path(committed[-1].place))
 
 
 def _checked(path: Path) -> Manifest:
@@ -128,9 +133,9 @@ def _entry(path: Path) -> Entry | None:
         return None
     step = int(named[1])
     if path.name.startswith((STAGING, REPLACED, TRASH)):
-        return Entry(path, step, "unfinished")
+        return Entry(str(path), step, "unfinished")
     if BAD_SUFFIX in path.suffixes:
-        return Entry(path, step, "set aside")
+        return Entry(str(path), step, "set aside")
     if not STEP_NAME.fullmatch(path.name):
         return None
     try:
@@ -138,8 +143,8 @@ def _entry(path: Path) -> Entry | None:
         tokens = open_checkpoint(path).meta.get("tokens")
         saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
     except (CheckpointError, FileNotFoundError) as error:
-        return Entry(path, step, "damaged", problem=str(error)) if path.exists() else None
-    return Entry(path, step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
+        return Entry(str(path), step, "damaged", problem=str(error)) if path.exists() else None
+    return Entry(str(path), step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
 
 
 def contents(checkpoint: Checkpoint) -> list[Group]:

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import CheckpointArgument, ready, say
+from hlat.cli.common import ready, say
 from hlat.config import CheckpointError, LaunchError
+from hlat.runtime import is_url
 
 if TYPE_CHECKING:
     from hlat.checkpoint import Entry
 
 app = typer.Typer(help="List, show, verify and remove the checkpoints of a run.", no_args_is_help=True)
 
-RunArgument = Annotated[str, typer.Argument(help="Run folder, or its checkpoints folder.", show_default=False)]
+RunArgument = Annotated[
+    str, typer.Argument(help="Run folder, its checkpoints folder, or URL of its object store.", show_default=False)
+]
+OneOrAllArgument = Annotated[
+    str, typer.Argument(help="Run folder, its checkpoints folder, one checkpoint, or a URL.", show_default=False)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Everything as JSON.")]
 
 _CHECKPOINTS = ("committed", "damaged")  # states of what a run would try to resume from
@@ -25,10 +31,10 @@ _CHECKPOINTS = ("committed", "damaged")  # states of what a run would try to res
 @app.command("list")
 def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
     """List the checkpoints of a run, those that were set aside as damaged, and what was left unfinished."""
-    from hlat.checkpoint import checkpoints_folder, inventory
+    from hlat.checkpoint import RemotePrefix, checkpoints_folder, inventory
 
     ready()
-    entries = inventory(checkpoints_folder(Path(run)))
+    entries = RemotePrefix(run).entries() if is_url(run) else inventory(checkpoints_folder(Path(run)))
     if as_json:
         say(json.dumps([_plain(entry) for entry in entries], indent=2))
         return
@@ -39,60 +45,83 @@ def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command("show")
-def show_command(checkpoint: CheckpointArgument, as_json: JsonOption = False) -> None:
+def show_command(checkpoint: OneOrAllArgument, as_json: JsonOption = False) -> None:
     """Tell what a checkpoint, or the newest of a run, holds: position, versions, tensors by kind."""
-    from hlat.checkpoint import contents, look
+    from hlat.checkpoint import RemotePrefix, contents, look
 
     ready()
-    found = look(Path(checkpoint))
-    groups = contents(found)
+    if is_url(checkpoint):
+        place, meta, groups = RemotePrefix(checkpoint).newest()
+    else:
+        found = look(Path(checkpoint))
+        place, meta, groups = str(found.path), found.meta, contents(found)
     if as_json:
         tensors = {group.name: asdict(group) for group in groups}
-        say(json.dumps({"path": str(found.path), **found.meta, "tensors": tensors}, indent=2))
+        say(json.dumps({"path": place, **meta, "tensors": tensors}, indent=2))
         return
-    say(str(found.path))
-    say(", ".join(f"{name} {found.meta[name]:,}" for name in ("step", "samples", "tokens") if name in found.meta))
-    say(", ".join(f"{name} {version}" for name, version in found.meta.get("versions", {}).items()))
+    say(place)
+    say(", ".join(f"{name} {meta[name]:,}" for name in ("step", "samples", "tokens") if name in meta))
+    say(", ".join(f"{name} {version}" for name, version in meta.get("versions", {}).items()))
     for group in groups:
         say(f"{group.name:24} {group.tensors:6,} tensors {group.elements:16,} elements  {', '.join(group.dtypes)}")
 
 
 @app.command("verify")
-def verify_command(checkpoint: CheckpointArgument) -> None:
+def verify_command(checkpoint: OneOrAllArgument) -> None:
     """Compare every byte of a checkpoint, or of all of a run's, with its checksums. Nothing is changed."""
-    from hlat.checkpoint import checkpoints_folder, inventory, is_checkpoint
-
     ready()
-    path = Path(checkpoint)
-    if is_checkpoint(path):
-        folders = [path]
-    else:
-        listed = inventory(checkpoints_folder(path))
-        folders = [entry.path for entry in listed if entry.state in _CHECKPOINTS]
-    if not folders:
-        raise CheckpointError(f"{path}: no checkpoint there.")
-    damaged = sum(not _verified(folder) for folder in folders)
+    checked = _verified_there(checkpoint) if is_url(checkpoint) else _verified_here(Path(checkpoint))
+    if not checked:
+        raise CheckpointError(f"{checkpoint}: no checkpoint there.")
+    damaged = checked.count(False)
     if damaged:
         raise CheckpointError(
-            f"{damaged} of {len(folders)} checkpoints damaged. A run passes over them, sets them aside and takes the "
+            f"{damaged} of {len(checked)} checkpoints damaged. A run passes over them, sets them aside and takes the "
             "newest that is whole."
         )
 
 
-def _verified(folder: Path) -> bool:
-    """Say whether a checkpoint is whole; one that the run itself removed meanwhile is not damaged."""
-    from hlat.checkpoint import read_manifest, verify
+def _verified_here(path: Path) -> list[bool]:
+    """Of each checkpoint, whether it is whole; one that the run itself removed meanwhile is not damaged."""
+    from hlat.checkpoint import checkpoints_folder, inventory, is_checkpoint, read_manifest, verify
 
-    begin = time.perf_counter()
-    problems = verify(folder)
-    if problems and not folder.exists():
-        say(f"{folder} was removed meanwhile")
-    elif problems:
-        say(f"{folder} is damaged: {'; '.join(problems)}")
+    if is_checkpoint(path):
+        folders = [path]
     else:
-        size = sum(read_manifest(folder).file_bytes.values())
-        say(f"{folder} is whole: {size:,} bytes, {size / (time.perf_counter() - begin) / 1e9:.2f} GB/s")
-    return not problems or not folder.exists()
+        listed = inventory(checkpoints_folder(path))
+        folders = [Path(entry.place) for entry in listed if entry.state in _CHECKPOINTS]
+    checked = []
+    for folder in folders:
+        begin = time.perf_counter()
+        problems = verify(folder)
+        if problems and not folder.exists():
+            say(f"{folder} was removed meanwhile")
+            checked.append(True)
+            continue
+        size = 0 if problems else sum(read_manifest(folder).file_bytes.values())
+        checked.append(_tell(str(folder), problems, size, begin))
+    return checked
+
+
+def _verified_there(url: str) -> list[bool]:
+    from hlat.checkpoint import RemotePrefix
+
+    prefix = RemotePrefix(url)
+    checked = []
+    for entry in prefix.entries():
+        if entry.state in _CHECKPOINTS:
+            begin = time.perf_counter()
+            checked.append(_tell(entry.place, prefix.problems(entry.step), entry.bytes, begin))
+    return checked
+
+
+def _tell(place: str, problems: list[str], size: int, begin: float) -> bool:
+    """Say whether a checkpoint is whole."""
+    if problems:
+        say(f"{place} is damaged: {'; '.join(problems)}")
+    else:
+        say(f"{place} is whole: {size:,} bytes, {size / (time.perf_counter() - begin) / 1e9:.2f} GB/s")
+    return not problems
 
 
 @app.command("prune")
@@ -107,9 +136,11 @@ def prune_command(
     from hlat.training import run_lock
 
     ready()
+    if is_url(run):
+        raise CheckpointError(f"{run}: a run prunes its object store itself, by checkpoint.keep_last. Give its folder.")
     folder = checkpoints_folder(Path(run))
     if dry_run:
-        there = {entry.step: entry.path for entry in inventory(folder) if entry.state in _CHECKPOINTS}
+        there = {entry.step: Path(entry.place) for entry in inventory(folder) if entry.state in _CHECKPOINTS}
         steps = surplus(list(there), keep_last, keep_every, lambda step: not verify(there[step]))
         say(f"would remove: {_listed(steps)}")
         return
@@ -128,7 +159,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def _line(entry: "Entry") -> str:
-    name = entry.path.name
+    name = entry.name
     if entry.state != "committed":
         return f"{name:24} {entry.state}{': ' + entry.problem if entry.problem else ''}"
     saved = "" if entry.saved is None else f"{entry.saved:%Y-%m-%d %H:%M:%S} UTC"
@@ -138,4 +169,5 @@ def _line(entry: "Entry") -> str:
 
 def _plain(entry: "Entry") -> dict[str, object]:
     saved = None if entry.saved is None else entry.saved.isoformat()
-    return {**asdict(entry), "path": str(entry.path), "saved": saved}
+    rest = {name: value for name, value in asdict(entry).items() if name != "place"}
+    return {"path": entry.place, **rest, "saved": saved}

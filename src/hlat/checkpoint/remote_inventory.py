@@ -1,0 +1,91 @@
+"""What lies below a prefix of an object store, for people: as ``inventory.py`` tells it of a folder.
+
+URL of a prefix, or of one checkpoint below it --RemotePrefix--> entries | problems of a step | what a step holds
+
+Only what is small is read, but by ``problems``. Nothing is changed, there or here.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Set
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hlat.checkpoint.index import INDEX_NAME
+from hlat.checkpoint.inventory import Entry, Group, contents, look
+from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, META_NAME, STEP_NAME, step_name
+from hlat.checkpoint.objects import Objects
+from hlat.checkpoint.remote_reading import SET_ASIDE, Vouched, remote_folders, remote_manifest, remote_problems
+from hlat.runtime import CheckpointError
+
+
+class RemotePrefix:
+    """The checkpoints below a URL, or the one that it names.
+
+    Args:
+        url: ``checkpoint.remote`` of a run, or the URL of a checkpoint below it.
+
+    Raises:
+        CheckpointError: the URL cannot be used, or its backend is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        parent, _, last = url.rstrip("/").rpartition("/")
+        named = STEP_NAME.fullmatch(last)
+        self._one = int(named[1]) if named else None
+        self._objects = Objects(parent if named else url)
+
+    def entries(self) -> list[Entry]:
+        """Everything there that is a checkpoint, was one, or was to become one; by step.
+
+        Raises:
+            StorageError: the store does not answer, or refuses.
+        """
+        there = remote_folders(self._objects)
+        wanted = there if self._one is None else {self._one} & there.keys()
+        return [self._entry(step, there[step]) for step in sorted(wanted)]
+
+    def problems(self, step: int) -> list[str]:
+        """Everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+        return remote_problems(self._objects, step)
+
+    def newest(self) -> tuple[str, Mapping[str, Any], list[Group]]:
+        """The newest checkpoint that can be read: its URL, what it says of itself, and its tensors by kind.
+
+        Raises:
+            CheckpointError: there is none.
+            StorageError: the store does not answer, or refuses.
+        """
+        entries = [entry for entry in self.entries() if entry.state == "committed"]
+        if not entries:
+            raise CheckpointError(f"{self._objects.url}: no checkpoint there that can be read.")
+        step = entries[-1].step
+        vouched = remote_manifest(self._objects, step)
+        with TemporaryDirectory() as folder:
+            head = Path(folder)
+            (head / MARKER_NAME).write_bytes(vouched.marker)
+            (head / MANIFEST_NAME).write_bytes(vouched.text)
+            for name in (META_NAME, INDEX_NAME):
+                (head / name).write_bytes(self._small(step, name, vouched))
+            found = look(head)
+            return self._objects.place(step_name(step)), found.meta, contents(found)
+
+    def _entry(self, step: int, names: Set[str]) -> Entry:
+        place = self._objects.place(step_name(step))
+        if MARKER_NAME not in names:
+            return Entry(place, step, "set aside" if SET_ASIDE in names else "unfinished")
+        try:
+            vouched = remote_manifest(self._objects, step)
+            tokens = json.loads(self._small(step, META_NAME, vouched)).get("tokens")
+        except CheckpointError as error:
+            return Entry(place, step, "damaged", problem=str(error))
+        return Entry(place, step, "committed", sum(vouched.manifest.file_bytes.values()), None, tokens)
+
+    def _small(self, step: int, name: str, vouched: Vouched) -> bytes:
+        content = self._objects.read(f"{step_name(step)}/{name}")
+        if content is None:
+            raise CheckpointError(f"{name} is missing")
+        if hashlib.sha256(content).hexdigest() != vouched.manifest.files[name].sha256:
+            raise CheckpointError(f"{name} does not match its checksum")
+        return content
