@@ -80,3 +80,19 @@ def test_accuracy_on_measured_runs(shared: Path) -> None:
     trainium = [abs(row["error"]) for row in result["rows"] if row["chip"].startswith("Trainium")]
     assert sum(trainium) / len(trainium) < 0.10
     assert result["skipped"]["count"] + result["overall"]["n"] == 1049
+    memory = result["memory"]["groups"]
+    assert {group["n"]: group["mean"] < 0.10 for group in memory.values()} == {69: True, 4: True}
+
+
+def test_memory_of_a_published_run_is_counted_with_one_constant_added(tmp_path: Path) -> None:
+    """Korthikanti et al. 2022, figure 1 and table 5: GPT-3 on 64 devices, 45.56 GiB of state and 12.35 of activations.
+
+    They are the mean of all ranks; the first one has the embedding too, 18 bytes for each of 51200 x 12288 / 8 weights.
+    """
+    gpt = "a,s,m,dense,96,12288,96,96,128,49152,0,51200,2048,64,1,A100-SXM-80GB,64,1,8,1,8,1,1,0,3,selective,fp16,,"
+    run = gpt + "Megatron-LM no FlashAttention,140,59.5,,"
+    (row,) = validate(write(tmp_path, run))["memory"]["rows"]
+    embedding = 18 * 51200 * 12288 / 8 / 2**30
+    assert row["constant_gib"] == 0 and row["predicted_gib"] == pytest.approx(45.56 + 12.35 + embedding, rel=0.005)
+    (other,) = validate(write(tmp_path, run.replace(",59.5,", ",1.0,")))["memory"]["rows"]
+    assert other["predicted_gib"] == row["predicted_gib"]

@@ -170,9 +170,10 @@ def _validate(path: Path, as_json: bool) -> None:
     if as_json:
         say(json.dumps(result, indent=2))
         return
-    say(f"{'source':60} {'n':>5} {'mean':>7} {'median':>7} {'90%':>7}")
-    for name, one in (*result["groups"].items(), ("all", result["overall"])):
-        if one["n"]:
-            say(f"{name[:60]:60} {one['n']:5} {one['mean']:7.1%} {one['median']:7.1%} {one['p90']:7.1%}")
+    for title, errors in (("tokens per second, by source", result), ("memory, by source", result["memory"])):
+        say(f"{title:60} {'n':>5} {'mean':>7} {'median':>7} {'90%':>7}")
+        for name, one in (*errors["groups"].items(), ("all", errors["overall"])):
+            if one["n"]:
+                say(f"{name[:60]:60} {one['n']:5} {one['mean']:7.1%} {one['median']:7.1%} {one['p90']:7.1%}")
     for reason, count in result["skipped"]["reasons"].items():
         say(f"skipped {count:5}: {reason}")

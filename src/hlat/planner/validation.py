@@ -1,6 +1,7 @@
 """Predictions beside measurements: every row of a table of runs, its error, and the errors of each source.
 
 CSV file -> runs -> step times -> predicted / measured - 1 -> overall, by source, by row; what was skipped and why
+                 -> memory     -> the same, of rows that tell it
 """
 
 from collections import Counter, defaultdict
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hlat.planner.published import Published, read_published
+from hlat.planner.published_memory import constant_gib, framework_of, predicted_gib
 from hlat.planner.step import step_times
 from hlat.planner.work import Columns
 
@@ -18,8 +20,8 @@ def validate(path: Path) -> dict[str, Any]:
     """Errors of the prediction of every row; tokens per second, as a share of what was measured.
 
     Returns:
-        ``overall`` and ``groups`` with n, mean, median and p90 of the absolute errors, ``rows``, and ``skipped``: how
-        many rows could not be predicted, by reason, and which.
+        ``overall`` and ``groups`` with n, mean, median and p90 of the absolute errors, ``rows``, ``memory`` with the
+        same three for GiB per device, and ``skipped``: how many rows could not be predicted, by reason, and which.
 
     Raises:
         PlanError: the file cannot be read, or has not the columns of such a table.
@@ -27,17 +29,13 @@ def validate(path: Path) -> dict[str, Any]:
     runs, skipped = read_published(path)
     measured = [run for run in runs if run.tokens_per_second]
     rows = _rows(measured)
-    groups = defaultdict(list)
-    for row in rows:
-        groups[row["source"]].append(row["error"])
     reasons = Counter(one.reason for one in skipped)
     without = [run for run in runs if not run.tokens_per_second]
     if without:
         reasons["no throughput published"] = len(without)
     return {
-        "overall": _statistics([row["error"] for row in rows]),
-        "groups": {name: _statistics(errors) for name, errors in sorted(groups.items())},
-        "rows": rows,
+        **_errors(rows),
+        "memory": _errors(_memory_rows([run for run in runs if run.memory_gib])),
         "skipped": {
             "count": len(skipped) + len(without),
             "reasons": dict(reasons.most_common()),
@@ -70,6 +68,37 @@ def _rows(runs: list[Published]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _memory_rows(runs: list[Published]) -> list[dict[str, Any]]:
+    rows = []
+    for run, predicted in zip(runs, predicted_gib(runs), strict=True):
+        assert run.memory_gib is not None, "only measured runs are compared"
+        rows.append(
+            {
+                "id": run.name,
+                "source": run.group,
+                "model": run.row.get("model", ""),
+                "chip": run.row["chip"],
+                "framework": framework_of(run),
+                "measured_gib": run.memory_gib,
+                "predicted_gib": predicted,
+                "error": predicted / run.memory_gib - 1,
+                "constant_gib": constant_gib(run),
+            }
+        )
+    return rows
+
+
+def _errors(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["source"]].append(row["error"])
+    return {
+        "overall": _statistics([row["error"] for row in rows]),
+        "groups": {name: _statistics(errors) for name, errors in sorted(groups.items())},
+        "rows": rows,
+    }
 
 
 def _statistics(errors: list[float]) -> dict[str, float | int | None]:
