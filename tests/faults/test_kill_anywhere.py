@@ -69,11 +69,8 @@ def kill_and_compare(command, layout: str, data: str, precision: str, kills: int
     return killer.kills
 
 
-@pytest.mark.parametrize(
-    ("layout", "data", "precision"), [("one process", "prepared", "bf16-sr"), ("DP2 ZeRO-1", "online", "mixed")]
-)
-def test_killed_a_few_times(command, layout: str, data: str, precision: str) -> None:
-    kill_and_compare(command, layout, data, precision, kills=3, seed=1)
+def test_killed_a_few_times(command) -> None:
+    kill_and_compare(command, "DP2 ZeRO-1", "online", "bf16-sr", kills=2, seed=1)
 
 
 @pytest.mark.slow

@@ -91,6 +91,7 @@ def test_interrupted_by_ctrl_c_it_saves_and_goes_on(recipe_file, tiny, straight,
     assert_same_run(straight, tmp_path / "run")
 
 
+@pytest.mark.slow  # the default suite kills in tests/faults
 def test_killed_at_random_instants_and_restarted_each_time(recipe_file, tiny, straight, tmp_path):
     rng = random.Random(11)
     command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, "checkpoint.every_steps=3"]

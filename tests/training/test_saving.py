@@ -53,8 +53,11 @@ def test_a_run_of_one_step_is_saved_beside_training_too(cli, recipe_file, tiny, 
 
 @pytest.mark.parametrize(
     "change",
-    [[], ["data.mode=online", "data.streams=8", "precision.mode=bf16-sr"], ["--nproc", "2"]],
-    ids=["alone", "online", "two ranks"],
+    [
+        pytest.param([], id="alone", marks=pytest.mark.slow),
+        pytest.param(["data.mode=online", "data.streams=8", "precision.mode=bf16-sr"], id="online"),
+        pytest.param(["--nproc", "2"], id="two ranks"),
+    ],
 )
 def test_beside_training_or_not_the_checkpoints_are_the_same(cli, recipe_file, tiny, tmp_path, change):
     every = ["checkpoint.every_steps=3", "checkpoint.keep_last=99", "training.steps=20"]
@@ -74,9 +77,21 @@ def test_beside_training_or_not_the_checkpoints_are_the_same(cli, recipe_file, t
             assert event["seconds"] > 0 and event["stall_seconds"] >= event["waited_seconds"] >= 0
 
 
+@pytest.fixture(scope="module")
+def good(cli, tiny_recipe, corpus, tmp_path_factory):
+    """The last checkpoint of a run whose disk never refuses."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "recipe.yaml").write_text(tiny_recipe)
+    done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}")
+    assert done.returncode == 0, done.stderr
+    return resolve(folder / "run")
+
+
 @pytest.mark.parametrize("background", ["true", "false"])
-@pytest.mark.parametrize("kind", ["enospc", "eio", "unavailable"])
-def test_a_disk_that_refuses_several_saves(cli, recipe_file, tiny, tmp_path, kind, background):
+@pytest.mark.parametrize(
+    "kind", ["enospc", pytest.param("eio", marks=pytest.mark.slow), pytest.param("unavailable", marks=pytest.mark.slow)]
+)
+def test_a_disk_that_refuses_several_saves(cli, recipe_file, tiny, tmp_path, good, kind, background):
     """Training goes on, the events say so, the next good save is complete, and the end is that of a good disk."""
     change = [f"checkpoint.background={background}", "checkpoint.retries=0", "checkpoint.keep_last=9"]
     run = [f"run.dir={tmp_path / 'bad'}", "checkpoint.every_steps=5", *change]
@@ -88,8 +103,7 @@ def test_a_disk_that_refuses_several_saves(cli, recipe_file, tiny, tmp_path, kin
     assert done.stdout.count("failed, training goes on") == 3
     assert checkpoints_of(tmp_path / "bad") == steps(5, 25, 30, 35, 40)
     assert all(verify(path) == [] for path in (tmp_path / "bad" / "checkpoints").iterdir())
-    assert cli("train", recipe_file, *tiny, f"run.dir={tmp_path / 'good'}").returncode == 0
-    assert_same(resolve(tmp_path / "bad"), resolve(tmp_path / "good"))
+    assert_same(resolve(tmp_path / "bad"), good)
 
 
 @pytest.mark.parametrize("background", ["true", "false"])

@@ -86,10 +86,10 @@ class _Given:
         """Train in this process; gives its exit code."""
         from hlat.launch import GONE_ON, working
 
-        ready()
         with working():
             from hlat.training import run
 
+            ready()  # not before: an exception in the midst of an import can come out of it as another one
             here = place()
             recipe = self.load(here.world)
             outcome = run(
