@@ -1,6 +1,7 @@
 """What goes wrong with the text of a run of two processes: one sentence, an exit code, and the run can go on."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -161,7 +162,7 @@ def test_a_disk_that_fills_up_under_the_cache(recipe_file: Path, server: str, tm
         assert code == 3 and f"{disk / 'cache'}: cannot keep http://127.0.0.1" in text, text
         assert "No space left on device" in text and "data.cache_dir" in text and "Traceback" not in text
         other.unlink()
-        step = int(text.split("step ")[-1].split("/")[0])
+        step = int(re.findall(r"step (\d+)", text)[-1])  # that the last attempt got to, or began at
         code, text = Run(recipe_file, run, server, *settings, f"training.steps={step + 20}").end()
         assert code == 0 and "resumed at step" in text, text
     finally:

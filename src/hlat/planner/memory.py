@@ -3,9 +3,10 @@
     Question, Candidate, pipeline rank -> parallel.state_bytes, model.activations, memory's counts -> RankMemory
 
 Nothing is counted here that another room counts: parameters, gradients and moments are those of parallel/footprint.py,
-what the forward pass keeps those of model/activations.py, passes in flight those of memory/in_flight.py. Added are what
-these leave out: buffers of collectives, the loss's chunk of logits, gradients of activations while a layer runs
-backward, and what the device's runtime and allocator take besides.
+what the forward pass keeps those of model/activations.py, passes in flight those of memory/in_flight.py. What these
+leave out is alive at one of three instants, of which the largest counts: the loss has the logits of a chunk; the first
+block runs backward; all gradients are put together to be sent. Held against rehearsals and real runs in a test.
+Besides there is what the device's runtime and allocator take.
 """
 
 from dataclasses import dataclass, fields
@@ -22,6 +23,7 @@ from hlat.precision import MODES
 
 _CHUNK = 64 << 20  # bytes of fp32 logits that the loss makes at a time (model/loss.py)
 _SMALLEST_CHUNK = 256  # rows
+_HEADS = ("final_norm", "loss_by_hidden", "loss_by_head")  # gone when a block runs backward
 
 _GIB = 1 << 30
 _RUNTIME_BYTES = {"measured": 0.0, "trainium": 6.25 * _GIB}
@@ -45,8 +47,8 @@ class RankMemory:
         gradients, optimizer: as they are kept.
         activations: kept for backward by all micro-batches in flight.
         recomputing: alive besides, while a block is computed again.
-        logits: of the loss's chunk, and the head's gradient; the last stage only.
-        working: gradients of activations, and of a layer's weights, while it runs backward.
+        logits: of the loss's chunk; the last stage only.
+        working: gradients of activations of the block that runs backward.
         buffers: of collectives.
         runtime: of the device's runtime.
         slack: of the allocator.
@@ -147,41 +149,85 @@ def _put_together(
     gradients: float,
     optimizer: float,
 ) -> RankMemory:
-    model, mode = question.model, MODES[question.mode]
-    per_layer, everything, at_ends = _kept(question, one, ends)
-    flight = passes_in_flight(one.parallel, pipeline_rank, one.accumulation(question.global_batch)) / one.virtual
-    kept = flight * (layers * per_layer + at_ends)
-    tokens = one.micro_batch * question.sequence / one.context
-    item = mode.compute.itemsize
-    layer_weights = _layer_weights(model, one.tensor)
-    logits = _logits(model, one, tokens, item) if ends[1] else 0.0
-    # Gradients of the widest activations of a block, and of its largest weight, before they are added or sent.
-    working = tokens * item * (3 * model.intermediate_size / one.tensor + 2 * model.hidden_size)
-    working += item * model.hidden_size * 2 * model.intermediate_size / one.tensor
-    buffers = 0.0
-    if one.zero > 0 and one.data * one.context > 1:
-        buffers = layer_weights * (2 * item + mode.reduction.itemsize)
-    if one.tensor > 1:
-        buffers += 2 * tokens * item * model.hidden_size
-    if one.pipeline > 1:
-        buffers += 2 * tokens * item * model.hidden_size / one.tensor
-    moving = kept + (everything - per_layer) + max(working, logits) + buffers
     family = question.cluster.chip.family or "measured"
-    return RankMemory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=kept,
-        recomputing=everything - per_layer,
-        logits=logits,
-        working=max(working - logits, 0.0),
-        buffers=buffers,
-        runtime=_RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES),
-        slack=_SLACK * moving if family != "measured" else 0.0,
+    runtime = _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES)
+    share = 0.0 if family == "measured" else _SLACK
+    moments = _moments(question, one, pipeline_rank, layers, ends, gradients)
+    moving = max(moments, key=lambda moment: sum(moment.values()))
+    empty = {"activations": 0.0, "recomputing": 0.0, "logits": 0.0, "working": 0.0, "buffers": 0.0}
+    slack = share * sum(moving.values())
+    held = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
+    return RankMemory(**held, **{**empty, **moving}, runtime=runtime, slack=slack)
+
+
+def _moments(
+    question: Question, one: Candidate, pipeline_rank: int, layers: int, ends: tuple[bool, bool], gradients: float
+) -> list[dict[str, float]]:
+    """What is there besides the state at the instants of a step that can need most."""
+    model, mode = question.model, MODES[question.mode]
+    micro_batches = one.accumulation(question.global_batch)
+    kept = _kept(question, one, ends)
+    passes = passes_in_flight(one.parallel, pipeline_rank, micro_batches)
+    flight = passes / one.virtual
+    tokens = one.micro_batch * question.sequence / one.context
+    item, reduced = mode.compute.itemsize, mode.reduction.itemsize
+    inner = tokens * item * model.intermediate_size / one.tensor
+    block = _layer_weights(model, one.tensor)
+    messages = _messages(one, pipeline_rank, micro_batches, passes, tokens * item * model.hidden_size / one.tensor)
+    shards = one.data * one.context
+    # FSDP2 gathers a block before it works; it reduces one as soon as it has its gradients, but pipelines at their end.
+    gathering = block * item if one.zero == 3 and shards > 1 else 0.0
+    reducing = block * reduced if one.zero > 0 and shards > 1 and one.pipeline == 1 else 0.0
+    if reducing and one.zero > 1:
+        reducing += block * item
+    recomputes = one.recompute == "full"
+    backward = {
+        "activations": flight * (layers * kept.per_layer + kept.at_entry),
+        "recomputing": float(kept.whole_layer - kept.per_layer) if recomputes else 0.0,
+        # By the widest activations: the gradients by what the feed-forward half makes, and what they are added up from.
+        "working": (3 if recomputes else 4) * inner,
+        "buffers": messages + 2 * gathering + reducing,
+    }
+    moments = [backward]
+    if ends[1]:
+        loss = _logits(model, one, tokens, item)
+        everything = flight * (layers * kept.per_layer + kept.at_ends)
+        moments.append({"activations": everything, "logits": loss, "buffers": messages + gathering})
+    if one.zero == 0 and shards > 1:
+        moments.append(
+            {"buffers": gradients * reduced / mode.gradients.itemsize}
+        )  # all of them, put together to be sent
+    return moments
+
+
+def _messages(one: Candidate, pipeline_rank: int, micro_batches: int, passes: int, size: float) -> float:
+    """Buffers of messages between stages.
+
+    torch's stages have one for each micro-batch that they receive. 1F1B waits for each send before the next; with
+    several stages per rank all are waited for at the end of a step. Of these, rehearsals of ten ranks (2 to 4 ranks, 2
+    to 4 stages each, 4 and 8 micro-batches) hold at their peak all but about 1.6 for each pass in flight.
+    """
+    if one.pipeline == 1:
+        return 0.0
+    stages = one.pipeline * one.virtual
+    received = micro_batches * sum(
+        (stage > 0) + (stage < stages - 1) for stage in range(pipeline_rank, stages, one.pipeline)
     )
+    held = 1.0 if one.virtual == 1 else max(received - 1.6 * passes, 1.0)
+    return size * (received + held)
 
 
-def _kept(question: Question, one: Candidate, ends: tuple[bool, bool]) -> tuple[int, int, int]:
+@dataclass(frozen=True)
+class _Kept:
+    """Bytes that a micro-batch keeps on a rank: per layer with the policy and without any, and outside of layers."""
+
+    per_layer: int
+    whole_layer: int
+    at_ends: int
+    at_entry: int  # of these, what is not the head's and the loss's
+
+
+def _kept(question: Question, one: Candidate, ends: tuple[bool, bool]) -> _Kept:
     return _kept_of(
         _Hashed(question.model),
         question.sequence,
@@ -221,8 +267,7 @@ def _kept_of(
     recompute: Recompute,
     ends: tuple[bool, bool],
     on_cpu: bool,
-) -> tuple[int, int, int]:
-    """Bytes per layer with the policy, per layer without any, and of the ends."""
+) -> _Kept:
     part = ModelPart(0, tensor, range(1), embedding=ends[0], head=ends[1])
     share = Share(
         part=part,
@@ -233,7 +278,8 @@ def _kept_of(
     )
     kept = activations(model.model, micro_batch, sequence, mode, POLICIES[recompute], share)
     whole = activations(model.model, micro_batch, sequence, mode, (), share)
-    return kept.per_layer, whole.per_layer, sum(kept.ends.values())
+    entry = sum(size for name, size in kept.ends.items() if name not in _HEADS)
+    return _Kept(kept.per_layer, whole.per_layer, sum(kept.ends.values()), entry)
 
 
 def _layer_weights(model: ModelConfig, tensor: int) -> float:
@@ -244,7 +290,10 @@ def _layer_weights(model: ModelConfig, tensor: int) -> float:
 
 
 def _logits(model: ModelConfig, one: Candidate, tokens: float, item: int) -> float:
-    """The loss's chunk: logits as they come and in fp32, their gradient; and the head's gradient in fp32."""
+    """The loss's chunk: logits and their gradient as they come, and in fp32; in place where they come in fp32."""
     rows = len(vocabulary_rows(model, ModelPart(0, one.tensor)))
-    chunk = min(tokens, max(_SMALLEST_CHUNK, _CHUNK // (4 * rows)))
-    return chunk * rows * (2 * item + 4) + rows * model.hidden_size * (4 + item)
+    size = max(_SMALLEST_CHUNK, _CHUNK // (4 * rows))
+    chunk = min(tokens, size)
+    # Gradients of the head are added up in fp32 over chunks.
+    again = rows * model.hidden_size * 4 if tokens > size else 0.0
+    return chunk * rows * (4 if item == 4 else 2 * item + 4) + again

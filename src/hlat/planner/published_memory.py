@@ -109,7 +109,8 @@ def _whole(columns: Columns) -> Column:
     keys = columns.kv_heads / columns.heads
     gated = 8 * hidden / cut + (2 * hidden * (1 + 2 * keys) + 2 * hidden + 8 * columns.inner) / t
     sums = 4 * columns.heads / t * (columns.attention != MATERIALISED)
-    return tokens * (np.where(columns.gated > 0, gated, plain) + sums) + _scores(columns)
+    total: Column = tokens * (np.where(columns.gated > 0, gated, plain) + sums) + _scores(columns)
+    return total
 
 
 def _scores(columns: Columns) -> Column:
