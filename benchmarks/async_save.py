@@ -201,6 +201,7 @@ def main():
     parser.add_argument("--folder", help="where the checkpoints go for a while; a temporary folder if not given")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command has it
     if "RANK" in os.environ:
         work(arguments)
         return
@@ -209,11 +210,9 @@ def main():
         if arguments.nproc == 1:
             work(arguments)
             return
-        from hlat.launch.local import run_workers
-
         options = [f"--{name}={getattr(arguments, name)}" for name in ("rounds", "layers", "folder", "device")]
-        command = [sys.executable, __file__, *options]
-        sys.exit(run_workers(command, arguments.nproc, Path(folder), print))
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.nproc}"]
+        sys.exit(subprocess.run([sys.executable, *torchrun, __file__, *options], check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from hlat.planner.question import Question, ask
 from hlat.planner.search import Planned, planned
 from hlat.planner.trace import chrome_trace
 from hlat.planner.validation import validate
+from hlat.planner.volume import exchanged_bytes
 
 __all__ = [
     "Candidate",
@@ -20,6 +21,7 @@ __all__ = [
     "ask",
     "chrome_trace",
     "described",
+    "exchanged_bytes",
     "explain",
     "fits",
     "fragment",

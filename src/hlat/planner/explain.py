@@ -6,6 +6,7 @@ Plan -> sentences
 from hlat.planner.plan import TIE, Plan, fits
 from hlat.planner.question import Question
 from hlat.planner.search import Planned
+from hlat.planner.volume import exchanged_bytes
 
 _GIB = 1 << 30
 _WORDS = {
@@ -78,20 +79,26 @@ def _placed(question: Question, one: Planned) -> list[str]:
     """Where each kind of traffic goes."""
     cluster, layout = question.cluster, one.candidate
     fast, slow = cluster.link_rate / 1e9, cluster.network_rate / cluster.devices_per_instance / 1e9
+    sent = {axis: f"{size / _GIB:,.1f} GiB per step" for axis, size in exchanged_bytes(question, layout, 0).items()}
     said = []
     if layout.tensor > 1:
         inside = layout.tensor <= cluster.domain
         where = (
             f"on the fast links ({fast:.0f} GB/s per device)" if inside else "beyond the fast links, over the network"
         )
-        said.append(f"Tensor parallelism, which talks four times per layer, stays {where}.")
-    if layout.pipeline > 1:
         said.append(
-            f"The {layout.pipeline} pipeline stages talk least, a message per pass, and lie across instances "
-            f"({slow:.1f} GB/s per device)."
+            f"Tensor parallelism, which talks four times per layer, stays {where}: {sent['tensor']} and device."
+        )
+    if layout.pipeline > 1:
+        lie = "lie across instances" if cluster.devices > cluster.devices_per_instance else "share an instance"
+        speed = f" ({slow:.1f} GB/s per device)" if cluster.devices > cluster.devices_per_instance else ""
+        said.append(
+            f"The {layout.pipeline} pipeline stages talk least, a message per pass, and {lie}{speed}: "
+            f"{sent['pipeline']} and device."
         )
     if layout.data > 1:
         crosses = layout.data * layout.tensor * layout.context > cluster.domain
         where = f"over the network ({slow:.1f} GB/s per device), beside passes" if crosses else "on the fast links"
-        said.append(f"Data parallelism over {layout.data} replicas talks once a step, {where}.")
+        often = "for each micro-batch" if layout.zero == 3 else "once a step"
+        said.append(f"Data parallelism over {layout.data} replicas talks {often}, {where}: {sent['data']} and device.")
     return said

@@ -17,6 +17,7 @@ from hlat.planner.goodput import simulate_goodput
 from hlat.planner.layouts import Candidate, parse_layout
 from hlat.planner.question import Question
 from hlat.planner.search import USABLE, Found, Planned, planned, search, smallest_clusters
+from hlat.planner.volume import exchanged_bytes
 from hlat.planner.work import RECOMPUTE
 from hlat.runtime import PlanError
 
@@ -123,6 +124,10 @@ def described(question: Question, one: Planned) -> dict[str, Any]:
         "memory_parts_gib": {
             str(rank): {name: round(size / _GIB, 3) for name, size in memory.parts().items()}
             for rank, memory in one.memory.items()
+        },
+        "exchanged_gib_per_step": {
+            str(rank): {axis: round(size / _GIB, 3) for axis, size in exchanged_bytes(question, layout, rank).items()}
+            for rank in one.memory
         },
         "step_seconds": one.step_seconds,
         "step_parts_seconds": one.parts,

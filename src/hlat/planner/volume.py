@@ -1,0 +1,94 @@
+"""Bytes that a rank exchanges in a step, by mesh axis: what crosses which links.
+
+    Question, Candidate, pipeline rank -> tensor, context, pipeline, data: bytes of the whole tensors exchanged
+
+Counted as a rehearsal counts them (rehearsal/traffic.py): what an all-gather gives, a reduce-scatter takes, an
+all-reduce sums, a send sends. Left out are numbers of a few bytes per token or step: sums of the loss, norms. Held
+against rehearsals in a test, and with them the time model's own traffic (traffic.py).
+"""
+
+from dataclasses import replace
+
+from hlat.model import ModelPart
+from hlat.parallel import Layout, held_parts, state_bytes
+from hlat.planner.layouts import Candidate
+from hlat.planner.question import Question
+from hlat.precision import MODES
+
+AXES = ("tensor", "context", "pipeline", "data")
+
+
+def exchanged_bytes(question: Question, one: Candidate, pipeline_rank: int) -> dict[str, float]:
+    """Bytes of a step by axis; those of ``data`` go over the context axis too where there is one."""
+    layout = Layout.of(one.parallel, one.world)
+    rank = pipeline_rank * (one.world // one.pipeline)
+    parts = held_parts(question.model, layout, rank, question.sequence)
+    return {
+        "tensor": _tensor(question, one, parts),
+        "context": _context(question, one, parts),
+        "pipeline": _pipeline(question, one, pipeline_rank),
+        "data": _data(question, one, rank),
+    }
+
+
+def _hidden(question: Question, one: Candidate) -> float:
+    """Of one micro-batch between blocks."""
+    tokens = one.micro_batch * question.sequence / one.context
+    return tokens * question.model.hidden_size * MODES[question.mode].compute.itemsize
+
+
+def _layers(question: Question, parts: list[ModelPart]) -> int:
+    return sum(len(part.layer_range(question.model)) for part in parts)
+
+
+def _tensor(question: Question, one: Candidate, parts: list[ModelPart]) -> float:
+    """A block gathers what enters its halves and scatters what leaves them, forward and backward."""
+    if one.tensor == 1:
+        return 0.0
+    again = {"none": 0, "selective": 0, "full": 3}[one.recompute]  # the last scatter's result is not needed again
+    messages = _layers(question, parts) * (8 + again)
+    messages += sum(2 * part.embedding + 2 * part.head for part in parts)
+    return one.accumulation(question.global_batch) * messages * _hidden(question, one)
+
+
+def _context(question: Question, one: Candidate, parts: list[ModelPart]) -> float:
+    """Keys and values of all ranks are gathered forward, and again where they were not kept; gradients scattered."""
+    if one.context == 1:
+        return 0.0
+    model = question.model
+    tokens = one.micro_batch * question.sequence
+    keys = tokens * max(model.n_kv_heads / one.tensor, 1.0) * model.n_head_dim * MODES[question.mode].compute.itemsize
+    times = {"none": 2, "selective": 3, "full": 3}[one.recompute]
+    return one.accumulation(question.global_batch) * _layers(question, parts) * times * 2 * keys
+
+
+def _pipeline(question: Question, one: Candidate, pipeline_rank: int) -> float:
+    """What a rank sends: results to the next stage, gradients to the one before."""
+    stages = one.pipeline * one.virtual
+    mine = range(pipeline_rank, stages, one.pipeline)
+    sends = sum((stage < stages - 1) + (stage > 0) for stage in mine)
+    return one.accumulation(question.global_batch) * sends * _hidden(question, one) / one.tensor
+
+
+def _data(question: Question, one: Candidate, rank: int) -> float:
+    """ZeRO 0 sums all gradients once; FSDP2 gathers weights and scatters gradients, block by block."""
+    shards = one.data * one.context
+    if shards == 1:
+        return 0.0
+    mode = MODES[question.mode]
+    micro_batches = one.accumulation(question.global_batch)
+
+    def state(zero: int) -> tuple[float, float]:
+        """Weights of the rank in elements, and those gathered with all blocks."""
+        parallel = replace(one, zero=zero).parallel
+        found = state_bytes(question.model, parallel, one.world, rank, question.sequence, micro_batches, 1, 1, 0)
+        return float(found.parameters), float(found.parameters_within_step - found.parameters)
+
+    if one.zero == 0:
+        return state(0)[0] * mode.reduction.itemsize
+    whole = state(1)[1]
+    ends = state(3)[1] if one.zero == 3 else 0.0
+    gathers = {1: whole, 2: whole, 3: micro_batches * (2 * (whole - ends) + ends)}[one.zero]
+    reductions = micro_batches if one.zero > 1 and one.pipeline == 1 else 1
+    reduced = mode.reduction if mode.compute != mode.weights else mode.gradients
+    return gathers * mode.compute.itemsize + reductions * whole * reduced.itemsize
