@@ -16,8 +16,9 @@ The names are resolved on first use: a worker process that only tokenizes (hlat.
 importing torch, which would cost more than tokenizing a small corpus.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.data.manifest import Manifest
@@ -35,36 +36,50 @@ if TYPE_CHECKING:
     from hlat.data.verification import verify
     from hlat.model import IGNORED
 
-_HOME = {
-    "Batch": "samples",
-    "Cursors": "online.feed",
-    "IGNORED": "samples",
-    "Manifest": "manifest",
-    "OnlineData": "online.data",
-    "OnlineFeed": "online.feed",
-    "PartRecord": "parts",
-    "Prepared": "prepared",
-    "Progress": "planning",
-    "StreamProgress": "online.feed",
-    "Summary": "summary",
-    "Tokenizer": "tokenizer",
-    "TrainingData": "samples",
-    "ValidationData": "samples",
-    "check_tokenizer": "prepared",
-    "check_vocabulary": "prepared",
-    "load_tokenizer": "tokenizer",
-    "make_ready": "readiness",
-    "merge_parts": "joining",
-    "open_prepared": "prepared",
-    "part_folder": "parts",
-    "parts_beside": "joining",
-    "permute": "order",
-    "prepare": "preparation",
-    "prepare_online": "online.setup",
-    "prepare_part": "parts",
-    "summarize": "summary",
-    "train_tokenizer": "parts",
-    "verify": "verification",
+_MODULES = {
+    "joining": (
+        "merge_parts",
+        "parts_beside",
+    ),
+    "manifest": ("Manifest",),
+    "online.data": ("OnlineData",),
+    "online.feed": (
+        "Cursors",
+        "OnlineFeed",
+        "StreamProgress",
+    ),
+    "online.setup": ("prepare_online",),
+    "order": ("permute",),
+    "parts": (
+        "PartRecord",
+        "part_folder",
+        "prepare_part",
+        "train_tokenizer",
+    ),
+    "planning": ("Progress",),
+    "preparation": ("prepare",),
+    "prepared": (
+        "Prepared",
+        "check_tokenizer",
+        "check_vocabulary",
+        "open_prepared",
+    ),
+    "readiness": ("make_ready",),
+    "samples": (
+        "Batch",
+        "IGNORED",
+        "TrainingData",
+        "ValidationData",
+    ),
+    "summary": (
+        "Summary",
+        "summarize",
+    ),
+    "tokenizer": (
+        "Tokenizer",
+        "load_tokenizer",
+    ),
+    "verification": ("verify",),
 }
 
 __all__ = [
@@ -100,7 +115,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazily(__name__, _MODULES)

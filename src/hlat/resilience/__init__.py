@@ -3,8 +3,7 @@
 What needs torch is imported when it is first asked for: a supervisor does without.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hlat.resilience.anomalies import APPLY, AnomalyPolicy, Verdict
 from hlat.resilience.beats import BEATS, Reading, beating, count_steps, read_beat, saves_beside, secured
@@ -14,6 +13,7 @@ from hlat.resilience.restarts import Decision, Failure, Kind, Restarts, Sizes
 from hlat.resilience.slowness import Slow, Slowness
 from hlat.resilience.stacks import ASK, main_stack, stacks_path
 from hlat.resilience.watchdog import Hang, Watchdog
+from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.resilience.copies import Copies, Mismatch
@@ -27,13 +27,8 @@ _WITH_TORCH = {
     "faults": ("STORAGE_FAULTS", "Faults", "InjectedFault"),
     "incident": ("Incident",),
 }
-_MODULES = {name: module for module, names in _WITH_TORCH.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazily(__name__, _WITH_TORCH)
 
 
 __all__ = [

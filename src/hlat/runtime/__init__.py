@@ -3,8 +3,7 @@
 What needs torch is imported when it is first asked for: ``hlat check`` and a refused recipe do without.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hlat.runtime.errors import (
     CheckpointError,
@@ -20,6 +19,7 @@ from hlat.runtime.errors import (
 )
 from hlat.runtime.file_systems import WEB, connect, protocol_of, refusal, refuse_unusable
 from hlat.runtime.keys import stream_key
+from hlat.runtime.lazy import lazily
 from hlat.runtime.others import LAUNCHER, is_running, is_stopped, session_lives
 from hlat.runtime.phase import PHASES, current_phase, enter_phase, observed_phases
 from hlat.runtime.place import Place, place
@@ -71,13 +71,8 @@ _WITH_TORCH = {
     "rng": ("rng_state", "seed_generators", "set_rng_state"),
     "vote": ("Vote",),
 }
-_MODULES = {name: module for module, names in _WITH_TORCH.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazily(__name__, _WITH_TORCH)
 
 
 __all__ = [
@@ -127,6 +122,7 @@ __all__ = [
     "is_url",
     "join_beside",
     "joined",
+    "lazily",
     "log_path",
     "normal_block",
     "normal_range",
