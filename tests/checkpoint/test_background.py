@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,9 @@ from saving_ranks import (
     wait_until,
 )
 
-from hlat.checkpoint import Disk, Refusal, SaveResult, open_checkpoint, save_in_tries
+from hlat.checkpoint import Disk, Refusal, SaveResult, open_checkpoint, run_saver, save_in_tries
+from hlat.checkpoint.saver import Memory, Settings
+from hlat.runtime import Place, start_beside
 
 WORLDS = [1, 2]
 
@@ -283,3 +286,16 @@ def do_without_savers(rank: Rank) -> None:
 def test_a_copy_that_finds_no_memory(tmp_path: Path, world: int, script: Script) -> None:
     with ranks(world, script, tmp_path) as (members, _):
         succeeded(members)
+
+
+def test_savers_that_never_met_leave_with_their_trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can have been ordered, and who waits for the run's lock is not to wait for them."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not answer
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": nobody.getsockname()[1]}.items():
+            monkeypatch.setenv(name, str(value))
+        saver = start_beside(partial(run_saver, here=Place(rank=1, world=2), make_disk=Disk))
+        saver.line.send(Settings("a-meeting", tmp_path, 1, None, 0))
+        saver.line.send(Memory())  # which it does not receive before it has met the other one
+        saver.leave()
+        assert saver.wait() == 1, "as one that has nothing to write; not when it gives up looking"

@@ -99,12 +99,13 @@ class _Saver:
     def __init__(self, line: Line, here: Place, make_disk: Callable[[], Disk]) -> None:
         self._line, self._here, self._make_disk = line, here, make_disk
         self._finishes = False  # whether there is something to be finished, should the trainer go
+        self._joined = False  # before that nothing can have been ordered
 
     def run(self) -> None:
         self._line.when_ended(lambda: os._exit(1), self._lingering)
         settings, _lock = self._next()  # which is held by being open
         ranks = join_beside("savers", settings.meeting, self._here)
-        self._finishes = True
+        self._finishes = self._joined = True
         self._line.send(Joined())
         disk = self._make_disk()
         store = CheckpointStore(settings.root, settings.keep_last, settings.keep_every_steps, disk=disk, ranks=ranks)
@@ -129,7 +130,8 @@ class _Saver:
                 self._copy(tiers)
 
     def _lingering(self) -> float:
-        return _LINGERING if self._finishes or self._line.has_unread() else 0.0
+        ordered = self._joined and self._line.has_unread()
+        return _LINGERING if self._finishes or ordered else 0.0
 
     def _copy(self, tiers: Tiers) -> None:
         """Bring the object store up to date. What a trainer's end breaks off is done with the next checkpoint."""
