@@ -10,28 +10,21 @@ Besides there is what the device's runtime and allocator take.
 """
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
-from hlat.config import ModelConfig
-from hlat.memory import POLICIES, passes_in_flight
-from hlat.model import ModelPart, Share, activations, vocabulary_rows
 from hlat.parallel import Layout, held_parts, state_bytes
 from hlat.planner.layouts import Candidate
+from hlat.planner.moments import layer_weights, moments
 from hlat.planner.question import Question
-from hlat.planner.work import Recompute
 from hlat.precision import MODES
-
-_CHUNK = 64 << 20  # bytes of fp32 logits that the loss makes at a time (model/loss.py)
-_SMALLEST_CHUNK = 256  # rows
-_HEADS = ("final_norm", "loss_by_hidden", "loss_by_head")  # gone when a block runs backward
 
 _GIB = 1 << 30
 _RUNTIME_BYTES = {"measured": 0.0, "trainium": 6.25 * _GIB}
 """Of the device's runtime, by family: context, code of kernels and graphs, buffers of the collectives' library.
 
-On Trainium nobody has published it. It lies between what two runs say: HLAT saw Llama-2-70B run out of memory on 4
-trn1.32xlarge, which by the counts below needs 9.3 GiB per core at least (so more than 6.1), and AWS trains it on 8 with
-tensor 8, pipeline 16, everything recomputed, which needs 8.6 GiB (so less than 7.4). It is inferred, not measured.
+On Trainium nobody has published it. It is inferred from two runs of AWS's library, whose pipelines hold no buffer for
+each micro-batch: HLAT saw Llama-2-70B run out of memory on 4 trn1.32xlarge, which by the counts here, without such
+buffers, needs 9.0 GiB per core at least; AWS trains it on 8 with tensor 8, pipeline 16, everything recomputed, which so
+counted needs 7.5. So it is more than 6 or 7, depending on what else takes memory, and less than 8.5.
 """
 _OTHER_RUNTIME_BYTES = 2.0 * _GIB
 # The allocator's rounding and what it cannot put together again, as a share of what comes and goes.
@@ -117,7 +110,7 @@ def estimated_memory(question: Question, one: Candidate, pipeline_rank: int) -> 
     if last and model.layers % one.pipeline:
         layers -= 1
     held = (
-        layers * _layer_weights(model, one.tensor) + (first + last) * model.vocab_size * model.hidden_size / one.tensor
+        layers * layer_weights(model, one.tensor) + (first + last) * model.vocab_size * model.hidden_size / one.tensor
     )
     shards = one.data * one.context
     sharded = one.zero > 0 and shards > 1
@@ -152,148 +145,8 @@ def _put_together(
     family = question.cluster.chip.family or "measured"
     runtime = _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES)
     share = 0.0 if family == "measured" else _SLACK
-    moments = _moments(question, one, pipeline_rank, layers, ends, gradients)
-    moving = max(moments, key=lambda moment: sum(moment.values()))
-    empty = {"activations": 0.0, "recomputing": 0.0, "logits": 0.0, "working": 0.0, "buffers": 0.0}
-    slack = share * sum(moving.values())
-    held = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
-    return RankMemory(**held, **{**empty, **moving}, runtime=runtime, slack=slack)
-
-
-def _moments(
-    question: Question, one: Candidate, pipeline_rank: int, layers: int, ends: tuple[bool, bool], gradients: float
-) -> list[dict[str, float]]:
-    """What is there besides the state at the instants of a step that can need most."""
-    model, mode = question.model, MODES[question.mode]
-    micro_batches = one.accumulation(question.global_batch)
-    kept = _kept(question, one, ends)
-    passes = passes_in_flight(one.parallel, pipeline_rank, micro_batches)
-    flight = passes / one.virtual
-    tokens = one.micro_batch * question.sequence / one.context
-    item, reduced = mode.compute.itemsize, mode.reduction.itemsize
-    inner = tokens * item * model.intermediate_size / one.tensor
-    block = _layer_weights(model, one.tensor)
-    messages = _messages(one, pipeline_rank, micro_batches, passes, tokens * item * model.hidden_size / one.tensor)
-    shards = one.data * one.context
-    # FSDP2 gathers a block before it works; it reduces one as soon as it has its gradients, but pipelines at their end.
-    gathering = block * item if one.zero == 3 and shards > 1 else 0.0
-    reducing = block * reduced if one.zero > 0 and shards > 1 and one.pipeline == 1 else 0.0
-    if reducing and one.zero > 1:
-        reducing += block * item
-    recomputes = one.recompute == "full"
-    backward = {
-        "activations": flight * (layers * kept.per_layer + kept.at_entry),
-        "recomputing": float(kept.whole_layer - kept.per_layer) if recomputes else 0.0,
-        # By the widest activations: the gradients by what the feed-forward half makes, and what they are added up from.
-        "working": (3 if recomputes else 4) * inner,
-        "buffers": messages + 2 * gathering + reducing,
-    }
-    moments = [backward]
-    if ends[1]:
-        loss = _logits(model, one, tokens, item)
-        everything = flight * (layers * kept.per_layer + kept.at_ends)
-        moments.append({"activations": everything, "logits": loss, "buffers": messages + gathering})
-    if one.zero == 0 and shards > 1:
-        moments.append(
-            {"buffers": gradients * reduced / mode.gradients.itemsize}
-        )  # all of them, put together to be sent
-    return moments
-
-
-def _messages(one: Candidate, pipeline_rank: int, micro_batches: int, passes: int, size: float) -> float:
-    """Buffers of messages between stages.
-
-    torch's stages have one for each micro-batch that they receive. 1F1B waits for each send before the next; with
-    several stages per rank all are waited for at the end of a step. Of these, rehearsals of ten ranks (2 to 4 ranks, 2
-    to 4 stages each, 4 and 8 micro-batches) hold at their peak all but about 1.6 for each pass in flight.
-    """
-    if one.pipeline == 1:
-        return 0.0
-    stages = one.pipeline * one.virtual
-    received = micro_batches * sum(
-        (stage > 0) + (stage < stages - 1) for stage in range(pipeline_rank, stages, one.pipeline)
-    )
-    held = 1.0 if one.virtual == 1 else max(received - 1.6 * passes, 1.0)
-    return size * (received + held)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Bytes that a micro-batch keeps on a rank: per layer with the policy and without any, and outside of layers."""
-
-    per_layer: int
-    whole_layer: int
-    at_ends: int
-    at_entry: int  # of these, what is not the head's and the loss's
-
-
-def _kept(question: Question, one: Candidate, ends: tuple[bool, bool]) -> _Kept:
-    return _kept_of(
-        _Hashed(question.model),
-        question.sequence,
-        question.mode,
-        one.micro_batch,
-        one.tensor,
-        one.context,
-        one.zero == 0 or one.data * one.context == 1,
-        one.recompute,
-        ends,
-        question.cluster.chip.family == "measured",
-    )
-
-
-class _Hashed:
-    """A model as the key of a cache: the object itself."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        self.model = model
-
-    def __hash__(self) -> int:
-        return id(self.model)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and other.model is self.model
-
-
-@lru_cache(maxsize=65536)
-def _kept_of(
-    model: _Hashed,
-    sequence: int,
-    mode: str,
-    micro_batch: int,
-    tensor: int,
-    context: int,
-    weight_copies: bool,
-    recompute: Recompute,
-    ends: tuple[bool, bool],
-    on_cpu: bool,
-) -> _Kept:
-    part = ModelPart(0, tensor, range(1), embedding=ends[0], head=ends[1])
-    share = Share(
-        part=part,
-        sequence=tensor > 1,
-        context=context,
-        weight_copies=weight_copies,
-        materialised_masks=on_cpu,
-    )
-    kept = activations(model.model, micro_batch, sequence, mode, POLICIES[recompute], share)
-    whole = activations(model.model, micro_batch, sequence, mode, (), share)
-    entry = sum(size for name, size in kept.ends.items() if name not in _HEADS)
-    return _Kept(kept.per_layer, whole.per_layer, sum(kept.ends.values()), entry)
-
-
-def _layer_weights(model: ModelConfig, tensor: int) -> float:
-    heads = model.heads / tensor
-    keys = max(model.n_kv_heads / tensor, 1.0)
-    attention = model.hidden_size * model.n_head_dim * (2 * heads + 2 * keys)
-    return attention + 3 * model.hidden_size * model.intermediate_size / tensor + 2 * model.hidden_size
-
-
-def _logits(model: ModelConfig, one: Candidate, tokens: float, item: int) -> float:
-    """The loss's chunk: logits and their gradient as they come, and in fp32; in place where they come in fp32."""
-    rows = len(vocabulary_rows(model, ModelPart(0, one.tensor)))
-    size = max(_SMALLEST_CHUNK, _CHUNK // (4 * rows))
-    chunk = min(tokens, size)
-    # Gradients of the head are added up in fp32 over chunks.
-    again = rows * model.hidden_size * 4 if tokens > size else 0.0
-    return chunk * rows * (4 if item == 4 else 2 * item + 4) + again
+    empty = dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0)
+    found = [{**empty, **one} for one in moments(question, one, pipeline_rank, layers, ends, gradients)]
+    moving = max(found, key=lambda moment: sum(moment.values()))
+    slack = share * (sum(moving.values()) - moving["gradients"])
+    return RankMemory(parameters=parameters, optimizer=optimizer, **moving, runtime=runtime, slack=slack)
