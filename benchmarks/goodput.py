@@ -40,6 +40,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--mtbf", type=float, default=60.0)
     parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 1.0, 4.0], help="of the best interval")
     parser.add_argument("--corpus", default=str(Path(json.__file__).parents[1]), help="text; the standard library")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +54,7 @@ def main():
         print(f"best interval: {best:.1f} s, {best / calm['step']:.0f} steps\n")
         print("| saves every | kills | life | back after | goodput | formula | lost | saving | recovering | waiting |")
         print("|---|---|---|---|---|---|---|---|---|---|")
-        for factor in (0.25, 1.0, 4.0):
+        for factor in asked.factors:
             steps = max(1, round(best * factor / calm["step"]))
             row(asked, disturbed(asked, f"every-{steps}", steps, asked.minutes, asked.mtbf), steps, calm)
 
@@ -85,6 +86,7 @@ def disturbed(asked, name, every, minutes, mtbf):
     rng, kills = random.Random(1), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while not (run / "events.jsonl").exists():  # the text is prepared first
+            assert process.poll() is None, "the run does not start"
             time.sleep(0.1)
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
