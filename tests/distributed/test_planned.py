@@ -38,7 +38,7 @@ LAYOUTS = (
     (4, "cp=2,zero=1,mbs=2", "fp32"),
     (8, "tp=2,pp=2,zero=1,mbs=2,ckpt=selective", "mixed"),
 )
-_QUICK = (1, 5, 6)
+_QUICK = (1, 6)
 TURNS = [
     pytest.param(*case, marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}")
     for index, case in enumerate(LAYOUTS)
