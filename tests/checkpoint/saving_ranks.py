@@ -148,15 +148,21 @@ def ranks(
     make_disk: Callable[[], Disk] = Disk,
     retries: int = 0,
     tiers: Any = None,
+    at_start: Callable[[int, Beside], None] | None = None,
 ) -> Iterator[tuple[list[Any], list[Connection]]]:
-    """Run a script on so many ranks; the processes, and what their scripts send."""
+    """Run a script on so many ranks; the processes, and what their scripts send.
+
+    Args:
+        at_start: does something to the saver of a rank before the savers have met; the script is then the first to ask.
+    """
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = int(server.getsockname()[1])
     pairs = [SERVER.Pipe() for _ in range(world)]
     members = [
         SERVER.Process(
-            target=_rank, args=(number, world, port, folder, script, make_disk, retries, tiers, pairs[number][1])
+            target=_rank,
+            args=(number, world, port, folder, script, make_disk, retries, tiers, at_start, pairs[number][1]),
         )
         for number in range(world)
     ]
@@ -183,6 +189,7 @@ def _rank(
     make_disk: Callable[[], Disk],
     retries: int,
     tiers: Any,
+    at_start: Callable[[int, Beside], None] | None,
     pipe: Connection,
 ) -> None:
     values = {"RANK": number, "WORLD_SIZE": world, "LOCAL_RANK": number, "MASTER_PORT": port}
@@ -191,13 +198,15 @@ def _rank(
     torch.set_num_threads(1)
     here = place()
     process = start_beside(partial(run_saver, here=here, make_disk=make_disk))
+    if at_start is not None:
+        at_start(number, process)
     with run_lock(folder) if number == 0 else nullcontext() as lock, joined("cpu") as runtime:
         store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks)
         saver = BackgroundSaver(process, runtime, store, retries, lock, tiers)
         rank = Rank(runtime, store, process, saver, {}, folder)
         rank.go_to(0)
         saver.prepare(rank.content(0).blocks)
-        assert rank.wait() is None
+        assert at_start is not None or rank.wait() is None
         script(rank, pipe)
     process.leave()
     process.wait()

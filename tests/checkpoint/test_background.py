@@ -27,7 +27,7 @@ from saving_ranks import (
 
 from hlat.checkpoint import Disk, Refusal, SaveResult, open_checkpoint, run_saver, save_in_tries
 from hlat.checkpoint.saver import Memory, Settings
-from hlat.runtime import Place, start_beside
+from hlat.runtime import Beside, Place, start_beside
 
 WORLDS = [1, 2]
 
@@ -140,6 +140,25 @@ def test_what_was_ordered_during_an_upload_is_written(tmp_path: Path, world: int
         (tmp_path / "go").touch()
         wait_until(lambda: not is_locked(tmp_path))
     assert_whole(reopened(tmp_path).newest(), 2)
+
+
+def kill_the_last(number: int, saver: Beside) -> None:
+    """Before it has looked for the others."""
+    if number == 1:
+        os.kill(saver.pid, signal.SIGKILL)
+        saver.wait()
+
+
+def hear_that_one_has_gone(rank: Rank, pipe: Connection) -> None:
+    """The other savers would look for it for half an hour; the ranks do not wait for that."""
+    settled = rank.saver.settle()
+    assert settled.lost[1] == f"ended with exit code {-signal.SIGKILL}" and settled.result is None
+    rank.runtime.ranks.each(rank.saver.give_up)
+
+
+def test_a_saver_that_is_killed_before_they_have_met(tmp_path: Path) -> None:
+    with ranks(2, hear_that_one_has_gone, tmp_path, at_start=kill_the_last) as (members, _):
+        succeeded(members)
 
 
 def lose_a_saver_in_a_save(rank: Rank, pipe: Connection) -> None:

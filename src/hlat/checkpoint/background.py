@@ -21,6 +21,8 @@ from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
 from hlat.checkpoint.tries import Refusal, SaveResult
 from hlat.runtime import Beside, Runtime
 
+_LOOK = 0.05  # seconds in which a rank looks at its own saver only
+
 Note = Refusal | SaveResult | SnapshotResult | TierNote
 """What a saver tells of its work."""
 
@@ -68,6 +70,7 @@ class BackgroundSaver:
         self._copies = tiers is not None and tiers.config.remote is not None
         self._copying = False  # whether the saver is at work on the copies of what it has committed
         self._joined = False  # whether the saver has found the others
+        self._met = False  # whether that has been waited for
         self._gone = ""  # why this rank's saver cannot go on
         settings = Settings(runtime.meeting, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
         self._send(settings, [] if lock is None else [lock])
@@ -100,16 +103,25 @@ class BackgroundSaver:
         Args:
             wait: whether to wait for the result of the save submitted last.
         """
-        return self._heard(lambda: wait and self._pending is not None and self._result is None)
+        return self._heard(lambda: None if wait and self._pending is not None and self._result is None else 0.0)
 
     def copied(self) -> Iterator[Note]:
         """Wait until the saver has brought the object store up to date; what it tells meanwhile."""
-        return self._heard(lambda: self._copying)
+        return self._heard(lambda: None if self._copying else 0.0)
 
-    def _heard(self, waits: Callable[[], bool]) -> Iterator[Note]:
+    def _meet(self) -> None:
+        """Wait until the savers have found each other, or one of them cannot: the others may look for it for long."""
+        while not self._met:
+            early = list(self._heard(lambda: 0.0 if self._joined else _LOOK))
+            assert not early, "nothing has been ordered yet"
+            told = self._runtime.ranks.all_gather((self._gone, self._joined))
+            self._met = all(joined for _, joined in told) or any(gone for gone, _ in told)
+
+    def _heard(self, seconds: Callable[[], float | None]) -> Iterator[Note]:
+        """What the saver tells, for so long as it is silent for less than so many seconds; None is for ever."""
         while not self._gone:
             try:
-                received = self._process.line.receive(None if waits() else 0)
+                received = self._process.line.receive(seconds())
             except EOFError:
                 self._lose(f"ended with exit code {self._process.wait()}")
                 return
@@ -135,9 +147,8 @@ class BackgroundSaver:
 
         What is submitted after this is written even if this process ends at once.
         """
-        if not self._joined:
-            early = list(self._heard(lambda: not self._joined))
-            assert not early, "nothing has been ordered yet"
+        if not self._met:
+            self._meet()
         if self._copy is not None:
             try:
                 self._copy.wait()
