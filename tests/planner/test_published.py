@@ -67,7 +67,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_accuracy_on_measured_runs(shared: Path) -> None:
-    """Goals of docs/experiments.md, with the constants that ship; these have seen the runs (held out: the benchmark)."""
+    """Goals of docs/experiments.md, with the constants that ship, which have seen these runs (held out: benchmarks)."""
     file = shared / "data" / "published_runs.csv"
     if not file.is_file():
         pytest.skip("the table of measured runs is not here")
