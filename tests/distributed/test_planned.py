@@ -82,7 +82,7 @@ def _content(parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, 
 
 @pytest.mark.parametrize(("world", "layout", "mode"), TURNS)
 def test_planned_is_rehearsed_and_measured(machine: str, world: int, layout: str, mode: str, pool: Pool) -> None:
-    """Bytes of memory within 3 % of the rehearsal's and 8 % of the processes', bytes sent within 1 %, on each stage."""
+    """Memory within 3 % of the rehearsal's and 8 % of the processes'; bytes sent exactly, but for what is left out."""
     content, recipe, question, one = asked(machine, world, layout, mode)
     measured = pool.run(world, measure, content)
     first = [stage * (world // one.pipeline) for stage in range(one.pipeline)]
@@ -95,4 +95,11 @@ def test_planned_is_rehearsed_and_measured(machine: str, world: int, layout: str
             if message.kind != "receive":
                 sent[message.axis.partition("+")[0]] += count * message.bytes
         for axis, size in exchanged_bytes(question, one, stage).items():
-            assert size == pytest.approx(sent[axis], rel=0.01, abs=5000), (stage, axis)
+            # Left out of a plan: loss and norm, two fp32 numbers in two sums; over the tensor axis a peak and two sums
+            # for each token of the head, and once a step the gradients of norms.
+            left_out = 16
+            if axis == "tensor" and one.tensor > 1:
+                tokens = one.accumulation(question.global_batch) * one.micro_batch * SEQUENCE
+                norms = 2 * question.model.layers + 1
+                left_out += 12 * tokens + 4 * norms * question.model.hidden_size
+            assert 0 <= sent[axis] - size <= left_out, (stage, axis)
