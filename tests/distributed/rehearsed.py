@@ -1,7 +1,7 @@
 """The layouts that are rehearsed and run, and what is measured of the run: by other means than the rehearsal's own.
 
-recipe of a row -> processes -> the second of two steps: after every operation the bytes of all storages that are
-    alive, looked up one by one; every method of a process group wrapped -> Step
+recipe of a row -> processes -> the second step: after every operation the bytes of all storages that are alive, looked
+    up one by one; every method of a process group wrapped; the third step: torch's counter of FLOPs -> Step
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from traffic import Traffic, counted
 
 import hlat.parallel.model
@@ -86,6 +87,7 @@ class Step:
     between: int
     traffic: Traffic
     checkpoint: tuple[int, int]  # blocks, bytes
+    flops: int
 
 
 class _Storages(TorchDispatchMode):
@@ -118,7 +120,7 @@ class _Storages(TorchDispatchMode):
 
 
 def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
-    """The job of a rank: train two steps."""
+    """The job of a rank: train three steps."""
     recipe = parse_recipe(content, world=runtime.world)
     with controlled_garbage(), _Storages() as storages:
         with _meshes_unseen():
@@ -134,8 +136,54 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
             update(model, optimizer, recipe, 2, accumulate_gradients(model, batch))
         del batch, whole
         peak, between = storages.peak, storages.now()
+    flops = _flops(model, recipe, 3)
     blocks = [one for one in collect(recipe.model, model.held, optimizer) if runtime.rank == 0 or not one.everywhere]
-    return Step(peak, between, traffic, (len(blocks), sum(one.nbytes for one in blocks)))
+    return Step(peak, between, traffic, (len(blocks), sum(one.nbytes for one in blocks)), flops)
+
+
+class _Flops(TorchDispatchMode):
+    """Adds up what torch's own formulas say of every operation. Its FlopCounterMode hooks into backward passes, which
+    zero-bubble schedules take apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if packet in _ATTENTION:
+            self.total += _ATTENTION[packet](*args)
+        elif packet in flop_registry:
+            self.total += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
+
+
+# Attention on CPUs, which torch's counter does not know; ours of documents that are apart counts like it.
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+    torch.ops.hlat.attend_within: _forward,
+    torch.ops.hlat.attend_within_backward: _backward,
+}
+
+
+def _flops(model: ParallelModel, recipe: Recipe, step: int) -> int:
+    with _Flops() as counted_flops:
+        accumulate_gradients(model, _batch(model, recipe, step))
+    return counted_flops.total
 
 
 @contextmanager

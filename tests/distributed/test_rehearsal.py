@@ -1,4 +1,4 @@
-"""Law 8: what a rehearsal says of a rank is what a process needs and sends, to the byte and to the message."""
+"""Law 8: what a rehearsal says of a rank is what a process needs, sends and computes: every byte, message and FLOP."""
 
 from collections import Counter
 
@@ -15,9 +15,9 @@ def _turn(row: Row) -> object:
     return pytest.param(row, marks=() if str(row).startswith(_QUICK) else pytest.mark.slow, id=str(row))
 
 
-@pytest.mark.parametrize("row", map(_turn, ROWS))
+@pytest.mark.parametrize("row", [_turn(row) for row in ROWS])
 def test_rehearsed_is_measured(row: Row, pool: Pool) -> None:
-    """On every rank: bytes at the peak and between steps, every message, every block of a checkpoint."""
+    """On every rank: bytes at the peak and between steps, every message, FLOPs, every block of a checkpoint."""
     world = row.case.world
     measured = pool.run(world, measure, row.content)
     for report in rehearse(row.recipe, world, range(world)).ranks:
@@ -29,3 +29,4 @@ def test_rehearsed_is_measured(row: Row, pool: Pool) -> None:
             messages[message.kind, message.bytes] += count
         assert dict(messages) == dict(step.traffic), f"rank {report.rank}"
         assert (report.checkpoint_blocks, report.checkpoint_bytes) == step.checkpoint, f"rank {report.rank}"
+        assert report.flops == step.flops, f"rank {report.rank}"

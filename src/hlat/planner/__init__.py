@@ -1,5 +1,6 @@
 """What a run will take before it is started: memory, time, money, and the layout that takes least of them."""
 
+from hlat.planner.arithmetic import executed_flops
 from hlat.planner.explain import against, explain
 from hlat.planner.layouts import Candidate, parse_layout
 from hlat.planner.memory import RankMemory, rank_memory
@@ -22,6 +23,7 @@ __all__ = [
     "chrome_trace",
     "described",
     "exchanged_bytes",
+    "executed_flops",
     "explain",
     "fits",
     "fragment",

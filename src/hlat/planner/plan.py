@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlat.planner import goodput
+from hlat.planner.arithmetic import executed_flops
 from hlat.planner.constants import load_constants
 from hlat.planner.goodput import simulate_goodput
 from hlat.planner.layouts import Candidate, parse_layout
@@ -128,6 +129,9 @@ def described(question: Question, one: Planned) -> dict[str, Any]:
         "exchanged_gib_per_step": {
             str(rank): {axis: round(size / _GIB, 3) for axis, size in exchanged_bytes(question, layout, rank).items()}
             for rank in one.memory
+        },
+        "executed_tflop_per_step": {
+            str(rank): round(executed_flops(question, layout, rank) / 1e12, 3) for rank in one.memory
         },
         "step_seconds": one.step_seconds,
         "step_parts_seconds": one.parts,
