@@ -34,6 +34,7 @@ SURFACE = {
         "--global-batch",
         "--precision",
         "--price",
+        "--rank-by",
         "--layout",
         "--against",
         "--explain",

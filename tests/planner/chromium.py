@@ -25,7 +25,7 @@ _PAINTED = 1000  # milliseconds until what was laid out has been painted
 _QUESTION = """JSON.stringify({
     title: document.title,
     table: document.querySelector("table").rows.length,
-    pictures: [...document.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("rect[fill^='#']")].map(one => {
+    pictures: [...document.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("[fill^='#']")].map(one => {
         const box = one.getBoundingClientRect();
         return {x: box.x + box.width / 2, y: box.y + box.height / 2, width: box.width, fill: one.getAttribute("fill")};
     })),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from questions import question
 
-from hlat.planner import page, plan
+from hlat.planner import front_of, page, plan
 
 pytestmark = pytest.mark.browser
 
@@ -27,12 +27,13 @@ def test_pictures_are_there_and_nothing_is_asked_of_a_network(tmp_path: Path) ->
     answer = plan(question("llama-2-70b", "h100:8", global_batch=64))
     assert answer.chosen.candidate.pipeline > 1, "a timeline is drawn"
     file = tmp_path / "plan.html"
-    file.write_text(page(answer), encoding="utf-8")
+    file.write_text(page([answer]), encoding="utf-8")
     seen = opened(file)
     assert seen["ok"] and seen["title"] == "llama-2-70b on h100:8"
     assert seen["table"] == 1 + len(answer.ranked)
     assert seen["requests"] == [file.resolve().as_uri()] and seen["console"] == []
-    *bars, timeline = seen["pictures"]
+    front, *bars, timeline = seen["pictures"]
+    assert len(front) == len(front_of([answer])) > 2, "filled dots"
     assert len(bars) == len(answer.chosen.memory) + 1 and all(len(bar) > 3 for bar in bars)
     candidate = answer.chosen.candidate
     assert len(timeline) == 2 * candidate.pipeline * candidate.virtual * candidate.accumulation(64)

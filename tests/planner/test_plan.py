@@ -9,8 +9,10 @@ import pytest
 import yaml
 from questions import question
 
+from commands import hlat
 from hlat.config import HlatError, load_recipe
 from hlat.planner import against, chrome_trace, described, explain, fits, fragment, page, plan, planned
+from hlat.planner.comparison import compared, front_of, ranked
 from hlat.planner.layouts import broken, candidates, parse_layout
 from hlat.planner.search import search
 
@@ -95,10 +97,30 @@ def test_the_fragment_is_a_recipe_that_the_rules_accept(hlat_7b, tmp_path: Path)
 
 
 def test_the_front_gives_up_speed_for_memory_only(hlat_7b):
-    front = hlat_7b.pareto()
+    front = [one for _, one in front_of([hlat_7b])]
     assert front[0] is hlat_7b.ranked[0]
+    assert len(front) > 2
     for one, two in pairwise(front):
         assert one.step_seconds <= two.step_seconds and one.peak_memory > two.peak_memory
+
+
+def test_the_front_of_clusters_has_whatever_nothing_else_beats():
+    """Against the definition, over all layouts of three clusters in time, cost and memory."""
+    plans = [plan(question("llama-3-8b", f"p5.48xlarge:{count}", global_batch=256)) for count in (1, 2, 4)]
+    every = [(one.days, one.cost_usd, one.peak_memory) for asked in plans for one in asked.ranked]
+    front = {(one.days, one.cost_usd, one.peak_memory) for _, one in front_of(plans)}
+    assert len(front) > 2 and front < set(every)
+    for point in set(every):
+        beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in every)
+        assert (point in front) is not beaten
+    by_time, by_cost = ranked(plans, "time"), ranked(plans, "cost")
+    assert by_time[0].question.cluster.count == 4
+    assert by_cost[0].chosen.cost_usd == min(one.chosen.cost_usd for one in plans)
+    assert "p5.48xlarge:4" in compared(plans)[0]
+
+
+def test_the_search_keeps_the_layout_that_needs_least_memory(hlat_7b):
+    assert min(hlat_7b.ranked, key=lambda one: one.peak_memory).candidate == hlat_7b.found.least_memory[0]
 
 
 def test_a_plan_is_the_same_each_time():
@@ -124,18 +146,18 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [value for name, value in attrs if name in ("src", "href") and value]
-        if tag not in ("meta", "link", "rect", "br"):
+        if tag not in ("meta", "link", "rect", "br", "path"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        if tag not in ("rect",):
+        if tag not in ("rect", "path"):
             assert self.open.pop() == tag
 
 
 def test_the_page_is_whole_and_asks_nobody():
     asked = question("llama-2-70b", "h100:8", global_batch=128)
     given = plan(asked, "tp=8,pp=4,recompute=full")
-    text = page(given)
+    text = page([given])
     reader = _Page()
     reader.feed(text)
     assert not reader.open
@@ -208,3 +230,15 @@ def test_three_heads_cannot_be_shared_by_two(tmp_path: Path):
     with pytest.raises(HlatError, match="heads 3"):
         plan(asked, "tp=2")
     assert plan(asked).chosen.candidate.tensor == 1
+
+
+def test_rank_by_orders_clusters_and_nothing_else():
+    """From the command line: the array follows, every layout says whether it is on the front."""
+    asked = ["plan", "--model", "llama-3-8b", "--seq", "8192", "--global-batch", "64", "--json"]
+    clusters = ["--cluster", "p5.48xlarge:1", "--cluster", "p5.48xlarge:2"]
+    said = json.loads(hlat(*asked, *clusters, "--rank-by", "time").stdout)
+    assert [one["cluster"] for one in said] == ["p5.48xlarge:2", "p5.48xlarge:1"]
+    flags = [one["on_front"] for each in said for one in (each["chosen"], *each["alternatives"])]
+    assert True in flags and False in flags
+    refused = hlat(*asked, *clusters, "--rank-by", "beauty")
+    assert refused.returncode != 0 and "--rank-by beauty" in refused.stderr

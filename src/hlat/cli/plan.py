@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -10,7 +10,7 @@ from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption, catalog_of
 
 if TYPE_CHECKING:
-    from hlat.planner import Plan
+    from hlat.planner import Plan, RankBy
 
 _GIB = 1 << 30
 
@@ -32,6 +32,7 @@ def plan_command(
     global_batch: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
     precision: Annotated[str | None, typer.Option(help="Mode of precision, as in a recipe.")] = None,
     price: Annotated[str | None, typer.Option(help="on-demand, capacity-block, reserved, spot or own.")] = None,
+    rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
     layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the winner wins.")] = False,
@@ -43,6 +44,7 @@ def plan_command(
     hardware: HardwareOption = None,
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
+    from hlat import planner
     from hlat.runtime import PlanError
 
     ready()
@@ -51,15 +53,32 @@ def plan_command(
         return
     if model is None or not cluster:
         raise PlanError("hlat plan needs --model and --cluster, or --validate FILE")
+    by = _rank_by(rank_by)
     plans = [_plan(model, one, hardware, layout, tokens, seq, global_batch, precision, price) for one in cluster]
+    plans = planner.ranked(plans, by) if by else plans
     if as_json:
-        content = [one.as_json() for one in plans]
+        content = planner.as_json(plans)
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
     else:
         _say_table(plans)
         for one in plans:
             _say_words(one, explain, against)
-    _write(plans[0], html, trace, fragment)
+        for line in planner.compared(plans):
+            say(line)
+    _write(plans, html, trace, fragment)
+
+
+def _rank_by(text: str | None) -> "RankBy | None":
+    from hlat.planner import RankBy
+    from hlat.runtime import PlanError
+
+    if text is None:
+        return None
+    choices: tuple[RankBy, ...] = get_args(RankBy)
+    for known in choices:
+        if text == known:
+            return known
+    raise PlanError(f"--rank-by {text}: clusters are ordered by time or by cost")
 
 
 def _plan(
@@ -85,11 +104,12 @@ def _say_table(plans: list["Plan"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hlat.planner import described
+    from hlat.planner import described, front_of
 
+    front = {id(one) for _, one in front_of(plans)}
     table = Table(box=None, pad_edge=False)
     names = ("cluster", "tp", "pp", "dp", "cp", "v", "zero", "mbs", "acc", "recompute", "GiB", "step s", "tok/s/chip")
-    for name in (*names, "MFU", "days", "USD", "goodput"):
+    for name in (*names, "MFU", "days", "USD", "goodput", "front"):
         table.add_column(name, justify="right" if name not in ("cluster", "recompute") else "left")
     for one in plans:
         for index, planned in enumerate([one.chosen, *one.alternatives]):
@@ -108,6 +128,7 @@ def _say_table(plans: list["Plan"]) -> None:
                 f"{planned.days:,.1f}",
                 cost,
                 f"{planned.goodput:.1%}",
+                "*" if id(planned) in front else "",
                 style="bold" if index == 0 else "",
             )
     console = Console(width=None if Console().is_terminal else 160)
@@ -115,6 +136,7 @@ def _say_table(plans: list["Plan"]) -> None:
         console.print(table)
     for line in capture.get().rstrip("\n").split("\n"):
         say(line.rstrip())
+    say("* nothing else here is better in time, cost and memory at once" if len(front) > 1 else "")
 
 
 def _say_words(plan: "Plan", words: bool, other: str | None) -> None:
@@ -145,17 +167,17 @@ def _say_words(plan: "Plan", words: bool, other: str | None) -> None:
         say(f"  {against(plan, planned(question, parse_layout(other, question)))}")
 
 
-def _write(plan: "Plan", html: Path | None, trace: Path | None, recipe: Path | None) -> None:
+def _write(plans: list["Plan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
     from hlat.planner import chrome_trace, fragment, page
     from hlat.runtime import StorageError
 
     contents: list[tuple[Path, str]] = []
     if html is not None:
-        contents.append((html, page(plan)))
+        contents.append((html, page(plans)))
     if trace is not None:
-        contents.append((trace, json.dumps(chrome_trace(plan))))
+        contents.append((trace, json.dumps(chrome_trace(plans[0]))))
     if recipe is not None:
-        contents.append((recipe, fragment(plan.question, plan.chosen.candidate)))
+        contents.append((recipe, fragment(plans[0].question, plans[0].chosen.candidate)))
     for path, content in contents:
         try:
             path.write_text(content, encoding="utf-8")

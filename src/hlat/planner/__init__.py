@@ -1,6 +1,7 @@
 """What a run will take before it is started: memory, time, money, and the layout that takes least of them."""
 
 from hlat.planner.arithmetic import executed_flops
+from hlat.planner.comparison import RankBy, as_json, compared, front_of, ranked
 from hlat.planner.explain import against, explain
 from hlat.planner.layouts import Candidate, parse_layout
 from hlat.planner.memory import RankMemory, rank_memory
@@ -17,20 +18,25 @@ __all__ = [
     "Plan",
     "Planned",
     "Question",
+    "RankBy",
     "RankMemory",
     "against",
+    "as_json",
     "ask",
     "chrome_trace",
+    "compared",
     "described",
     "exchanged_bytes",
     "executed_flops",
     "explain",
     "fits",
     "fragment",
+    "front_of",
     "page",
     "parse_layout",
     "plan",
     "planned",
     "rank_memory",
+    "ranked",
     "validate",
 ]

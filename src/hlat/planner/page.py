@@ -1,20 +1,19 @@
-"""A plan as one HTML page without any script or outside reference: tables, memory per rank, the pipeline's timeline.
+"""Plans as one HTML page without any script or outside reference: tables, the front, memory, the pipeline's timeline.
 
-Plan -> SVG drawn here -> text of a page that opens from a file, offline
+Plans -> SVG drawn here (pictures.py) -> text of a page that opens from a file, offline
 """
 
+from collections.abc import Callable, Sequence
 from html import escape
 
+from hlat.planner.comparison import compared, front_of
 from hlat.planner.explain import explain
+from hlat.planner.pictures import Dot, bar, scatter, timeline_picture
 from hlat.planner.plan import Plan, described
 from hlat.planner.search import Planned
 from hlat.planner.trace import step_timeline
 
 _GIB = 1 << 30
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255", "#cc6633",
-            "#999933", "#117733", "#882255", "#44aa99")  # fmt: skip
-_WIDTH = 960
-_SHOWN_PASSES = 6000
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
@@ -24,25 +23,58 @@ svg { display: block; margin: 1rem 0; max-width: 100%; } .chosen { font-weight: 
 """
 
 
-def page(plan: Plan) -> str:
-    """The whole page."""
-    title = f"{plan.question.name} on {plan.question.cluster.name}"
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in explain(plan)),
-        "<h2>Layouts</h2>",
-        _table(plan),
-        "<h2>Memory of a device, by pipeline rank</h2>",
-        _memory(plan),
-        "<h2>A step's time</h2>",
-        _bar(plan.chosen.parts, plan.chosen.step_seconds, "s", 1.0),
-    ]
-    if plan.chosen.candidate.pipeline > 1:
-        parts += ["<h2>The pipeline</h2>", _timeline(plan)]
-    parts += ["<h2>Assumptions</h2>", _assumptions(plan)]
+def page(plans: Sequence[Plan]) -> str:
+    """The whole page: what several clusters differ in, then each plan."""
+    names = ", ".join(plan.question.cluster.name for plan in plans)
+    title = f"{plans[0].question.name} on {names}"
+    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in compared(plans))]
+    parts += _front(plans)
+    for plan in plans:
+        parts += [f"<h2>{escape(plan.question.cluster.name)}</h2>"] if len(plans) > 1 else []
+        parts += _sections(plan)
     body = "\n".join(parts)
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _sections(plan: Plan) -> list[str]:
+    """What is said and drawn of one plan."""
+    parts = [
+        *(f"<p>{escape(line)}</p>" for line in explain(plan)),
+        "<h3>Layouts</h3>",
+        _table(plan),
+        "<h3>Memory of a device, by pipeline rank</h3>",
+        _memory(plan),
+        "<h3>A step's time</h3>",
+        bar(plan.chosen.parts, plan.chosen.step_seconds, "s", 1.0),
+    ]
+    if plan.chosen.candidate.pipeline > 1:
+        note = "A row per pipeline rank; forward passes blue, backward passes green, white is waiting."
+        parts += ["<h3>The pipeline</h3>", f"<p>{note}</p>", timeline_picture(step_timeline(plan))]
+    return [*parts, "<h3>Assumptions</h3>", _assumptions(plan)]
+
+
+def _front(plans: Sequence[Plan]) -> list[str]:
+    """Time against memory, and where it is known against cost; filled is what nothing beats in all three."""
+    front = {id(one) for _, one in front_of(plans)}
+    every = [(plan, one) for plan in plans for one in (plan.chosen, *plan.alternatives)]
+    if len(every) < 2:
+        return []
+
+    def dots(height: Callable[[Planned], float]) -> list[Dot]:
+        return [
+            Dot(one.days, height(one), id(one) in front, f"{plan.question.cluster.name}: {one.candidate}")
+            for plan, one in every
+        ]
+
+    parts = [
+        "<h2>Time, cost, memory</h2>",
+        "<p>A dot per layout; filled are those that no other beats in time, cost and memory at once.</p>",
+        scatter(dots(lambda one: one.peak_memory / _GIB), "days", "GiB per device"),
+    ]
+    if len(plans) > 1 and all(one.cost_usd is not None for _, one in every):
+        parts.append(scatter(dots(lambda one: one.cost_usd or 0.0), "days", "USD"))
+    return parts
 
 
 def _table(plan: Plan) -> str:
@@ -72,46 +104,10 @@ def _memory(plan: Plan) -> str:
     limit = plan.question.cluster.memory_bytes
     bars = [
         f"<p>rank {rank}: {memory.total / _GIB:.1f} of {limit / _GIB:.0f} GiB</p>"
-        + _bar(memory.parts(), max(limit, memory.total), "GiB", _GIB)
+        + bar(memory.parts(), max(limit, memory.total), "GiB", _GIB)
         for rank, memory in plan.chosen.memory.items()
     ]
     return "\n".join(bars)
-
-
-def _bar(parts: dict[str, float], whole: float, unit: str, scale: float) -> str:
-    """Parts side by side, to scale, with a legend."""
-    x, shapes, legend = 0.0, [], []
-    for index, (name, size) in enumerate(parts.items()):
-        if size <= 0:
-            continue
-        colour, width = _COLOURS[index % len(_COLOURS)], size / whole * _WIDTH
-        label = f"{name} {size / scale:.2f} {unit}"
-        shapes.append(
-            f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="28" fill="{colour}"><title>{label}</title></rect>'
-        )
-        legend.append(f'<span style="color:{colour}">&#9632;</span> {label}')
-        x += width
-    frame = f'<rect x="0" y="0" width="{_WIDTH}" height="28" fill="none" stroke="#888"/>'
-    return f'<svg viewBox="0 0 {_WIDTH} 28" role="img">{"".join(shapes)}{frame}</svg><p>{" &nbsp; ".join(legend)}</p>'
-
-
-def _timeline(plan: Plan) -> str:
-    line = step_timeline(plan)
-    height, total = 18, line.seconds
-    each = max(1, _SHOWN_PASSES // len(line.ranks))
-    shapes = []
-    for rank, passes in enumerate(line.ranks):
-        for one in passes[:each]:
-            x, width = one.start / total * _WIDTH, (one.stop - one.start) / total * _WIDTH
-            colour = "#4477aa" if one.forward else "#228833"
-            what = f"{'forward' if one.forward else 'backward'} {one.micro_batch}, stage {one.stage}"
-            shapes.append(
-                f'<rect x="{x:.2f}" y="{rank * height}" width="{width:.2f}" height="{height - 3}" fill="{colour}" '
-                f'stroke="white" stroke-width=".2"><title>{what}</title></rect>'
-            )
-    size = len(line.ranks) * height
-    note = "<p>A row per pipeline rank; forward passes blue, backward passes green, white is waiting.</p>"
-    return f'{note}<svg viewBox="0 0 {_WIDTH} {size}" role="img">{"".join(shapes)}</svg>'
 
 
 def _assumptions(plan: Plan) -> str:

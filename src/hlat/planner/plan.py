@@ -1,6 +1,6 @@
 """A plan: the layout to train in, what is predicted of it, what else would do, and what all that assumes.
 
-    Question -> search -> chosen, alternatives, Pareto front -> Plan -> JSON, a recipe's fragment
+    Question -> search -> chosen, alternatives -> Plan -> JSON, a recipe's fragment
              -> nothing fits -> PlanError that names the nearest clusters and what they cost
 
 Predictions that differ by less than the model's own error do not decide. Of the layouts within that of the fastest the
@@ -51,14 +51,6 @@ class Plan:
     def alternatives(self) -> list[Planned]:
         """What else fits, fastest first."""
         return [one for one in self.ranked if one is not self.chosen]
-
-    def pareto(self) -> list[Planned]:
-        """Of the ranked layouts those that no other beats in both time and memory."""
-        front: list[Planned] = []
-        for one in self.ranked:  # fastest first
-            if not front or one.peak_memory < front[-1].peak_memory:
-                front.append(one)
-        return front
 
     def as_json(self) -> dict[str, Any]:
         """The documented keys (docs/planning.md)."""
@@ -139,6 +131,7 @@ def described(question: Question, one: Planned) -> dict[str, Any]:
         "tokens_per_second_per_chip": one.tokens_per_second / question.cluster.chips,
         "mfu": one.mfu,
         "cost_usd": one.cost_usd,
+        "usd_per_billion_tokens": None if one.cost_usd is None else one.cost_usd / question.tokens * 1e9,
         "days": one.days,
         "goodput": one.goodput,
     }

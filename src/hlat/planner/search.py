@@ -29,6 +29,7 @@ from hlat.precision import MODES
 USABLE = 0.96  # of a device's memory: the rest is for what a plan cannot see
 _FINALISTS = 12
 _OF_EACH = 3  # finalists of the same degrees
+_SAVERS = 6  # finalists besides, that need less memory than all faster ones
 _DAY = 86400.0
 _EVENTS = 40_000  # passes of a simulation that are worth their time; above, the formula stands
 
@@ -96,7 +97,7 @@ def search(question: Question, *, clock: Callable[[], float] = time.perf_counter
     limit = USABLE * question.cluster.memory_bytes
     peaks = [_peak(question, one) for one in tried]
     least = min(zip(peaks, range(len(tried)), strict=True), default=None)
-    fitting = [one for one, peak in zip(tried, peaks, strict=True) if peak <= limit]
+    fitting = [(one, peak) for one, peak in zip(tried, peaks, strict=True) if peak <= limit]
     ranked = _best(question, fitting, limit)
     smallest = None if least is None else (tried[least[1]], least[0])
     return Found(ranked, len(tried), len(fitting), smallest, clock() - begin)
@@ -113,23 +114,26 @@ def _peak(question: Question, one: Candidate) -> float:
     return max(estimated_memory(question, one, rank).total for rank in ends)
 
 
-def _best(question: Question, fitting: list[Candidate], limit: float) -> list[Planned]:
+def _best(question: Question, fitting: list[tuple[Candidate, float]], limit: float) -> list[Planned]:
     if not fitting:
         return []
-    columns = _columns(question, fitting)
+    layouts, peaks = zip(*fitting, strict=True)
+    columns = _columns(question, layouts)
     times = step_times(columns)
     layers = stage_layers(columns)
-    finished = [_finish(question, fitting[index], times, index, *layers) for index in _finalists(fitting, times.step)]
+    order = [int(index) for index in np.argsort(times.step, kind="stable")]
+    indices = {**dict.fromkeys(_finalists(layouts, order)), **dict.fromkeys(_savers(peaks, order))}
+    finished = [_finish(question, layouts[index], times, index, *layers) for index in indices]
     kept = [one for one in finished if one.peak_memory <= limit]
     return sorted(kept, key=lambda one: one.step_seconds)
 
 
-def _finalists(fitting: list[Candidate], seconds: Column) -> list[int]:
+def _finalists(layouts: Sequence[Candidate], order: list[int]) -> list[int]:
     """The fastest, but only some of the same degrees: alternatives are to differ."""
     chosen: list[int] = []
     seen: Counter[tuple[int, ...]] = Counter()
-    for index in map(int, np.argsort(seconds, kind="stable")):
-        one = fitting[index]
+    for index in order:
+        one = layouts[index]
         degrees = (one.tensor, one.pipeline, one.context)
         if seen[degrees] < _OF_EACH:
             seen[degrees] += 1
@@ -137,6 +141,16 @@ def _finalists(fitting: list[Candidate], seconds: Column) -> list[int]:
         if len(chosen) == _FINALISTS:
             break
     return chosen
+
+
+def _savers(peaks: Sequence[float], order: list[int]) -> list[int]:
+    """Some of the layouts that need less memory than all that are faster: for the front over time and memory."""
+    front: list[int] = []
+    for index in order:
+        if not front or peaks[index] < peaks[front[-1]]:
+            front.append(index)
+    each = max(1, -(-len(front) // _SAVERS))
+    return front[::-1][::each]  # the one that needs least is always among them
 
 
 def _columns(question: Question, layouts: Sequence[Candidate]) -> Columns:
