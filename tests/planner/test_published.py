@@ -55,8 +55,34 @@ def test_what_cannot_be_predicted_is_listed_with_the_reason(tmp_path: Path, old:
 def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
     row = GOOD.replace(",256,1,H100", ",256,,H100").replace(",3,1,none,", ",3,,,")
     (run,), _ = read_published(write(tmp_path, row))
-    assert run.work.split.micro_batch == 1
-    assert run.assumed == ("micro-batch 1", "no activation checkpointing")
+    assert run.work.split.micro_batch == 8
+    assert run.assumed == ("micro-batch 8", "no activation checkpointing")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "passes"),
+    [
+        (",256,1,", ",256,1,", 32),  # as stated
+        (",256,1,", ",256,,", 4),  # without a pipeline few passes, of up to 8 sequences
+        (",256,1,", ",96,,", 2),
+        (",FSDP,", ",torchtitan,", 1),  # takes a rank's batch at once
+        (",FSDP,", ",MaxText,", 1),  # whatever is stated of each device
+    ],
+)
+def test_how_many_passes_a_step_takes(tmp_path: Path, old: str, new: str, passes: int) -> None:
+    row = GOOD if "FSDP" not in old or "MaxText" in new else GOOD.replace(",256,1,", ",256,,")
+    (run,), _ = read_published(write(tmp_path, row.replace(old, new)))
+    assert run.work.split.global_batch / run.work.split.data / run.work.split.micro_batch == passes
+
+
+def test_blocks_that_torch_compiles_overlap_like_eager_ones(tmp_path: Path) -> None:
+    eager, blocks, whole = (
+        read_published(write(tmp_path, GOOD.replace(",FSDP,", f",{name},")))[0][0].work.software
+        for name in ("FSDP", "FSDP + torch.compile", "MaxText")
+    )
+    assert eager.eager and not blocks.eager and not whole.eager
+    assert eager.hides_data and blocks.hides_data and not whole.hides_data
+    assert eager.attention == blocks.attention != whole.attention
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

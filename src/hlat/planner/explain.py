@@ -23,6 +23,7 @@ _WORDS = {
     "messages": "messages between stages",
     "data": "data-parallel traffic",
     "optimizer": "the optimizer's step",
+    "stragglers": "waiting for the slowest device",
 }
 _WORTH_SAYING = 0.005  # of a step
 

@@ -52,13 +52,19 @@ _CHIPS = {
     "TPU7x (Ironwood)": "tpu-7x",
 }
 
-# Words of `framework` that say which software it was. Transformer Engine and overlapped collectives:
-_MODERN = ("Megatron-Core", "Megatron-Bridge", "NeMo 24", "NeMo 25", "NeMo 26", "TransformerEngine")
+# Words of `framework` that say which software it was. Transformer Engine or the like, and overlapped collectives:
+_MODERN = (
+    "Megatron-Core", "Megatron-Bridge", "NeMo 24", "NeMo 25", "NeMo 26", "TransformerEngine", "MLPerf", "MegaScale",
+)  # fmt: skip
 # Attention that writes its scores to memory:
 _BEFORE_FLASH = ("Megatron-DeepSpeed", "DeepSpeed+Megatron", "Megatron-LM v2", "NeMo Megatron 22", "no FlashAttention")
 # The Triton kernel after FlashAttention of 2022:
 _FIRST_FLASH = ("Composer",)
-_COMPILED = ("MaxText", "JAX", "T5X", "Levanter", "torch.compile")
+# Programs of XLA, compiled as a whole; and those whose blocks torch compiles, which run and overlap as eager ones do:
+_XLA = ("MaxText", "JAX", "T5X", "Levanter")
+_TORCH_COMPILED = ("torch.compile", "+compile", "+ compile", "compiled")
+_MOST_IN_A_PASS = 8  # sequences, where nothing is said
+_ASYNC_TENSOR = ("async TP", "AsyncTP", "async-TP")
 _SIXTEEN_BIT_REDUCTION = ("DeepSpeed",)
 
 
@@ -209,10 +215,8 @@ def _split(row: Row) -> tuple[Split, tuple[str, ...]]:
         virtual = _interleaving(layers, pipeline) if "Core" in framework or "interleaved" in framework else 1
         if virtual > 1:
             assumed.append(f"{virtual} stages per pipeline rank")
-    micro = _number(row.get("micro_batch"))
-    if not micro:
-        # One pass per step where nothing else asks for more: XLA's programs; one sequence per pass elsewhere.
-        micro = batch / data if any(word in framework for word in _COMPILED) else 1
+    micro, stated = _micro_batch(row, pipeline, batch / data)
+    if not stated:
         assumed.append(f"micro-batch {micro:g}")
     sequence_parallel = row.get("sp") == "1" or (not row.get("sp") and tensor > 1)
     policy = row.get("activation_ckpt") or ""
@@ -228,6 +232,23 @@ def _split(row: Row) -> tuple[Split, tuple[str, ...]]:
     return split, tuple(assumed)
 
 
+def _micro_batch(row: Row, pipeline: int, share: float) -> tuple[float, bool]:
+    """Sequences per pass, of the share of a data-parallel rank, and whether the row says so."""
+    framework = row.get("framework") or ""
+    # What XLA's trainers call a batch per device they take in one pass, whatever share of a sequence that is.
+    if any(word in framework for word in _XLA):
+        return share, False
+    if _number(row.get("micro_batch")):
+        return _number(row["micro_batch"]), True
+    if "torchtitan" in framework:
+        return share, False
+    if pipeline > 1:
+        return 1.0, False
+    # Pipelines want many passes; without one only memory asks for more than one.
+    whole = max(1, int(share))
+    return float(max(count for count in range(1, _MOST_IN_A_PASS + 1) if whole % count == 0)), False
+
+
 def _interleaving(layers: int, pipeline: int) -> int:
     """As many stages per rank as divide its layers, up to six."""
     if pipeline == 1 or layers % pipeline:
@@ -237,12 +258,12 @@ def _interleaving(layers: int, pipeline: int) -> int:
 
 @cache
 def _shared_software(*choices: int) -> Software:
-    attention, modern, eight_bit, hides_data, gradient_bytes, compiled = choices
+    attention, fused, eager, eight_bit, hides_tensor, hides_data, gradient_bytes = choices
     return Software(
         attention=attention,
-        fused=bool(modern or compiled),
-        eager=not compiled,
-        hides_tensor=bool(modern or compiled == 2),
+        fused=bool(fused),
+        eager=bool(eager),
+        hides_tensor=bool(hides_tensor),
         hides_data=bool(hides_data),
         hides_context=True,
         eight_bit=bool(eight_bit),
@@ -257,20 +278,23 @@ def _software(row: Row) -> Software:
     modern = any(word in framework for word in _MODERN)
     # 16-bit floats with a scaled loss went out of use before flash attention came in.
     old = precision == "fp16" or any(word in said for word in _BEFORE_FLASH)
-    compiled = any(word in framework for word in _COMPILED) or chip.startswith(("TPU", "Train"))
-    if old and not compiled:
+    whole = chip.startswith(("TPU", "Train"))  # compiled as a whole for a machine of its own
+    xla = whole or any(word in framework for word in _XLA)
+    blocks = any(word in framework for word in _TORCH_COMPILED)
+    if old and not xla and not blocks:
         attention = MATERIALISED
-    elif modern or compiled:
+    elif modern or xla:
         attention = FUSED_FLASH
     else:
         attention = FIRST_FLASH if any(word in framework for word in _FIRST_FLASH) else SECOND_FLASH
     sixteen = (
         any(word in framework for word in _SIXTEEN_BIT_REDUCTION) or attention == MATERIALISED or "PURE" in precision
     )
+    hides_tensor = modern or chip.startswith("TPU") or any(word in framework for word in _ASYNC_TENSOR)
     # Programs of XLA for GPUs gather and scatter between their kernels, not beside them.
-    hides_data = attention != MATERIALISED and not (compiled and not chip.startswith(("TPU", "Train")))
-    overlap = 2 if chip.startswith("TPU") else int(compiled)
-    return _shared_software(attention, modern, "fp8" in precision, hides_data, 2 if sixteen else 4, overlap)
+    hides_data = attention != MATERIALISED and (whole or not xla)
+    fused, eager = modern or xla or blocks, not (xla or blocks)
+    return _shared_software(attention, fused, eager, "fp8" in precision, hides_tensor, hides_data, 2 if sixteen else 4)
 
 
 # 10^9 bytes per second of a node, by words of `interconnect`. Of four Omni-Path links of 100 Gb/s NCCL reached 55 Gb/s

@@ -38,6 +38,7 @@ class StepTimes:
         messages: between stages.
         data: visible talk of data parallelism.
         optimizer: its step.
+        stragglers: waiting for the slowest of all devices.
         forward, backward: of one micro-batch in one layer, with talk and recomputation; not of a step.
         head_pass: of one micro-batch through the head; not of a step.
         message: one, from stage to stage; not of a step.
@@ -57,6 +58,7 @@ class StepTimes:
     messages: Column
     data: Column
     optimizer: Column
+    stragglers: Column
     forward: Column
     backward: Column
     head_pass: Column
@@ -68,7 +70,7 @@ class StepTimes:
 
 
 PARTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head", "bubble",
-         "messages", "data", "optimizer")  # fmt: skip
+         "messages", "data", "optimizer", "stragglers")  # fmt: skip
 """The parts that a step adds up from."""
 
 
@@ -128,7 +130,8 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
     held = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
     optimizer = held * _OPTIMIZER_BYTES / (columns.memory_rate * known.of("memory", columns))
     bubble = fill * mean
-    step = count * slowest + bubble + messages + data + optimizer
+    stragglers = known.of("straggling", columns) * np.log2(columns.world) * count * slowest
+    step = count * slowest + bubble + messages + data + optimizer + stragglers
 
     scale = most * count
     bare = compute.forward + compute.backward + 2 * tensor_one_way
@@ -147,6 +150,7 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
         messages=messages,
         data=data,
         optimizer=optimizer,
+        stragglers=stragglers,
         forward=forward + context / 3,
         backward=backward + again + context * 2 / 3,
         head_pass=compute.head,

@@ -3,10 +3,12 @@
     columns, constants -> Traffic: tensor, context, pipeline, data parallelism
 
 Ring collectives of n ranks (Thakur et al. 2005): each rank sends (n-1)/n of the message per half (a gather or a
-scatter; an all-reduce is both), in n-1 steps that each take a latency besides. Ranks are dealt out as in
-parallel/layout.py, tensor innermost, then context, then data, pipeline outermost. A group inside one domain of fast
-links uses these; one that spans domains is limited by the network, of which it has as many devices' shares as it has
-members in an instance.
+scatter; an all-reduce is both), in n-1 steps that each take a latency besides. A half has a start, and passes the
+message once through the device's memory, which is why two ranks get less out of their links than eight.
+
+Ranks are dealt out as in parallel/layout.py, tensor innermost, then context, then data, pipeline outermost. A group
+inside one domain of fast links uses these; one that spans domains is limited by the network, of which it has as many
+devices' shares as it has members in an instance.
 """
 
 from dataclasses import dataclass
@@ -48,7 +50,10 @@ def traffic(columns: Columns, constants: Constants) -> Traffic:
     hidden = 2 * columns.tokens * columns.hidden
 
     inside = columns.tensor <= columns.domain
-    tensor = 2 * _ring(hidden, columns.tensor, np.where(inside, fast, np.minimum(fast, net)), hop)
+    half = _ring(hidden, columns.tensor, np.where(inside, fast, np.minimum(fast, net)), hop)
+    passage = columns.memory_rate * constants.of("passage", columns)
+    start = constants.of("collective", columns)
+    tensor = 2 * (half + np.where(columns.tensor > 1, start + hidden / passage, 0.0))
 
     keys = 4 * columns.tokens * np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
     near = columns.tensor * columns.context <= columns.domain
@@ -68,8 +73,8 @@ def traffic(columns: Columns, constants: Constants) -> Traffic:
     weights = rank_weights(columns)
     calls = np.where(columns.zero == 3, 1 + np.ceil(columns.layers / columns.pipeline), 1.0)
     steps = np.minimum(shards - 1, _MANY * np.log2(np.maximum(shards, 2)))
-    latency = np.where(shards > 1, calls * steps * hop, 0.0)
-    once = np.where(shards > 1, (shards - 1) / shards, 0.0) * weights / rate
+    latency = np.where(shards > 1, calls * (start + steps * hop), 0.0)
+    once = np.where(shards > 1, (shards - 1) / shards / rate + 1 / passage, 0.0) * weights
     return Traffic(tensor, context, stage, 2 * once + latency, columns.gradient_bytes * once + latency, members)
 
 
