@@ -158,6 +158,7 @@ def print_table(runs, fitted, held_out, baseline):
 def write_values(constants, runs):
     """Put fitted values, and what they were fitted on, into constants.yaml."""
     import hlat.planner
+    from hlat.planner.constants import load_priors
 
     path = Path(hlat.planner.__file__).with_name("constants.yaml")
     text = re.sub(r"\n  (value|fitted_on): [^\n]*", "", path.read_text(encoding="utf-8"))
@@ -167,8 +168,9 @@ def write_values(constants, runs):
     on = f"{len(runs.runs) - runs.suspect.sum()} runs of {len(set(runs.group))} sources"
     for name, values in by_name.items():
         written = "{" + ", ".join(f"{family}: {value}" for family, value in values.items()) + "}"
+        fitted = on if any(load_priors()[name, family].spread for family in values) else "nothing"
         pattern = re.compile(rf"(\n{name}:\n  meaning: [^\n]*)")
-        text = pattern.sub(rf"\1\n  value: {written}\n  fitted_on: {on}", "\n" + text)[1:]
+        text = pattern.sub(rf"\1\n  value: {written}\n  fitted_on: {fitted}", "\n" + text)[1:]
     path.write_text(text, encoding="utf-8")
 
 

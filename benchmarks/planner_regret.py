@@ -26,7 +26,14 @@ def sweep_of(run):
 
 def plainness(run):
     split = run.work.split
-    return split.pipeline, RECOMPUTE.index(split.recompute), split.context, split.virtual
+    return (
+        split.tensor > 8,
+        RECOMPUTE.index(split.recompute),
+        split.tensor,
+        split.pipeline,
+        split.context,
+        split.virtual,
+    )
 
 
 def main():

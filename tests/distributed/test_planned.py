@@ -36,6 +36,8 @@ LAYOUTS = (
     (8, "tp=4,zero=1,mbs=2,ckpt=full", "fp32"),
     (2, "pp=2,zero=0,mbs=2", "mixed"),
     (4, "pp=2,vpp=2,zero=1,mbs=2,ckpt=selective", "fp32"),
+    (2, "pp=2,schedule=interleaved-zero-bubble,zero=0,mbs=2", "fp32"),
+    (4, "pp=2,schedule=zbv,zero=1,mbs=2", "mixed"),
     (4, "cp=2,zero=1,mbs=2", "fp32"),
     (8, "tp=2,pp=2,zero=1,mbs=2,ckpt=selective", "mixed"),
 )
@@ -135,7 +137,7 @@ def left_out(question: Question, one: Candidate, stage: int) -> Counter[str]:
     first = [axis for axis in ("pipeline", "data", "tensor") if getattr(one, axis) > 1][:1]
     found.update(dict.fromkeys(first, 8))
     if one.tensor > 1:
-        last = stage == one.pipeline - 1
+        last = stage == (0 if one.schedule == "zbv" else one.pipeline - 1)
         # A peak and two sums for each token of the head, in fp32.
         found["tensor"] += 12 * one.accumulation(question.global_batch) * one.micro_batch * question.sequence * last
         # Once a step the gradients of norms, which each rank has of its part of the sequence.

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from hlat.planner import Plan, RankBy
 
 _GIB = 1 << 30
+_SCHEDULES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved-1f1b": "interleaved",
+    "interleaved-zero-bubble": "zero bubble",
+    "zbv": "zbv",
+}
+"""Schedules as they fit into a table."""
 
 
 def register(app: typer.Typer) -> None:
@@ -108,16 +116,33 @@ def _say_table(plans: list["Plan"]) -> None:
 
     front = {id(one) for _, one in front_of(plans)}
     table = Table(box=None, pad_edge=False)
-    names = ("cluster", "tp", "pp", "dp", "cp", "v", "zero", "mbs", "acc", "recompute", "GiB", "step s", "tok/s/chip")
+    names = (
+        "cluster",
+        "tp",
+        "pp",
+        "dp",
+        "cp",
+        "v",
+        "schedule",
+        "zero",
+        "mbs",
+        "acc",
+        "recompute",
+        "GiB",
+        "step s",
+        "tok/s/chip",
+    )
     for name in (*names, "MFU", "days", "USD", "goodput", "front"):
-        table.add_column(name, justify="right" if name not in ("cluster", "recompute") else "left")
+        table.add_column(name, justify="right" if name not in ("cluster", "schedule", "recompute") else "left")
     for one in plans:
         for index, planned in enumerate([one.chosen, *one.alternatives]):
             said = described(one.question, planned)
             cost = "" if planned.cost_usd is None else f"{planned.cost_usd:,.0f}"
             table.add_row(
                 one.question.cluster.name if index == 0 else "",
-                *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages", "zero")),
+                *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages")),
+                _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
+                str(said["zero"]),
                 str(said["micro_batch"]),
                 str(said["accumulation"]),
                 said["activation_checkpointing"],

@@ -12,7 +12,14 @@ from hlat.config.errors import Fix, Problem, RecipeError
 from hlat.config.hf import hf_to_model
 from hlat.config.layout_checks import CHECKS as LAYOUT_CHECKS
 from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
-from hlat.config.parallel import MemoryConfig, ParallelConfig, Schedule
+from hlat.config.parallel import (
+    INTERLEAVED,
+    ZERO_BUBBLE,
+    MemoryConfig,
+    ParallelConfig,
+    Schedule,
+    default_virtual_stages,
+)
 from hlat.config.parsing import load_recipe, parse_recipe
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
@@ -52,9 +59,11 @@ from hlat.runtime import (
 )
 
 __all__ = [
+    "INTERLEAVED",
     "LAYOUT_CHECKS",
     "LONGEST_PERIOD",
     "PRESETS",
+    "ZERO_BUBBLE",
     "AnomalyConfig",
     "BatchConfig",
     "Check",
@@ -95,6 +104,7 @@ __all__ = [
     "TrainingConfig",
     "ValidationSplitConfig",
     "Values",
+    "default_virtual_stages",
     "divisors",
     "hf_to_model",
     "holds",

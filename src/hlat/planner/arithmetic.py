@@ -6,6 +6,7 @@ Counted as a rehearsal counts them (rehearsal/flops.py): a multiply-add is two, 
 that its kernel is given, its backward computes the scores again. Held against rehearsals in a test, to the last one.
 """
 
+from hlat.config import ZERO_BUBBLE
 from hlat.model import ModelPart, vocabulary_rows
 from hlat.parallel import Layout, held_parts
 from hlat.planner.layouts import Candidate
@@ -20,24 +21,49 @@ def executed_flops(question: Question, one: Candidate, pipeline_rank: int) -> fl
     layout = Layout.of(one.parallel, one.world)
     parts = held_parts(model, layout, pipeline_rank * (one.world // one.pipeline), question.sequence)
     layers = sum(len(part.layer_range(model)) for part in parts)
+    # Of a backward pass that is taken apart each part computes again; the first stage's has one part only.
+    twice = sum(len(part.layer_range(model)) for part in parts if not part.embedding) if _apart(one) else 0
     heads = sum(part.head for part in parts)
     tokens = one.micro_batch * question.sequence / one.context
     rows = len(vocabulary_rows(model, ModelPart(0, one.tensor)))
     head = 6 * tokens * rows * model.hidden_size
-    return one.accumulation(question.global_batch) * (layers * _layer(question, one, tokens) + heads * head)
+    blocks = layers * _layer(question, one, tokens) + twice * _again(question, one, tokens)
+    return one.accumulation(question.global_batch) * (blocks + heads * head)
+
+
+def _apart(one: Candidate) -> bool:
+    """Whether both parts of a backward pass need all that is computed again; of ``selective`` only the first does."""
+    return one.schedule in ZERO_BUBBLE and one.recompute == "full"
 
 
 def _layer(question: Question, one: Candidate, tokens: float) -> float:
-    """Of one micro-batch in one layer, forward and backward."""
+    """Of one micro-batch in one layer, forward and backward, computed again once."""
+    attention, matrix = _weights(question, one)
+    products = 6 * tokens * (attention + 3 * matrix)
+    return products + sum(_CORE.values()) * _core(question, one, tokens) + _again(question, one, tokens)
+
+
+def _again(question: Question, one: Candidate, tokens: float) -> float:
+    """What leaves a block is not needed again: recomputation ends before its last product."""
+    if one.recompute == "none":
+        return 0.0
+    attention, matrix = _weights(question, one)
+    products = 2 * tokens * (attention + 2 * matrix) if one.recompute == "full" else 0.0
+    return products + _CORE["forward"] * _core(question, one, tokens)
+
+
+def _weights(question: Question, one: Candidate) -> tuple[float, float]:
+    """Of attention in one layer, and of one of the three matrices of its feed-forward half."""
     model = question.model
     heads, keys = model.heads / one.tensor, max(model.n_kv_heads / one.tensor, 1.0)
     attention = model.hidden_size * model.n_head_dim * (2 * heads + 2 * keys)
-    matrix = model.hidden_size * model.intermediate_size / one.tensor
-    core = 2 * tokens * _positions(question, one) * heads * model.n_head_dim
-    # What leaves a block is not needed again: recomputation ends before its last product.
-    again = {"none": 0.0, "selective": 0.0, "full": 2 * tokens * (attention + 2 * matrix)}[one.recompute]
-    again += 0.0 if one.recompute == "none" else _CORE["forward"] * core
-    return 6 * tokens * (attention + 3 * matrix) + sum(_CORE.values()) * core + again
+    return attention, model.hidden_size * model.intermediate_size / one.tensor
+
+
+def _core(question: Question, one: Candidate, tokens: float) -> float:
+    """One product of queries, positions and the width of heads."""
+    model = question.model
+    return 2 * tokens * _positions(question, one) * model.heads / one.tensor * model.n_head_dim
 
 
 def _positions(question: Question, one: Candidate) -> float:

@@ -37,6 +37,7 @@ class Passes:
         attention_forward, attention_backward: the attention core alone.
         host_forward, host_backward: that the host takes to start the kernels of a pass.
         head: of the output projection and the loss, forward and backward.
+        weight: of backward, what makes the gradients of weights.
     """
 
     forward: Column
@@ -50,12 +51,14 @@ class Passes:
     host_forward: Column
     host_backward: Column
     head: Column
+    weight: Column
 
 
 def passes(columns: Columns, constants: Constants) -> Passes:
     """What the device of the slowest rank computes."""
     product = _Products.of(columns, constants)
-    forward_products, backward_products = _layer_products(columns, constants, product)
+    forward_products, input_products, weight_products = _layer_products(columns, constants, product)
+    backward_products = input_products + weight_products
     attention_forward, attention_backward = _attention(columns, constants, product)
     pointwise = _pointwise(columns, constants)
     kernels = np.where(columns.attention == MATERIALISED, _KERNELS[0], _KERNELS[1])
@@ -73,6 +76,7 @@ def passes(columns: Columns, constants: Constants) -> Passes:
         host_forward=host,
         host_backward=_BACKWARD_KERNELS * host,
         head=_head(columns, constants, product),
+        weight=weight_products,
     )
 
 
@@ -110,13 +114,17 @@ class _Products:
         seconds: Column = arithmetic + self.unhidden * traffic / self.columns.memory_rate
         return seconds
 
-    def both(self, m: Column, n: Column, k: Column, *, in_blocks: bool = False) -> tuple[Column, Column]:
+    def all_three(self, m: Column, n: Column, k: Column, *, in_blocks: bool = False) -> tuple[Column, Column, Column]:
         """Forward (m x k by k x n), and backward: by the input (m x n by n x k) and by the weight (n x m by m x k)."""
-        back = self.seconds(m, k, n, in_blocks=in_blocks) + self.seconds(k, n, m, in_blocks=in_blocks)
-        return self.seconds(m, n, k, in_blocks=in_blocks), back
+        return (
+            self.seconds(m, n, k, in_blocks=in_blocks),
+            self.seconds(m, k, n, in_blocks=in_blocks),
+            self.seconds(k, n, m, in_blocks=in_blocks),
+        )
 
 
-def _layer_products(columns: Columns, constants: Constants, product: _Products) -> tuple[Column, Column]:
+def _layer_products(columns: Columns, constants: Constants, product: _Products) -> tuple[Column, Column, Column]:
+    """Forward, backward by the inputs and backward by the weights."""
     tokens, width = columns.tokens, columns.hidden
     queries, keys = columns.heads * columns.head_dim, columns.kv_heads * columns.head_dim
     inner = columns.inner / columns.tensor
@@ -128,14 +136,16 @@ def _layer_products(columns: Columns, constants: Constants, product: _Products) 
         (tokens, inner * (1 + columns.gated), width),
         (tokens, width, inner),
     )
-    both = [product.both(m, n, k, in_blocks=True) for m, n, k in shapes]
+    forward, by_input, by_weight = (
+        sum(times) for times in zip(*(product.all_three(m, n, k, in_blocks=True) for m, n, k in shapes), strict=True)
+    )
     pointwise_rate = columns.memory_rate * constants.of("memory", columns)
     casts = sum(3 * m * k for m, _, k in shapes) / pointwise_rate * constants.of("casts", columns)
     casts = np.where(columns.eight_bit > 0, casts, 0.0)
     # Gradients of weights are added to those of earlier micro-batches: read and written, in fp32.
     # The product itself does that at its end.
     added = product.unhidden * np.where(columns.zero < 3, 8 * layer_weights(columns) / columns.memory_rate, 0.0)
-    return sum((one for one, _ in both), casts), sum((two for _, two in both), 2 * casts + added)
+    return forward + casts, by_input + 2 * casts, by_weight + added
 
 
 def _attention(columns: Columns, constants: Constants, product: _Products) -> tuple[Column, Column]:
@@ -184,7 +194,7 @@ _COMPILED = (3.0, 4.0)  # families whose programs are always compiled as a whole
 def _head(columns: Columns, constants: Constants, product: _Products) -> Column:
     """Output projection in 16 bits, and the loss: logits in fp32, read and written five times."""
     rows = columns.vocab / columns.tensor
-    forward, backward = product.both(columns.tokens, rows, columns.hidden)
+    products = sum(product.all_three(columns.tokens, rows, columns.hidden))
     loss = columns.tokens * rows * 20 / (columns.memory_rate * constants.of("memory", columns))
-    seconds: Column = forward + backward + loss
+    seconds: Column = products + loss
     return seconds

@@ -37,7 +37,7 @@ def explain(plan: Plan) -> list[str]:
         behind = chosen.step_seconds / fastest.step_seconds - 1
         lines.append(
             f"The fastest predicted, {fastest.candidate}, is ahead by {behind:.1%}, less than the {TIE:.0%} that "
-            f"predictions can tell apart; the chosen one has fewer stages or recomputes less."
+            f"predictions can tell apart; the chosen one recomputes less, or is cut into fewer parts."
         )
     lines += [f"Runner-up: {compare(chosen, one)}" for one in plan.alternatives[:3] if one is not plan.ranked[0]]
     return lines

@@ -20,6 +20,8 @@ COPY_RATE = 10e9
 """Bytes per second that a device copies its state to the host's memory at, while training stands still."""
 STORE_RATE = 2e9
 """Bytes per second that an instance writes to and reads from the shared file system at."""
+STORE_MOST = 2e12
+"""Bytes per second that the file system takes in all: what Tectonic sustained (The Llama 3 herd, section 3.3.1)."""
 DETECTION = 120.0
 """Seconds until a failure is noticed and the run is given up."""
 START_UP = {"trainium": 900.0}
@@ -59,7 +61,7 @@ def reliability(cluster: Cluster, state_bytes: float) -> Reliability:
     per_day = cluster.instance.failures.per_day * cluster.count + SOFTWARE_PER_DAY
     mtbf = _DAY / per_day
     stall = state_bytes / cluster.devices / COPY_RATE
-    writing = state_bytes / (STORE_RATE * cluster.count)
+    writing = state_bytes / min(STORE_RATE * cluster.count, STORE_MOST)
     restart = DETECTION + START_UP.get(cluster.chip.family or "", OTHER_START_UP) + writing
     interval = max(best_interval(max(stall, 1e-3), mtbf), writing)
     return Reliability(

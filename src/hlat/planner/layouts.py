@@ -6,11 +6,22 @@ The rules are those of ``hlat check`` (config/layout_checks.py), so that what is
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
-from hlat.config import LAYOUT_CHECKS, Check, ParallelConfig, Schedule, Values, divisors, holds
+from hlat.config import (
+    INTERLEAVED,
+    LAYOUT_CHECKS,
+    ZERO_BUBBLE,
+    Check,
+    ParallelConfig,
+    Schedule,
+    Values,
+    default_virtual_stages,
+    divisors,
+    holds,
+)
 from hlat.planner.question import Question
 from hlat.planner.work import RECOMPUTE, Recompute, Split
 from hlat.runtime import PlanError
@@ -18,9 +29,9 @@ from hlat.runtime import PlanError
 _MOST_CONTEXT = 16
 _SHORTEST_CHUNK = 4096  # tokens of a context rank: below, other axes do the same for less talk
 _MOST_VIRTUAL = 8
-# Chips on which no published run shards gradients or weights: nothing tells the time model how their traffic would
-# hide. A layout that is asked for by name is predicted all the same.
-_STATE_ONLY = ("trainium",)
+# Chips on which no published run shards gradients or weights, or takes backward passes apart: nothing tells the time
+# model what that would cost there. A layout that is asked for by name is predicted all the same.
+_CAUTIOUS = ("trainium",)
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SPAN = 2  # tensor groups of up to so many domains are tried: what they lose is part of an explanation
 
@@ -37,16 +48,12 @@ class Candidate:
     zero: int
     micro_batch: int
     recompute: Recompute
+    schedule: Schedule = "1f1b"
 
     @property
     def world(self) -> int:
         """Devices."""
         return self.tensor * self.pipeline * self.context * self.data
-
-    @property
-    def schedule(self) -> Schedule:
-        """Of the pipeline."""
-        return "interleaved-1f1b" if self.virtual > 1 else "1f1b"
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -79,15 +86,31 @@ class Candidate:
             question.sequence,
             sequence_parallel=self.tensor > 1,
             recompute=self.recompute,
+            split_backward=self.schedule in ZERO_BUBBLE,
         )
 
     def __str__(self) -> str:
         parts = [f"tensor {self.tensor}", f"pipeline {self.pipeline}", f"data {self.data}"]
-        parts += [f"context {self.context}"] * (self.context > 1) + [f"{self.virtual} stages per rank"] * (
-            self.virtual > 1
-        )
+        parts += [f"context {self.context}"] * (self.context > 1)
+        parts += [f"{self.virtual} stages per rank"] * (self.virtual > 1)
+        parts += [self.schedule] * (self.pipeline > 1 and self.schedule not in ("1f1b", "interleaved-1f1b"))
         parts += [f"ZeRO {self.zero}", f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
         return ", ".join(parts)
+
+
+def mine(one: Candidate, pipeline_rank: int) -> list[tuple[int, list[int]]]:
+    """The stages of a rank, each with those on other ranks that it talks to; the two at the turn of a V share one."""
+    last, ranks = one.pipeline * one.virtual - 1, one.pipeline
+
+    def place(stage: int) -> int:
+        turn, index = divmod(stage, ranks)
+        return ranks - 1 - index if one.schedule == "zbv" and turn % 2 else index
+
+    return [
+        (stage, [other for other in (stage - 1, stage + 1) if 0 <= other <= last and place(other) != pipeline_rank])
+        for stage in range(last + 1)
+        if place(stage) == pipeline_rank
+    ]
 
 
 def candidates(question: Question) -> Iterator[Candidate]:
@@ -97,19 +120,19 @@ def candidates(question: Question) -> Iterator[Candidate]:
         if question.global_batch % data:
             continue
         share = question.global_batch // data
-        for virtual, zero, micro in product(
-            _virtuals(question, pipeline), _zeros(question, pipeline, data * context), _MICRO_BATCHES
+        for (virtual, schedule), zero, micro in product(
+            _schedules(question, pipeline), _zeros(question, pipeline, data * context), _MICRO_BATCHES
         ):
             if share % micro:
                 continue
-            one = Candidate(tensor, pipeline, context, data, virtual, zero, micro, "none")
+            one = Candidate(tensor, pipeline, context, data, virtual, zero, micro, "none", schedule)
             if all(holds(check, _values(question, one)) for check in LAYOUT_CHECKS):
                 for recompute in RECOMPUTE:
-                    yield Candidate(tensor, pipeline, context, data, virtual, zero, micro, recompute)
+                    yield replace(one, recompute=recompute)
 
 
 def parse_layout(text: str, question: Question) -> Candidate:
-    """A layout from ``tp=8,pp=1,...``; what is not said is 1, ZeRO 1, micro-batch 1, nothing recomputed.
+    """A layout from ``tp=8,pp=1,...``; what is not said is 1, ZeRO 1, micro-batch 1, 1F1B, nothing recomputed.
 
     Raises:
         PlanError: not of that form, a name or a value that does not exist, or a layout that cannot be.
@@ -124,15 +147,17 @@ def parse_layout(text: str, question: Question) -> Candidate:
             f"not the number of devices of {question.cluster.name}, {question.cluster.devices}"
         )
     recompute: Recompute = values.get("recompute", "none")
+    schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
     one = Candidate(
         degrees[0],
         degrees[1],
         degrees[2],
         data,
-        values.get("virtual", 1),
+        values.get("virtual", default_virtual_stages(schedule)),
         values.get("zero", 1),
         values.get("micro_batch", 1),
         recompute,
+        schedule,
     )
     reasons = broken(question, one)
     if reasons:
@@ -150,7 +175,8 @@ _NAMES = {
     "micro": "micro_batch",
     "ckpt": "recompute",
 }
-_FIELDS = ("tensor", "pipeline", "context", "data", "virtual", "zero", "micro_batch", "recompute")
+_FIELDS = ("tensor", "pipeline", "context", "data", "virtual", "zero", "micro_batch", "recompute", "schedule")
+_CHOICES = {"recompute": RECOMPUTE, "schedule": get_args(Schedule)}
 
 
 def _words(text: str) -> dict[str, Any]:
@@ -161,9 +187,9 @@ def _words(text: str) -> dict[str, Any]:
         if not equals or name not in _FIELDS:
             known = ", ".join((*_NAMES, *_FIELDS))
             raise PlanError(f"--layout: {word!r} is not NAME=VALUE with one of the names {known}")
-        if name == "recompute":
-            if value not in RECOMPUTE:
-                raise PlanError(f"--layout: {word}: recompute is one of {', '.join(RECOMPUTE)}")
+        if name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise PlanError(f"--layout: {word}: {name} is one of {', '.join(_CHOICES[name])}")
             values[name] = value
         elif (
             not value.strip().isdecimal() or (int(value) < 1 and name != "zero") or (name == "zero" and int(value) > 3)
@@ -225,16 +251,21 @@ def _degrees(question: Question) -> Iterator[tuple[int, int, int]]:
                     yield tensor, pipeline, context
 
 
-def _virtuals(question: Question, pipeline: int) -> list[int]:
+def _schedules(question: Question, pipeline: int) -> list[tuple[int, Schedule]]:
+    """Stages per rank and schedules."""
     if pipeline == 1:
-        return [1]
+        return [(1, "1f1b")]
     each = question.model.layers // pipeline
-    return [count for count in range(1, min(_MOST_VIRTUAL, each) + 1) if count == 1 or each % count == 0]
+    several = [count for count in range(2, min(_MOST_VIRTUAL, each) + 1) if each % count == 0]
+    if question.cluster.chip.family in _CAUTIOUS:
+        return [(1, "1f1b"), *((count, "interleaved-1f1b") for count in several)]
+    found: list[tuple[int, Schedule]] = [(1, "1f1b"), *product(several, INTERLEAVED)]
+    return found + ([(2, "zbv")] if 2 in several else [])
 
 
 def _zeros(question: Question, pipeline: int, shards: int) -> list[int]:
     if shards == 1:
         return [0]
-    if question.cluster.chip.family in _STATE_ONLY:
+    if question.cluster.chip.family in _CAUTIOUS:
         return [0, 1]
     return [0, 1, 2, 3] if pipeline == 1 else [0, 1, 3]

@@ -105,7 +105,7 @@ def rank_memory(question: Question, one: Candidate, pipeline_rank: int) -> RankM
 def estimated_memory(question: Question, one: Candidate, pipeline_rank: int) -> RankMemory:
     """The same from the numbers of parameters alone, as if everything divided evenly: fast, for a search."""
     model, mode = question.model, MODES[question.mode]
-    first, last = pipeline_rank == 0, pipeline_rank == one.pipeline - 1
+    first, last = pipeline_rank == 0, pipeline_rank == (0 if one.schedule == "zbv" else one.pipeline - 1)
     layers = -(-model.layers // one.pipeline)
     if last and model.layers % one.pipeline:
         layers -= 1

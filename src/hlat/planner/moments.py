@@ -3,7 +3,7 @@
     the first block runs backward | it has, and is reduced | the loss has logits | all gradients are put together
         -> gradients, activations, recomputed, logits, working, buffers: bytes of each
 
-Activations are those of model/activations.py, passes in flight those of memory/in_flight.py. The rest was learnt from
+Activations are those of model/activations.py, passes in flight those of flight.py. The rest was learnt from
 rehearsals, and is held against them and against real processes (tests/distributed/test_planned.py).
 """
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hlat.config import ModelConfig
-from hlat.memory import POLICIES, passes_in_flight
+from hlat.memory import POLICIES
 from hlat.model import ModelPart, Share, activations, vocabulary_rows
-from hlat.planner.layouts import Candidate
+from hlat.planner.flight import Instant, instants
+from hlat.planner.layouts import Candidate, mine
 from hlat.planner.question import Question
 from hlat.planner.work import Recompute
 from hlat.precision import MODES
@@ -33,68 +34,130 @@ def moments(
         ends: whether it has the embedding, and the head.
         gradients: bytes of them, as they are added up.
     """
-    model, mode = question.model, MODES[question.mode]
-    micro_batches = one.accumulation(question.global_batch)
-    kept = _kept(question, one, ends)
-    passes = passes_in_flight(one.parallel, pipeline_rank, micro_batches)
-    flight = passes / one.virtual
-    tokens = one.micro_batch * question.sequence / one.context
-    item, reduced = mode.compute.itemsize, mode.reduction.itemsize
-    inner = tokens * item * model.intermediate_size / one.tensor
-    block = layer_weights(model, one.tensor)
-    messages = _messages(one, pipeline_rank, micro_batches, passes, tokens * item * model.hidden_size / one.tensor)
-    shards = one.data * one.context
-    # FSDP2 gathers a block before it works; it reduces one as soon as it has its gradients, but pipelines at their end.
-    gathering = block * item if one.zero == 3 and shards > 1 else 0.0
-    reducing = block * reduced if one.zero > 0 and shards > 1 and one.pipeline == 1 else 0.0
-    if reducing and one.zero > 1:
-        reducing += block * item
-    # Where all passes are in flight before the first runs backward, there are no gradients yet beside all of them.
-    alone = passes == micro_batches * one.virtual
-    early = 0.0 if alone else gradients
-    recomputes = one.recompute == "full"
-    blocks = flight * (layers * kept.per_layer + kept.at_entry)
-    backward = {
-        "recomputing": float(kept.whole_layer - kept.per_layer) if recomputes else 0.0,
-        # By the widest activations: the gradients by what the feed-forward half makes, and what they are added up from.
-        "working": (3 if recomputes else 4) * inner,
-    }
-    found = [
-        {**backward, "gradients": early, "activations": blocks, "buffers": messages + 2 * gathering},
-        {
-            **backward,
-            "gradients": early,
-            "activations": blocks - kept.per_layer,
-            "buffers": messages + 2 * gathering + reducing,
-        },
-    ]
-    if alone:
-        found.append({"gradients": gradients, "activations": blocks * (passes - 1) / passes, "buffers": messages})
-    if ends[1]:
-        loss = _logits(model, one, tokens, item)
-        everything = blocks + kept.at_ends - kept.at_entry  # of the last stage one pass is in flight
-        found.append({"gradients": early, "activations": everything, "logits": loss, "buffers": messages + gathering})
-    if one.zero == 0 and shards > 1:  # all gradients, put together to be sent
-        found.append({"gradients": gradients, "buffers": gradients * reduced / mode.gradients.itemsize})
+    mode = MODES[question.mode]
+    rank = _rank(question, one, pipeline_rank, layers, ends, gradients)
+    _, moving = _messages(one, pipeline_rank, one.accumulation(question.global_batch))
+    found = [moment for now in moving for moment in _at(rank, now)]
+    if one.zero == 0 and one.data * one.context > 1:  # all gradients, put together to be sent
+        found.append({"gradients": gradients, "buffers": gradients * mode.reduction.itemsize / mode.gradients.itemsize})
     return found
 
 
-def _messages(one: Candidate, pipeline_rank: int, micro_batches: int, passes: int, size: float) -> float:
-    """What torch's pipelines hold of messages between stages.
+@dataclass(frozen=True)
+class _Rank:
+    """Bytes that come and go on a rank.
 
-    A stage has a buffer for each micro-batch that it receives, and keeps what it has sent until that runs backward.
-    1F1B waits for each send before the next; with several stages per rank all are waited for at the end of a step. Of
-    these, rehearsals of ten ranks (2 to 4 ranks, 2 to 4 stages each, 4 and 8 micro-batches) hold at their peak all but
-    about 1.6 for each pass in flight.
+    Attributes:
+        per_pass, per_layer, at_ends: kept by one micro-batch: by one stage, by one layer, and by head and loss besides.
+        recomputed: alive besides while a block is computed again.
+        working: while a block runs backward.
+        apart: that a backward pass leaves for its weights' part; ``largest``, while that makes a gradient.
+        logits: of the loss's chunk; None where there is no head.
+        gradients: by stage.
+        gathered, reduced: of a block whose weights are sharded.
+        message: one between stages; ``received`` of them have a buffer.
     """
+
+    per_pass: float
+    per_layer: float
+    at_ends: float
+    recomputed: float
+    working: float
+    apart: float
+    largest: float
+    logits: float | None
+    gradients: float
+    gathered: float
+    reduced: float
+    message: float
+    received: int
+
+
+def _rank(
+    question: Question, one: Candidate, pipeline_rank: int, layers: int, ends: tuple[bool, bool], gradients: float
+) -> _Rank:
+    model, mode = question.model, MODES[question.mode]
+    kept = _kept(question, one, ends)
+    tokens = one.micro_batch * question.sequence / one.context
+    item = mode.compute.itemsize
+    inner = tokens * item * model.intermediate_size / one.tensor
+    block = layer_weights(model, one.tensor)
+    message = tokens * item * model.hidden_size / one.tensor
+    sharded = one.data * one.context > 1
+    recomputes = one.recompute == "full"
+    # FSDP2 reduces a block as soon as it has its gradients, but pipelines at their end.
+    reduced = block * mode.reduction.itemsize if one.zero > 0 and sharded and one.pipeline == 1 else 0.0
+    return _Rank(
+        per_pass=(layers * kept.per_layer + kept.at_entry) / one.virtual,
+        per_layer=kept.per_layer,
+        at_ends=kept.at_ends - kept.at_entry,
+        recomputed=float(kept.whole_layer - kept.per_layer) if recomputes else 0.0,
+        # By the widest activations: gradients by what the feed-forward half makes, and what they are added up from.
+        working=(3 if recomputes else 4) * inner,
+        apart=layers / one.virtual * _apart(question, one, tokens * item) + 2 * message,
+        largest=_gradient(question, one),
+        logits=_logits(model, one, tokens, item) if ends[1] else None,
+        gradients=gradients / one.virtual,
+        gathered=block * item if one.zero == 3 and sharded else 0.0,
+        reduced=reduced + (block * item if reduced and one.zero > 1 else 0.0),
+        message=message,
+        received=_messages(one, pipeline_rank, one.accumulation(question.global_batch))[0],
+    )
+
+
+def _at(rank: _Rank, now: Instant) -> list[dict[str, float]]:
+    """What is alive at an instant."""
+    blocks, buffers = now.alive * rank.per_pass, rank.message * (rank.received + now.sent)
+    held = {"gradients": now.stages * rank.gradients, "buffers": buffers}
+    if now.alive == 0:
+        return [held]
+    if now.forward:
+        if rank.logits is None:
+            return []
+        # Of the last stage one pass is in flight.
+        loss = {"activations": blocks + rank.at_ends, "logits": rank.logits, "working": now.waiting * rank.apart}
+        return [{**held, **loss, "buffers": buffers + rank.gathered}]
+    earlier = max(0, now.waiting - 1) * rank.apart  # of passes that wait already
+    running = {**held, "recomputing": rank.recomputed, "working": earlier + rank.working}
+    buffers += 2 * rank.gathered  # FSDP2 gathers a block before it works
+    found = [
+        {**running, "activations": blocks, "buffers": buffers},
+        {**running, "activations": blocks - rank.per_layer, "buffers": buffers + rank.reduced},
+    ]
+    if now.waiting:
+        found.append({**running, "activations": blocks, "working": now.waiting * rank.apart + rank.largest})
+    return found
+
+
+def _messages(one: Candidate, pipeline_rank: int, micro_batches: int) -> tuple[int, tuple[Instant, ...]]:
+    """Messages that a rank has buffers for, one per micro-batch, and what else is alive while it sends its own."""
     if one.pipeline == 1:
-        return 0.0
-    stages = one.pipeline * one.virtual
-    mine = range(pipeline_rank, stages, one.pipeline)
-    received = micro_batches * sum((stage > 0) + (stage < stages - 1) for stage in mine)
-    sent = passes * sum(stage < stages - 1 for stage in mine) / one.virtual
-    held = sent if one.virtual == 1 else max(received - 1.6 * passes, sent)
-    return size * (received + held)
+        before = int(micro_batches > 1)  # gradients of earlier micro-batches
+        return 0, (Instant(True, 1, 0, 0, before), Instant(False, 1, 0, 0, before), Instant(False, 0, 0, 0, 1))
+    stages = mine(one, pipeline_rank)
+    received = micro_batches * sum(len(others) for _, others in stages)
+    talks = tuple((stage + 1 in others, stage - 1 in others) for stage, others in stages)
+    return received, instants(one.schedule, pipeline_rank, one.pipeline, micro_batches, one.virtual, talks)
+
+
+def _apart(question: Question, one: Candidate, size: float) -> float:
+    """Bytes per layer that wait between the two parts of a backward pass: gradients by what products and norms made.
+
+    Args:
+        size: of one number for each token of a micro-batch.
+    """
+    model = question.model
+    keys = max(model.n_kv_heads / one.tensor, 1.0)
+    inside = (model.heads / one.tensor + 2 * keys) * model.n_head_dim + 2 * model.intermediate_size / one.tensor
+    return size * (inside + 2 * model.hidden_size + 2 * model.hidden_size / one.tensor)
+
+
+def _gradient(question: Question, one: Candidate) -> float:
+    """Bytes of the largest gradient of weights as it is made, and as it is added up where that is another dtype."""
+    model, mode = question.model, MODES[question.mode]
+    size = (2 if model.coalesce else 1) * model.hidden_size * model.intermediate_size / one.tensor
+    wider = mode.gradients.itemsize if mode.gradients != mode.compute else 0
+    return size * (mode.compute.itemsize + wider)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def _sections(plan: Plan) -> list[str]:
         bar(plan.chosen.parts, plan.chosen.step_seconds, "s", 1.0),
     ]
     if plan.chosen.candidate.pipeline > 1:
-        note = "A row per pipeline rank; forward passes blue, backward passes green, white is waiting."
+        note = "A row per pipeline rank; forward passes blue, backward green, weights apart yellow, white is waiting."
         parts += ["<h3>The pipeline</h3>", f"<p>{note}</p>", timeline_picture(step_timeline(plan))]
     return [*parts, "<h3>Assumptions</h3>", _assumptions(plan)]
 

@@ -11,6 +11,7 @@ from hlat.planner.pipeline import Timeline
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255", "#cc6633",
             "#999933", "#117733", "#882255", "#44aa99")  # fmt: skip
+PASS_COLOURS = {"forward": "#4477aa", "backward": "#228833", "input": "#228833", "weight": "#ccbb44"}
 _WIDTH = 960
 _HEIGHT, _MARGIN = 300, 45  # of the picture of the front
 _SHOWN_PASSES = 6000
@@ -67,11 +68,9 @@ def timeline_picture(line: Timeline) -> str:
     for rank, passes in enumerate(line.ranks):
         for one in passes[:each]:
             x, width = one.start / total * _WIDTH, (one.stop - one.start) / total * _WIDTH
-            colour = "#4477aa" if one.forward else "#228833"
-            what = f"{'forward' if one.forward else 'backward'} {one.micro_batch}, stage {one.stage}"
-            shapes.append(
-                f'<rect x="{x:.2f}" y="{rank * height}" width="{width:.2f}" height="{height - 3}" fill="{colour}" '
-                f'stroke="white" stroke-width=".2"><title>{what}</title></rect>'
-            )
+            place = f'x="{x:.2f}" y="{rank * height}" width="{width:.2f}" height="{height - 3}"'
+            paint = f'fill="{PASS_COLOURS[one.kind]}" stroke="white" stroke-width=".2"'
+            what = f"{one.kind} {one.micro_batch}, stage {one.stage}"
+            shapes.append(f"<rect {place} {paint}><title>{what}</title></rect>")
     size = len(line.ranks) * height
     return f'<svg viewBox="0 0 {_WIDTH} {size}" role="img">{"".join(shapes)}</svg>'

@@ -4,13 +4,15 @@
              -> nothing fits -> PlanError that names the nearest clusters and what they cost
 
 Predictions that differ by less than the model's own error do not decide. Of the layouts within that of the fastest the
-plan takes the plainest: fewest pipeline stages, then least recomputation, then the fastest.
+plan takes the plainest: tensor parallelism on fast links, least recomputation, least tensor parallelism, fewest
+pipeline stages, then the fastest. (In published sweeps fewer stages for more tensor parallelism lost.)
 """
 
 import random
 from dataclasses import dataclass
 from typing import Any
 
+from hlat.config import ZERO_BUBBLE
 from hlat.planner import goodput
 from hlat.planner.arithmetic import executed_flops
 from hlat.planner.constants import load_constants
@@ -152,7 +154,7 @@ def plan(question: Question, layout: str | None = None) -> Plan:
     found = search(question)
     if not found.ranked:
         raise PlanError(_refusal(question, found))
-    chosen = _choose(found.ranked)
+    chosen = _choose(found.ranked, question.cluster.domain)
     return Plan(question, chosen, tuple(found.ranked), found, _simulated(question, chosen))
 
 
@@ -161,13 +163,22 @@ def fits(question: Question, one: Planned) -> bool:
     return one.peak_memory <= USABLE * question.cluster.memory_bytes
 
 
-def _choose(ranked: list[Planned]) -> Planned:
+def _choose(ranked: list[Planned], domain: int) -> Planned:
     fastest = ranked[0].step_seconds
     tied = [one for one in ranked if one.step_seconds <= (1 + TIE) * fastest]
 
     def plainness(one: Planned) -> tuple[float, ...]:
         layout = one.candidate
-        return (layout.pipeline, RECOMPUTE.index(layout.recompute), layout.context, layout.virtual, one.step_seconds)
+        return (
+            layout.tensor > domain,
+            RECOMPUTE.index(layout.recompute),
+            layout.tensor,
+            layout.pipeline,
+            layout.context,
+            layout.schedule in ZERO_BUBBLE,
+            layout.virtual,
+            one.step_seconds,
+        )
 
     return min(tied, key=plainness)
 

@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hlat.model import count_parameters, flops_per_token
+from hlat.parallel import stage_layers
 from hlat.planner.devices import device_on
 from hlat.planner.goodput import Reliability, reliability
 from hlat.planner.layouts import Candidate, candidates
 from hlat.planner.memory import RankMemory, estimated_memory, rank_memory
-from hlat.planner.pipeline import Timeline, simulate
+from hlat.planner.pipeline import StageTimes, Timeline, simulate
 from hlat.planner.question import Question
 from hlat.planner.software import software_of
-from hlat.planner.step import PARTS, StepTimes, stage_layers, step_times
-from hlat.planner.work import Column, Columns, Shape, Work
+from hlat.planner.step import PARTS, StepTimes, step_times
+from hlat.planner.work import Columns, Shape, Work
 from hlat.precision import MODES
 
 USABLE = 0.96  # of a device's memory: the rest is for what a plan cannot see
@@ -31,6 +32,7 @@ _FINALISTS = 12
 _OF_EACH = 3  # finalists of the same degrees
 _SAVERS = 6  # finalists besides, that need less memory than all faster ones
 _DAY = 86400.0
+_OF_PASSES = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head")
 _EVENTS = 40_000  # passes of a simulation that are worth their time; above, the formula stands
 
 
@@ -47,7 +49,7 @@ class Planned:
         mfu: share of the peak that the model's FLOPs are, attention counted causal.
         reliability: failures, saves, restarts.
         days, cost_usd: of the run, with what failures and saves cost; the latter None where no price is known.
-        passes: seconds of a forward and a backward pass by stage, and of a message.
+        passes: seconds of each kind of pass by stage, and of a message.
     """
 
     candidate: Candidate
@@ -59,7 +61,7 @@ class Planned:
     reliability: Reliability
     days: float
     cost_usd: float | None
-    passes: tuple[tuple[float, ...], tuple[float, ...], float]
+    passes: StageTimes
 
     @property
     def peak_memory(self) -> float:
@@ -106,7 +108,7 @@ def search(question: Question, *, clock: Callable[[], float] = time.perf_counter
 def planned(question: Question, one: Candidate) -> Planned:
     """What is predicted of a layout, whether it fits or not."""
     times = step_times(_columns(question, [one]))
-    return _finish(question, one, times, 0, *stage_layers(_columns(question, [one])))
+    return _finish(question, one, times, 0)
 
 
 def _peak(question: Question, one: Candidate) -> float:
@@ -120,10 +122,9 @@ def _best(question: Question, fitting: list[tuple[Candidate, float]], limit: flo
     layouts, peaks = zip(*fitting, strict=True)
     columns = _columns(question, layouts)
     times = step_times(columns)
-    layers = stage_layers(columns)
     order = [int(index) for index in np.argsort(times.step, kind="stable")]
     indices = {**dict.fromkeys(_finalists(layouts, order)), **dict.fromkeys(_savers(peaks, order))}
-    finished = [_finish(question, layouts[index], times, index, *layers) for index in indices]
+    finished = [_finish(question, layouts[index], times, index) for index in indices]
     kept = [one for one in finished if one.peak_memory <= limit]
     return sorted(kept, key=lambda one: one.step_seconds)
 
@@ -167,18 +168,20 @@ def _columns(question: Question, layouts: Sequence[Candidate]) -> Columns:
     return Columns([Work(shape, one.split(question), software_of(question, one), device) for one in layouts])
 
 
-def _finish(question: Question, one: Candidate, times: StepTimes, index: int, most: Column, last: Column) -> Planned:
+def _finish(question: Question, one: Candidate, times: StepTimes, index: int) -> Planned:
     row = times.row(index)
-    passes = _passes(one, row, float(most[index]), float(last[index]))
-    step, parts = row["step"], {name: row[name] for name in PARTS}
+    passes = _passes(question, one, row)
+    parts = {name: row[name] for name in PARTS}
     count = one.accumulation(question.global_batch)
     if one.pipeline > 1 and count * one.pipeline * one.virtual <= _EVENTS:
         line = timeline(one, count, passes)
-        busiest = max(range(one.pipeline), key=line.busy)
-        # What the formula calls bubble and messages is what the simulation shows of both.
-        parts["messages"] = 0.0
-        parts["bubble"] = line.seconds - line.busy(busiest)
-        step = sum(parts.values())
+        busy = max(map(line.busy, range(one.pipeline)))
+        # What the formula calls bubble and messages is what the simulation shows of both. Its ranks have the layers
+        # that they would really have.
+        scale = busy / sum(parts[name] for name in _OF_PASSES)
+        parts |= {name: scale * parts[name] for name in _OF_PASSES}
+        parts |= {"messages": 0.0, "bubble": line.seconds - busy}
+    step = sum(parts.values())
     memory = {rank: rank_memory(question, one, rank) for rank in sorted({0, one.pipeline - 1})}
     speed = question.tokens_per_step / step
     device = device_on(question.cluster)
@@ -200,25 +203,26 @@ def _finish(question: Question, one: Candidate, times: StepTimes, index: int, mo
     )
 
 
-def timeline(
-    one: Candidate, micro_batches: int, passes: tuple[tuple[float, ...], tuple[float, ...], float]
-) -> Timeline:
+def timeline(one: Candidate, micro_batches: int, passes: StageTimes) -> Timeline:
     """The simulated pipeline of a layout."""
-    return simulate(one.schedule, one.pipeline, micro_batches, *passes)
+    return simulate(one.schedule, one.pipeline, micro_batches, passes)
 
 
-def _passes(
-    one: Candidate, row: dict[str, float], most: float, last: float
-) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Seconds of a pass by stage: a third of the head's is forward."""
-    stages = one.pipeline * one.virtual
-    layers = [most / one.virtual] * stages
-    layers[-1] = last / one.virtual
-    forward = [count * row["forward"] for count in layers]
-    backward = [count * row["backward"] for count in layers]
-    forward[-1] += row["head_pass"] / 3
-    backward[-1] += row["head_pass"] * 2 / 3
-    return tuple(forward), tuple(backward), row["message"]
+def _passes(question: Question, one: Candidate, row: dict[str, float]) -> StageTimes:
+    """Seconds of a pass by stage, of the layers that the model is cut into; a third each of the head's is forward, by
+    its input and by its weights."""
+    layers = list(map(len, stage_layers(question.model, one.parallel, question.sequence)))
+
+    def by_stage(each: str, share: float) -> list[float]:
+        found = [count * row[each] for count in layers]
+        found[-1] += share * row["head_pass"]
+        return found
+
+    backward, weight = by_stage("backward", 2 / 3), by_stage("weight", 1 / 3)
+    # The first stage has nobody to send gradients to: all of its backward pass is the weights' part (torch).
+    backward[0] -= layers[0] * row["twice"]
+    weight[0] = backward[0]
+    return StageTimes(by_stage("forward", 1 / 3), backward, weight, row["message"])
 
 
 def _saved_bytes(question: Question) -> float:

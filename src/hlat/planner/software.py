@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from hlat.config import ZERO_BUBBLE
 from hlat.planner.layouts import Candidate
 from hlat.planner.question import Question
 from hlat.planner.work import FUSED_FLASH, SECOND_FLASH, Software
@@ -14,7 +15,7 @@ def software_of(question: Question, one: Candidate) -> Software:
     """hlat on this cluster, in this layout (docs/limits.md, docs/parallelism.md)."""
     return _software(
         question.cluster.chip.family or "measured",
-        one.tensor == one.context == 1,
+        one.tensor == one.context == 1 and one.schedule not in ZERO_BUBBLE,
         one.zero > 0,
         question.mode == "fp8",
         MODES[question.mode].reduction.itemsize,
@@ -26,7 +27,7 @@ def _software(family: str, local: bool, zero: bool, eight_bit: bool, gradient_by
     compiled = family in _ALWAYS_COMPILED
     return Software(
         attention=FUSED_FLASH if compiled else SECOND_FLASH,
-        # Blocks are compiled where nothing inside of them communicates.
+        # Blocks are compiled where nothing inside of them communicates, and nothing takes their backward pass apart.
         fused=compiled or local,
         eager=not compiled and not local,
         # Collectives of tensor parallelism wait for each other and for products; so does ZeRO 0's all-reduce.

@@ -6,7 +6,10 @@
     step  = (m - 1) slowest stage + its own pass + (p - 1)/v mean stage + messages + data-parallel traffic + optimizer
 
 which for equal stages is Narayanan et al. 2021, section 2.2, and for unequal ones what the event simulation of
-pipeline.py gives but for the order of passes. What runs side by side is blended (constants.yaml, ``blend``), not added.
+pipeline.py gives but for the order of passes. Where backward is taken apart, gradients of weights fill the bubble: what
+is left of it is (p - 1)/v of a forward pass, and of what the inputs' part takes longer than the weights' (Qi et al.
+2024), and some is computed again for each part. What runs side by side is blended (constants.yaml, ``blend``),
+not added.
 """
 
 from dataclasses import dataclass, fields
@@ -40,6 +43,8 @@ class StepTimes:
         optimizer: its step.
         stragglers: waiting for the slowest of all devices.
         forward, backward: of one micro-batch in one layer, with talk and recomputation; not of a step.
+        weight: of that backward, what makes gradients of weights, with ``twice``.
+        twice: of that, what is computed again because backward is taken apart; the first stage's is not.
         head_pass: of one micro-batch through the head; not of a step.
         message: one, from stage to stage; not of a step.
     """
@@ -61,6 +66,8 @@ class StepTimes:
     stragglers: Column
     forward: Column
     backward: Column
+    weight: Column
+    twice: Column
     head_pass: Column
     message: Column
 
@@ -106,6 +113,11 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
         [known.of("recomputed", columns) * (forward - tensor_one_way / 2), compute.attention_forward],
         0.0,
     )
+    # Weights' gradients need again what products and norms took, but not attention.
+    needed = np.where(columns.recompute == _FULL, again, 0.0)
+    twice = np.where(columns.split_backward > 0, needed + known.one("split") * backward, 0.0)
+    again = again + twice
+    weight = compute.weight + twice
     layer = forward + backward + again + context
 
     most, last = stage_layers(columns)
@@ -129,7 +141,9 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
 
     held = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
     optimizer = held * _OPTIMIZER_BYTES / (columns.memory_rate * known.of("memory", columns))
-    bubble = fill * mean
+    delayed = np.maximum(0.0, backward + again - 2 * weight)
+    in_gaps = (columns.layers * (forward + delayed) + compute.head / 3) / columns.pipeline
+    bubble = fill * np.where(columns.split_backward > 0, in_gaps, mean)
     stragglers = known.of("straggling", columns) * np.log2(columns.world) * count * slowest
     step = count * slowest + bubble + messages + data + optimizer + stragglers
 
@@ -153,6 +167,8 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
         stragglers=stragglers,
         forward=forward + context / 3,
         backward=backward + again + context * 2 / 3,
+        weight=weight,
+        twice=twice,
         head_pass=compute.head,
         message=talk.stage * shown,
     )

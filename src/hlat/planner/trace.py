@@ -26,11 +26,10 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
         name = {"name": f"pipeline rank {rank}"}
         events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": name})
         for one in passes:
-            direction = "forward" if one.forward else "backward"
             events.append(
                 {
-                    "name": f"{direction} {one.micro_batch}",
-                    "cat": direction,
+                    "name": f"{one.kind} {one.micro_batch}",
+                    "cat": one.kind,
                     "ph": "X",
                     "pid": 0,
                     "tid": rank,

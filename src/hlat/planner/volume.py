@@ -9,9 +9,10 @@ against rehearsals in a test, and with them the time model's own traffic (traffi
 
 from dataclasses import replace
 
+from hlat.config import ZERO_BUBBLE
 from hlat.model import ModelPart
 from hlat.parallel import Layout, held_parts, state_bytes
-from hlat.planner.layouts import Candidate
+from hlat.planner.layouts import Candidate, mine
 from hlat.planner.question import Question
 from hlat.precision import MODES
 
@@ -45,8 +46,10 @@ def _tensor(question: Question, one: Candidate, parts: list[ModelPart]) -> float
     """A block gathers what enters its halves and scatters what leaves them, forward and backward."""
     if one.tensor == 1:
         return 0.0
-    again = {"none": 0, "selective": 0, "full": 3}[one.recompute]  # the last scatter's result is not needed again
+    again = 3 if one.recompute == "full" else 0  # the last scatter's result is not needed again
     messages = _layers(question, parts) * (8 + again)
+    if one.schedule in ZERO_BUBBLE:  # each part of a backward pass computes again; the first stage's has one part
+        messages += _layers(question, [part for part in parts if not part.embedding]) * again
     messages += sum(2 * part.embedding + 2 * part.head for part in parts)
     return one.accumulation(question.global_batch) * messages * _hidden(question, one)
 
@@ -64,9 +67,7 @@ def _context(question: Question, one: Candidate, parts: list[ModelPart]) -> floa
 
 def _pipeline(question: Question, one: Candidate, pipeline_rank: int) -> float:
     """What a rank sends: results to the next stage, gradients to the one before."""
-    stages = one.pipeline * one.virtual
-    mine = range(pipeline_rank, stages, one.pipeline)
-    sends = sum((stage < stages - 1) + (stage > 0) for stage in mine)
+    sends = sum(len(others) for _, others in mine(one, pipeline_rank))
     return one.accumulation(question.global_batch) * sends * _hidden(question, one) / one.tensor
 
 

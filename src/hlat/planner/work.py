@@ -51,6 +51,7 @@ class Split:
         sequence: tokens per sequence.
         sequence_parallel: whether what lies between blocks is cut over the tensor group.
         recompute: the policy of activation checkpointing.
+        split_backward: whether the schedule takes backward passes apart (zero bubble).
     """
 
     tensor: int
@@ -64,6 +65,7 @@ class Split:
     sequence: int
     sequence_parallel: bool
     recompute: Recompute
+    split_backward: bool = False
 
 
 @dataclass(frozen=True)

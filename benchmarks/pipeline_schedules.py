@@ -1,0 +1,139 @@
+"""What schedules of a pipeline are worth: steps of real processes in turns, beside what the planner simulates.
+
+A model is trained in a pipeline of two processes, one thread each, in all schedules that hlat offers, a step of each in
+turn. The simulation takes the seconds of passes as the same steps show them: forward, backward, and where a schedule
+takes backward apart, its part by inputs and its part by weights.
+
+    python benchmarks/pipeline_schedules.py [--micro-batches 4 8] [--rounds 9]
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes on two cores
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "distributed"), str(TESTS)]
+
+SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}
+LAYERS, SEQUENCE, MICRO_BATCH = 8, 256, 2
+
+
+def content(schedule, micro_batches):
+    parallel = {"pipeline": 2, "schedule": schedule} if schedule else {}
+    return {
+        "model": {
+            "layers": LAYERS, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 8,
+            "vocab_size": 512, "max_sequence_length": SEQUENCE,
+        },
+        "data": {"path": "none", "sequence_length": SEQUENCE, "tokenizer": {"train": "char"}},
+        "batch": {"global_batch": MICRO_BATCH * micro_batches, "micro_batch": MICRO_BATCH},
+        "training": {"steps": 10, "seed": 3},
+        "parallel": parallel,
+        "run": {"compile": "none"},
+    }  # fmt: skip
+
+
+def timed(stage_class, seconds):
+    """Let a stage write down how long its passes take, by stage and kind."""
+
+    def wrapped(name, kind_of):
+        inner = getattr(stage_class, name)
+
+        def method(self, *args, **kwargs):
+            begin = time.perf_counter()
+            result = inner(self, *args, **kwargs)
+            seconds[self.stage_index, kind_of(args, kwargs)].append(time.perf_counter() - begin)
+            return result
+
+        setattr(stage_class, name, method)
+
+    def backward_kind(args, kwargs):
+        full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
+        return "backward" if full else "input"
+
+    wrapped("forward_one_chunk", lambda args, kwargs: "forward")
+    wrapped("backward_one_chunk", backward_kind)
+    wrapped("backward_weight_one_chunk", lambda args, kwargs: "weight")
+
+
+def steps(runtime, micro_batches, rounds):
+    """The job of a rank: by schedule the seconds of its steps, and the median of its passes by stage and kind."""
+    import torch.distributed as dist
+    from rehearsed import _batch
+
+    import hlat.parallel.pipeline
+    from hlat.config import parse_recipe
+    from hlat.parallel import build_parallel
+    from hlat.training import accumulate_gradients
+
+    passes = defaultdict(list)
+    timed(hlat.parallel.pipeline._Stage, passes)
+    models = {}
+    for schedule in SCHEDULES:
+        recipe = parse_recipe(content(schedule, micro_batches), world=runtime.world)
+        models[schedule] = (build_parallel(recipe, runtime, seed=3), recipe)
+    seconds, medians = defaultdict(list), defaultdict(lambda: defaultdict(list))
+    for number in range(rounds + 1):
+        for schedule, (model, recipe) in models.items():
+            batch = _batch(model, recipe, number + 1)
+            passes.clear()
+            dist.barrier()
+            begin = time.perf_counter()
+            accumulate_gradients(model, batch)
+            dist.barrier()
+            if number:
+                seconds[schedule].append(time.perf_counter() - begin)
+                for key, values in passes.items():
+                    medians[schedule][key].append(statistics.median(values))
+    found = {name: {key: statistics.median(values) for key, values in one.items()} for name, one in medians.items()}
+    return dict(seconds), found
+
+
+def main():
+    """A table for each number of micro-batches."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--micro-batches", type=int, nargs="*", default=[4, 8])
+    parser.add_argument("--rounds", type=int, default=9)
+    asked = parser.parse_args()
+    from workers import Pool
+
+    from hlat.planner.pipeline import StageTimes, simulate
+
+    pool = Pool(2)
+    try:
+        for count in asked.micro_batches:
+            ranks = pool.run(2, steps, count, asked.rounds)
+            print(f"\n{count} micro-batches, two ranks, {asked.rounds} rounds")
+            print(
+                "| schedule | step, ms | of 1f1b | simulated | of 1f1b | forward | backward | by inputs | by weights |"
+            )
+            print("|---|---|---|---|---|---|---|---|---|")
+            measured = {name: statistics.median(ranks[0][0][name]) for name in SCHEDULES}
+            simulated = {}
+            for name, each in SCHEDULES.items():
+                times = {
+                    kind: [ranks[0][1][name].get((stage, kind)) or ranks[1][1][name].get((stage, kind), 0.0)
+                           for stage in range(2 * each)]
+                    for kind in ("forward", "backward", "input", "weight")
+                }  # fmt: skip
+                backward = [sum(one) for one in zip(times["backward"], times["input"], times["weight"], strict=True)]
+                passes = StageTimes(times["forward"], backward, times["weight"])
+                simulated[name] = simulate(name, 2, count, passes).seconds
+                step, ahead = 1e3 * measured[name], 1e3 * simulated[name]
+                cells = [
+                    f"{step:.0f}", f"{measured[name] / measured['1f1b']:.3f}",
+                    f"{ahead:.0f}", f"{simulated[name] / simulated['1f1b']:.3f}",
+                    *(f"{1e3 * sum(values):.1f}" for values in times.values()),
+                ]  # fmt: skip
+                print(f"| {name} | {' | '.join(cells)} |")
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()
