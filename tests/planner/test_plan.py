@@ -222,6 +222,12 @@ def test_nonsense_gets_one_clear_message(changes, says):
     assert "Traceback" not in str(refused.value)
 
 
+def test_all_nonsense_is_said_at_once():
+    with pytest.raises(HlatError) as refused:
+        question("lama-2-7b", tokens=0, sequence=-1, mode="fp4", price="spot")
+    assert all(words in str(refused.value) for words in ("llama-2-7b", "--tokens", "--seq", "--precision fp4", "spot"))
+
+
 def test_three_heads_cannot_be_shared_by_two(tmp_path: Path):
     config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 96, "intermediate_size": 256,
               "num_hidden_layers": 4, "num_attention_heads": 3}  # fmt: skip

@@ -16,7 +16,7 @@ from hlat.config import PRESETS, ModelConfig, Recipe, RecipeError, hf_to_model, 
 from hlat.hardware import Cluster, PriceKind
 from hlat.model import count_parameters
 from hlat.precision import MODES
-from hlat.runtime import PlanError
+from hlat.runtime import HardwareError, PlanError
 
 DEFAULT_MODE = "mixed"
 _TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3: where nobody says how long to train
@@ -78,17 +78,19 @@ def ask(
         model: a preset, a config.json or its folder, a recipe file, or the name of a shipped recipe.
 
     Raises:
-        PlanError: numbers that make no sense, or a model that nothing is called.
+        PlanError: numbers that make no sense, a model that nothing is called, a price that is not known: all at once.
         RecipeError: a recipe or config.json with mistakes.
-        HardwareError: no such price is known.
     """
-    for name, value in (("--tokens", tokens), ("--seq", sequence), ("--global-batch", global_batch)):
-        if value is not None and value < 1:
-            raise PlanError(f"{name} {value}: must be a positive number")
-    if mode is not None and mode not in MODES:
-        raise PlanError(f"--precision {mode}: no such mode; there are {', '.join(MODES)}")
-    cluster.price(price)
-    config, recipe = _find_model(model)
+    numbers = {"--tokens": tokens, "--seq": sequence, "--global-batch": global_batch}
+    problems = _problems(cluster, numbers, mode, price)
+    found = None
+    try:
+        found = _find_model(model)
+    except PlanError as error:
+        problems.append(str(error))
+    if problems or found is None:
+        raise PlanError("\n".join(problems))
+    config, recipe = found
     assumed = []
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
@@ -103,9 +105,27 @@ def ask(
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
             assumed.append(f"{tokens:.3g} tokens, 20 per parameter (--tokens)")
     mode = mode or (recipe.precision.mode if recipe else DEFAULT_MODE)
-    if mode == "fp8" and cluster.chip.flops("float8") is None:
-        raise PlanError(f"--precision fp8: {cluster.chip.name} has no 8-bit products; use mixed")
+    if mode == "fp8" and cluster.chip.flops("float8") is None:  # a recipe's
+        raise PlanError(f"precision.mode fp8: {cluster.chip.name} has no 8-bit products; --precision mixed does it")
     return Question(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
+
+
+def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None, price: PriceKind | None) -> list[str]:
+    """What is wrong with what was asked for, besides the model."""
+    problems = [
+        f"{name} {value}: must be a positive number"
+        for name, value in numbers.items()
+        if value is not None and value < 1
+    ]
+    if mode is not None and mode not in MODES:
+        problems.append(f"--precision {mode}: no such mode; there are {', '.join(MODES)}")
+    elif mode == "fp8" and cluster.chip.flops("float8") is None:
+        problems.append(f"--precision fp8: {cluster.chip.name} has no 8-bit products; use mixed")
+    try:
+        cluster.price(price)
+    except HardwareError as error:
+        problems.append(str(error))
+    return problems
 
 
 def _find_model(name: str) -> tuple[ModelConfig, Recipe | None]:
