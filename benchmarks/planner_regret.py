@@ -26,14 +26,8 @@ def sweep_of(run):
 
 def plainness(run):
     split = run.work.split
-    return (
-        split.tensor > 8,
-        RECOMPUTE.index(split.recompute),
-        split.tensor,
-        split.pipeline,
-        split.context,
-        split.virtual,
-    )
+    again = RECOMPUTE.index(split.recompute)
+    return split.tensor > 8, split.pipeline > 1, again, split.tensor, split.pipeline, split.context, split.virtual
 
 
 def main():

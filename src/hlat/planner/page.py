@@ -57,23 +57,24 @@ def _sections(plan: Plan) -> list[str]:
 def _front(plans: Sequence[Plan]) -> list[str]:
     """Time against memory, and where it is known against cost; filled is what nothing beats in all three."""
     front = {id(one) for _, one in front_of(plans)}
-    every = [(plan, one) for plan in plans for one in (plan.chosen, *plan.alternatives)]
+    every = [(place, plan, one) for place, plan in enumerate(plans) for one in (plan.chosen, *plan.alternatives)]
     if len(every) < 2:
         return []
+    clusters = [plan.question.cluster.name for plan in plans]
 
     def dots(height: Callable[[Planned], float]) -> list[Dot]:
         return [
-            Dot(one.days, height(one), id(one) in front, f"{plan.question.cluster.name}: {one.candidate}")
-            for plan, one in every
+            Dot(one.days, height(one), id(one) in front, place, f"{plan.question.cluster.name}: {one.candidate}")
+            for place, plan, one in every
         ]
 
     parts = [
         "<h2>Time, cost, memory</h2>",
-        "<p>A dot per layout; filled are those that no other beats in time, cost and memory at once.</p>",
-        scatter(dots(lambda one: one.peak_memory / _GIB), "days", "GiB per device"),
+        "<p>A dot per layout; filled are those that no other beats in time, cost and memory at once. Axes are logarithmic.</p>",
+        scatter(dots(lambda one: one.peak_memory / _GIB), clusters, "days", "GiB per device"),
     ]
-    if len(plans) > 1 and all(one.cost_usd is not None for _, one in every):
-        parts.append(scatter(dots(lambda one: one.cost_usd or 0.0), "days", "USD"))
+    if len(plans) > 1 and all(one.cost_usd is not None for *_, one in every):
+        parts.append(scatter(dots(lambda one: one.cost_usd or 0.0), clusters, "days", "USD"))
     return parts
 
 

@@ -4,8 +4,8 @@
              -> nothing fits -> PlanError that names the nearest clusters and what they cost
 
 Predictions that differ by less than the model's own error do not decide. Of the layouts within that of the fastest the
-plan takes the plainest: tensor parallelism on fast links, least recomputation, least tensor parallelism, fewest
-pipeline stages, then the fastest. (In published sweeps fewer stages for more tensor parallelism lost.)
+plan takes the plainest: tensor parallelism on fast links, no pipeline, least recomputation, least tensor parallelism,
+fewest stages, then the fastest. (In published sweeps fewer stages for more tensor parallelism lost.)
 """
 
 import random
@@ -171,6 +171,7 @@ def _choose(ranked: list[Planned], domain: int) -> Planned:
         layout = one.candidate
         return (
             layout.tensor > domain,
+            layout.pipeline > 1,
             RECOMPUTE.index(layout.recompute),
             layout.tensor,
             layout.pipeline,
