@@ -70,7 +70,7 @@ def _front(plans: Sequence[Plan]) -> list[str]:
 
     parts = [
         "<h2>Time, cost, memory</h2>",
-        "<p>A dot per layout, logarithmic axes; filled are those that no other beats in time, cost and memory at once.</p>",
+        "<p>A dot per layout, axes logarithmic; filled where no other is better in time, cost and memory at once.</p>",
         scatter(dots(lambda one: one.peak_memory / _GIB), clusters, "days", "GiB per device"),
     ]
     if len(plans) > 1 and all(one.cost_usd is not None for *_, one in every):
