@@ -1,0 +1,56 @@
+"""What a plan says of a layout beside its rehearsal and its real processes: bytes at the peak, bytes sent, FLOPs.
+
+The layouts are those of tests/distributed/test_planned.py, which holds them to 3 % and 8 %; here is by how much.
+
+    python benchmarks/planned_memory.py
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # eight processes on a few cores
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "distributed"), str(TESTS)]
+
+
+def main():
+    """A row for each pipeline rank of each layout."""
+    import yaml
+    from rehearsed import measure
+    from test_planned import LAYOUTS, asked
+    from workers import Pool
+
+    from hlat.hardware import MeasuredMachine
+    from hlat.planner import exchanged_bytes, executed_flops, rank_memory
+    from hlat.rehearsal import rehearse
+
+    machine = MeasuredMachine("here", 1, {"bfloat16": 1e11, "float32": 1e11}, 24 << 30, 1e10, 1e9)
+    print("| processes, layout, precision | rank | planned, MiB | rehearsed | measured | sent, MiB | GFLOP |")
+    print("|---|---|---|---|---|---|---|")
+    pool, worst = Pool(8), [0.0, 0.0]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "own.yaml"
+        file.write_text(yaml.safe_dump(machine.catalog("here")), encoding="utf-8")
+        for world, layout, mode in LAYOUTS:
+            content, recipe, question, one = asked(str(file), world, layout, mode)
+            measured = pool.run(world, measure, content)
+            first = [stage * (world // one.pipeline) for stage in range(one.pipeline)]
+            for stage, report in enumerate(rehearse(recipe, world, first).ranks):
+                planned = rank_memory(question, one, stage).total
+                ratios = [planned / report.peak_bytes - 1, planned / measured[report.rank].peak - 1]
+                worst = [max(a, abs(b)) for a, b in zip(worst, ratios, strict=True)]
+                sent = sum(exchanged_bytes(question, one, stage).values())
+                flops = executed_flops(question, one, stage)
+                assert flops == report.flops == measured[report.rank].flops
+                print(
+                    f"| {world}, {layout}, {mode} | {stage} | {planned / 2**20:.1f} | {ratios[0]:+.1%} "
+                    f"| {ratios[1]:+.1%} | {sent / 2**20:.1f} | {flops / 1e9:.2f} |"
+                )
+    pool.close()
+    print(f"\nworst: {worst[0]:.1%} of rehearsed, {worst[1]:.1%} of measured")
+
+
+if __name__ == "__main__":
+    main()
