@@ -8,6 +8,7 @@ from questions import question
 
 from hlat.config import PRESETS, ModelConfig
 from hlat.model import count_parameters, forward_flops_per_token
+from hlat.planner import executed_flops
 from hlat.planner.constants import load_constants, load_priors, meanings
 from hlat.planner.devices import device_on
 from hlat.planner.layouts import parse_layout
@@ -49,22 +50,32 @@ def test_weights_are_those_of_the_model_room(name):
     assert rank_weights(columns)[0] == counts.total - counts.norms
 
 
-def test_a_device_that_only_multiplies_takes_the_flops_of_the_model_room():
-    """Infinite memory and links, no gaps, no attention, aligned sizes: what is left is FLOPs / rate."""
-    shape = Shape(8, 4096, 32, 8, 128, 14336, 128 * 1024)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_device_that_only_multiplies_takes_the_flops_that_are_executed(recompute):
+    """Infinite memory and links, no gaps, no attention, aligned sizes: what is left is FLOPs / rate.
+
+    FLOPs are those of law 8: the model room's, and what the planner says is executed, which rehearsals have as well.
+    """
+    asked = question("llama-3-8b", "a100-80gb:1", sequence=4096, global_batch=1024)
+    one = replace(parse_layout("tp=1,mbs=4", asked), recompute=recompute)
+    model = asked.model
+    shape = Shape(model.layers, 4096, 32, 8, 128, 14336, model.vocab_size)
     device = replace(A100, memory_rate=1e30, link_rate=1e30, network_rate=1e30, units=1)
     constants = load_constants().changed(
-        {("kernel", "all"): 0.0, ("host", "all"): 1e-30, ("second_flash", "ampere"): 1e15, ("hop", "all"): 0.0}
-    )
-    work = Work(shape, replace(SPLIT, data=1), Software(eager=False), device)
-    found = float(step_times(Columns([work]), constants).step[0])
-    model = ModelConfig(
-        vocab_size=128 * 1024, layers=8, hidden_size=4096, intermediate_size=14336, heads=32, kv_heads=8
-    )
-    core = 4 * 8 * 32 * 128 * (4096 + 1) / 2
-    flops = 3 * (forward_flops_per_token(model, 4096) - core) * 1024 * 4096
+        {("kernel", "all"): 0.0, ("host", "all"): 1e-30, ("second_flash", "ampere"): 1e15, ("hop", "all"): 0.0,
+         ("collective", "all"): 0.0, ("straggling", "all"): 0.0, ("recomputed", "ampere"): 1.0}
+    )  # fmt: skip
+    software = Software(eager=False, stops_early=True)
+    split = replace(SPLIT, recompute=recompute)
+    found = float(step_times(Columns([Work(shape, split, software, device)]), constants).step[0])
+    passes = 9 if recompute == "full" else 7  # forward, again, and five in backward
+    core = passes * 2 * 4096 * 4096 * 32 * 128 * model.layers * 128
     rate = 312e12 * 0.869 * load_constants().values["products", "ampere"]
-    assert found == pytest.approx(flops / rate, rel=1e-6)
+    assert found == pytest.approx((executed_flops(asked, one, 0) - core) / rate, rel=1e-6)
+    if recompute == "none":
+        causal = 4 * model.layers * 32 * 128 * (4096 + 1) / 2
+        flops = 3 * (forward_flops_per_token(model, 4096) - causal) * 128 * 4096
+        assert found == pytest.approx(flops / rate, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Passes:
         host_forward, host_backward: that the host takes to start the kernels of a pass.
         head: of the output projection and the loss, forward and backward.
         weight: of backward, what makes the gradients of weights.
+        last: of forward, the block's last product.
     """
 
     forward: Column
@@ -52,6 +53,7 @@ class Passes:
     host_backward: Column
     head: Column
     weight: Column
+    last: Column
 
 
 def passes(columns: Columns, constants: Constants) -> Passes:
@@ -61,6 +63,7 @@ def passes(columns: Columns, constants: Constants) -> Passes:
     backward_products = input_products + weight_products
     attention_forward, attention_backward = _attention(columns, constants, product)
     pointwise = _pointwise(columns, constants)
+    inner = columns.inner / columns.tensor
     kernels = np.where(columns.attention == MATERIALISED, _KERNELS[0], _KERNELS[1])
     gaps = kernels * constants.of("kernel", columns)
     host = kernels * constants.of("host", columns) * columns.eager
@@ -77,6 +80,7 @@ def passes(columns: Columns, constants: Constants) -> Passes:
         host_backward=_BACKWARD_KERNELS * host,
         head=_head(columns, constants, product),
         weight=weight_products,
+        last=product.seconds(columns.tokens, columns.hidden, inner, in_blocks=True),
     )
 
 

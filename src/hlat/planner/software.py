@@ -34,5 +34,7 @@ def _software(family: str, local: bool, zero: bool, eight_bit: bool, gradient_by
         hides_tensor=False,
         hides_data=zero,
         eight_bit=eight_bit,
+        # torch.utils.checkpoint does. What a compiler removes, the constant `recomputed` of its family says.
+        stops_early=not compiled,
         gradient_bytes=gradient_bytes,
     )

@@ -108,9 +108,10 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
     forward = _beside(compute.forward + tensor_one_way, compute.host_forward, blend)
     backward = _beside(compute.backward + tensor_one_way, compute.host_backward, blend)
     # The last all-reduce of a layer's forward pass is not needed again.
+    whole = forward - tensor_one_way / 2 - columns.stops_early * compute.last
     again = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [known.of("recomputed", columns) * (forward - tensor_one_way / 2), compute.attention_forward],
+        [known.of("recomputed", columns) * whole, compute.attention_forward],
         0.0,
     )
     # Weights' gradients need again what products and norms took, but not attention.

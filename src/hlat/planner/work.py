@@ -80,6 +80,7 @@ class Software:
         hides_data: whether the traffic of data parallelism overlaps with passes.
         hides_context: whether the exchange of keys and values overlaps with attention.
         eight_bit: whether products of blocks are computed in fp8.
+        stops_early: whether recomputing a block ends before its last product, whose result nobody needs.
         gradient_bytes: of a gradient on its way to other ranks.
     """
 
@@ -90,6 +91,7 @@ class Software:
     hides_data: bool = True
     hides_context: bool = False
     eight_bit: bool = False
+    stops_early: bool = False
     gradient_bytes: int = 4
 
 
