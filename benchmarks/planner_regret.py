@@ -31,7 +31,7 @@ def plainness(run):
 
 
 def main():
-    from hlat.planner.plan import TIE
+    from hlat.planner.choice import TIE
     from hlat.planner.published import read_published
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -1,6 +1,7 @@
 """What hlat plan answers: HLAT's own question, what does not fit, and nonsense."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -10,8 +11,10 @@ import yaml
 from questions import question
 
 from commands import hlat
+from hlat.cli.plan_options import parse_tokens
 from hlat.config import HlatError, load_recipe
-from hlat.planner import against, chrome_trace, described, explain, fits, fragment, page, plan, planned
+from hlat.hardware.catalog import Failures
+from hlat.planner import against, as_json, chrome_trace, described, explain, fits, fragment, page, plan, planned
 from hlat.planner.comparison import compared, front_of, ranked
 from hlat.planner.layouts import broken, candidates, parse_layout
 from hlat.planner.search import search
@@ -69,7 +72,7 @@ def test_70b_does_not_fit_on_four_instances_as_the_paper_saw():
     with pytest.raises(HlatError) as refused:
         plan(question("llama-2-70b", "trn1.32xlarge:4"))
     words = str(refused.value)
-    assert "does not fit" in words and "trn1.32xlarge:8" in words and "USD" in words and "GiB" in words
+    assert "does not fit" in words and "trn1.32xlarge:6" in words and "USD" in words and "GiB" in words
 
 
 def test_everything_that_is_found_is_a_valid_recipe():
@@ -236,6 +239,98 @@ def test_three_heads_cannot_be_shared_by_two(tmp_path: Path):
     with pytest.raises(HlatError, match="heads 3"):
         plan(asked, "tp=2")
     assert plan(asked).chosen.candidate.tensor == 1
+
+
+def test_steps_that_nobody_asked_for_can_be_shared_by_all_devices():
+    for devices, sequence in ((64, 6000), (64, 3000), (72, 8192), (24, 5000), (1024, 8192)):
+        cluster = f"gb200:{devices // 4}" if devices == 72 else f"p5.48xlarge:{devices // 8}"
+        asked = question("llama-3-8b", cluster, sequence=sequence, global_batch=None)
+        assert asked.cluster.devices == devices
+        assert asked.global_batch % devices == 0 or devices % asked.global_batch == 0, (devices, sequence)
+        assert 2**21 < asked.global_batch * sequence < 2**23
+
+
+def test_one_cluster_that_does_not_do_is_told_beside_the_others():
+    said = hlat(
+        *[
+            "plan",
+            "--model",
+            "llama-3-70b",
+            "--seq",
+            "8192",
+            "--cluster",
+            "p5.48xlarge:1",
+            "--cluster",
+            "p5.48xlarge:8",
+            "--json",
+        ]
+    )
+    answer, refused = json.loads(said.stdout)
+    assert (answer["cluster"], refused["cluster"]) == ("p5.48xlarge:8", "p5.48xlarge:1")
+    assert "does not fit" in refused["error"] and "chosen" in answer
+    assert said.returncode == 0
+
+
+def test_clusters_are_compared_in_a_price_that_all_have():
+    """Trainium 2 is sold by capacity block only, p5 by both: cheaper by the block than by the hour."""
+    said = hlat(
+        *[
+            "plan",
+            "--model",
+            "llama-3-8b",
+            "--seq",
+            "8192",
+            "--cluster",
+            "p5.48xlarge:2",
+            "--cluster",
+            "trn2.48xlarge:2",
+            "--json",
+        ]
+    )
+    kinds = [one["assumptions"]["price_kind"] for one in json.loads(said.stdout)]
+    assert kinds == ["capacity-block", "capacity-block"]
+
+
+def test_what_would_do_is_what_a_plan_of_it_says():
+    with pytest.raises(HlatError) as refused:
+        plan(question("llama-3-405b", "p5.48xlarge:12"))
+    words = str(refused.value)
+    assert "p5.48xlarge:14" in words, "the fewest instances"
+    there = plan(question("llama-3-405b", "p5.48xlarge:14")).chosen
+    assert f"{there.cost_usd:,.0f} USD" in words and "p5en.48xlarge:12" in words and "bf16-sr" in words
+
+
+def test_a_layout_that_does_not_fit_says_so_wherever_it_is_told(tmp_path: Path):
+    asked = question("llama-3-405b", "p5.48xlarge:2")
+    given = plan(asked, "tp=8,pp=2")
+    (said,) = as_json([given])
+    assert said["chosen"]["fits"] is False and said["chosen"]["on_front"] is False
+    assert "not fit" in fragment(asked, given.chosen.candidate, fits_in=fits(asked, given.chosen))
+
+
+@pytest.mark.parametrize("name", ["books", "quickstart", "tiny-shakespeare", "hlat-7b"])
+def test_a_recipe_is_planned_without_its_text(name):
+    assert question(name, "trn1.32xlarge:1", sequence=None, global_batch=None).recipe is not None
+
+
+def test_a_cluster_that_only_fails_is_refused(tmp_path: Path):
+    asked = question("llama-3-8b", "p5.48xlarge:2")
+    broken_down = asked.cluster.instance.model_copy(update={"failures": Failures(per_day=1e6, source="s")})
+    with pytest.raises(HlatError, match="would not get on"):
+        plan(replace(asked, cluster=replace(asked.cluster, instance=broken_down)))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("300B", 3 * 10**11), ("1.5T", 15 * 10**11), ("3e11", 3 * 10**11), ("1_000", 1000), ("7", 7)]
+)
+def test_tokens_are_read_as_people_write_them(text, tokens):
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["-5", "many", "3X", ""])
+def test_what_is_no_number_of_tokens_is_refused(text):
+    with pytest.raises(HlatError, match="--tokens"):
+        parse_tokens(text)
 
 
 def test_rank_by_orders_clusters_and_nothing_else():

@@ -8,7 +8,7 @@ from questions import question
 
 from hlat.config import PRESETS, ModelConfig
 from hlat.model import count_parameters, forward_flops_per_token
-from hlat.planner import executed_flops
+from hlat.planner import exchanged_bytes, executed_flops
 from hlat.planner.constants import load_constants, load_priors, meanings
 from hlat.planner.devices import device_on
 from hlat.planner.layouts import parse_layout
@@ -150,3 +150,29 @@ def test_all_reduces_of_a100_take_what_was_measured(ranks, mebibytes, microsecon
     split = replace(SPLIT, tensor=ranks, data=1, micro_batch=tokens / 1024, sequence=1024)
     found = traffic(Columns([Work(SHAPE, split, Software(), A100)]), load_constants()).tensor[0]
     assert found == pytest.approx(microseconds * 1e-6, rel=0.15)
+
+
+@pytest.mark.parametrize(("zero", "pipeline"), [(1, 1), (2, 1), (3, 1), (1, 2), (3, 2)])
+def test_data_parallel_traffic_takes_the_time_of_its_bytes(zero, pipeline):
+    """Law 8 between the time model and the bytes that rehearsals have: what ZeRO 2 and 3 send for every micro-batch.
+
+    Within 5 %: the bytes leave out what the ends of the model need not gather twice, 4 % of its weights.
+    """
+    asked = question("llama-2-7b", "p5.48xlarge:2", sequence=4096, global_batch=128)
+    one = parse_layout(f"pp={pipeline},zero={zero}", asked)
+    device = replace(A100, link_rate=1.0, network_rate=1e30, memory_rate=1e30, domain=64)
+    constants = load_constants().changed({("link", "all"): 1.0, ("hop", "all"): 0.0, ("collective", "all"): 0.0})
+    shape = Shape(32, 4096, 32, 32, 128, 11008, 32000)
+    software = Software(hides_data=False)
+    columns = Columns([Work(shape, one.split(asked), software, device)])
+    seconds = float(step_times(columns, constants).data[0])
+    sent = (one.data - 1) / one.data * exchanged_bytes(asked, one, 0)["data"]
+    assert seconds == pytest.approx(sent, rel=0.05)
+
+
+def test_products_in_32_bits_take_the_rate_of_32_bits():
+    """An H100 has 67 TFLOP/s there: no plan may be faster."""
+    asked = question("llama-3-8b", "p5.48xlarge:1", mode="fp32", sequence=4096, global_batch=8)
+    one = planned(asked, parse_layout("tp=8,zero=0,recompute=full", asked))
+    assert executed_flops(asked, one.candidate, 0) / one.step_seconds < 66.9e12
+    assert one.mfu < 1

@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import ready, say
+from hlat.cli.plan_options import check_outputs
 
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Chip, Instance
+
+_HINT = """# Measured by hlat; docs/planning.md describes the fields. To be put right by hand, under instances:
+#   network: what the machine sends to others, in 10^9 bytes per second;  failures.per_day: of the machine
+#   prices: {own: {usd_per_hour: 3.5, seen: 2026-01-31, source: measured}}
+"""
 
 app = typer.Typer(help="Chips, instances, prices: what the planner knows.", no_args_is_help=True)
 
@@ -100,6 +106,7 @@ def measure_command(
     ready()
     if to.exists():
         raise StorageError(f"{to} exists; name a new file, or remove it first")
+    check_outputs((to,))
     found = torch.accelerator.current_accelerator(check_available=True)
     machine = measure_machine(found if found is not None else torch.device("cpu"))
     for dtype, rate in machine.flops.items():
@@ -108,7 +115,7 @@ def measure_command(
     if machine.link_rate is not None:
         say(f"links     {machine.link_rate / 1e9:10.2f} GB/s sent by each process in an all-reduce")
     try:
-        to.write_text(yaml.safe_dump(machine.catalog(name), sort_keys=False), encoding="utf-8")
+        to.write_text(_HINT + yaml.safe_dump(machine.catalog(name), sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{to} cannot be written: {error}") from error
     say(f"written to {to}; put network, prices and failures right there, then --hardware {to} --cluster {name}:1")

@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption, catalog_of
+from hlat.cli.plan_options import check_outputs, parse_rank_by, parse_tokens, price_of
 
 if TYPE_CHECKING:
-    from hlat.planner import Plan, RankBy
+    from hlat.planner import Plan, Planned
 
 _GIB = 1 << 30
 _SCHEDULES = {
@@ -35,7 +36,7 @@ def plan_command(
     cluster: Annotated[
         list[str] | None, typer.Option(help="INSTANCE:N, as in trn1.32xlarge:64; several are compared.")
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of the whole run.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, as in 300B or 3e11.")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     global_batch: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
     precision: Annotated[str | None, typer.Option(help="Mode of precision, as in a recipe.")] = None,
@@ -53,66 +54,59 @@ def plan_command(
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
     from hlat import planner
+    from hlat.hardware import parse_cluster
     from hlat.runtime import PlanError
 
     ready()
     if validate is not None:
+        if model is not None or cluster:
+            raise PlanError("--validate predicts the runs of a file; it takes no --model and no --cluster")
         _validate(validate, as_json)
         return
     if model is None or not cluster:
         raise PlanError("hlat plan needs --model and --cluster, or --validate FILE")
-    by = _rank_by(rank_by)
-    plans = [_plan(model, one, hardware, layout, tokens, seq, global_batch, precision, price) for one in cluster]
-    plans = planner.ranked(plans, by) if by else plans
+    check_outputs((html, trace, fragment))
+    by, catalog = parse_rank_by(rank_by), catalog_of(hardware)
+    clusters = [parse_cluster(one, catalog) for one in cluster]
+    kind = price_of(price, clusters)
+    options: dict[str, Any] = {"tokens": parse_tokens(tokens), "sequence": seq, "global_batch": global_batch}
+    plans, refused = [], {}
+    for one in clusters:
+        try:
+            question = planner.ask(model, one, mode=precision, price=kind, **options)
+            other = against and planner.planned(question, planner.parse_layout(against, question, "--against"))
+            plans.append((planner.plan(question, layout), other or None))
+        except PlanError as error:
+            refused[one.name] = str(error)
+    if not plans:
+        raise PlanError("\n".join(dict.fromkeys(refused.values())))
+    if by:
+        order = planner.ranked([one for one, _ in plans], by)
+        plans.sort(key=lambda pair: order.index(pair[0]))
+    _say(plans, refused, as_json=as_json, words=explain)
+    _write([one for one, _ in plans], html, trace, fragment)
+
+
+def _say(plans: "list[tuple[Plan, Planned | None]]", refused: dict[str, str], *, as_json: bool, words: bool) -> None:
+    from hlat import planner
+
+    alone = [one for one, _ in plans]
     if as_json:
-        content = planner.as_json(plans)
+        content = planner.as_json(alone) + [{"cluster": name, "error": error} for name, error in refused.items()]
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
-    else:
-        _say_table(plans)
-        for one in plans:
-            _say_words(one, explain, against)
-        for line in planner.compared(plans):
-            say(line)
-    _write(plans, html, trace, fragment)
-
-
-def _rank_by(text: str | None) -> "RankBy | None":
-    from hlat.planner import RankBy
-    from hlat.runtime import PlanError
-
-    if text is None:
-        return None
-    choices: tuple[RankBy, ...] = get_args(RankBy)
-    for known in choices:
-        if text == known:
-            return known
-    raise PlanError(f"--rank-by {text}: clusters are ordered by time or by cost")
-
-
-def _plan(
-    model: str,
-    cluster: str,
-    hardware: Path | None,
-    layout: str | None,
-    tokens: int | None,
-    seq: int | None,
-    global_batch: int | None,
-    precision: str | None,
-    price: Any,
-) -> "Plan":
-    from hlat.hardware import parse_cluster
-    from hlat.planner import ask, plan
-
-    found = parse_cluster(cluster, catalog_of(hardware))
-    question = ask(model, found, tokens=tokens, sequence=seq, global_batch=global_batch, mode=precision, price=price)
-    return plan(question, layout)
+        return
+    _say_table(alone)
+    for one, other in plans:
+        _say_words(one, words, other)
+    for line in [*planner.compared(alone), *refused.values()]:
+        say(line)
 
 
 def _say_table(plans: list["Plan"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hlat.planner import described, front_of
+    from hlat.planner import described, front_of, short
 
     front = {id(one) for _, one in front_of(plans)}
     table = Table(box=None, pad_edge=False)
@@ -137,7 +131,7 @@ def _say_table(plans: list["Plan"]) -> None:
     for one in plans:
         for index, planned in enumerate([one.chosen, *one.alternatives]):
             said = described(one.question, planned)
-            cost = "" if planned.cost_usd is None else f"{planned.cost_usd:,.0f}"
+            cost = "" if planned.cost_usd is None else short(planned.cost_usd, 0)
             table.add_row(
                 one.question.cluster.name if index == 0 else "",
                 *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages")),
@@ -147,10 +141,10 @@ def _say_table(plans: list["Plan"]) -> None:
                 str(said["accumulation"]),
                 said["activation_checkpointing"],
                 f"{said['memory_gib']:.1f}",
-                f"{planned.step_seconds:.2f}",
+                short(planned.step_seconds),
                 f"{said['tokens_per_second_per_chip']:,.0f}",
                 f"{planned.mfu:.1%}",
-                f"{planned.days:,.1f}",
+                short(planned.days),
                 cost,
                 f"{planned.goodput:.1%}",
                 "*" if id(planned) in front else "",
@@ -164,12 +158,13 @@ def _say_table(plans: list["Plan"]) -> None:
     say("* nothing else here is better in time, cost and memory at once" if len(front) > 1 else "")
 
 
-def _say_words(plan: "Plan", words: bool, other: str | None) -> None:
-    from hlat.planner import against, explain, fits, parse_layout, planned
+def _say_words(plan: "Plan", words: bool, other: "Planned | None") -> None:
+    from hlat.planner import against, explain, fits
 
     question, said = plan.question, plan.assumptions()
     say()
-    say(f"{question.name} on {question.cluster.name}: {question.cluster.devices:,} devices, {question.steps:,} steps")
+    devices, steps = f"{question.cluster.devices:,} devices", f"{question.steps:,} steps"
+    say(f"{question.name} on {question.cluster.name}: {devices}, {steps}, precision {question.mode}")
     for one in question.assumed:
         say(f"  assumed    {one}")
     price = (
@@ -189,11 +184,11 @@ def _say_words(plan: "Plan", words: bool, other: str | None) -> None:
     for line in explain(plan) if words else []:
         say(f"  {line}")
     if other is not None:
-        say(f"  {against(plan, planned(question, parse_layout(other, question)))}")
+        say(f"  {against(plan, other)}")
 
 
 def _write(plans: list["Plan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
-    from hlat.planner import chrome_trace, fragment, page
+    from hlat.planner import chrome_trace, fits, fragment, page
     from hlat.runtime import StorageError
 
     contents: list[tuple[Path, str]] = []
@@ -202,7 +197,9 @@ def _write(plans: list["Plan"], html: Path | None, trace: Path | None, recipe: P
     if trace is not None:
         contents.append((trace, json.dumps(chrome_trace(plans[0]))))
     if recipe is not None:
-        contents.append((recipe, fragment(plans[0].question, plans[0].chosen.candidate)))
+        first = plans[0]
+        fits_in = fits(first.question, first.chosen)
+        contents.append((recipe, fragment(first.question, first.chosen.candidate, fits_in=fits_in)))
     for path, content in contents:
         try:
             path.write_text(content, encoding="utf-8")

@@ -1,12 +1,12 @@
 """What a run will take before it is started: memory, time, money, and the layout that takes least of them."""
 
 from hlat.planner.arithmetic import executed_flops
-from hlat.planner.comparison import RankBy, as_json, compared, front_of, ranked
+from hlat.planner.comparison import RankBy, as_json, common_price, compared, front_of, ranked
 from hlat.planner.explain import against, explain
 from hlat.planner.layouts import Candidate, parse_layout
 from hlat.planner.memory import RankMemory, rank_memory
 from hlat.planner.page import page
-from hlat.planner.plan import Plan, described, fits, fragment, plan
+from hlat.planner.plan import Plan, described, fits, fragment, plan, short
 from hlat.planner.question import Question, ask
 from hlat.planner.search import Planned, planned
 from hlat.planner.trace import chrome_trace
@@ -24,6 +24,7 @@ __all__ = [
     "as_json",
     "ask",
     "chrome_trace",
+    "common_price",
     "compared",
     "described",
     "exchanged_bytes",
@@ -38,5 +39,6 @@ __all__ = [
     "planned",
     "rank_memory",
     "ranked",
+    "short",
     "validate",
 ]

@@ -6,7 +6,8 @@ Plans -> days, dollars, GiB of every layout -> the Pareto front -> sentences
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from hlat.planner.plan import Plan
+from hlat.hardware import Cluster, PriceKind
+from hlat.planner.plan import Plan, fits
 from hlat.planner.search import Planned
 
 RankBy = Literal["time", "cost"]
@@ -35,7 +36,7 @@ def front_of(plans: Sequence[Plan]) -> list[tuple[Plan, Planned]]:
 
     Where the price of one cluster is not known, cost does not count.
     """
-    every = [(plan, one) for plan in plans for one in (plan.ranked or (plan.chosen,))]
+    every = [(plan, one) for plan in plans for one in (plan.ranked or (plan.chosen,)) if fits(plan.question, one)]
     priced = all(one.cost_usd is not None for _, one in every)
     points = [(one.days, one.cost_usd or 0.0 if priced else 0.0, one.peak_memory) for _, one in every]
     return sorted((every[index] for index in pareto_front(points)), key=lambda pair: pair[1].days)
@@ -61,6 +62,12 @@ def as_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return contents
 
 
+def common_price(clusters: Sequence[Cluster]) -> PriceKind | None:
+    """A kind of price that is known of all these clusters; None where there is none."""
+    kinds = [list(cluster.instance.prices) for cluster in clusters]
+    return next((kind for kind in kinds[0] if all(kind in others for others in kinds)), None) if kinds else None
+
+
 def compared(plans: Sequence[Plan]) -> list[str]:
     """What several clusters differ in, in words."""
     if len(plans) < 2:
@@ -71,6 +78,9 @@ def compared(plans: Sequence[Plan]) -> list[str]:
     if priced:
         cheapest = ranked(priced, "cost")[0]
         lines.append(f"Cheapest: {cheapest.question.cluster.name}, {_terms(cheapest)}.")
+    kinds = {price[0] for plan in priced if (price := plan.question.cluster.price(plan.question.price)) is not None}
+    if len(kinds) > 1:
+        lines.append(f"These prices are of different kinds: {', '.join(sorted(kinds))}. --price asks for one of them.")
     if unpriced := [plan.question.cluster.name for plan in plans if plan not in priced]:
         lines.append(f"No price is known of {', '.join(unpriced)}.")
     return lines

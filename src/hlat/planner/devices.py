@@ -3,8 +3,12 @@
 Chip, Instance -> Device: per torch device, with the nearest chip's figure where none has been published
 """
 
+from dataclasses import replace
+
 from hlat.hardware import Chip, Cluster, Instance
+from hlat.planner.question import Question
 from hlat.planner.work import FAMILIES, Device
+from hlat.precision import MODES
 
 # The share of the peak that large products reach, for chips of which nobody has measured it: NVIDIA's from the nearest
 # of the family; of the others none has been published, and the constant `products` holds what is sustained at once.
@@ -17,6 +21,20 @@ _REACHED_EIGHT_BIT = {
     "tpu": 0.9,
     "measured": 1.0,
 }
+
+
+def device_for(question: Question) -> Device:
+    """One torch device as a question uses it.
+
+    The formulas count in 16 bits, as products of all modes but fp32 are computed. In 32 bits everything is twice as
+    large, which is the same as half the rates.
+    """
+    device = device_on(question.cluster)
+    if MODES[question.mode].compute.itemsize == 2:
+        return device
+    peak = question.cluster.chip.flops("float32") or device.peak / 4
+    halved = {name: getattr(device, name) / 2 for name in ("memory_rate", "link_rate", "network_rate")}
+    return replace(device, peak=peak, **halved)
 
 
 def device_of(chip: Chip, instance: Instance) -> Device:

@@ -3,7 +3,8 @@
 Plan -> sentences
 """
 
-from hlat.planner.plan import TIE, Plan, fits
+from hlat.planner.choice import TIE
+from hlat.planner.plan import Plan, fits, short
 from hlat.planner.question import Question
 from hlat.planner.search import Planned
 from hlat.planner.volume import exchanged_bytes
@@ -73,7 +74,7 @@ def against(plan: Plan, other: Planned) -> str:
 def _spent(one: Planned) -> str:
     shares = sorted(((seconds / one.step_seconds, name) for name, seconds in one.parts.items()), reverse=True)
     words = ", ".join(f"{_WORDS[name]} {share:.0%}" for share, name in shares if share > 0.01)
-    return f"A step takes {one.step_seconds:.2f} s: {words}."
+    return f"A step takes {short(one.step_seconds)} s: {words}."
 
 
 def _placed(question: Question, one: Planned) -> list[str]:
@@ -100,6 +101,7 @@ def _placed(question: Question, one: Planned) -> list[str]:
     if layout.data > 1:
         crosses = layout.data * layout.tensor * layout.context > cluster.domain
         where = f"over the network ({slow:.1f} GB/s per device), beside passes" if crosses else "on the fast links"
-        often = "for each micro-batch" if layout.zero == 3 else "once a step"
+        each = layout.zero == 3 or (layout.zero == 2 and layout.pipeline == 1)
+        often = "for each micro-batch" if each else "once a step"
         said.append(f"Data parallelism over {layout.data} replicas talks {often}, {where}: {sent['data']} and device.")
     return said

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from hlat.hardware import Cluster
 from hlat.resilience import best_interval, expected_goodput
+from hlat.runtime import PlanError
 
 _DAY = 86400.0
+_MOST_LOST = 5.0  # mean times between failures that may pass from one to the next save: e^-5 get that far
+_SPARED = 0.002  # of goodput, for saves that are not made
 
 # What nobody can look up in a data sheet; a plan states them among its assumptions.
 COPY_RATE = 10e9
@@ -40,7 +43,7 @@ class Reliability:
         stall: that training stands still for a save.
         writing: from there until the save is durable.
         restart: from an interruption until steps go on.
-        interval: of training between two saves, the best by Daly's formula.
+        interval: of training between two saves: Daly's, doubled while that costs next to nothing.
         goodput: share of the time that counts, by Daly's formula.
     """
 
@@ -57,6 +60,9 @@ def reliability(cluster: Cluster, state_bytes: float) -> Reliability:
 
     Args:
         state_bytes: of weights and optimizer over all devices, each once.
+
+    Raises:
+        PlanError: it fails so often that it would not get on.
     """
     per_day = cluster.instance.failures.per_day * cluster.count + SOFTWARE_PER_DAY
     mtbf = _DAY / per_day
@@ -64,9 +70,21 @@ def reliability(cluster: Cluster, state_bytes: float) -> Reliability:
     writing = state_bytes / min(STORE_RATE * cluster.count, STORE_MOST)
     restart = DETECTION + START_UP.get(cluster.chip.family or "", OTHER_START_UP) + writing
     interval = max(best_interval(max(stall, 1e-3), mtbf), writing)
-    return Reliability(
-        mtbf, stall, writing, restart, interval, expected_goodput(interval, stall, mtbf, restart, writing)
-    )
+    if restart + writing + interval > _MOST_LOST * mtbf:
+        raise PlanError(
+            f"{cluster.name} fails every {mtbf:,.0f} seconds, and a restart takes {restart:,.0f}: a run would not get "
+            f"on. Failures per day are those of {cluster.instance.name} in the catalog."
+        )
+
+    def share(seconds: float) -> float:
+        return expected_goodput(seconds, stall, mtbf, restart, writing)
+
+    # Where saves cost next to nothing the best is to save all the time. Whoever saves less often, and loses next to
+    # nothing by it, spares the file system.
+    best = share(interval)
+    while share(2 * interval) >= best - _SPARED:
+        interval *= 2
+    return Reliability(mtbf, stall, writing, restart, interval, share(interval))
 
 
 @dataclass(frozen=True)

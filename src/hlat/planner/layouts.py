@@ -131,19 +131,19 @@ def candidates(question: Question) -> Iterator[Candidate]:
                     yield replace(one, recompute=recompute)
 
 
-def parse_layout(text: str, question: Question) -> Candidate:
+def parse_layout(text: str, question: Question, option: str = "--layout") -> Candidate:
     """A layout from ``tp=8,pp=1,...``; what is not said is 1, ZeRO 1, micro-batch 1, 1F1B, nothing recomputed.
 
     Raises:
         PlanError: not of that form, a name or a value that does not exist, or a layout that cannot be.
     """
-    values = _words(text)
+    values = _words(text, option)
     degrees = [values.get(name, 1) for name in ("tensor", "pipeline", "context")]
     data, rest = divmod(question.cluster.devices, degrees[0] * degrees[1] * degrees[2])
     stated = values.get("data", data)
     if rest or stated != data:
         raise PlanError(
-            f"--layout {text}: tensor {degrees[0]} x pipeline {degrees[1]} x context {degrees[2]} x data {stated} is "
+            f"{option} {text}: tensor {degrees[0]} x pipeline {degrees[1]} x context {degrees[2]} x data {stated} is "
             f"not the number of devices of {question.cluster.name}, {question.cluster.devices}"
         )
     recompute: Recompute = values.get("recompute", "none")
@@ -161,7 +161,7 @@ def parse_layout(text: str, question: Question) -> Candidate:
     )
     reasons = broken(question, one)
     if reasons:
-        raise PlanError(f"--layout {text}: this layout is not possible:\n" + "\n".join(f"  {one}" for one in reasons))
+        raise PlanError(f"{option} {text}: this layout is not possible:\n" + "\n".join(f"  {one}" for one in reasons))
     return one
 
 
@@ -176,25 +176,27 @@ _NAMES = {
     "ckpt": "recompute",
 }
 _FIELDS = ("tensor", "pipeline", "context", "data", "virtual", "zero", "micro_batch", "recompute", "schedule")
+_SHORT = {"interleaved": "interleaved-1f1b", "zero-bubble": "interleaved-zero-bubble"}
 _CHOICES = {"recompute": RECOMPUTE, "schedule": get_args(Schedule)}
 
 
-def _words(text: str) -> dict[str, Any]:
+def _words(text: str, option: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, equals, value = word.partition("=")
         name = _NAMES.get(name.strip(), name.strip())
         if not equals or name not in _FIELDS:
             known = ", ".join((*_NAMES, *_FIELDS))
-            raise PlanError(f"--layout: {word!r} is not NAME=VALUE with one of the names {known}")
+            raise PlanError(f"{option}: {word!r} is not NAME=VALUE with one of the names {known}")
         if name in _CHOICES:
+            value = _SHORT.get(value, value)
             if value not in _CHOICES[name]:
-                raise PlanError(f"--layout: {word}: {name} is one of {', '.join(_CHOICES[name])}")
+                raise PlanError(f"{option}: {word}: {name} is one of {', '.join(_CHOICES[name])}")
             values[name] = value
         elif (
             not value.strip().isdecimal() or (int(value) < 1 and name != "zero") or (name == "zero" and int(value) > 3)
         ):
-            raise PlanError(f"--layout: {word}: must be a whole number, at least 1 (zero: 0 to 3)")
+            raise PlanError(f"{option}: {word}: must be a whole number, at least 1 (zero: 0 to 3)")
         else:
             values[name] = int(value)
     return values

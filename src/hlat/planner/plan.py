@@ -1,31 +1,25 @@
 """A plan: the layout to train in, what is predicted of it, what else would do, and what all that assumes.
 
-    Question -> search -> chosen, alternatives -> Plan -> JSON, a recipe's fragment
-             -> nothing fits -> PlanError that names the nearest clusters and what they cost
-
-Predictions that differ by less than the model's own error do not decide. Of the layouts within that of the fastest the
-plan takes the plainest: tensor parallelism on fast links, no pipeline, least recomputation, least tensor parallelism,
-fewest stages, then the fastest. (In published sweeps fewer stages for more tensor parallelism lost.)
+Question -> search -> chosen, alternatives -> Plan -> JSON, a recipe's fragment
+         -> nothing fits -> PlanError that names the nearest clusters and what they cost
 """
 
 import random
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.config import ZERO_BUBBLE
 from hlat.planner import goodput
 from hlat.planner.arithmetic import executed_flops
+from hlat.planner.choice import TIE, choose
 from hlat.planner.constants import load_constants
 from hlat.planner.goodput import simulate_goodput
 from hlat.planner.layouts import Candidate, parse_layout
+from hlat.planner.nearest import nearest
 from hlat.planner.question import Question
-from hlat.planner.search import USABLE, Found, Planned, planned, search, smallest_clusters
+from hlat.planner.search import USABLE, Found, Planned, planned, search
 from hlat.planner.volume import exchanged_bytes
-from hlat.planner.work import RECOMPUTE
 from hlat.runtime import PlanError
 
-TIE = 0.04
-"""Layouts whose predicted times differ by less than this share are as good as each other (docs/experiments.md)."""
 _GIB = 1 << 30
 _DAY = 86400.0
 _SEED = 12349  # of simulated failures: a plan is the same each time
@@ -86,11 +80,14 @@ class Plan:
             "mean_hours_between_failures": round(expected.mtbf / 3600, 2),
             "failures_per_instance_and_day": question.cluster.instance.failures.per_day,
             "interruptions_by_software_per_day": goodput.SOFTWARE_PER_DAY,
+            "copy_bytes_per_second_per_device": goodput.COPY_RATE,
+            "store_bytes_per_second_per_instance": goodput.STORE_RATE,
+            "store_bytes_per_second": goodput.STORE_MOST,
             "save_stall_seconds": round(expected.stall, 2),
             "save_durable_after_seconds": round(expected.writing, 1),
             "restart_seconds": round(expected.restart, 1),
             "checkpoint_every_seconds": round(expected.interval, 1),
-            "checkpoint_every_steps": max(1, round(expected.interval / self.chosen.step_seconds)),
+            "checkpoint_every_steps": min(question.steps, max(1, round(expected.interval / self.chosen.step_seconds))),
             "goodput_simulated": round(self.goodput_simulated[0], 4),
             "goodput_simulated_worst_tenth": round(self.goodput_simulated[1], 4),
             "tie": TIE,
@@ -116,6 +113,7 @@ def described(question: Question, one: Planned) -> dict[str, Any]:
         "activation_checkpointing": layout.recompute,
         "precision": question.mode,
         "memory_gib": round(one.peak_memory / _GIB, 3),
+        "fits": fits(question, one),
         "memory_parts_gib": {
             str(rank): {name: round(size / _GIB, 3) for name, size in memory.parts().items()}
             for rank, memory in one.memory.items()
@@ -154,34 +152,18 @@ def plan(question: Question, layout: str | None = None) -> Plan:
     found = search(question)
     if not found.ranked:
         raise PlanError(_refusal(question, found))
-    chosen = _choose(found.ranked, question.cluster.domain)
+    chosen = choose(found.ranked, question.cluster.domain)
     return Plan(question, chosen, tuple(found.ranked), found, _simulated(question, chosen))
+
+
+def short(value: float, digits: int = 2) -> str:
+    """A number for a table: so many digits after the point, or three in all where it is small."""
+    return f"{value:,.{digits}f}" if value >= 1 else f"{value:.3g}"
 
 
 def fits(question: Question, one: Planned) -> bool:
     """Whether a layout leaves of each device what it should."""
     return one.peak_memory <= USABLE * question.cluster.memory_bytes
-
-
-def _choose(ranked: list[Planned], domain: int) -> Planned:
-    fastest = ranked[0].step_seconds
-    tied = [one for one in ranked if one.step_seconds <= (1 + TIE) * fastest]
-
-    def plainness(one: Planned) -> tuple[float, ...]:
-        layout = one.candidate
-        return (
-            layout.tensor > domain,
-            layout.pipeline > 1,
-            RECOMPUTE.index(layout.recompute),
-            layout.tensor,
-            layout.pipeline,
-            layout.context,
-            layout.schedule in ZERO_BUBBLE,
-            layout.virtual,
-            one.step_seconds,
-        )
-
-    return min(tied, key=plainness)
 
 
 def _simulated(question: Question, one: Planned) -> tuple[float, float]:
@@ -206,22 +188,22 @@ def _refusal(question: Question, found: Found) -> str:
         f"{USABLE:.0%} can be used, and of the {found.tried:,} layouts the one that needs least, {layout}, "
         f"needs {need / _GIB:.1f} GiB."
     ]
-    for larger, best in smallest_clusters(question):
+    for other, best in nearest(question):
         price = "" if best.cost_usd is None else f", {best.cost_usd:,.0f} USD"
+        mode = "" if other.mode == question.mode else f" with --precision {other.mode}"
         lines.append(
-            f"It would fit on {larger.cluster.name}: {best.candidate}; {best.peak_memory / _GIB:.1f} GiB, "
+            f"It would fit on {other.cluster.name}{mode}: {best.candidate}; {best.peak_memory / _GIB:.1f} GiB, "
             f"{best.days:,.1f} days{price}."
         )
-    if question.mode == "mixed":
-        lines.append("--precision bf16-sr takes half the bytes per parameter.")
     return "\n".join(lines)
 
 
-def fragment(question: Question, one: Candidate) -> str:
+def fragment(question: Question, one: Candidate, *, fits_in: bool = True) -> str:
     """The chosen layout as the sections of a recipe, to be included by it."""
     virtual = f"\n  virtual_stages: {one.virtual}" if one.virtual > 1 else ""
+    note = "" if fits_in else "# It does not fit into the memory of these devices.\n"
     return (
-        f"# {question.name} on {question.cluster.name}, by hlat plan: {question.cluster.devices} processes.\n"
+        f"# {question.name} on {question.cluster.name}, by hlat plan: {question.cluster.devices} processes.\n{note}"
         f"parallel:\n"
         f"  tensor: {one.tensor}\n"
         f"  sequence: true\n"

@@ -115,9 +115,12 @@ def read_published(path: Path) -> tuple[list[Published], list[Skipped]]:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
-    missing = [name for name in REQUIRED if not rows or name not in rows[0]]
+    if not rows:
+        raise PlanError(f"{path} has no rows below its first line")
+    missing = [name for name in REQUIRED if name not in rows[0]]
     if missing:
-        raise PlanError(f"{path}: a table of runs has the columns {', '.join(missing)}, and this one has not")
+        needed = ", ".join(REQUIRED)
+        raise PlanError(f"{path}: a table of runs needs the columns {needed}; missing: {', '.join(missing)}")
     runs: list[Published] = []
     skipped: list[Skipped] = []
     for number, row in enumerate(rows):

@@ -96,7 +96,7 @@ def ask(
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
         assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--seq)"]
     if global_batch is None:
-        global_batch = recipe.batch.global_batch if recipe else max(1, _DEFAULT_TOKENS_PER_STEP // sequence)
+        global_batch = recipe.batch.global_batch if recipe else _default_batch(sequence, cluster.devices)
         assumed += [] if recipe else [f"steps of {global_batch:,} sequences, about 4 million tokens (--global-batch)"]
     if tokens is None:
         if recipe is not None:
@@ -108,6 +108,15 @@ def ask(
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # a recipe's
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} has no 8-bit products; --precision mixed does it")
     return Question(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
+
+
+def _default_batch(sequence: int, devices: int) -> int:
+    """Sequences of about as many tokens as HLAT's steps have, in a number that data-parallel ranks can share."""
+    wanted = max(1, _DEFAULT_TOKENS_PER_STEP // sequence)
+    shared = devices
+    while shared > wanted:
+        shared = shared // 2 if shared % 2 == 0 else 1
+    return max(shared, round(wanted / shared) * shared)
 
 
 def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None, price: PriceKind | None) -> list[str]:
@@ -137,7 +146,7 @@ def _find_model(name: str) -> tuple[ModelConfig, Recipe | None]:
     if path.suffix == ".json":
         return _from_json(path), None
     try:
-        recipe = load_recipe(name)
+        recipe = _recipe(name)
     except RecipeError as error:
         if path.exists() or path.suffix in (".yaml", ".yml") or not _unknown(error):
             raise
@@ -146,6 +155,16 @@ def _find_model(name: str) -> tuple[ModelConfig, Recipe | None]:
         known = f"presets {', '.join(PRESETS)}; a config.json; a recipe"
         raise PlanError(f"no model is called {name!r}.{hint} It may be one of the {known}.") from error
     return recipe.model, recipe
+
+
+def _recipe(name: str) -> Recipe:
+    """A recipe, whether it says already where its text is or not: a plan needs none."""
+    try:
+        return load_recipe(name)
+    except RecipeError as error:
+        if any(problem.path != "data.path" for problem in error.problems):
+            raise
+        return load_recipe(name, ("data.path=none",))
 
 
 def _unknown(error: RecipeError) -> bool:

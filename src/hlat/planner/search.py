@@ -1,7 +1,6 @@
 """The best layouts of a question: all of them predicted at once, those that do not fit left out, the rest ranked.
 
     candidates -> memory of first and last rank -> fits? -> times of all that do, in columns -> ranked, simulated, exact
-                                              -> none? -> the smallest clusters on which something fits
 
 The formulas of step.py rank; of the few best the pipeline is simulated event by event and memory is counted from the
 shapes of every parameter, and only then is one chosen.
@@ -10,13 +9,13 @@ shapes of every parameter, and only then is one chosen.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from hlat.model import count_parameters, flops_per_token
 from hlat.parallel import stage_layers
-from hlat.planner.devices import device_on
+from hlat.planner.devices import device_for
 from hlat.planner.goodput import Reliability, reliability
 from hlat.planner.layouts import Candidate, candidates
 from hlat.planner.memory import RankMemory, estimated_memory, rank_memory
@@ -155,7 +154,7 @@ def _savers(peaks: Sequence[float], order: list[int]) -> list[int]:
 
 
 def _columns(question: Question, layouts: Sequence[Candidate]) -> Columns:
-    model, device = question.model, device_on(question.cluster)
+    model, device = question.model, device_for(question)
     shape = Shape(
         model.layers,
         model.hidden_size,
@@ -184,7 +183,7 @@ def _finish(question: Question, one: Candidate, times: StepTimes, index: int) ->
     step = sum(parts.values())
     memory = {rank: rank_memory(question, one, rank) for rank in sorted({0, one.pipeline - 1})}
     speed = question.tokens_per_step / step
-    device = device_on(question.cluster)
+    device = device_for(question)
     flops = flops_per_token(question.model, question.sequence, "causal")
     expected = reliability(question.cluster, _saved_bytes(question))
     days = question.tokens / speed / expected.goodput / _DAY
@@ -229,15 +228,3 @@ def _saved_bytes(question: Question) -> float:
     mode = MODES[question.mode]
     per_parameter = mode.weights.itemsize + 2 * mode.moments.itemsize
     return count_parameters(question.model).total * float(per_parameter)
-
-
-def smallest_clusters(question: Question, most: int = 1 << 12) -> list[tuple[Question, Planned]]:
-    """The nearest clusters on which something fits: of the same instance, more of them, with their best layouts."""
-    found: list[tuple[Question, Planned]] = []
-    count = question.cluster.count
-    while count < most and not found:
-        count *= 2
-        larger = replace(question, cluster=replace(question.cluster, count=count))
-        ranked = search(larger).ranked
-        found += [(larger, ranked[0])] if ranked else []
-    return found

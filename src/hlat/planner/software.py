@@ -18,7 +18,8 @@ def software_of(question: Question, one: Candidate) -> Software:
         one.tensor == one.context == 1 and one.schedule not in ZERO_BUBBLE,
         one.zero > 0,
         question.mode == "fp8",
-        MODES[question.mode].reduction.itemsize,
+        # Of products in 16 bits; where they are in 32, rates are halved instead (devices.py).
+        MODES[question.mode].reduction.itemsize * 2 // MODES[question.mode].compute.itemsize,
     )
 
 

@@ -132,13 +132,10 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
     messages = np.where(columns.pipeline > 1, count * message + fill * message, 0.0)
 
     own = layer * columns.layers / columns.pipeline + compute.head / columns.pipeline
-    sharded = np.where(columns.zero == 3, 2 * talk.gather + talk.reduce, 0.0)
-    per_pass = _left_over_blended(sharded, own * columns.hides_data, blend)
+    each, once = _data_talk(columns, talk.gather, talk.reduce)
+    per_pass = _left_over_blended(each, own * columns.hides_data, blend)
     hidden = np.where(columns.hides_data > 0, known.of("hiding", columns) * own, 0.0)
-    # Without ZeRO an all-reduce: scattered and gathered in the dtype of gradients.
-    gathered = np.where(columns.zero > 0, talk.gather, talk.reduce)
-    once = np.where(columns.zero == 3, 0.0, _left_over_blended(talk.reduce + gathered, hidden, blend))
-    data = per_pass * count + once
+    data = per_pass * count + _left_over_blended(once, hidden, blend)
 
     held = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
     optimizer = held * _OPTIMIZER_BYTES / (columns.memory_rate * known.of("memory", columns))
@@ -173,6 +170,18 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
         head_pass=compute.head,
         message=talk.stage * shown,
     )
+
+
+def _data_talk(columns: Columns, gather: Column, reduce: Column) -> tuple[Column, Column]:
+    """Data-parallel traffic of each micro-batch, and once a step.
+
+    ZeRO 2 keeps shards of gradients only, and has to scatter those of every micro-batch; a pipeline does at its end.
+    ZeRO 3 gathers weights for every pass. Without ZeRO an all-reduce: scattered and gathered in the dtype of gradients.
+    """
+    often = (columns.zero >= 2) & (columns.pipeline == 1)
+    each = np.where(columns.zero == 3, 2 * gather, 0.0) + np.where(often, reduce, 0.0)
+    gathered = np.select([columns.zero == 0, columns.zero == 3], [reduce, 0.0], gather)
+    return each, gathered + np.where(often, 0.0, reduce)
 
 
 def _left_over(talk: Column, work: Column) -> Column:
