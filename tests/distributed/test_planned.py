@@ -38,7 +38,9 @@ LAYOUTS = (
     (4, "pp=2,vpp=2,zero=1,mbs=2,ckpt=selective", "fp32"),
     (2, "pp=2,schedule=interleaved-zero-bubble,zero=0,mbs=2", "fp32"),
     (4, "pp=2,schedule=zbv,zero=1,mbs=2", "mixed"),
-    (4, "cp=2,zero=1,mbs=2", "fp32"),
+    (4, "pp=2,zero=3,mbs=2", "mixed"),
+    (4, "tp=2,pp=2,zero=0,mbs=2", "mixed"),
+    (4, "cp=2,zero=1,mbs=2,ckpt=selective", "fp32"),
     (8, "tp=2,pp=2,zero=1,mbs=2,ckpt=selective", "mixed"),
 )
 _QUICK = (1, 6)

@@ -128,3 +128,8 @@ def test_a_plan_can_be_made_for_every_instance(one: Instance) -> None:
     # Links inside are faster than the network, for each device's share of it.
     assert cluster.link_rate > cluster.network_rate / cluster.devices_per_instance
     assert one.prices.keys() or not one.name.startswith(("p", "trn1"))
+
+
+def test_a_chip_is_found_however_torch_writes_its_name() -> None:
+    catalog = load_catalog()
+    assert catalog.chip("nvidia h100  sxm") is catalog.chip("H100 SXM") is not None

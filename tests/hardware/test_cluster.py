@@ -107,3 +107,9 @@ def test_a_price_that_is_not_known_is_not_made_up() -> None:
     with pytest.raises(HlatError, match="no spot price is known"):
         parse_cluster("p5.48xlarge:1", load_catalog()).price("spot")
     assert parse_cluster("gb200:1", load_catalog()).price() is None
+
+
+def test_a_core_has_its_share_of_a_chip() -> None:
+    """Trainium 1: two cores; 880 GB/s of memory, 192 GB/s of NeuronLink per chip, 100 GB/s of network per instance."""
+    core = parse_cluster("trn1.32xlarge:1", load_catalog())
+    assert (core.memory_rate, core.link_rate, core.network_rate) == (440e9, 96e9, 100e9)

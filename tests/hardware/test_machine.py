@@ -1,12 +1,13 @@
 """What is measured of this machine can be planned with, as it stands."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from hlat.hardware import load_catalog, measure_machine, parse_cluster
+from hlat.hardware import MeasuredMachine, load_catalog, machine, measure_machine, parse_cluster
 
 
 def test_a_measured_machine_is_a_catalog(tmp_path: Path) -> None:
@@ -20,3 +21,31 @@ def test_a_measured_machine_is_a_catalog(tmp_path: Path) -> None:
     assert machine.link_rate is not None
     # Two processes exchange through memory: each byte is copied several times, and cannot be faster than one copy.
     assert 0 < machine.link_rate < machine.memory_rate
+
+
+def test_a_copy_is_read_and_written() -> None:
+    """Three seconds by a clock that ticks once for each look: 256 MiB each time, there and back."""
+    ticks = count()
+    assert machine._copy_rate(torch.device("cpu"), 3.0, lambda: float(next(ticks))) == 2 * 256 * 2**20
+
+
+def test_an_all_reduce_sends_two_times_all_but_ones_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        returncode = 0
+
+        def communicate(self, timeout: float) -> tuple[bytes, None]:
+            return b"0.5\n", None
+
+        def kill(self) -> None:
+            """It has ended."""
+
+    monkeypatch.setattr(machine.subprocess, "Popen", lambda *_, **__: Process())
+    assert machine._all_reduce_rate("cpu", 4) == 2 * 3 / 4 * 32 * 2**20 / 0.5
+
+
+def test_what_was_measured_is_what_is_planned_with(tmp_path: Path) -> None:
+    measured = MeasuredMachine("here", 2, {"bfloat16": 1e12, "float32": 5e11}, 24 << 30, 80e9, 3e9)
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump(measured.catalog("desk")), encoding="utf-8")
+    cluster = parse_cluster("desk:3", load_catalog(str(file)))
+    assert (cluster.devices, cluster.memory_rate, cluster.link_rate) == (6, pytest.approx(80e9), pytest.approx(3e9))

@@ -79,7 +79,7 @@ def test_a_v_of_equal_passes_has_next_to_no_bubble(ranks, count):
 def test_orders_are_torchs(schedule, ranks):
     for each in (2,) if schedule == "zbv" else (2, 3):
         stages = ranks * each
-        for count in (ranks, 2 * ranks, 5 * ranks):
+        for count in (ranks, ranks + 1, 2 * ranks, 5 * ranks):
             for rank in range(ranks):
                 group = {"group_size": ranks, "group_rank": rank, "num_stages": stages, "submod": None}
                 mine = [stage for stage in range(stages) if place_of(schedule, stage, ranks) == rank]
@@ -110,6 +110,7 @@ def test_every_pass_runs_once_after_what_it_needs(schedule, ranks, rounds, each,
     backward, message = [a + b for a, b in zip(weight, rest, strict=True)], data.draw(st.floats(0.0, 1.0))
     line = simulate(schedule, ranks, count, StageTimes(forward, backward, weight, message))
     passes = {(one.kind, one.stage, one.micro_batch): one for rank in line.ranks for one in rank}
+    before = {later: one.stop for rank in line.ranks for one, later in pairwise(rank)}
     kinds = {"forward", "input", "weight"} if "weight" in {kind for kind, *_ in passes} else {"forward", "backward"}
     assert len(passes) == len(kinds) * stages * count == sum(map(len, line.ranks))
     for (kind, stage, batch), one in passes.items():
@@ -123,8 +124,8 @@ def test_every_pass_runs_once_after_what_it_needs(schedule, ranks, rounds, each,
             needed = passes["input", stage, batch]
         else:
             needed = passes["forward", stage, batch] if stage == stages - 1 else passes[back, stage + 1, batch]
-        if needed is not None:
-            assert one.start >= needed.stop + (message if needed.rank != one.rank else 0) - 1e-9
+        arrived = 0.0 if needed is None else needed.stop + (message if needed.rank != one.rank else 0.0)
+        assert one.start == pytest.approx(max(before.get(one, 0.0), arrived)), "nothing waits without a reason"
     for rank in line.ranks:
         assert all(a.stop <= b.start + 1e-9 for a, b in pairwise(rank))
 

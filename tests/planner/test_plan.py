@@ -72,7 +72,7 @@ def test_70b_does_not_fit_on_four_instances_as_the_paper_saw():
     with pytest.raises(HlatError) as refused:
         plan(question("llama-2-70b", "trn1.32xlarge:4"))
     words = str(refused.value)
-    assert "does not fit" in words and "trn1.32xlarge:6" in words and "USD" in words and "GiB" in words
+    assert "does not fit" in words and "trn1.32xlarge:8" in words and "USD" in words and "GiB" in words
 
 
 def test_everything_that_is_found_is_a_valid_recipe():

@@ -122,3 +122,24 @@ def test_memory_of_a_published_run_is_counted_with_one_constant_added(tmp_path: 
     assert row["constant_gib"] == 0 and row["predicted_gib"] == pytest.approx(45.56 + 12.35 + embedding, rel=0.005)
     (other,) = validate(write(tmp_path, run.replace(",59.5,", ",1.0,")))["memory"]["rows"]
     assert other["predicted_gib"] == row["predicted_gib"]
+
+
+def test_megatron_core_interleaves_where_nothing_is_said(tmp_path: Path) -> None:
+    row = GOOD.replace(",FSDP,", ",Megatron-Core,").replace("dense,32,", "dense,48,")
+    row = row.replace(",1,1,0,1,1,8,3,1,", ",1,1,0,4,1,2,1,,")
+    (run,), _ = read_published(write(tmp_path, row))
+    assert (run.work.split.pipeline, run.work.split.virtual) == (4, 6)
+    assert "6 stages per pipeline rank" in run.assumed
+
+
+def test_a_network_is_the_one_that_is_stated(tmp_path: Path) -> None:
+    (run,), _ = read_published(write(tmp_path, GOOD.replace(",bf16,,", ",bf16,4x Omni-Path,")))
+    assert run.work.device.network_rate == 17e9
+
+
+def test_statistics_are_of_sizes_of_errors(tmp_path: Path) -> None:
+    """Rows that differ in what was measured alone: errors p / m - 1 of one prediction p."""
+    predicted = validate(write(tmp_path, GOOD))["rows"][0]["predicted"]
+    speeds = [predicted / (1 + error) for error in (-0.5, 0.1, 0.2, 0.3, 0.4)]
+    said = validate(write(tmp_path, *(GOOD.replace(",9000,", f",{speed!r},") for speed in speeds)))["overall"]
+    assert said == {"n": 5, "mean": pytest.approx(0.3), "median": pytest.approx(0.3), "p90": pytest.approx(0.46)}

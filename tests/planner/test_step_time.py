@@ -9,6 +9,7 @@ from questions import question
 from hlat.config import PRESETS, ModelConfig
 from hlat.model import count_parameters, forward_flops_per_token
 from hlat.planner import exchanged_bytes, executed_flops
+from hlat.planner.compute import passes
 from hlat.planner.constants import load_constants, load_priors, meanings
 from hlat.planner.devices import device_on
 from hlat.planner.layouts import parse_layout
@@ -176,3 +177,31 @@ def test_products_in_32_bits_take_the_rate_of_32_bits():
     one = planned(asked, parse_layout("tp=8,zero=0,recompute=full", asked))
     assert executed_flops(asked, one.candidate, 0) / one.step_seconds < 66.9e12
     assert one.mfu < 1
+
+
+def columns(software=None, device=A100, **split):
+    return Columns([Work(SHAPE, replace(SPLIT, **split), software or Software(), device)])
+
+
+def test_context_ranks_send_keys_and_values_to_each_other():
+    """2 tensors in 16 bits, of the others' tokens, over links at full speed; in backward twice as much."""
+    constants = load_constants().changed({("link", "ampere"): 1.0})
+    for context in (2, 4):
+        found = traffic(columns(context=context, data=1), constants).context[0]
+        assert found == pytest.approx((context - 1) * 2 * 2 * 4 * 4096 / context * 32 * 128 / 300e9)
+    asked = columns(context=2, data=4)
+    once = traffic(asked, load_constants()).context[0]
+    assert step_times(asked).context[0] == pytest.approx(3 * 32 * asked.micro_batches[0] * once)
+
+
+def test_zero_shares_the_optimizers_step():
+    whole, shared = (step_times(columns(zero=zero)).optimizer[0] for zero in (0, 1))
+    assert whole == pytest.approx(8 * shared)
+
+
+def test_casts_of_backward_are_two_for_each_of_forward():
+    device, eight = replace(A100, peak_eight_bit=624e12), Software(eight_bit=True)
+    none, some = (
+        passes(columns(eight, device), load_constants().changed({("casts", "all"): share})) for share in (1e-9, 1.0)
+    )
+    assert (some.backward - none.backward)[0] == pytest.approx(2 * (some.forward - none.forward)[0])

@@ -1,6 +1,6 @@
 """The best layouts of a question: all of them predicted at once, those that do not fit left out, the rest ranked.
 
-    candidates -> memory of first and last rank -> fits? -> times of all that do, in columns -> ranked, simulated, exact
+    candidates -> memory of the ranks with most -> fits? -> times of all that do, in columns -> ranked, simulated, exact
 
 The formulas of step.py rank; of the few best the pipeline is simulated event by event and memory is counted from the
 shapes of every parameter, and only then is one chosen.
@@ -111,8 +111,15 @@ def planned(question: Question, one: Candidate) -> Planned:
 
 
 def _peak(question: Question, one: Candidate) -> float:
-    ends = {0, one.pipeline - 1}
-    return max(estimated_memory(question, one, rank).total for rank in ends)
+    return max(estimated_memory(question, one, rank).total for rank in ranks_with_most(one))
+
+
+def ranks_with_most(one: Candidate) -> list[int]:
+    """The pipeline ranks of which one needs most memory: the ends of the model, and the first between them.
+
+    It has a buffer for messages from both sides, and of the ranks that have that the most passes in flight.
+    """
+    return sorted({0, min(1, one.pipeline - 1), one.pipeline - 1})
 
 
 def _best(question: Question, fitting: list[tuple[Candidate, float]], limit: float) -> list[Planned]:
@@ -181,7 +188,7 @@ def _finish(question: Question, one: Candidate, times: StepTimes, index: int) ->
         parts |= {name: scale * parts[name] for name in _OF_PASSES}
         parts |= {"messages": 0.0, "bubble": line.seconds - busy}
     step = sum(parts.values())
-    memory = {rank: rank_memory(question, one, rank) for rank in sorted({0, one.pipeline - 1})}
+    memory = {rank: rank_memory(question, one, rank) for rank in ranks_with_most(one)}
     speed = question.tokens_per_step / step
     device = device_for(question)
     flops = flops_per_token(question.model, question.sequence, "causal")

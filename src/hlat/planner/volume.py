@@ -47,10 +47,15 @@ def _tensor(question: Question, one: Candidate, parts: list[ModelPart]) -> float
     if one.tensor == 1:
         return 0.0
     again = 3 if one.recompute == "full" else 0  # the last scatter's result is not needed again
-    messages = _layers(question, parts) * (8 + again)
+    messages = float(_layers(question, parts) * (8 + again))
     if one.schedule in ZERO_BUBBLE:  # each part of a backward pass computes again; the first stage's has one part
         messages += _layers(question, [part for part in parts if not part.embedding]) * again
-    messages += sum(2 * part.embedding + 2 * part.head for part in parts)
+    messages += sum(2 * part.head for part in parts)
+    # Embeddings leave in the dtype of the weights: FSDP2 gathers these in the dtype that is computed in.
+    mode = MODES[question.mode]
+    sharded = one.zero > 0 and one.data * one.context > 1
+    wider = 1.0 if sharded else mode.weights.itemsize / mode.compute.itemsize
+    messages += sum(2 * part.embedding * wider for part in parts)
     return one.accumulation(question.global_batch) * messages * _hidden(question, one)
 
 
