@@ -63,8 +63,10 @@ def save_as_fast_as_it_goes(rank: Rank, pipe: Connection) -> None:
         assert rank.store.steps() == list(range(1, step)), "the one before it is durable"
         rank.submit(step)
         assert len(rank.store.steps()) < step, "and this one is not yet"
-        assert [copies_in(pid) for pid in (os.getpid(), rank.process.pid)] == [1, 1]
+        # The saver maps the memory when it hears of it, which on a busy machine is later.
+        assert copies_in(os.getpid()) == 1 and copies_in(rank.process.pid) <= 1
     rank.wait()
+    assert copies_in(rank.process.pid) == 1
 
 
 def copies_in(pid: int) -> int:
