@@ -24,12 +24,12 @@ def opened(file: Path) -> dict[str, Any]:
 
 
 def test_pictures_are_there_and_nothing_is_asked_of_a_network(tmp_path: Path) -> None:
-    answer = plan(question("llama-2-70b", "h100:8", global_batch=64))
+    answer = plan(question("llama-2-70b", "trn1.32xlarge:32", global_batch=64))
     assert answer.chosen.candidate.pipeline > 1, "a timeline is drawn"
     file = tmp_path / "plan.html"
     file.write_text(page([answer]), encoding="utf-8")
     seen = opened(file)
-    assert seen["ok"] and seen["title"] == "llama-2-70b on h100:8"
+    assert seen["ok"] and seen["title"] == "llama-2-70b on trn1.32xlarge:32"
     assert seen["table"] == 1 + len(answer.ranked)
     assert seen["requests"] == [file.resolve().as_uri()] and seen["console"] == []
     front, *bars, timeline = seen["pictures"]
