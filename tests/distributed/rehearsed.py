@@ -90,13 +90,8 @@ class Step:
     flops: int
 
 
-class _Storages(TorchDispatchMode):
-    """Bytes of all storages that operations have made since the beginning, looked up after each of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: dict[int, StorageWeakRef] = {}
-        self.peak = 0
+class _Looking(TorchDispatchMode):
+    """Sees every operation on plain tensors, after it."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -104,13 +99,29 @@ class _Storages(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        self.look(func, args, kwargs or {}, result)
+        return result
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """What to do with it."""
+        raise NotImplementedError
+
+
+class _Storages(_Looking):
+    """Bytes of all storages that operations have made since the beginning, looked up after each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, StorageWeakRef] = {}
+        self.peak = 0
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta" and not isinstance(leaf, FakeTensor):
                 storage = leaf.untyped_storage()
                 if storage._cdata not in self._seen:
                     self._seen[storage._cdata] = StorageWeakRef(storage)
         self.peak = max(self.peak, self.now())
-        return result
 
     def now(self) -> int:
         """Bytes that are alive."""
@@ -141,7 +152,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
     return Step(peak, between, traffic, (len(blocks), sum(one.nbytes for one in blocks)), flops)
 
 
-class _Flops(TorchDispatchMode):
+class _Flops(_Looking):
     """Adds up what torch's own formulas say of every operation. Its FlopCounterMode hooks into backward passes, which
     zero-bubble schedules take apart."""
 
@@ -149,18 +160,12 @@ class _Flops(TorchDispatchMode):
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         packet = func._overloadpacket
         if packet in _ATTENTION:
             self.total += _ATTENTION[packet](*args)
         elif packet in flop_registry:
-            self.total += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
-        return result
+            self.total += flop_registry[packet](*args, **kwargs, out_val=result)
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any) -> int:

@@ -22,6 +22,7 @@ from hlat.config import (
     divisors,
     holds,
 )
+from hlat.parallel import Layout
 from hlat.planner.question import Question
 from hlat.planner.work import RECOMPUTE, Recompute, Split
 from hlat.runtime import PlanError
@@ -100,16 +101,10 @@ class Candidate:
 
 def mine(one: Candidate, pipeline_rank: int) -> list[tuple[int, list[int]]]:
     """The stages of a rank, each with those on other ranks that it talks to; the two at the turn of a V share one."""
-    last, ranks = one.pipeline * one.virtual - 1, one.pipeline
-
-    def place(stage: int) -> int:
-        turn, index = divmod(stage, ranks)
-        return ranks - 1 - index if one.schedule == "zbv" and turn % 2 else index
-
+    layout, stages = Layout.of(one.parallel, one.world), range(one.pipeline * one.virtual)
     return [
-        (stage, [other for other in (stage - 1, stage + 1) if 0 <= other <= last and place(other) != pipeline_rank])
-        for stage in range(last + 1)
-        if place(stage) == pipeline_rank
+        (stage, [o for o in (stage - 1, stage + 1) if o in stages and layout.stage_rank(o) != pipeline_rank])
+        for stage in layout.stages_of(pipeline_rank)
     ]
 
 

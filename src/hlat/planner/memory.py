@@ -1,12 +1,10 @@
 """Bytes that a rank needs, per pipeline rank: state, what is kept for backward, and what is alive for a moment.
 
-    Question, Candidate, pipeline rank -> parallel.state_bytes, model.activations, memory's counts -> RankMemory
+    Question, Candidate, pipeline rank -> parallel.state_bytes, what is alive at each instant (moments.py) -> RankMemory
 
 Nothing is counted here that another room counts: parameters, gradients and moments are those of parallel/footprint.py,
-what the forward pass keeps those of model/activations.py, passes in flight those of memory/in_flight.py. What these
-leave out is alive at one of three instants, of which the largest counts: the loss has the logits of a chunk; the first
-block runs backward; all gradients are put together to be sent. Held against rehearsals and real runs in a test.
-Besides there is what the device's runtime and allocator take.
+what the forward pass keeps those of model/activations.py. Of the instants of a step the one that needs most counts.
+Held against rehearsals and real runs in a test. Besides there is what the device's runtime and allocator take.
 """
 
 from dataclasses import dataclass, fields

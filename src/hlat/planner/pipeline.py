@@ -71,20 +71,16 @@ def simulate(schedule: Schedule, ranks: int, micro_batches: int, times: StageTim
     """Run a step.
 
     Args:
-        ranks: of the pipeline; stage s is run by rank s mod ranks, in a V by the ranks there and back.
+        ranks: of the pipeline; a stage is run by the rank in whose order it stands.
         micro_batches: of the step.
     """
     each = len(times.forward) // ranks
     orders = [order_of(schedule, rank, ranks, micro_batches, each) for rank in range(ranks)]
-    places = [place for turn in range(each) for place in _turn(schedule, turn, ranks)]
+    places = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
     return _run(orders, places, times, "input" if schedule in ZERO_BUBBLE else "backward")
 
 
-def _turn(schedule: Schedule, turn: int, ranks: int) -> Sequence[int]:
-    return range(ranks - 1, -1, -1) if schedule == "zbv" and turn % 2 else range(ranks)
-
-
-def _run(orders: list[Order], places: list[int], times: StageTimes, backward: Kind) -> Timeline:
+def _run(orders: list[Order], places: dict[int, int], times: StageTimes, backward: Kind) -> Timeline:
     """Let every rank run as far as it can, until all are through."""
     done: dict[tuple[Kind, int, int], float] = {}
     free = [0.0] * len(orders)
