@@ -343,3 +343,17 @@ def test_rank_by_orders_clusters_and_nothing_else():
     assert True in flags and False in flags
     refused = hlat(*asked, *clusters, "--rank-by", "beauty")
     assert refused.returncode != 0 and "--rank-by beauty" in refused.stderr
+
+
+def test_where_nothing_can_be_written_nothing_is_planned(tmp_path: Path):
+    nowhere = tmp_path / "gone" / "page.html"
+    asked = ("plan", "--model", "llama-3-8b", "--cluster", "p5.48xlarge:1", "--html", nowhere, "--trace", tmp_path)
+    said = hlat(*asked)
+    assert said.returncode != 0 and not said.stdout
+    assert str(nowhere) in said.stderr and f"{tmp_path} is a folder" in said.stderr
+
+
+def test_a_schedule_may_be_called_as_the_table_does():
+    asked = question("llama-2-70b", "h100:8", global_batch=64)
+    for short, whole in (("interleaved", "interleaved-1f1b"), ("zero-bubble", "interleaved-zero-bubble")):
+        assert parse_layout(f"tp=8,pp=4,vpp=2,schedule={short}", asked).schedule == whole
