@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from hlat.runtime.allocator import keep_freed_memory
 from hlat.runtime.device import choose_device, make_deterministic
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.place import Place, place
@@ -68,6 +69,8 @@ def start(device: str = "auto") -> Runtime:
     here = place()
     chosen = choose_device(device, here)
     make_deterministic(chosen)
+    if chosen.type == "cpu":  # where tensors are memory of the C library
+        keep_freed_memory()
     if here.world == 1:
         return Runtime(chosen)
     ranks = _join(chosen, here)
