@@ -13,15 +13,15 @@ def main() -> None:
     heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not hear Ctrl-C
     if heard:
         signal.signal(signal.SIGINT, _interrupted_early)
-    # GNU OpenMP's threads spin at the end of each parallel region, for ever where there are as many cores as threads.
-    # With another program on one core that cost two thirds of the speed here; a bounded spin costs at most a few
-    # percent on a quiet machine (docs/experiments.md). It is read once, when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    from hlat.runtime.openmp import ProcessorTime, set_spin_count  # noqa: PLC0415
+
+    before = ProcessorTime.read()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     from hlat.cli import app  # noqa: PLC0415
 
+    set_spin_count(before, ProcessorTime.read())
     try:
         app()
     finally:

@@ -1,0 +1,58 @@
+"""Threads spin for long only where the host of the machine is busy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hlat.runtime.openmp import SPINS, ProcessorTime, set_spin_count
+
+
+def stat(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | None:
+    """Ticks as proc(5) has them: user nice system idle iowait irq softirq steal guest guest_nice."""
+    file = folder / name
+    file.write_text(f"cpu  {used} 0 0 99999 77 0 0 {stolen} 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n", encoding="ascii")
+    return ProcessorTime.read(file)
+
+
+@pytest.mark.parametrize(
+    ("used", "stolen", "set_to"), [(30, 0, SPINS), (30, 2, SPINS), (30, 10, None), (5, 5, None), (0, 0, SPINS)]
+)
+def test_the_library_decides_where_the_host_takes_time_away(
+    tmp_path: Path, used: int, stolen: int, set_to: int | None
+) -> None:
+    environment: dict[str, str] = {}
+    before, after = stat(tmp_path, "before", 1000, 50), stat(tmp_path, "after", 1000 + used, 50 + stolen)
+    set_spin_count(before, after, environment)
+    assert environment == ({} if set_to is None else {"GOMP_SPINCOUNT": str(set_to)})
+
+
+def test_a_value_that_was_given_stays(tmp_path: Path) -> None:
+    environment = {"GOMP_SPINCOUNT": "7"}
+    set_spin_count(None, None, environment)
+    assert environment == {"GOMP_SPINCOUNT": "7"}
+
+
+@pytest.mark.parametrize("content", ["", "cpu 1 2 3\n", "cpu a b c d e f g h\n"])
+def test_a_system_that_tells_no_ticks_counts_as_quiet(tmp_path: Path, content: str) -> None:
+    (tmp_path / "stat").write_text(content, encoding="ascii")
+    assert ProcessorTime.read(tmp_path / "stat") is None
+    assert ProcessorTime.read(tmp_path / "absent") is None
+    environment: dict[str, str] = {}
+    set_spin_count(None, ProcessorTime(1, 1), environment)
+    assert environment == {"GOMP_SPINCOUNT": str(SPINS)}
+
+
+def test_the_command_settles_it_before_torch_is_imported() -> None:
+    program = (
+        "import os, sys\n"
+        "os.environ.pop('GOMP_SPINCOUNT', None)\n"
+        "import hlat.command, hlat.cli\n"
+        "from hlat.runtime.openmp import ProcessorTime\n"
+        "ProcessorTime.read = classmethod(lambda cls: cls(0, 0))\n"
+        "hlat.cli.app = lambda: print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n"
+        "hlat.command.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{SPINS} False\n"
