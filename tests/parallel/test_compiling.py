@@ -63,13 +63,31 @@ def test_compiled_blocks_are_the_same_model_and_one_graph(checkpointing: str) ->
 
 def test_auto_says_why_it_does_not_compile() -> None:
     assert not compilation(recipe("auto"), CPU).on
-    assert "start-up" in str(compilation(recipe("auto"), CPU))
+    assert "but for bf16 in hardware" in str(compilation(recipe("auto"), CPU))
     assert "tensor" in str(compilation(recipe("auto", 2, parallel={"tensor": 2}), CUDA))
     deep = {"vocab_size": 64, "layers": 4, "hidden_size": 32, "intermediate_size": 96, "heads": 4}
     batch = {"global_batch": 8, "micro_batch": 1}
     zbv = recipe("auto", 2, parallel={"pipeline": 2, "schedule": "zbv"}, batch=batch, model=deep)
     assert "zbv" in str(compilation(zbv, CUDA))
     assert str(compilation(recipe("none"), CUDA)) == "not compiled: run.compile=none"
+
+
+def test_auto_compiles_on_a_cpu_where_bf16_is_fast_and_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long is counted in FLOPs, six for each weight of a product and token (Kaplan et al. 2020, section 2.1), and for
+    attention: of this model at most a twentieth of that on top. Threads and processes share them."""
+    monkeypatch.setattr("hlat.parallel.compiling.has_fast_bf16", lambda device: True)
+    monkeypatch.setattr("hlat.parallel.compiling._has_compiler", lambda device: True)
+    model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}
+    per_step = 6 * (4 * (4 * 512**2 + 3 * 512 * 2048) + 4096 * 512) * 8 * 16
+    needed = 1.5e14 * 2 * torch.get_num_threads() / per_step  # of two processes
+    for precision, share, compiled in (("mixed", 1.05, True), ("mixed", 0.9, False), ("fp32", 2.0, False)):
+        steps = {"training": {"steps": int(needed * share)}, "precision": {"mode": precision}}
+        long_run = recipe("auto", 2, model=model, **steps)
+        assert compilation(long_run, CPU, world=2).on == compiled, (precision, share)
+        assert compilation(long_run, CPU, world=4).on == (compiled and share > 2)
+    monkeypatch.setattr("hlat.parallel.compiling.has_fast_bf16", lambda device: False)
+    slow = recipe("auto", model=model, training={"steps": int(needed * 3)}, precision={"mode": "mixed"})
+    assert not compilation(slow, CPU).on
 
 
 def test_without_a_compiler_it_is_refused_or_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
     """Device type to run on; auto takes the accelerator if torch finds one, else the CPU."""
     compile: Literal["auto", "blocks", "none"] = "auto"
-    """What goes through torch.compile: every block, nothing, or auto: blocks where it pays, on GPUs."""
+    """What goes through torch.compile: every block, nothing, or auto: blocks where it pays, on GPUs and in long
+    bf16 runs on CPUs that have bf16 instructions."""
 
 
 class BatchConfig(Section):

@@ -6,16 +6,25 @@ around a block (gathering its sharded parameters, recomputing it) stays outside 
 
 import os
 import shutil
+import sysconfig
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from hlat.config import Recipe
-from hlat.model import Decoder
-from hlat.runtime import LaunchError
+from hlat.model import Decoder, flops_per_token
+from hlat.precision import MODES
+from hlat.runtime import LaunchError, has_fast_bf16
 
 _ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")
 _FLEX_DEVICES = ("cuda", "xpu")  # with gradients, and compiled
+
+LONG_RUN = 1.5e14
+"""FLOPs of a run, per thread of all its processes, from which compiling pays on a CPU: ten minutes on a core with AMX.
+
+Measured: 3 to 30 s of start-up for 1.15 to 1.25 times the speed (docs/experiments.md). A count of the recipe and no
+measurement, so that a resumed run compiles if the run did that it goes on from."""
 
 
 @dataclass(frozen=True)
@@ -29,31 +38,55 @@ class Compilation:
         return "compiled" if self.on else f"not compiled: {self.reason}"
 
 
-def compilation(recipe: Recipe, device: torch.device) -> Compilation:
-    """What ``run.compile`` amounts to here. What it cannot be combined with, ``hlat check`` refuses.
+def compilation(recipe: Recipe, device: torch.device, world: int = 1) -> Compilation:
+    """Decide what ``run.compile`` amounts to here. What it cannot be combined with, ``hlat check`` refuses.
+
+    Args:
+        recipe: with a resolved precision mode.
+        device: of this process.
+        world: the number of processes that share the run's work.
 
     Raises:
         LaunchError: asked for, and there is no compiler.
     """
     if recipe.run.compile == "blocks":
         if not _has_compiler(device):
-            message = "run.compile=blocks: torch.compile needs a C++ compiler here, and finds none."
-            raise LaunchError(f"{message} Install g++ (or name one in CXX), or use run.compile=none.")
+            message = (
+                "run.compile=blocks: torch.compile needs a C++ compiler and Python's headers here, and finds none."
+            )
+            remedy = "Install g++ (or name one in CXX) and python3-dev, or use run.compile=none."
+            raise LaunchError(f"{message} {remedy}")
         return Compilation(True)
-    reason = "run.compile=none" if recipe.run.compile == "none" else _against(recipe, device)
+    reason = "run.compile=none" if recipe.run.compile == "none" else _against(recipe, device, world)
     return Compilation(not reason, reason)
 
 
-def _against(recipe: Recipe, device: torch.device) -> str:
+def _against(recipe: Recipe, device: torch.device, world: int) -> str:
     """What speaks against compiling; nothing where it pays."""
     parallel = recipe.parallel
     if parallel.tensor > 1 or parallel.context > 1:
         return "tensor and context parallelism communicate inside of blocks"
     if parallel.pipeline > 1 and parallel.schedule in _ZERO_BUBBLE:
         return f"{parallel.schedule} takes the backward pass of a block apart"
-    if device.type != "cuda":
-        return f"a minute of start-up for a few percent on {device.type}; run.compile=blocks does it"
-    return "" if _has_compiler(device) else "it needs a C compiler, and finds none"
+    if device.type == "cpu":
+        reason = _against_on_cpu(recipe, world)
+        if reason:
+            return reason
+    elif device.type != "cuda":
+        return f"not known to pay on {device.type}; run.compile=blocks does it"
+    language = "C++" if device.type == "cpu" else "C"
+    return "" if _has_compiler(device) else f"it needs a {language} compiler, and finds none"
+
+
+def _against_on_cpu(recipe: Recipe, world: int) -> str:
+    """Name what speaks against compiling on this CPU; nothing where the run is long enough to win back the start-up."""
+    if MODES[recipe.precision.mode].compute != torch.bfloat16 or not has_fast_bf16(torch.device("cpu")):
+        return "a few percent on a CPU, but for bf16 in hardware; run.compile=blocks does it"
+    tokens = recipe.total_steps * recipe.tokens_per_step
+    flops = flops_per_token(recipe.model, recipe.data.sequence_length) * tokens
+    if flops < LONG_RUN * torch.get_num_threads() * world:
+        return "the run is too short to win back the start-up; run.compile=blocks does it"
+    return ""
 
 
 def check_isolation(device: torch.device) -> None:
@@ -74,7 +107,9 @@ def check_isolation(device: torch.device) -> None:
 
 
 def _has_compiler(device: torch.device) -> bool:
-    """On a CPU the generated code is C++; elsewhere Triton builds a launcher in C."""
+    """On a CPU the generated code is C++, which includes Python's headers; elsewhere Triton builds a launcher in C."""
+    if device.type == "cpu" and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return False
     names = ("g++", "clang++", "c++") if device.type == "cpu" else ("gcc", "clang", "cc")
     asked = os.environ.get("CXX" if device.type == "cpu" else "CC")
     return any(shutil.which(name) is not None for name in ((asked,) if asked else names))

@@ -274,7 +274,7 @@ def _build_part(
             block.attention.core = ContextCore(groups.context)
     if runtime.world > 1:
         model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
-    if compilation(recipe, runtime.device).on:
+    if compilation(recipe, runtime.device, runtime.world).on:
         compile_blocks(model)
     place = layout.coordinates(runtime.rank)
     checkpoint_activations(model, plan_activations(recipe, part, runtime.world, place.pp, runtime.device.type))

@@ -30,7 +30,7 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     heads = (recipe.model.heads, recipe.model.n_kv_heads, recipe.model.n_head_dim)
     tracker.message(
         f"attention: {attention_backend(*heads, compute, job.runtime.device, recipe.data.isolate)}; "
-        f"blocks: {compilation(recipe, job.runtime.device)}"
+        f"blocks: {compilation(recipe, job.runtime.device, job.runtime.world)}"
     )
     if recipe.precision.mode == "bf16":
         tracker.message(
