@@ -1,0 +1,183 @@
+"""The outside witness of a training run: transformers and torch.optim in a plain loop, in float64.
+
+    prepared tokens, weights of a Hugging Face folder -> one process, batches in the published order -> every number
+
+Nothing here comes from hlat: files are read with numpy, the order of the samples is computed in Python's integers from
+the formula in the documentation, the rate of a step from its formula.
+"""
+
+import hashlib
+import json
+import math
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """The numbers of a run, as both sides are given them."""
+
+    steps: int
+    sequence_length: int
+    global_batch: int
+    micro_batch: int
+    seed: int
+    peak: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    decay_vectors: bool
+    clip_norm: float
+    warmup: int
+    floor: float
+
+    def rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine to the floor at the last step; the first step is 1."""
+        if step <= self.warmup:
+            return self.peak * step / self.warmup
+        progress = (step - self.warmup) / (self.steps - self.warmup)
+        return self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+@dataclass
+class Witnessed:
+    """What came out: for each step what a line of metrics has, and the weights after the last one."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    validation: tuple[float, float] = (math.nan, math.nan)  # nats per token, bits per byte
+    initial: dict[str, torch.Tensor] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    samples_of_an_epoch: int = 0
+
+
+class PreparedTokens:
+    """The tokens of a folder of prepared data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._splits = json.loads((folder / "manifest.json").read_text())["splits"]
+
+    def of(self, split: str) -> np.ndarray:
+        """All tokens of a split, int64."""
+        shards = [np.fromfile(self._folder / shard["file"], dtype="<u2") for shard in self._splits[split]["shards"]]
+        return np.concatenate(shards).astype(np.int64)
+
+    def bytes_of(self, tokens: np.ndarray) -> int:
+        """UTF-8 bytes of tokens of a byte-level vocabulary: a letter stands for a byte; special tokens for none."""
+        content = json.loads((self._folder / "tokenizer" / "tokenizer.json").read_text())
+        lengths = {number: len(piece) for piece, number in content["model"]["vocab"].items()}
+        lengths |= {added["id"]: 0 for added in content["added_tokens"]}
+        return sum(lengths[token] for token in tokens.tolist())
+
+
+def shuffled(seed: int, epoch: int, place: int, n: int) -> int:
+    """Which of n samples has a place in an epoch: eight Feistel rounds on twice b bits, walked until inside."""
+    bits = max(3, (max(n - 1, 1).bit_length() + 1) // 2)
+    mask = (1 << bits) - 1
+    while True:
+        left, right = place >> bits, place & mask
+        for turn in range(8):
+            left, right = right, left ^ (_mix(right ^ _key(seed, epoch, turn)) & mask)
+        place = left << bits | right
+        if place < n:
+            return place
+
+
+def _key(seed: int, epoch: int, turn: int) -> int:
+    text = "\x1f".join([str(seed), "order", str(epoch), str(turn)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(word: int) -> int:
+    word = (word ^ word >> 33) * 0xFF51AFD7ED558CCD & _WORD
+    word = (word ^ word >> 33) * 0xC4CEB9FE1A85EC53 & _WORD
+    return word ^ word >> 33
+
+
+def reference_model(hf_folder: Path) -> nn.Module:
+    """transformers' model in float64. Its norms go through fp32 in any dtype: torch's take their place."""
+    from transformers import LlamaForCausalLM  # noqa: PLC0415  (slow to import, and an extra)
+
+    model = LlamaForCausalLM.from_pretrained(hf_folder, dtype=torch.float32, attn_implementation="sdpa")
+    for name, module in list(model.named_modules()):
+        if type(module).__name__ == "LlamaRMSNorm":
+            norm = nn.RMSNorm(module.weight.shape[0], eps=module.variance_epsilon)
+            norm.load_state_dict(module.state_dict())
+            model.set_submodule(name, norm)
+    return model.double().train()
+
+
+def train(numbers: Training, hf_folder: Path, prepared: Path) -> Witnessed:
+    """The whole run in one process."""
+    files, model, out = PreparedTokens(prepared), reference_model(hf_folder), Witnessed()
+    tokens, length = files.of("train"), numbers.sequence_length
+    n = (len(tokens) - 1) // length
+    out.samples_of_an_epoch = n
+    out.initial = _copy(model)
+    optimizer = _optimizer(numbers, model)
+    for step in range(1, numbers.steps + 1):
+        samples = range((step - 1) * numbers.global_batch, step * numbers.global_batch)
+        starts = [length * shuffled(numbers.seed, sample // n, sample % n, n) for sample in samples]
+        rows = torch.from_numpy(np.stack([tokens[start : start + length + 1] for start in starts]))
+        loss = 0.0
+        for part in rows.split(numbers.micro_batch):
+            term = _nats(model, part) / (len(rows) * length)
+            term.backward()
+            loss += float(term.detach())
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), numbers.clip_norm))
+        for group in optimizer.param_groups:
+            group["lr"] = numbers.rate(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        out.lines.append(
+            {
+                "step": step,
+                "tokens": step * numbers.global_batch * length,
+                "samples": step * numbers.global_batch,
+                "batch_crc32": sum(zlib.crc32(row.numpy().tobytes()) for row in rows[:, :-1]) % 2**32,
+                "loss": loss,
+                "grad_norm": norm,
+                "param_norm": math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters())),
+                "lr": numbers.rate(step),
+            }
+        )
+    out.weights, out.validation = _copy(model), _validate(model, files, length)
+    return out
+
+
+def _optimizer(numbers: Training, model: nn.Module) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    decay_of_vectors = numbers.weight_decay if numbers.decay_vectors else 0.0
+    groups = [
+        {"params": matrices, "weight_decay": numbers.weight_decay},
+        {"params": vectors, "weight_decay": decay_of_vectors},
+    ]
+    return torch.optim.AdamW(groups, betas=numbers.betas, eps=numbers.eps, foreach=False)
+
+
+def _nats(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    logits = model(rows[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+
+
+def _copy(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
+@torch.no_grad()
+def _validate(model: nn.Module, files: PreparedTokens, length: int) -> tuple[float, float]:
+    """All tokens of the validation split but the first are predicted, in windows; the last one is shorter."""
+    tokens, nats = files.of("validation"), 0.0
+    for start in range(0, len(tokens) - 1, length):
+        nats += float(_nats(model, torch.from_numpy(tokens[start : start + length + 1]).unsqueeze(0)))
+    return nats / (len(tokens) - 1), nats / (math.log(2) * files.bytes_of(tokens[1:]))
