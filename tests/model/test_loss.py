@@ -69,6 +69,27 @@ def test_it_is_the_plain_loss(dtype: torch.dtype, weights: torch.dtype, unit: fl
         assert distance(ours.grad, theirs.grad) < bound
 
 
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=["fp32 weights", "bf16 weights"])
+def test_the_gradient_of_a_head_is_added_up_over_chunks_in_fp32(weights: torch.dtype) -> None:
+    """The same chunk of bf16 64 times over: k times a number of 8 bits has 14 at most, which fp32 holds, so that the
+    sum is exactly 64 times the gradient of one chunk. bf16 would round most of the sums on the way."""
+    generator = torch.Generator().manual_seed(4)
+    chunk = torch.randn(256, WIDTH, generator=generator).bfloat16()
+    labels = torch.randint(0, VOCABULARY, (256,), generator=generator)
+
+    def gradient(times: int) -> torch.Tensor:
+        head = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(5)).to(weights).requires_grad_()
+        head_loss(chunk.repeat(times, 1), head, labels.repeat(times), InChunks()).backward()
+        assert head.grad is not None and head.grad.dtype == weights
+        return head.grad
+
+    assert torch.equal(gradient(64), 64 * gradient(1))
+    naive = torch.zeros(VOCABULARY, WIDTH, dtype=torch.bfloat16)
+    for _ in range(64):
+        naive += gradient(1).bfloat16()
+    assert (naive != 64 * gradient(1).bfloat16()).float().mean() > 0.5, "the test sees sums in bf16"
+
+
 def test_without_gradients_only_the_loss_is_computed() -> None:
     hidden, head, labels = given(torch.float64, torch.float64)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from parameters import plain_held
 from torch import nn
 
 from hlat.config import OptimizerConfig, ScheduleConfig
-from hlat.optim import build_optimizer, learning_rate
+from hlat.optim import build_optimizer, learning_rate, set_learning_rate
 
 
 def rates(kind: str, horizon: int = 1000, warmup: int = 100, **more: float) -> list[float]:
@@ -78,14 +78,15 @@ def test_decay_reaches_matrices_and_reaches_vectors_only_where_asked(decay_norms
         assert torch.equal(p, expected), name
 
 
-def test_adamw_follows_the_published_formula():
+@pytest.mark.parametrize("eps", [1e-8, 0.03])
+def test_adamw_follows_the_published_formula(eps):
     """Loshchilov and Hutter 2019, algorithm 2, in float64 beside the fused kernel in float64."""
     torch.manual_seed(0)
     net = _Net().double()
     reference = {n: p.detach().clone() for n, p in net.named_parameters()}
     m = {n: torch.zeros_like(p) for n, p in reference.items()}
     v = {n: torch.zeros_like(p) for n, p in reference.items()}
-    config = OptimizerConfig(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    config = OptimizerConfig(lr=0.01, betas=(0.9, 0.95), eps=eps, weight_decay=0.1)
     optimizer = build_optimizer(plain_held(net), config)
     for step in range(1, 6):
         for name, p in net.named_parameters():
@@ -93,9 +94,21 @@ def test_adamw_follows_the_published_formula():
             g, decay = p.grad, 0.1 if p.ndim >= 2 else 0.0
             m[name] = 0.9 * m[name] + 0.1 * g
             v[name] = 0.95 * v[name] + 0.05 * g * g
-            direction = (m[name] / (1 - 0.9**step)) / ((v[name] / (1 - 0.95**step)).sqrt() + 1e-8)
+            direction = (m[name] / (1 - 0.9**step)) / ((v[name] / (1 - 0.95**step)).sqrt() + eps)
             reference[name] = reference[name] * (1 - 0.01 * decay) - 0.01 * direction
         optimizer.step()
     for name, p in net.named_parameters():
         # Some ten operations a step, five steps, values of order 1: 50 roundings of 1.1e-16, with a margin of 20.
         torch.testing.assert_close(p.detach(), reference[name], rtol=1e-13, atol=1e-13)
+
+
+def test_the_rate_of_a_step_is_that_of_every_group():
+    net = _Net()
+    optimizer = build_optimizer(plain_held(net), OptimizerConfig(lr=0.1, betas=(0.0, 0.0), weight_decay=0.5))
+    assert len(optimizer.param_groups) == 2
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    set_learning_rate(optimizer, 0.0)
+    optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
