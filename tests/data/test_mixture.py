@@ -1,5 +1,6 @@
 """Sources are mixed to within one sample of their shares at every prefix, and any place is found by formula."""
 
+from bisect import bisect_right
 from fractions import Fraction
 
 import numpy as np
@@ -56,6 +57,41 @@ def test_any_place_is_found_without_what_lies_before(
     assert mixture.counts(place + 50).tolist() == before
     one = data.draw(st.integers(0, 49))
     assert [int(x[0]) for x in mixture.locate([place + one])] == [sources[one], ordinals[one]]
+
+
+@given(weights=_weights, lengths=st.lists(st.integers(1, 150), min_size=4, max_size=4))
+@settings(deadline=None, max_examples=60)
+def test_the_sequence_is_that_of_windows_looked_at_one_sample_after_the_other(
+    weights: list[list[int]], lengths: list[int]
+) -> None:
+    """Without segments and repetition, in exact fractions: of the sources whose window is open the one that closes
+    first, of several the first (Tijdeman 1980). Repeating a phase must end before windows reach into the next one.
+    """
+    phases, samples = _phases(weights, lengths), sum(lengths)
+    assert Mixture(phases).locate(np.arange(samples))[0].tolist() == _one_after_the_other(phases, samples)
+
+
+def _one_after_the_other(phases: list[Shares], samples: int) -> list[int]:
+    count, starts = len(phases[0].weights), [0, *(phase.stop for phase in phases[:-1])]
+    margin = Fraction(1, 2 * count - 2) if count > 1 else Fraction(1)
+    horizon = samples + 40 * count * 40  # no window of a source that has a share is longer than 2 / share
+    targets = [[Fraction(0)] for _ in range(count)]  # what each source should have given after so many samples
+    for sample in range(horizon):
+        phase = next(p for p in phases if p.stop is None or sample < p.stop)
+        for target, weight in zip(targets, phase.weights, strict=True):
+            target.append(target[-1] + Fraction(weight, sum(phase.weights)))
+    given_so_far, found = [0] * count, list[int]()
+    for sample in range(samples):
+        begun = max(start for start in starts if start <= sample)
+        windows = []
+        for source, (target, done) in enumerate(zip(targets, given_so_far, strict=True)):
+            closes = bisect_right(target, done + 1 - margin)  # the first that exceeds it
+            if target[sample + 1] >= done + margin:
+                windows.append((max(closes, begun), source))
+        source = min(windows)[1]
+        found.append(source)
+        given_so_far[source] += 1
+    return found
 
 
 def test_hlats_two_mixes_over_its_whole_run() -> None:

@@ -204,3 +204,20 @@ def test_what_has_no_gradient_is_not_stepped_and_counts_its_own_steps():
     assert counts == [0.0, 2.0]
     assert torch.equal(weights[1], alone[1]) and torch.equal(alone[0], untouched[0])
     assert not torch.equal(weights[0], untouched[0])
+
+
+def test_a_closure_is_called_with_gradients_on_and_its_loss_is_handed_on():
+    """As torch's optimizers do, also where nothing has a gradient in the end."""
+    held = plain_held(_Net((4, 4)))
+    optimizer = build_optimizer(held, OptimizerConfig(lr=0.1), "bf16-sr")
+    before = held[0].tensor.clone()
+
+    def closure() -> float:
+        assert torch.is_grad_enabled()
+        return 1.5
+
+    assert optimizer.step(closure) == 1.5
+    assert torch.equal(held[0].tensor, before)
+    held[0].parameter.grad = torch.ones_like(held[0].parameter)
+    assert optimizer.step(closure) == 1.5
+    assert not torch.equal(held[0].tensor, before)

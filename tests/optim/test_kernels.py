@@ -1,6 +1,7 @@
 """The compiled kernel equals the plain one bit for bit, whatever it is given."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,6 +83,23 @@ def test_threads_share_the_lines_out_without_a_trace(monkeypatch):
     kernel_for(CPU)(threaded, KEYS, "bf16-sr")
     for mine, theirs in zip(plain, threaded, strict=True):
         assert_same(mine, theirs)
+
+
+def test_threads_leave_alone_what_lies_behind_a_tensor(monkeypatch):
+    """Every tensor is the beginning of a longer one, whose end must keep its bits."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    one, behind = operands("bf16-kahan", torch.bfloat16, 701, 129, seed=7), 500
+    names = ("weight", "gradient", "exp_avg", "exp_avg_sq", "compensation")
+    longer = {name: torch.cat([getattr(one, name), torch.ones(behind, 129, dtype=torch.bfloat16)]) for name in names}
+    tables = [
+        torch.cat([table, table.new_zeros(behind)])[:701]
+        for table in (one.lines.rows_L, one.lines.columns_L, one.lines.names_L)
+    ]
+    within = {name: tensor[:701] for name, tensor in longer.items()}
+    kernel_for(CPU)([replace(one, **within, lines=Lines(129, *tables))], KEYS, "bf16-kahan")
+    update([one], KEYS, "bf16-kahan")
+    assert_same(one, replace(one, **within))
+    assert all(bool((tensor[701:] == 1).all()) for tensor in longer.values())
 
 
 @pytest.mark.parametrize(
