@@ -144,6 +144,14 @@ def test_a_phase_too_short_for_a_sample_is_refused(corpus: tuple[Prepared, list[
         training_data(prepared, 10, 0, sources=sources, phases=phases)
 
 
+def test_a_later_phase_too_short_for_a_sample_is_refused_too(corpus: tuple[Prepared, list[dict[str, Any]]]) -> None:
+    """Its tokens are more than those of the phase before, and lie in the same sample."""
+    prepared, sources = corpus
+    phases = [{"until_tokens": end, "weights": {"web": 1}} for end in (3000, 3009)] + [{"weights": {"books": 1}}]
+    with pytest.raises(DataError, match=r"data\.phases\.1\.until_tokens = 3,009: the phase begins at sample 300"):
+        training_data(prepared, 10, 0, sources=sources, phases=phases)
+
+
 def test_the_place_in_the_data_is_found_at_once(tmp_path: Path) -> None:
     """Sample 10^9 is a formula: nothing that lies before is looked at (what it costs: benchmarks/data_loading.py)."""
     file = write_jsonl(tmp_path / "a.jsonl", documents(30, 200))

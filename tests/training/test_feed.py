@@ -1,15 +1,19 @@
 """Batches come as they would be read one by one, and their reader ends with the run."""
 
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from hlat.checkpoint import CheckpointStore, open_checkpoint, whole_tensors
 from hlat.data import Batch
-from hlat.runtime import DataError
+from hlat.data.online.feed import Cursors
+from hlat.runtime import CheckpointError, DataError, Ranks
 from hlat.training.feed import Feed
-from hlat.training.reading import Reading
+from hlat.training.reading import OnlineSamples, Reading
 
 
 class Numbers:
@@ -105,3 +109,28 @@ def test_another_reader_goes_on_where_it_is_told_to_and_nothing_of_the_first_is_
         feed.begin(Rows(second, range(2, 4)))
         assert feed.take(24).batch.inputs_BS.flatten().tolist() == [26, 27]
     assert second.read[0] == (26, 2)
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        ({"other": torch.zeros(8, 2, 3, dtype=torch.int64)}, r"data\.cursors: not in the checkpoint"),
+        ({"data.cursors": torch.ones(4, 2, 3, dtype=torch.int64)}, r"data\.cursors: saved as int64 \(4, 2, 3\)"),
+        ({"data.cursors": torch.ones(1, 2, 3, dtype=torch.int64)}, r"data\.cursors: saved as int64 \(1, 2, 3\)"),
+    ],
+    ids=["none", "fewer streams", "one, which would be taken for all"],
+)
+def test_streams_do_not_begin_at_the_cursors_of_others(
+    tmp_path: Path, saved: dict[str, torch.Tensor], words: str
+) -> None:
+    """Eight streams of two sources; cursors that do not fit are refused, and those in use stay as they are."""
+    used = Cursors(8, 2)
+    data = SimpleNamespace(cursors=lambda: used, owned=lambda index: np.arange(8), notes=[])
+    samples = OnlineSamples(data, Ranks())
+    path = CheckpointStore(tmp_path, 1).save(1, whole_tensors(saved), {})
+    with pytest.raises(CheckpointError, match=words):
+        samples.restore(open_checkpoint(path))
+    assert not used.values.any()
+    fitting = whole_tensors({"data.cursors": torch.full((8, 2, 3), 7, dtype=torch.int64)})
+    samples.restore(open_checkpoint(CheckpointStore(tmp_path / "fitting", 1).save(1, fitting, {})))
+    assert (used.values == 7).all()
