@@ -1,0 +1,51 @@
+"""The first signal asks for an end after the step, others within a second are the same request, a later one ends it."""
+
+import signal
+
+import pytest
+
+from hlat.runtime import Ranks
+from hlat.training.signals import StopRequest
+
+
+class Clock:
+    """Seconds, moved by hand; a machine that has run for less than a second counts from zero."""
+
+    now = 0.25
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_first_signal_is_a_request_and_one_much_later_an_interrupt() -> None:
+    clock, told = Clock(), list[str]()
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest(Ranks(), told.append, clock=clock) as stop:
+        stop.ask()
+        assert stop.agreed() is None and not told
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.agreed() == "SIGTERM" and told == ["SIGTERM"]
+        clock.now += 0.9
+        signal.raise_signal(signal.SIGUSR1)
+        assert stop.agreed() == "SIGTERM" and told == ["SIGTERM"], "a scheduler's, passed on by the launcher"
+        clock.now += 0.2
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.agreed() == "SIGTERM" and told == ["SIGTERM"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_was_ignored_stays_so_and_the_deadline_is_told_apart() -> None:
+    told, is_over = list[str](), [False]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest(Ranks(), told.append, lambda: is_over[0], Clock()) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.agreed() is None and not told
+            is_over[0] = True
+            assert stop.agreed() == "deadline"
+            signal.raise_signal(signal.SIGUSR1)
+            assert stop.agreed() == "SIGUSR1", "a signal comes first"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
