@@ -1,0 +1,173 @@
+"""A fault in a copy of the tree, and the tests that should notice it.
+
+record of a mutant --> copy of the tree with it --pytest, in a process of its own--> killed, survived, timed out
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mutant_places import ROOT, SOURCE, faulty
+
+# file or folder -> the test files about it, the quickest first; the first pattern that fits is taken
+NEAR: dict[str, str] = {
+    "optim/schedule.py": "optim/test_optim training/test_witness",
+    "optim/adamw.py": "optim/test_optim optim/test_bf16 optim/test_restart training/test_witness",
+    "optim/": "optim/test_kernels optim/test_bf16 optim/test_restart",
+    "data/order.py": "data/test_order training/test_witness data/test_samples",
+    "data/turns.py": "data/test_mixture data/test_samples data/test_weights",
+    "data/mixture.py": "data/test_mixture data/test_weights",
+    "data/samples.py": "data/test_samples data/test_packing data/test_weights",
+    "data/packing.py": "data/test_packing data/test_weights",
+    "data/fitting.py": "data/test_packing",
+    "data/": "data/test_samples data/test_packing data/test_weights",
+    "parallel/layout.py": "parallel/test_arithmetic distributed/test_same_model",
+    "parallel/stages.py": "parallel/test_arithmetic distributed/test_memory",
+    "parallel/compiling.py": "parallel/test_compiling",
+    "parallel/footprint.py": "parallel/test_arithmetic distributed/test_memory memory/test_budget",
+    "parallel/gradients.py": "training/test_witness distributed/test_norms distributed/test_same_model",
+    "parallel/sharding.py": "training/test_witness distributed/test_gradients distributed/test_same_model "
+    "distributed/test_memory",
+    "parallel/model.py": "training/test_witness training/test_step distributed/test_same_model",
+    "parallel/context.py": "distributed/test_same_model distributed/test_isolation",
+    "parallel/": "training/test_witness distributed/test_same_model",
+    "training/stopwatch.py": "training/test_step training/test_witness",
+    "training/step.py": "training/test_witness training/test_anomalous_runs",
+    "training/report.py": "training/test_witness cli/test_story",
+    "training/validation.py": "training/test_step training/test_witness",
+    "training/feed.py": "training/test_feed training/test_witness",
+    "training/reading.py": "training/test_feed training/test_witness training/test_online_runs",
+    "training/saving.py": "training/test_saving training/test_resume training/test_tiers",
+    "training/copies.py": "training/test_saving training/test_tiers",
+    "training/lock.py": "training/test_lock",
+    "training/deadline.py": "training/test_deadline",
+    "training/garbage.py": "training/test_garbage",
+    "training/profile.py": "training/test_profile",
+    "training/signals.py": "training/test_signals training/test_deadline training/test_resume launch/test_stopping",
+    "training/rollback.py": "training/test_anomalous_runs",
+    "training/numbers.py": "training/test_anomalous_runs training/test_resume",
+    "training/integrity.py": "distributed/test_integrity",
+    "training/faulty_disk.py": "training/test_saving training/test_faulty_text",
+    "training/faults.py": "resilience/test_faults training/test_anomalous_runs",
+    "training/": "training/test_witness training/test_resume training/test_anomalous_runs",
+    "checkpoint/regions.py": "checkpoint/test_resharding checkpoint/test_state",
+    "checkpoint/state.py": "checkpoint/test_state optim/test_restart checkpoint/test_resharding",
+    "checkpoint/blocks.py": "checkpoint/test_state checkpoint/test_store checkpoint/test_resharding",
+    "checkpoint/export.py": "checkpoint/test_export training/test_witness",
+    "checkpoint/tokenizer.py": "checkpoint/test_carried_tokenizer checkpoint/test_export",
+    "checkpoint/identity.py": "checkpoint/test_identity",
+    "checkpoint/tries.py": "checkpoint/test_tries training/test_saving",
+    "checkpoint/host_copy.py": "checkpoint/test_host_copy checkpoint/test_background",
+    "checkpoint/background.py": "checkpoint/test_background checkpoint/test_saving_processes training/test_saving",
+    "checkpoint/saver.py": "checkpoint/test_background checkpoint/test_saving_processes training/test_saving",
+    "checkpoint/snapshots.py": "checkpoint/test_snapshots training/test_tiers",
+    "checkpoint/replication.py": "checkpoint/test_snapshots training/test_tiers",
+    "checkpoint/tiers.py": "training/test_tiers checkpoint/test_snapshots checkpoint/test_remote",
+    "checkpoint/owner.py": "checkpoint/test_snapshots checkpoint/test_remote training/test_tiers",
+    "checkpoint/remote.py": "checkpoint/test_remote",
+    "checkpoint/objects.py": "checkpoint/test_remote",
+    "checkpoint/remote_": "checkpoint/test_remote",
+    "checkpoint/index.py": "checkpoint/test_hostile checkpoint/test_store checkpoint/test_damage",
+    "checkpoint/inventory.py": "cli/test_checkpoint_verbs checkpoint/test_store",
+    "checkpoint/commit.py": "checkpoint/test_commit_of_ranks checkpoint/test_crash_points checkpoint/test_store",
+    "checkpoint/disk.py": "checkpoint/test_store checkpoint/test_crash_points checkpoint/test_hlat_saving_defects",
+    "checkpoint/writing.py": "checkpoint/test_store checkpoint/test_crash_points",
+    "checkpoint/parts.py": "checkpoint/test_store checkpoint/test_resharding checkpoint/test_hostile",
+    "checkpoint/": "checkpoint/test_store checkpoint/test_damage checkpoint/test_hostile checkpoint/test_state",
+}
+
+# room -> what runs where those did not notice
+WIDE: dict[str, str] = {
+    "optim": "optim training/test_witness distributed/test_rounding precision checkpoint/test_state",
+    "parallel": "parallel distributed/test_norms distributed/test_rounding distributed/test_isolation "
+    "distributed/test_activation_checkpointing distributed/test_planned distributed/test_checkpoints "
+    "distributed/test_memory distributed/test_published_layouts planner/test_pipeline rehearsal evaluation memory",
+    "training": "training cli/test_story tracking quickstart distributed/test_train distributed/test_integrity "
+    "distributed/test_anomalies_of_ranks faults/test_elastic faults/test_supervision launch/test_stopping",
+    "checkpoint": "checkpoint cli/test_checkpoint_verbs training/test_resume training/test_saving training/test_tiers "
+    "distributed/test_checkpoints distributed/test_snapshots_of_ranks faults/test_corruption",
+    "data": "data/test_order data/test_mixture data/test_samples data/test_packing data/test_weights "
+    "data/test_sources data/test_online data/test_stream_pieces training/test_mixed_runs training/test_feed "
+    "cli/test_data_verbs training/test_witness",
+}
+
+
+class Copy:
+    """A copy of the tree, where one fault at a time is put in and taken out again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._written = 1_000_000_000  # seconds of a file's time: compiled files are told apart by it
+        for name in git("ls-files", "-co", "--exclude-standard").splitlines():
+            if (ROOT / name).is_file() and not name.startswith(("docs/", "benchmarks/results/")):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, folder / name)
+
+    def try_(self, record: dict[str, Any], seconds: float, wide: bool) -> dict[str, Any]:
+        """What came of a mutant."""
+        file, original = self.folder / SOURCE / record["file"], (ROOT / SOURCE / record["file"]).read_bytes()
+        changed = faulty(record, original)
+        if changed is None:
+            return {"status": "stale", "by": None}
+        begun = time.monotonic()
+        self._write(file, changed)
+        try:
+            found = self._noticed(record, seconds, wide)
+        finally:
+            self._write(file, original)
+        return found | {"seconds": round(time.monotonic() - begun, 1)}
+
+    def _noticed(self, record: dict[str, Any], seconds: float, wide: bool) -> dict[str, Any]:
+        near = near_tests(record["file"])
+        stages = [near]
+        if wide:
+            stages.append([name for name in test_files(WIDE[record["room"]]) if name not in near])
+        for tests in stages:
+            code, output = self._pytest(tests, seconds)
+            if code in (124, 137):
+                return {"status": "timed out", "by": _last_test(output)}
+            if code in (4, 5):
+                sys.exit(f"{' '.join(tests)}:\n{output}")
+            if code:
+                named = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+                return {"status": "killed", "by": named[0] if named else output[-300:]}
+        return {"status": "survived", "by": None}
+
+    def _pytest(self, tests: list[str], seconds: float) -> tuple[int, str]:
+        limited = ["timeout", "--kill-after=10", f"{seconds:.0f}"]
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-v", "-p", "no:cacheprovider", "--tb=line"]
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "CI": "1"}
+        result = subprocess.run(
+            [*limited, *command, *tests],
+            cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", check=False,
+        )  # fmt: skip
+        return result.returncode, result.stdout
+
+    def _write(self, file: Path, content: bytes) -> None:
+        file.write_bytes(content)
+        self._written += 1
+        os.utime(file, (self._written, self._written))
+
+
+def near_tests(file: str) -> list[str]:
+    """The test files about a source file."""
+    return test_files(next(tests for pattern, tests in NEAR.items() if file.startswith(pattern)))
+
+
+def test_files(names: str) -> list[str]:
+    """Paths of test files and folders."""
+    return [f"tests/{name}" if (ROOT / "tests" / name).is_dir() else f"tests/{name}.py" for name in names.split()]
+
+
+def _last_test(output: str) -> str:
+    return ([line.split()[0] for line in output.splitlines() if "::" in line] or ["none"])[-1]
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,165 @@
+"""Mutation testing: one small fault at a time in a copy of the tree, and whether a test of the default suite notices.
+
+    draw N places with a seed -> each: copy of the tree, fault put in, the tests about that file -> killed or survived
+
+    python benchmarks/mutants.py --seed 15 --count 100 --jobs 2     goes on where it was stopped
+    python benchmarks/mutants.py --table                            what has come out so far
+    python benchmarks/mutants.py --retry survived --wide            runs survivors again, with all tests of their room
+    python benchmarks/mutants.py --show ID                          the fault as a diff
+    python benchmarks/mutants.py --judge ID "reason"                records that a survivor computes the same as before
+
+The faults are those of the literature (Jia and Harman 2011, "An analysis and survey of the development of mutation
+testing", table 2): constants, comparisons, arithmetic, conditions, statements left out, arguments swapped, no result.
+Messages, docstrings, types, assertions and errors raised are left alone: what they say is not what is computed.
+
+The tests that are about the file run, until one fails; with --wide, those of its room after them. Tests that take too
+long are counted apart: a fault that hangs is noticed, a machine that is busy is not, and who reads the table looks.
+"""
+
+import argparse
+import difflib
+import json
+import math
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from mutant_places import FILES, ROOT, SOURCE, draw, faulty
+from mutant_trials import Copy, git
+
+RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+
+
+class Book:
+    """The results, on disk after every one of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.content = json.loads(path.read_text()) if path.exists() else {}
+        self._lock = threading.Lock()
+
+    def begin(self, seed: int, count: int) -> None:
+        """Draw, or go on with what was drawn; more are drawn after those that there are."""
+        if self.content and self.content["seed"] != seed:
+            sys.exit(f"{self._path} holds a draw with seed {self.content['seed']}: give that, or another --results")
+        known = {one["id"] for one in self.content.get("mutants", [])}
+        if len(known) < count:
+            commit = git("rev-parse", "--short=10", "HEAD").strip()
+            new = [asdict(mutant) for mutant in draw(seed, count) if mutant.id not in known][: count - len(known)]
+            drawn = [one | {"commit": commit, "status": None} for one in new]
+            self.content = {"seed": seed, "mutants": [*self.content.get("mutants", []), *drawn]}
+            self.save()
+
+    def of(self, id: str) -> dict[str, Any]:
+        """The record of a mutant."""
+        found = [one for one in self.content["mutants"] if one["id"] == id]
+        return found[0] if found else sys.exit(f"{id}: not among those that were drawn")
+
+    def note(self, record: dict[str, Any], **fields: Any) -> None:
+        """Add to a record."""
+        with self._lock:
+            record.update(fields)
+            self.save()
+
+    def save(self) -> None:
+        """Write everything, under a temporary name first."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        making = self._path.with_suffix(".tmp")
+        making.write_text(json.dumps(self.content, indent=1) + "\n")
+        making.rename(self._path)
+
+
+def table(book: Book) -> str:
+    """Markdown: a line per room, and what survived."""
+    lines = ["| room | tried | killed | timed out | equivalent | survived |", "|---|---|---|---|---|---|"]
+    tried = [one for one in book.content["mutants"] if one["status"] not in (None, "stale")]
+    for room in (*FILES, "all"):
+        here = [one for one in tried if room in (one["room"], "all")]
+        kinds = Counter("equivalent" if one.get("equivalent") else one["status"] for one in here)
+        counts = [len(here), *(kinds[kind] for kind in ("killed", "timed out", "equivalent", "survived"))]
+        lines.append(f"| {room} | {' | '.join(map(str, counts))} |")
+    for one in tried:
+        if one.get("equivalent"):
+            lines.append(f"\nequivalent: {one['id']}: {one['equivalent']}")
+        elif one["status"] != "killed":
+            lines.append(f"\n{one['status']}: {one['id']}: {one['before']!r} -> {one['after']!r}")
+    return "\n".join(lines)
+
+
+def show(record: dict[str, Any]) -> str:
+    """The fault as a diff."""
+    source = (ROOT / SOURCE / record["file"]).read_bytes()
+    changed = faulty(record, source)
+    if changed is None:
+        return f"{record['id']}: the place is not there any more"
+    sides = (source.decode().splitlines(), changed.decode().splitlines())
+    return "\n".join(difflib.unified_diff(*sides, lineterm="", fromfile=record["file"], tofile=record["id"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=15)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for a run of tests")
+    parser.add_argument("--wide", action="store_true", help="run the tests of the whole room too")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which the next is left to the next call")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--retry", metavar="STATUS", help="run those again that are killed, survived, 'timed out' or stale"
+    )
+    parser.add_argument("--rooms", nargs="+", default=[*FILES], choices=[*FILES], help="mutants of these only")
+    parser.add_argument("--only", metavar="ID", help="run this one, whatever is known of it")
+    parser.add_argument("--judge", nargs=2, metavar=("ID", "REASON"), help="record why a mutant computes the same")
+    parser.add_argument("--show", metavar="ID")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    book = Book(given.results)
+    if given.table:
+        print(table(book))
+    elif given.show:
+        print(show(book.of(given.show)))
+    elif given.judge:
+        book.note(book.of(given.judge[0]), equivalent=given.judge[1])
+    else:
+        book.begin(given.seed, given.count)
+        wanted = [book.of(given.only)] if given.only else [
+            one
+            for one in book.content["mutants"]
+            if one["status"] == given.retry and not one.get("equivalent") and one["room"] in given.rooms
+        ]  # fmt: skip
+        run(book, wanted, given.jobs, given.seconds, given.minutes, given.wide)
+        print(table(book))
+
+
+def run(book: Book, wanted: list[dict[str, Any]], jobs: int, seconds: float, minutes: float, wide: bool) -> None:
+    """Try mutants, some at a time; after so many minutes none is begun any more."""
+    until = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as threads:
+        copies: SimpleQueue[Copy] = SimpleQueue()
+        for number in range(jobs):
+            copies.put(Copy(Path(folder) / str(number)))
+
+        def one(record: dict[str, Any]) -> None:
+            if time.monotonic() > until:
+                return
+            copy = copies.get()
+            try:
+                book.note(record, **copy.try_(record, seconds, wide))
+            finally:
+                copies.put(copy)
+            print(f"{record['status']}: {record['id']} ({record.get('by')})", flush=True)
+
+        for future in [threads.submit(one, record) for record in wanted]:
+            future.result()
+
+
+if __name__ == "__main__":
+    main()
