@@ -31,9 +31,9 @@ NEAR: dict[str, str] = {
     "parallel/compiling.py": "parallel/test_compiling",
     "parallel/footprint.py": "parallel/test_arithmetic distributed/test_memory memory/test_budget",
     "parallel/gradients.py": "training/test_witness distributed/test_norms distributed/test_same_model",
-    "parallel/sharding.py": "training/test_witness distributed/test_gradients distributed/test_same_model "
-    "distributed/test_memory",
-    "parallel/model.py": "training/test_witness training/test_step distributed/test_same_model",
+    "parallel/sharding.py": "training/test_witness distributed/test_gradients "
+    "distributed/test_communication distributed/test_same_model distributed/test_memory",
+    "parallel/model.py": "training/test_witness training/test_step precision/test_modes distributed/test_same_model",
     "parallel/context.py": "distributed/test_same_model distributed/test_isolation",
     "parallel/": "training/test_witness distributed/test_same_model",
     "training/stopwatch.py": "training/test_step training/test_witness",

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hlat.config import ModelConfig, OptimizerConfig
 from hlat.model import HeldParameter, ModelPart, local
 from hlat.optim import build_optimizer, set_learning_rate, state_tensors
 from hlat.optim.bf16 import Bf16AdamW
+from hlat.optim.lines import lines_of
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -221,3 +223,15 @@ def test_a_closure_is_called_with_gradients_on_and_its_loss_is_handed_on():
     held[0].parameter.grad = torch.ones_like(held[0].parameter)
     assert optimizer.step(closure) == 1.5
     assert not torch.equal(held[0].tensor, before)
+
+
+def test_a_vector_is_as_few_lines_as_its_names_allow():
+    """A table has three numbers for each line: for each element there would be more of it than of the weights."""
+    held = {one.name: one for one in share(config_of(), ModelPart())[0]}
+    norm, bias = (held[f"layers.0.attention{name}"] for name in ("_norm.weight", ".qkv.bias"))
+    whole, fused = lines_of(norm), lines_of(bias)
+    assert (whole.count, whole.length) == (1, 24)
+    # each of two groups has 2 query heads, a key and a value head of 6 rows
+    assert (fused.count, fused.length) == (8, 6)
+    nothing = replace(norm, parameter=nn.Parameter(norm.tensor[:0].clone()))
+    assert (lines_of(nothing).count, lines_of(nothing).length) == (0, 1)

@@ -112,3 +112,10 @@ def test_the_rate_of_a_step_is_that_of_every_group():
     set_learning_rate(optimizer, 0.0)
     optimizer.step()
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+
+
+def test_the_kernel_is_the_fused_one_where_the_device_has_it():
+    """One pass over memory instead of ten. A device that torch has none for, as a rehearsal's, gets the plain one."""
+    here, elsewhere = _Net(), _Net().to("meta")
+    assert build_optimizer(plain_held(here), OptimizerConfig()).defaults["fused"] is True
+    assert build_optimizer(plain_held(elsewhere), OptimizerConfig()).defaults["fused"] is False

@@ -1,6 +1,7 @@
 """Compiled blocks: the same model, compiled once."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, compilation
-from hlat.parallel.compiling import check_isolation
+from hlat.parallel.compiling import _has_compiler, check_isolation
 from hlat.runtime import LaunchError, Runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -96,6 +97,26 @@ def test_without_a_compiler_it_is_refused_or_left(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LaunchError, match=r"C\+\+ compiler.*g\+\+"):
         compilation(recipe("blocks"), CPU)
     assert "compiler" in str(compilation(recipe("auto"), CUDA))
+
+
+def test_the_compiler_that_a_device_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a CPU one of C++, on a GPU one of C; or what the environment names."""
+    only = tmp_path / "only"
+    only.mkdir()
+    monkeypatch.setenv("PATH", str(only))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, runs_there in (("g++", CPU), ("gcc", CUDA)):
+        (only / name).write_text("#!/bin/sh\n")
+        (only / name).chmod(0o755)
+        for device in (CPU, CUDA):
+            assert _has_compiler(device) == (device == runs_there), (name, device)
+        (only / name).unlink()
+    for name, runs_there in (("CXX", CPU), ("CC", CUDA)):
+        monkeypatch.setenv(name, shutil.which("sh", path="/bin:/usr/bin") or "")
+        for device in (CPU, CUDA):
+            assert _has_compiler(device) == (device == runs_there), (name, device)
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("parallel", [{"tensor": 2}, {"context": 2}])
