@@ -142,6 +142,7 @@ class Copy:
         limited = ["timeout", "--kill-after=10", f"{seconds:.0f}"]
         command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-v", "-p", "no:cacheprovider", "--tb=line"]
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "CI": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is compiled once serves every mutant
         result = subprocess.run(
             [*limited, *command, *tests],
             cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -170,4 +171,5 @@ def _last_test(output: str) -> str:
 
 
 def git(*words: str) -> str:
+    """What git says in this tree."""
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
