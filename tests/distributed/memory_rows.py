@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hlat.parallel.model
 from hlat.config import parse_recipe
 from hlat.optim import build_optimizer
-from hlat.parallel import ParallelModel, StateBytes, build_parallel, state_bytes
+from hlat.parallel import Cut, ParallelModel, StateBytes, build_parallel, state_bytes
 from hlat.runtime import Runtime
 from hlat.training.step import accumulate_gradients, update
 
@@ -92,12 +92,8 @@ def content_of(row: Case) -> dict[str, Any]:
 def expected(row: Case) -> list[StateBytes]:
     """What the formula says, by rank."""
     recipe = parse_recipe(content_of(row), world=row.world)
-    batch, data = recipe.batch, row.world // recipe.parallel.model_ranks
-    micro_batches = batch.global_batch // batch.micro_batch // data
-    return [
-        state_bytes(recipe.model, recipe.parallel, row.world, rank, _SEQUENCE_LENGTH, micro_batches)
-        for rank in range(row.world)
-    ]
+    cut = Cut.of(recipe, row.world)
+    return [state_bytes(cut, rank) for rank in range(row.world)]
 
 
 def measure(runtime: Runtime, content: dict[str, Any]) -> StateBytes:

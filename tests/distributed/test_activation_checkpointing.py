@@ -21,8 +21,7 @@ from hlat.config import Recipe, parse_recipe
 from hlat.memory import Plan, plan_activations
 from hlat.model import Decoder
 from hlat.model.layers import Attention
-from hlat.parallel import Layout, ParallelModel, build_parallel
-from hlat.parallel.footprint import held_parts
+from hlat.parallel import Cut, ParallelModel, build_parallel, held_parts
 from hlat.runtime import Runtime, has_fast_bf16
 from hlat.training.step import accumulate_gradients
 from storages import Allocated
@@ -36,9 +35,9 @@ SPLIT_BACKWARD = tuple(case for case in CASES if case.name in ("PP2 interleaved-
 def plans(case: Case, content: dict[str, Any], rank: int) -> list[Plan]:
     """What a rank decides for each of its parts."""
     recipe = parse_recipe(content, world=case.world)
-    layout = Layout.of(recipe.parallel, case.world)
-    place = layout.coordinates(rank)
-    parts = held_parts(recipe.model, layout, rank, recipe.data.sequence_length)
+    cut = Cut.of(recipe, case.world)
+    place = cut.layout.coordinates(rank)
+    parts = held_parts(cut, rank)
     return [plan_activations(recipe, part, case.world, place.pp, "cpu") for part in parts]
 
 

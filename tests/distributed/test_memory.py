@@ -12,7 +12,7 @@ from workers import Pool
 
 from hlat.config import ModelConfig, ParallelConfig
 from hlat.model import count_parameters
-from hlat.parallel import Layout, StateBytes, state_bytes
+from hlat.parallel import Cut, StateBytes, state_bytes
 
 LENGTH = 32
 
@@ -64,8 +64,8 @@ def test_even_layouts_hold_what_the_textbook_says(
     counts = count_parameters(model)
     psi = (counts.total - counts.norms) // tensor + counts.norms
     ends = (counts.embedding + counts.head) // tensor + model.hidden_size
-    layout = Layout.of(parallel, world)
-    ranks = [state_bytes(model, parallel, world, rank, LENGTH, micro_batches) for rank in layout.group(world - 1, "pp")]
+    cut = Cut(model, parallel, world, LENGTH, data * micro_batches)
+    ranks = [state_bytes(cut, rank) for rank in cut.layout.group(world - 1, "pp")]
     found = StateBytes(*map(sum, zip(*map(astuple, ranks), strict=True)))
 
     sharded, in_pipeline = zero > 0 and data * context > 1, pipeline > 1
@@ -108,7 +108,7 @@ def test_shards_of_any_model_add_up(
     changes = {"vocab_size": rows, "hidden_size": width, "intermediate_size": inner, "tie_embeddings": tied}
     model = ModelConfig(**(_EVEN | changes))
     world, parallel = data * context, ParallelConfig(context=context, zero=zero)
-    parts = [state_bytes(model, parallel, world, rank, LENGTH, 1) for rank in range(world)]
+    parts = [state_bytes(Cut(model, parallel, world, LENGTH, data), rank) for rank in range(world)]
     parameters = _PARAMETERS - tied
     psi = count_parameters(model).total
     assert sum(part.optimizer for part in parts) == 8 * psi + 4 * parameters * world

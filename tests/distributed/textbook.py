@@ -15,7 +15,7 @@ from traffic import Traffic
 
 from hlat.config import Recipe
 from hlat.model import count_parameters
-from hlat.parallel import Layout, stage_layers
+from hlat.parallel import Cut, Layout, stage_layers
 
 _FP32 = 4
 _PAIR = 8  # bytes of two fp32 scalars, or of one int64
@@ -72,7 +72,7 @@ class _Stage:
 
     @classmethod
     def of(cls, recipe: Recipe, layout: Layout, rank: int) -> "_Stage":
-        layers = stage_layers(recipe.model, recipe.parallel, recipe.data.sequence_length)
+        layers = stage_layers(Cut.of(recipe, layout.world))
         (index,) = layout.stages_of(layout.coordinates(rank).pp)
         return cls(len(layers[index]), index == 0, index == len(layers) - 1)
 

@@ -3,25 +3,25 @@
 import pytest
 from questions import question
 
+from hlat.parallel.flight import instants
+from hlat.parallel.moments import moments
 from hlat.planner import parse_layout, rank_memory
-from hlat.planner.flight import instants
 from hlat.planner.memory import estimated_memory
-from hlat.planner.moments import moments
 
 
 def test_messages_of_several_stages_are_kept_until_the_step_ends_and_those_of_one_while_a_pass_is_in_flight():
     talks = ((True, False), (True, True))  # the first stage sends nothing back
     for count in (8, 16, 80):
-        assert max(one.sent for one in instants("interleaved-1f1b", 0, 2, count, 2, talks)) == 3 * count
-    assert {one.sent for one in instants("1f1b", 3, 4, 16, 1, ((False, True),))} == {0}
-    assert max(one.sent for one in instants("1f1b", 0, 4, 16, 1, ((True, False),))) == 4
+        assert max(one.sent for one in instants("interleaved-1f1b", 0, 2, count, talks, (1.0, 1.0))) == 3 * count
+    assert {one.sent for one in instants("1f1b", 3, 4, 16, ((False, True),), (1.0,))} == {0}
+    assert max(one.sent for one in instants("1f1b", 0, 4, 16, ((True, False),), (1.0,))) == 4
 
 
 def test_logits_of_a_chunk():
     """64 MiB of them in fp32 (model/loss.py), twice in 16 bits besides, and fp32 sums of the head's gradient."""
     asked = question("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
     rows = 2**26 // (4 * 32000)
-    found = moments(asked, parse_layout("zero=0,mbs=1,tp=1", asked), 0, 32, (True, True), 1.0)
+    found = moments(parse_layout("zero=0,mbs=1,tp=1", asked).cut(asked), 0, (32,), (True, True), 1.0)
     assert max(one.get("logits", 0) for one in found) == rows * 32000 * (2 + 2 + 4) + 32000 * 4096 * 4
 
 
@@ -29,7 +29,7 @@ def test_logits_of_a_chunk():
 def test_a_block_that_runs_backward(policy, times):
     asked = question("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
     one = parse_layout(f"zero=3,mbs=1,ckpt={policy}", asked)
-    found = [moment for moment in moments(asked, one, 0, 32, (True, True), 1.0) if "recomputing" in moment]
+    found = [moment for moment in moments(one.cut(asked), 0, (32,), (True, True), 1.0) if "recomputing" in moment]
     assert {moment["working"] for moment in found} == {times * 4096 * 2 * 11008}
     block = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
     assert min(moment["buffers"] for moment in found) == 2 * 2 * block, "two blocks gathered in 16 bits"

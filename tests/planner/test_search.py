@@ -61,7 +61,7 @@ def test_every_schedule_and_stage_of_zero_is_tried_but_those_that_nobody_has_run
 def test_the_head_costs_backward_what_two_of_its_forward_products_do():
     asked = question("llama-2-70b", "h100:16")
     one = planned(asked, parse_layout("tp=8,pp=4", asked))
-    layers = list(map(len, stage_layers(asked.model, one.candidate.parallel, asked.sequence)))
+    layers = list(map(len, stage_layers(one.candidate.cut(asked))))
 
     def of_the_head(seconds):
         return seconds[-1] - layers[-1] * seconds[1] / layers[1]

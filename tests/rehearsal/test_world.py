@@ -19,8 +19,8 @@ PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"glob
 def test_first_middle_and_last_of_a_pipeline() -> None:
     recipe = recipe_of(32, **PIPELINE)
     layout = Layout.of(recipe.parallel, 32)
-    assert [layout.coordinates(rank).pp for rank in usual_ranks(layout)] == [0, 2, 3]
-    assert usual_ranks(Layout.of(recipe_of().parallel, 1)) == [0]
+    assert [layout.coordinates(rank).pp for rank in usual_ranks(recipe, 32)] == [0, 2, 3]
+    assert usual_ranks(recipe_of(), 1) == [0]
 
 
 def test_a_stage_has_its_layers_and_talks_to_its_neighbours() -> None:

@@ -23,7 +23,9 @@ def rehearse(
     ] = 1,
     ranks: Annotated[
         list[int] | None,
-        typer.Option("--rank", min=0, help="A rank to rehearse; by default first, middle and last of a pipeline."),
+        typer.Option(
+            "--rank", min=0, help="A rank to rehearse; by default the first, middle, last and fullest of a pipeline."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
 ) -> None:

@@ -1,6 +1,6 @@
 """How many bytes of parameters, gradients and optimizer state a rank holds, and when.
 
-    model, layout, rank -> the parts it builds -> rows of each parameter -> bytes at five instants of a step
+    cut, rank, the parts that it builds -> rows of each parameter -> bytes at five instants of a step
 
 Counted from the shapes that the model itself is built from (``parameter_layouts``), parameter by parameter. Where
 everything divides evenly, with Psi parameters of the model on a rank's share (those of the model / (T P) with T tensor-
@@ -35,10 +35,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hlat.config import ModelConfig, ParallelConfig
 from hlat.model import ModelPart, RowLayout, parameter_layouts
-from hlat.parallel.layout import Layout
-from hlat.parallel.stages import stage_layers
+from hlat.parallel.cut import Cut
 
 _COUNTER_BYTES = 4  # AdamW's step, a scalar in fp32 per parameter
 _GATHERED_STAGES = 3  # torch's pipelines gather the parameters of so many of a rank's stages at a time (ZeRO 1)
@@ -63,28 +61,15 @@ class StateBytes:
     optimizer: int
 
 
-def held_parts(model: ModelConfig, layout: Layout, rank: int, sequence_length: int) -> list[ModelPart]:
-    """The parts of a model that a rank builds: one per stage, ascending, or the one that a model without stages is."""
-    place, stages = layout.coordinates(rank), layout.config.stages
-    layers = stage_layers(model, layout.config, sequence_length)
-    return [
-        ModelPart(place.tp, layout.tensor, layers[stage], embedding=stage == 0, head=stage == stages - 1)
-        for stage in layout.stages_of(place.pp)
-    ]
-
-
-def state_bytes(
-    model: ModelConfig,
-    parallel: ParallelConfig,
-    world: int,
+def state_of(
+    cut: Cut,
     rank: int,
-    sequence_length: int,
-    micro_batches: int,
+    parts: Sequence[ModelPart],
     parameter_bytes: int = 4,
     gradient_bytes: int = 4,
     moment_bytes: int = 8,
 ) -> StateBytes:
-    """Bytes of state on a rank of a layout.
+    """Bytes of state on a rank that builds these parts of a model.
 
     Exact, except that two numbers are upper bounds where a sharded pipeline rank has several stages, since they depend
     on the order in which the schedule takes them: ``parameters_within_step`` with more than three stages, of which
@@ -92,23 +77,20 @@ def state_bytes(
     of micro-batches (2 x pipeline), where one stage's gradients are reduced before the next stage has any.
 
     Args:
-        model, parallel: of a recipe that is valid for ``world`` processes.
-        world, rank: how many processes, and which of them.
-        sequence_length: decides, with the model, how layers are cut into stages.
-        micro_batches: of a step.
+        cut: the step, and the layout of all ranks.
+        rank: which of them.
+        parts: one per stage.
         parameter_bytes, gradient_bytes: per element.
         moment_bytes: both moments of an element together.
     """
-    layout = Layout.of(parallel, world)
-    parts = held_parts(model, layout, rank, sequence_length)
-    stages = [_Stage.of(parameter_layouts(model, part), layout, rank) for part in parts]
-    sharded = _is_sharded(layout, rank)
+    shards = cut.layout.state_shards(rank) if cut.sharded else (rank,)
+    stages = [_Stage.of(parameter_layouts(cut.model, part), shards.index(rank), len(shards)) for part in parts]
     held = sum(stage.held for stage in stages)
     whole = sum(stage.whole for stage in stages)
-    keeps_whole = not sharded or layout.pipeline > 1 or (layout.zero == 1 and micro_batches > 1)
+    keeps_whole = not cut.sharded or cut.layout.pipeline > 1 or (cut.layout.zero == 1 and cut.micro_batches > 1)
     return StateBytes(
         parameters=held * parameter_bytes,
-        parameters_within_step=(held + _gathered(stages, layout, sharded)) * parameter_bytes,
+        parameters_within_step=(held + _gathered(stages, cut)) * parameter_bytes,
         gradients_accumulating=(whole if keeps_whole else held) * gradient_bytes,
         gradients=held * gradient_bytes,
         optimizer=sum(stage.rows * moment_bytes + stage.count * _COUNTER_BYTES for stage in stages),
@@ -135,9 +117,8 @@ class _Stage:
     count: int
 
     @classmethod
-    def of(cls, layouts: dict[str, RowLayout], layout: Layout, rank: int) -> "_Stage":
-        shards = layout.state_shards(rank) if _is_sharded(layout, rank) else (rank,)
-        index, count = shards.index(rank), len(shards)
+    def of(cls, layouts: dict[str, RowLayout], index: int, count: int) -> "_Stage":
+        """The shard of this index, of ``count``."""
         sizes = {name: _Shards(one.rows, prod(one.columns), count) for name, one in layouts.items()}
         return cls(
             whole=sum(size.rows * size.columns for size in sizes.values()),
@@ -168,15 +149,10 @@ class _Shards:
         return max(0, min(size, self.rows - index * size)) * self.columns
 
 
-def _is_sharded(layout: Layout, rank: int) -> bool:
-    """Whether FSDP2 manages the parameters."""
-    return layout.zero > 0 and len(layout.state_shards(rank)) > 1
-
-
-def _gathered(stages: Sequence[_Stage], layout: Layout, sharded: bool) -> int:
+def _gathered(stages: Sequence[_Stage], cut: Cut) -> int:
     """Elements of gathered copies that stay after a pass."""
-    if not sharded:
+    if not cut.sharded:
         return 0
-    if layout.zero == 3:
+    if cut.layout.zero == 3:
         return sum(stage.ends for stage in stages)
     return sum(sorted((stage.gathered for stage in stages), reverse=True)[:_GATHERED_STAGES])

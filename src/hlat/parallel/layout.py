@@ -115,6 +115,19 @@ class Layout:
         """The stages that a pipeline rank runs, ascending."""
         return [stage for stage in range(self.config.stages) if self.stage_rank(stage) == pipeline_rank]
 
+    def neighbours_of_stages(self, pipeline_rank: int) -> list[tuple[int, list[int]]]:
+        """The stages of a pipeline rank, each with the stages on other ranks that it talks to.
+
+        The two at the turn of a V share a rank, and send each other nothing.
+        """
+        return [
+            (stage, [one for one in (stage - 1, stage + 1) if self._elsewhere(one, pipeline_rank)])
+            for stage in self.stages_of(pipeline_rank)
+        ]
+
+    def _elsewhere(self, stage: int, pipeline_rank: int) -> bool:
+        return 0 <= stage < self.config.stages and self.stage_rank(stage) != pipeline_rank
+
     def ends(self, rank: int) -> tuple[int, ...]:
         """The ranks, in the pipeline of ``rank``, of the first and of the last stage; one where they are the same."""
         group = self.group(rank, "pp")

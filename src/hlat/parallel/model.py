@@ -17,7 +17,7 @@ from hlat.config import Recipe
 from hlat.memory import checkpoint_activations, plan_activations
 from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, remake
 from hlat.parallel.compiling import check_isolation, compilation, compile_blocks
-from hlat.parallel.footprint import held_parts
+from hlat.parallel.cut import Cut
 from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
 from hlat.parallel.groups import Groups, make_groups
 from hlat.parallel.layout import Layout
@@ -31,6 +31,7 @@ from hlat.parallel.sharding import (
     stored,
     unsharded_gradients,
 )
+from hlat.parallel.stages import held_parts
 from hlat.parallel.tensor import parallelize_block
 from hlat.parallel.vocabulary import parallelize_ends
 from hlat.precision import MODES, Mode, check_fp8, to_fp8
@@ -241,10 +242,11 @@ def build_parallel(
         check_fp8(runtime.device)
     if recipe.data.isolate:
         check_isolation(runtime.device)
-    layout = Layout.of(recipe.parallel, runtime.world)
+    cut = Cut.of(recipe, runtime.world)
+    layout = cut.layout
     with host_values():  # meshes look at the ranks in them
         groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
-    shares = held_parts(recipe.model, layout, runtime.rank, recipe.data.sequence_length)
+    shares = held_parts(cut, runtime.rank)
     parts = [_build_part(recipe, layout, groups, runtime, share, mode) for share in shares]
     model = ParallelModel(recipe, runtime, layout, groups, parts)
     if seed is not None:

@@ -1,58 +1,93 @@
-"""Which layers a pipeline stage has.
+"""Which layers a pipeline stage has, and with them a rank.
 
-layers, FLOPs of each, of the head, of the embedding -> stages of about equal cost
+    cut -> FLOPs of layers and ends, bytes of ranks -> split.py -> layers of each stage -> parts of the model, bytes
+
+A pure function of recipe and world: training, rehearsal and plan ask it, and so find the same stages.
 """
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
-from hlat.config import ModelConfig, ParallelConfig
-from hlat.model import forward_flops_per_token
+from hlat.config import INTERLEAVED, ZERO_BUBBLE
+from hlat.model import ModelPart, count_parameters, forward_flops_per_token
+from hlat.parallel.cut import Cut
+from hlat.parallel.footprint import StateBytes, state_of
+from hlat.parallel.fullness import rank_bytes
+from hlat.parallel.split import Stages, balanced
+
+_PASSES = 3  # backward is twice the work of forward
 
 
-def stage_layers(model: ModelConfig, config: ParallelConfig, sequence_length: int) -> list[range]:
-    """The layers of each stage, as the recipe lists them or so that the dearest stage is as cheap as can be."""
-    counts = config.split or _cheapest_split(model, config.stages, sequence_length)
+def stage_layers(cut: Cut) -> list[range]:
+    """The layers of each stage, as the recipe lists them or as they are balanced."""
+    counts = cut.parallel.split or _balanced(cut)
     stops = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [range(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
 
 
-def _cheapest_split(model: ModelConfig, stages: int, sequence_length: int) -> list[int]:
-    """Layers per stage that minimise the cost of the dearest one; among such splits, earlier stages take more.
+def held_parts(cut: Cut, rank: int) -> list[ModelPart]:
+    """The parts of a model that a rank builds: one per stage, ascending, or the one that a model without stages is."""
+    layout, stages, layers = cut.layout, cut.parallel.stages, stage_layers(cut)
+    place = layout.coordinates(rank)
+    return [
+        ModelPart(place.tp, layout.tensor, layers[stage], embedding=stage == 0, head=stage == stages - 1)
+        for stage in layout.stages_of(place.pp)
+    ]
 
-    Costs are FLOPs per token. The head is dear (a vocabulary of 128 k costs as much as several layers); looking up and
-    adding to a row of the embedding is a handful of operations per element.
+
+def state_bytes(
+    cut: Cut, rank: int, parameter_bytes: int = 4, gradient_bytes: int = 4, moment_bytes: int = 8
+) -> StateBytes:
+    """Bytes of state on a rank; the arguments are those of ``state_of``."""
+    return state_of(cut, rank, held_parts(cut, rank), parameter_bytes, gradient_bytes, moment_bytes)
+
+
+def sizes_of_ranks(cut: Cut) -> list[tuple[int, ...]]:
+    """Layers of each stage of each pipeline rank."""
+    layers = stage_layers(cut)
+    return [tuple(len(layers[one]) for one in cut.layout.stages_of(rank)) for rank in range(cut.layout.pipeline)]
+
+
+def fullest_rank(cut: Cut) -> int:
+    """The pipeline rank that needs most memory in a step; the first of several."""
+    needs = [rank_bytes(cut, rank, sizes).total for rank, sizes in enumerate(sizes_of_ranks(cut))]
+    return needs.index(max(needs))
+
+
+@lru_cache(maxsize=1024)
+def _balanced(cut: Cut) -> tuple[int, ...]:
+    """Layers of each stage by FLOPs and bytes.
+
+    FLOPs are those per token, causal, of forward, backward and what is computed again. The head is dear (a vocabulary
+    of 128 k costs as much as several layers); looking up and adding to a row of the embedding is a handful of
+    operations per element. How much is computed again to keep within a budget follows from the split, and is left out.
     """
-    one, two = (
-        forward_flops_per_token(model.model_copy(update={"layers": layers}), sequence_length) for layers in (1, 2)
+    count = cut.parallel.stages
+    if count == 1:
+        return (cut.model.layers,)
+    layer, attention, head = _forward_flops(cut)
+    schedule = cut.parallel.schedule
+    # Each part of a backward pass that is taken apart needs a block's products again, but attention only the first.
+    again = {"full": layer * (2 if schedule in ZERO_BUBBLE else 1), "selective": attention}.get(cut.policy, 0.0)
+    extra = [0.0] * count
+    extra[0] = _PASSES * 4.0 * cut.model.hidden_size
+    extra[-1] += _PASSES * head
+    return balanced(
+        cut.model.layers,
+        Stages(
+            ranks=[cut.layout.stage_rank(stage) for stage in range(count)],
+            layer=_PASSES * layer + again,
+            extra=extra,
+            need=lambda rank, layers: rank_bytes(cut, rank, (layers / cut.virtual,) * cut.virtual).total,
+            # Interleaved, the last stages of all ranks take turns with that which has the head, and wait for it.
+            later=schedule in INTERLEAVED,
+        ),
     )
-    return list(_split(model.layers, stages, two - one, 2 * one - two, 4.0 * model.hidden_size))
 
 
-@lru_cache(maxsize=256)
-def _split(layers: int, stages: int, layer: float, head: float, embedding: float) -> tuple[int, ...]:
-    @cache
-    def best(stage: int, left: int) -> tuple[float, int]:
-        """Cost of the dearest of the stages from this one on, and how many layers this one takes."""
-        if stage == stages - 1:
-            return left * layer + head + (embedding if stages == 1 else 0.0), left
-        extra = embedding if stage == 0 else 0.0
-        # With more layers here its own cost rises and that of the rest falls: the best is where they cross.
-        few, many = 1, left - (stages - 1 - stage)
-        while few < many:
-            middle = (few + many) // 2
-            if middle * layer + extra >= best(stage + 1, left - middle)[0]:
-                many = middle
-            else:
-                few = middle + 1
-        count = few
-        if count > 1 and best(stage + 1, left - count + 1)[0] < max(
-            count * layer + extra, best(stage + 1, left - count)[0]
-        ):
-            count -= 1
-        return max(count * layer + extra, best(stage + 1, left - count)[0]), count
-
-    counts, left = [], layers
-    for stage in range(stages):
-        counts.append(best(stage, left)[1])
-        left -= counts[-1]
-    return tuple(counts)
+def _forward_flops(cut: Cut) -> tuple[float, float, float]:
+    """FLOPs per token of a layer, of the attention within it, and of the head."""
+    one, two = (cut.model.model_copy(update={"layers": layers}) for layers in (1, 2))
+    first, second = (forward_flops_per_token(model, cut.sequence) for model in (one, two))
+    layer = second - first
+    products = 2.0 * (count_parameters(two).matmul - count_parameters(one).matmul)
+    return layer, layer - products, first - layer

@@ -8,7 +8,7 @@ that its kernel is given, its backward computes the scores again. Held against r
 
 from hlat.config import ZERO_BUBBLE
 from hlat.model import ModelPart, vocabulary_rows
-from hlat.parallel import Layout, held_parts
+from hlat.parallel import held_parts
 from hlat.planner.layouts import Candidate
 from hlat.planner.question import Question
 
@@ -18,8 +18,8 @@ _CORE = {"forward": 2, "backward": 5}  # products of queries by positions by hea
 def executed_flops(question: Question, one: Candidate, pipeline_rank: int) -> float:
     """FLOPs of a step on the rank at this place of the pipeline."""
     model = question.model
-    layout = Layout.of(one.parallel, one.world)
-    parts = held_parts(model, layout, pipeline_rank * (one.world // one.pipeline), question.sequence)
+    cut = one.cut(question)
+    parts = held_parts(cut, cut.first_rank(pipeline_rank))
     layers = sum(len(part.layer_range(model)) for part in parts)
     # Of a backward pass that is taken apart each part computes again; the first stage's has one part only.
     twice = sum(len(part.layer_range(model)) for part in parts if not part.embedding) if _apart(one) else 0

@@ -7,8 +7,9 @@ The rules are those of ``hlat check`` (config/layout_checks.py), so that what is
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from hlat.config import (
     INTERLEAVED,
@@ -22,7 +23,7 @@ from hlat.config import (
     divisors,
     holds,
 )
-from hlat.parallel import Layout
+from hlat.parallel import Cut
 from hlat.planner.question import Question
 from hlat.planner.work import RECOMPUTE, Recompute, Split
 from hlat.runtime import PlanError
@@ -59,14 +60,19 @@ class Candidate:
     @property
     def parallel(self) -> ParallelConfig:
         """The parallel section of a recipe."""
-        virtual = self.virtual if self.virtual > 1 else None
-        return ParallelConfig(
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            context=self.context,
-            virtual_stages=virtual,
-            schedule=self.schedule,
-            zero=self.zero,
+        return _parallel(self.tensor, self.pipeline, self.context, self.virtual, self.schedule, self.zero)
+
+    def cut(self, question: Question) -> Cut:
+        """As counts of stages and bytes take it."""
+        return Cut(
+            question.model,
+            self.parallel,
+            self.world,
+            question.sequence,
+            question.global_batch,
+            self.micro_batch,
+            question.mode,
+            self.recompute,
         )
 
     def accumulation(self, global_batch: int) -> int:
@@ -99,13 +105,19 @@ class Candidate:
         return ", ".join(parts)
 
 
-def mine(one: Candidate, pipeline_rank: int) -> list[tuple[int, list[int]]]:
-    """The stages of a rank, each with those on other ranks that it talks to; the two at the turn of a V share one."""
-    layout, stages = Layout.of(one.parallel, one.world), range(one.pipeline * one.virtual)
-    return [
-        (stage, [o for o in (stage - 1, stage + 1) if o in stages and layout.stage_rank(o) != pipeline_rank])
-        for stage in layout.stages_of(pipeline_rank)
-    ]
+@lru_cache(maxsize=1024)
+def _parallel(
+    tensor: int, pipeline: int, context: int, virtual: int, schedule: Schedule, zero: Literal[0, 1, 2, 3]
+) -> ParallelConfig:
+    """Layouts of a search share their sections: to validate one costs as much as to count its bytes."""
+    return ParallelConfig(
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        virtual_stages=virtual if virtual > 1 else None,
+        schedule=schedule,
+        zero=zero,
+    )
 
 
 def candidates(question: Question) -> Iterator[Candidate]:

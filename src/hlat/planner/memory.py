@@ -1,17 +1,26 @@
 """Bytes that a rank needs, per pipeline rank: state, what is kept for backward, and what is alive for a moment.
 
-    Question, Candidate, pipeline rank -> parallel.state_bytes, what is alive at each instant (moments.py) -> RankMemory
+    Question, Candidate, pipeline rank -> parallel.fullest_moment -> with runtime and allocator -> RankMemory
 
-Nothing is counted here that another room counts: parameters, gradients and moments are those of parallel/footprint.py,
-what the forward pass keeps those of model/activations.py. Of the instants of a step the one that needs most counts.
-Held against rehearsals and real runs in a test. Besides there is what the device's runtime and allocator take.
+Nothing is counted here that another room counts: state and what comes and goes are those of parallel/footprint.py and
+moments.py, by which layers are cut into stages too. Held against rehearsals and real runs in a test. Besides there is
+what the device's runtime and allocator take.
 """
 
 from dataclasses import dataclass, fields
 
-from hlat.parallel import Layout, held_parts, state_bytes
+from hlat.parallel import (
+    RankBytes,
+    ends_of,
+    fullest_moment,
+    held_parts,
+    layer_weights,
+    rank_bytes,
+    sizes_of_ranks,
+    state_in_mode,
+    stored,
+)
 from hlat.planner.layouts import Candidate
-from hlat.planner.moments import layer_weights, moments
 from hlat.planner.question import Question
 from hlat.precision import MODES
 
@@ -68,42 +77,18 @@ class RankMemory:
 
 def rank_memory(question: Question, one: Candidate, pipeline_rank: int) -> RankMemory:
     """Bytes of a rank at this place of the pipeline: counted from the shapes that the model is built from."""
-    model, mode = question.model, MODES[question.mode]
-    layout = Layout.of(one.parallel, one.world)
-    rank = pipeline_rank * (one.world // one.pipeline)
-    state = state_bytes(
-        model,
-        one.parallel,
-        one.world,
-        rank,
-        question.sequence,
-        one.accumulation(question.global_batch),
-        parameter_bytes=mode.weights.itemsize,
-        gradient_bytes=mode.gradients.itemsize,
-        moment_bytes=2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0),
-    )
-    parts = held_parts(model, layout, rank, question.sequence)
-    gathered = state.parameters_within_step - state.parameters
-    # FSDP2 gathers in the dtype that is computed in.
-    narrow = mode.compute.itemsize / mode.weights.itemsize
-    layers = sum(len(part.layer_range(model)) for part in parts)
-    ends = (any(part.embedding for part in parts), any(part.head for part in parts))
-    return _put_together(
-        question,
-        one,
-        pipeline_rank,
-        layers,
-        ends,
-        state.parameters + narrow * gathered,
-        float(state.gradients_accumulating),
-        float(state.optimizer),
-    )
+    cut = one.cut(question)
+    rank = cut.first_rank(pipeline_rank)
+    parts = held_parts(cut, rank)
+    sizes = tuple(len(part.layer_range(question.model)) for part in parts)
+    state = stored(cut, state_in_mode(cut, rank, parts))
+    return _on_device(question, fullest_moment(cut, pipeline_rank, sizes, state, _on_cpu(question)))
 
 
 def estimated_memory(question: Question, one: Candidate, pipeline_rank: int) -> RankMemory:
     """The same from the numbers of parameters alone, as if everything divided evenly: fast, for a search."""
-    model, mode = question.model, MODES[question.mode]
-    first, last = pipeline_rank == 0, pipeline_rank == (0 if one.schedule == "zbv" else one.pipeline - 1)
+    model, mode, cut = question.model, MODES[question.mode], one.cut(question)
+    first, last = ends_of(cut, pipeline_rank)
     layers = -(-model.layers // one.pipeline)
     if last and model.layers % one.pipeline:
         layers -= 1
@@ -112,39 +97,41 @@ def estimated_memory(question: Question, one: Candidate, pipeline_rank: int) -> 
     )
     shards = one.data * one.context
     sharded = one.zero > 0 and shards > 1
-    stored = held / shards if sharded else held
+    kept = held / shards if sharded else held
     gathered = 0.0
     if sharded:
         gathered = (first + last) * model.vocab_size * model.hidden_size / one.tensor if one.zero == 3 else held
     whole = not sharded or one.pipeline > 1 or (one.zero == 1 and one.accumulation(question.global_batch) > 1)
     moments = 2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0)
-    return _put_together(
-        question,
-        one,
-        pipeline_rank,
-        layers,
-        (first, last),
-        stored * mode.weights.itemsize + gathered * mode.compute.itemsize,
-        (held if whole else stored) * mode.gradients.itemsize,
-        stored * moments,
+    state = (
+        kept * mode.weights.itemsize + gathered * mode.compute.itemsize,
+        (held if whole else kept) * mode.gradients.itemsize,
+        kept * moments,
+    )
+    return _on_device(
+        question, fullest_moment(cut, pipeline_rank, (layers / one.virtual,) * one.virtual, state, _on_cpu(question))
     )
 
 
-def _put_together(
-    question: Question,
-    one: Candidate,
-    pipeline_rank: int,
-    layers: int,
-    ends: tuple[bool, bool],
-    parameters: float,
-    gradients: float,
-    optimizer: float,
-) -> RankMemory:
+def fullest_ranks(question: Question, one: Candidate) -> list[int]:
+    """Pipeline ranks of interest: the first two, the last, and the one that needs most memory."""
+    cut = one.cut(question)
+    needs = [_on_device(question, rank_bytes(cut, rank, sizes)).total for rank, sizes in enumerate(sizes_of_ranks(cut))]
+    return sorted({0, min(1, one.pipeline - 1), needs.index(max(needs)), one.pipeline - 1})
+
+
+def _on_cpu(question: Question) -> bool:
+    return question.cluster.chip.family == "measured"
+
+
+def _on_device(question: Question, found: RankBytes) -> RankMemory:
+    """With what runtime and allocator take."""
     family = question.cluster.chip.family or "measured"
     runtime = _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES)
     share = 0.0 if family == "measured" else _SLACK
-    empty = dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0)
-    found = [{**empty, **one} for one in moments(question, one, pipeline_rank, layers, ends, gradients)]
-    moving = max(found, key=lambda moment: sum(moment.values()))
+    moving = {
+        **dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0),
+        **found.moving,
+    }
     slack = share * (sum(moving.values()) - moving["gradients"])
-    return RankMemory(parameters=parameters, optimizer=optimizer, **moving, runtime=runtime, slack=slack)
+    return RankMemory(parameters=found.parameters, optimizer=found.optimizer, **moving, runtime=runtime, slack=slack)

@@ -18,7 +18,7 @@ from hlat.parallel import stage_layers
 from hlat.planner.devices import device_for
 from hlat.planner.goodput import Reliability, reliability
 from hlat.planner.layouts import Candidate, candidates
-from hlat.planner.memory import RankMemory, estimated_memory, rank_memory
+from hlat.planner.memory import RankMemory, estimated_memory, fullest_ranks, rank_memory
 from hlat.planner.pipeline import StageTimes, Timeline, simulate
 from hlat.planner.question import Question
 from hlat.planner.software import software_of
@@ -188,7 +188,7 @@ def _finish(question: Question, one: Candidate, times: StepTimes, index: int) ->
         parts |= {name: scale * parts[name] for name in _OF_PASSES}
         parts |= {"messages": 0.0, "bubble": line.seconds - busy}
     step = sum(parts.values())
-    memory = {rank: rank_memory(question, one, rank) for rank in ranks_with_most(one)}
+    memory = {rank: rank_memory(question, one, rank) for rank in fullest_ranks(question, one)}
     speed = question.tokens_per_step / step
     device = device_for(question)
     flops = flops_per_token(question.model, question.sequence, "causal")
@@ -217,7 +217,7 @@ def timeline(one: Candidate, micro_batches: int, passes: StageTimes) -> Timeline
 def _passes(question: Question, one: Candidate, row: dict[str, float]) -> StageTimes:
     """Seconds of a pass by stage, of the layers that the model is cut into; a third each of the head's is forward, by
     its input and by its weights."""
-    layers = list(map(len, stage_layers(question.model, one.parallel, question.sequence)))
+    layers = list(map(len, stage_layers(one.cut(question))))
 
     def by_stage(each: str, share: float) -> list[float]:
         found = [count * row[each] for count in layers]

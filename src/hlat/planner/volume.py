@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from hlat.config import ZERO_BUBBLE
 from hlat.model import ModelPart
-from hlat.parallel import Layout, held_parts, state_bytes
-from hlat.planner.layouts import Candidate, mine
+from hlat.parallel import held_parts, state_of
+from hlat.planner.layouts import Candidate
 from hlat.planner.question import Question
 from hlat.precision import MODES
 
@@ -21,14 +21,14 @@ AXES = ("tensor", "context", "pipeline", "data")
 
 def exchanged_bytes(question: Question, one: Candidate, pipeline_rank: int) -> dict[str, float]:
     """Bytes of a step by axis; those of ``data`` go over the context axis too where there is one."""
-    layout = Layout.of(one.parallel, one.world)
-    rank = pipeline_rank * (one.world // one.pipeline)
-    parts = held_parts(question.model, layout, rank, question.sequence)
+    cut = one.cut(question)
+    rank = cut.first_rank(pipeline_rank)
+    parts = held_parts(cut, rank)
     return {
         "tensor": _tensor(question, one, parts),
         "context": _context(question, one, parts),
         "pipeline": _pipeline(question, one, pipeline_rank),
-        "data": _data(question, one, rank),
+        "data": _data(question, one, rank, parts),
     }
 
 
@@ -72,11 +72,11 @@ def _context(question: Question, one: Candidate, parts: list[ModelPart]) -> floa
 
 def _pipeline(question: Question, one: Candidate, pipeline_rank: int) -> float:
     """What a rank sends: results to the next stage, gradients to the one before."""
-    sends = sum(len(others) for _, others in mine(one, pipeline_rank))
+    sends = sum(len(others) for _, others in one.cut(question).layout.neighbours_of_stages(pipeline_rank))
     return one.accumulation(question.global_batch) * sends * _hidden(question, one) / one.tensor
 
 
-def _data(question: Question, one: Candidate, rank: int) -> float:
+def _data(question: Question, one: Candidate, rank: int, parts: list[ModelPart]) -> float:
     """ZeRO 0 sums all gradients once; FSDP2 gathers weights and scatters gradients, block by block."""
     shards = one.data * one.context
     if shards == 1:
@@ -86,8 +86,7 @@ def _data(question: Question, one: Candidate, rank: int) -> float:
 
     def state(zero: int) -> tuple[float, float]:
         """Weights of the rank in elements, and those gathered with all blocks."""
-        parallel = replace(one, zero=zero).parallel
-        found = state_bytes(question.model, parallel, one.world, rank, question.sequence, micro_batches, 1, 1, 0)
+        found = state_of(replace(one, zero=zero).cut(question), rank, parts, 1, 1, 0)
         return float(found.parameters), float(found.parameters_within_step - found.parameters)
 
     if one.zero == 0:

@@ -1,6 +1,6 @@
 """A whole run rehearsed: some of its ranks, one after another or side by side, and everything that they find wrong.
 
-recipe, world -> first, middle and last rank of a pipeline -> a process or two on this machine -> Rehearsal
+recipe, world -> first, middle, last and fullest rank of a pipeline -> a process or two on this machine -> Rehearsal
 """
 
 import multiprocessing
@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from hlat.config import Problem, Recipe, RecipeError
-from hlat.parallel import Coordinates, Layout
+from hlat.parallel import Coordinates, Cut, Layout, fullest_rank
 from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.runtime import LaunchError, pretended
 
@@ -29,9 +29,14 @@ class Rehearsal:
     ranks: tuple[RankReport, ...]
 
 
-def usual_ranks(layout: Layout) -> list[int]:
-    """The first, a middle and the last rank of a pipeline, as far as there are so many."""
-    places = {0, layout.pipeline // 2, layout.pipeline - 1}
+def usual_ranks(recipe: Recipe, world: int) -> list[int]:
+    """The first, a middle and the last rank of a pipeline, as far as there are so many, and one that needs most memory.
+
+    Which one that is is counted as for the split into stages (``hlat.parallel.fullest_rank``).
+    """
+    cut = Cut.of(recipe, world)
+    layout = cut.layout
+    places = {0, layout.pipeline // 2, layout.pipeline - 1, fullest_rank(cut)}
     return sorted(layout.rank(Coordinates(place, 0, 0, 0)) for place in places)
 
 
@@ -56,7 +61,7 @@ def rehearse(
         RecipeError: everything that is wrong with the recipe on any of these ranks.
     """
     layout = Layout.of(recipe.parallel, world)
-    chosen = usual_ranks(layout) if ranks is None else sorted(set(ranks))
+    chosen = usual_ranks(recipe, world) if ranks is None else sorted(set(ranks))
     wrong = [rank for rank in chosen if not 0 <= rank < world]
     if wrong:
         raise LaunchError(f"no rank {wrong[0]} in a world of {world}. The ranks are 0 to {world - 1}.")

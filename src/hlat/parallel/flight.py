@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hlat.config import Schedule
-from hlat.planner.orders import order_of
+from hlat.parallel.orders import order_of
 
 _ROUNDS = 4  # of as many micro-batches as there are ranks: more of them are like the last
 
@@ -26,55 +26,78 @@ class Instant:
         forward: whether a forward pass has just run, and not a backward one.
         alive: forward passes whose gradients of weights have not been made, over all stages.
         waiting: of these, those that have run backward by their inputs; the first stage does nothing there.
+        earlier: of these, all but the one that runs.
         sent: messages that are kept.
         stages: that have made gradients before.
+
+    Passes and stages are counted by the size of their stage; one of mean size counts 1.
     """
 
     forward: bool
-    alive: int
-    waiting: int
+    alive: float
+    waiting: float
+    earlier: float
     sent: int
-    stages: int
+    stages: float
 
 
 @lru_cache(maxsize=4096)
 def instants(
-    schedule: Schedule, rank: int, ranks: int, count: int, each: int, talks: tuple[tuple[bool, bool], ...]
+    schedule: Schedule,
+    rank: int,
+    ranks: int,
+    count: int,
+    talks: tuple[tuple[bool, bool], ...],
+    sizes: tuple[float, ...],
 ) -> tuple[Instant, ...]:
     """The instants that can need most memory.
 
     Args:
         rank, ranks: of the pipeline.
         count: micro-batches of a step.
-        each: stages per rank.
         talks: for each stage of the rank, whether it sends results, and gradients, to another rank.
+        sizes: layers of each stage of the rank, or any numbers in proportion.
     """
     walked = min(count, _ROUNDS * ranks)
-    found = list(_walk(schedule, rank, ranks, walked, each, talks))
-    if each > 1 and count > walked:
+    found = list(_walk(schedule, rank, ranks, walked, talks, sizes))
+    if len(sizes) > 1 and count > walked:
         more = (count - walked) * sum(map(sum, talks))
         found = [replace(one, sent=one.sent + more) for one in found]
     return tuple(_largest(found))
 
 
 def _walk(
-    schedule: Schedule, rank: int, ranks: int, count: int, each: int, talks: tuple[tuple[bool, bool], ...]
+    schedule: Schedule,
+    rank: int,
+    ranks: int,
+    count: int,
+    talks: tuple[tuple[bool, bool], ...],
+    sizes: tuple[float, ...],
 ) -> Iterator[Instant]:
-    alive = waiting = sent = 0
-    made: set[int] = set()
+    each, whole = len(sizes), sum(sizes)
+    passes, waits, made = [0] * each, [0] * each, [0] * each
+    sent = 0
+
+    def counted(numbers: list[int]) -> float:
+        return sum(number * size for number, size in zip(numbers, sizes, strict=True)) * each / whole
+
     for kind, stage, _ in order_of(schedule, rank, ranks, count, each):
-        results, gradients = talks[stage // ranks]
+        turn = stage // ranks
+        results, gradients = talks[turn]
         if kind == "forward":
-            alive += 1
+            passes[turn] += 1
             sent += results
         elif kind != "weight":
             sent += gradients
-            waiting += kind == "input" and stage > 0
-        yield Instant(kind == "forward", alive, waiting, sent if each > 1 else alive * results, len(made))
+            waits[turn] += kind == "input" and stage > 0
+        kept = sent if each > 1 else passes[0] * results
+        waiting = counted(waits)
+        earlier = waiting - (sizes[turn] * each / whole if waits[turn] else 0.0)
+        yield Instant(kind == "forward", counted(passes), waiting, earlier, kept, counted(made))
         if kind in ("backward", "weight"):
-            made.add(stage)
-            alive -= 1
-            waiting -= kind == "weight" and stage > 0
+            made[turn] = 1
+            passes[turn] -= 1
+            waits[turn] -= kind == "weight" and stage > 0
 
 
 def _largest(found: Iterable[Instant]) -> Iterator[Instant]:
@@ -86,8 +109,8 @@ def _largest(found: Iterable[Instant]) -> Iterator[Instant]:
     return iter(kept)
 
 
-def _sizes(one: Instant) -> tuple[int, int, int, int]:
-    return one.alive, one.waiting, one.sent, one.stages
+def _sizes(one: Instant) -> tuple[float, ...]:
+    return one.alive, one.waiting, one.earlier, one.sent, one.stages
 
 
 def _exceeds(one: Instant, other: Instant) -> bool:

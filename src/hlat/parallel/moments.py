@@ -7,16 +7,15 @@ Activations are those of model/activations.py, passes in flight those of flight.
 rehearsals, and is held against them and against real processes (tests/distributed/test_planned.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hlat.config import ModelConfig
+from hlat.config import ModelConfig, ParallelConfig, Schedule
 from hlat.memory import POLICIES
 from hlat.model import ModelPart, Share, activations, vocabulary_rows
-from hlat.planner.flight import Instant, instants
-from hlat.planner.layouts import Candidate, mine
-from hlat.planner.question import Question
-from hlat.planner.work import Recompute
+from hlat.parallel.cut import Cut
+from hlat.parallel.flight import Instant, instants
+from hlat.parallel.layout import Layout
 from hlat.precision import MODES
 
 _CHUNK = 64 << 20  # bytes of fp32 logits that the loss makes at a time (model/loss.py)
@@ -25,20 +24,29 @@ _HEADS = ("final_norm", "loss_by_hidden", "loss_by_head")  # gone when a block r
 
 
 def moments(
-    question: Question, one: Candidate, pipeline_rank: int, layers: int, ends: tuple[bool, bool], gradients: float
+    cut: Cut,
+    pipeline_rank: int,
+    sizes: tuple[float, ...],
+    ends: tuple[bool, bool],
+    gradients: float,
+    on_cpu: bool = False,
 ) -> list[dict[str, float]]:
     """Bytes by name, for each instant; what a name is not given for is nothing.
 
     Args:
-        layers: of the rank.
+        sizes: layers of each stage of the rank.
         ends: whether it has the embedding, and the head.
         gradients: bytes of them, as they are added up.
+        on_cpu: whether context-parallel attention builds masks.
     """
-    mode = MODES[question.mode]
-    rank = _rank(question, one, pipeline_rank, layers, ends, gradients)
-    _, moving = _messages(one, pipeline_rank, one.accumulation(question.global_batch))
+    mode = MODES[cut.mode]
+    received, moving = _messages(cut, pipeline_rank, sizes)
+    rank = _rank(cut, sum(sizes), ends, gradients, received, on_cpu)
+    if cut.budget is not None:
+        alive = max((now.alive for now in moving if now.alive), default=1)
+        rank = replace(rank, per_pass=min(rank.per_pass, cut.budget / alive))
     found = [moment for now in moving for moment in _at(rank, now)]
-    if one.zero == 0 and one.data * one.context > 1:  # all gradients, put together to be sent
+    if cut.layout.zero == 0 and cut.layout.data * cut.layout.context > 1:  # all gradients, put together to be sent
         found.append({"gradients": gradients, "buffers": gradients * mode.reduction.itemsize / mode.gradients.itemsize})
     return found
 
@@ -73,35 +81,32 @@ class _Rank:
     received: int
 
 
-def _rank(
-    question: Question, one: Candidate, pipeline_rank: int, layers: int, ends: tuple[bool, bool], gradients: float
-) -> _Rank:
-    model, mode = question.model, MODES[question.mode]
-    kept = _kept(question, one, ends)
-    tokens = one.micro_batch * question.sequence / one.context
+def _rank(cut: Cut, layers: float, ends: tuple[bool, bool], gradients: float, received: int, on_cpu: bool) -> _Rank:
+    model, mode, layout = cut.model, MODES[cut.mode], cut.layout
+    kept = _kept(cut, ends, on_cpu)
+    tokens = cut.micro_batch * cut.sequence / layout.context
     item = mode.compute.itemsize
-    inner = tokens * item * model.intermediate_size / one.tensor
-    block = layer_weights(model, one.tensor)
-    message = tokens * item * model.hidden_size / one.tensor
-    sharded = one.data * one.context > 1
-    recomputes = one.recompute == "full"
+    inner = tokens * item * model.intermediate_size / layout.tensor
+    block = layer_weights(model, layout.tensor)
+    message = tokens * item * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
+    recomputes = cut.policy == "full"
     # FSDP2 reduces a block as soon as it has its gradients, but pipelines at their end.
-    reduced = block * mode.reduction.itemsize if one.zero > 0 and sharded and one.pipeline == 1 else 0.0
+    reduced = block * mode.reduction.itemsize if cut.sharded and layout.pipeline == 1 else 0.0
     return _Rank(
-        per_pass=(layers * kept.per_layer + kept.at_entry) / one.virtual,
+        per_pass=(layers * kept.per_layer + kept.at_entry) / cut.virtual,
         per_layer=kept.per_layer,
         at_ends=kept.at_ends - kept.at_entry,
         recomputed=float(kept.whole_layer - kept.per_layer) if recomputes else 0.0,
         # By the widest activations: gradients by what the feed-forward half makes, and what they are added up from.
         working=(3 if recomputes else 4) * inner,
-        apart=layers / one.virtual * _apart(question, one, tokens * item) + 2 * message,
-        largest=_gradient(question, one),
-        logits=_logits(model, one, tokens, item) if ends[1] else None,
-        gradients=gradients / one.virtual,
-        gathered=block * item if one.zero == 3 and sharded else 0.0,
-        reduced=reduced + (block * item if reduced and one.zero > 1 else 0.0),
+        apart=layers / cut.virtual * _apart(cut, tokens * item) + 2 * message,
+        largest=_gradient(cut),
+        logits=_logits(model, layout.tensor, tokens, item) if ends[1] else None,
+        gradients=gradients / cut.virtual,
+        gathered=block * item if layout.zero == 3 and cut.sharded else 0.0,
+        reduced=reduced + (block * item if reduced and layout.zero > 1 else 0.0),
         message=message,
-        received=_messages(one, pipeline_rank, one.accumulation(question.global_batch))[0],
+        received=received,
     )
 
 
@@ -117,7 +122,7 @@ def _at(rank: _Rank, now: Instant) -> list[dict[str, float]]:
         # Of the last stage one pass is in flight.
         loss = {"activations": blocks + rank.at_ends, "logits": rank.logits, "working": now.waiting * rank.apart}
         return [{**held, **loss, "buffers": buffers + rank.gathered}]
-    earlier = max(0, now.waiting - 1) * rank.apart  # of passes that wait already
+    earlier = now.earlier * rank.apart  # of passes that wait already
     running = {**held, "recomputing": rank.recomputed, "working": earlier + rank.working}
     buffers += 2 * rank.gathered  # FSDP2 gathers a block before it works
     found = [
@@ -129,33 +134,48 @@ def _at(rank: _Rank, now: Instant) -> list[dict[str, float]]:
     return found
 
 
-def _messages(one: Candidate, pipeline_rank: int, micro_batches: int) -> tuple[int, tuple[Instant, ...]]:
+def _messages(cut: Cut, pipeline_rank: int, sizes: tuple[float, ...]) -> tuple[int, tuple[Instant, ...]]:
     """Messages that a rank has buffers for, one per micro-batch, and what else is alive while it sends its own."""
-    if one.pipeline == 1:
+    layout, micro_batches = cut.layout, cut.micro_batches
+    if layout.pipeline == 1:
         before = int(micro_batches > 1)  # gradients of earlier micro-batches
-        return 0, (Instant(True, 1, 0, 0, before), Instant(False, 1, 0, 0, before), Instant(False, 0, 0, 0, 1))
-    stages = mine(one, pipeline_rank)
-    received = micro_batches * sum(len(others) for _, others in stages)
-    talks = tuple((stage + 1 in others, stage - 1 in others) for stage, others in stages)
-    return received, instants(one.schedule, pipeline_rank, one.pipeline, micro_batches, one.virtual, talks)
+        return 0, (
+            Instant(True, 1, 0, 0, 0, before),
+            Instant(False, 1, 0, 0, 0, before),
+            Instant(False, 0, 0, 0, 0, 1),
+        )
+    talks = _talks(cut.parallel.schedule, layout.pipeline, cut.virtual, pipeline_rank)
+    received = micro_batches * sum(map(sum, talks))
+    even = (1.0,) * len(sizes) if len(set(sizes)) == 1 else sizes
+    moving = instants(cut.parallel.schedule, pipeline_rank, layout.pipeline, micro_batches, talks, even)
+    return received, moving
 
 
-def _apart(question: Question, one: Candidate, size: float) -> float:
+@lru_cache(maxsize=4096)
+def _talks(schedule: Schedule, ranks: int, each: int, pipeline_rank: int) -> tuple[tuple[bool, bool], ...]:
+    """For each stage of a rank, whether it sends results, and gradients, to another rank."""
+    config = ParallelConfig(pipeline=ranks, schedule=schedule, virtual_stages=each)
+    stages = Layout.of(config, ranks).neighbours_of_stages(pipeline_rank)
+    return tuple((stage + 1 in others, stage - 1 in others) for stage, others in stages)
+
+
+def _apart(cut: Cut, size: float) -> float:
     """Bytes per layer that wait between the two parts of a backward pass: gradients by what products and norms made.
 
     Args:
         size: of one number for each token of a micro-batch.
     """
-    model = question.model
-    keys = max(model.n_kv_heads / one.tensor, 1.0)
-    inside = (model.heads / one.tensor + 2 * keys) * model.n_head_dim + 2 * model.intermediate_size / one.tensor
-    return size * (inside + 2 * model.hidden_size + 2 * model.hidden_size / one.tensor)
+    model, tensor = cut.model, cut.layout.tensor
+    keys = max(model.n_kv_heads / tensor, 1.0)
+    inside = (model.heads / tensor + 2 * keys) * model.n_head_dim + 2 * model.intermediate_size / tensor
+    between = 2 * model.hidden_size / (tensor if cut.layout.sequence_parallel else 1)
+    return size * (inside + 2 * model.hidden_size + between)
 
 
-def _gradient(question: Question, one: Candidate) -> float:
+def _gradient(cut: Cut) -> float:
     """Bytes of the largest gradient of weights as it is made, and as it is added up where that is another dtype."""
-    model, mode = question.model, MODES[question.mode]
-    size = (2 if model.coalesce else 1) * model.hidden_size * model.intermediate_size / one.tensor
+    model, mode = cut.model, MODES[cut.mode]
+    size = (2 if model.coalesce else 1) * model.hidden_size * model.intermediate_size / cut.layout.tensor
     wider = mode.gradients.itemsize if mode.gradients != mode.compute else 0
     return size * (mode.compute.itemsize + wider)
 
@@ -170,18 +190,16 @@ class _Kept:
     at_entry: int  # of these, what is not the head's and the loss's
 
 
-def _kept(question: Question, one: Candidate, ends: tuple[bool, bool]) -> _Kept:
+def _kept(cut: Cut, ends: tuple[bool, bool], on_cpu: bool) -> _Kept:
+    layout = cut.layout
     return _kept_of(
-        _Hashed(question.model),
-        question.sequence,
-        question.mode,
-        one.micro_batch,
-        one.tensor,
-        one.context,
-        one.zero == 0 or one.data * one.context == 1,
-        one.recompute,
-        ends,
-        question.cluster.chip.family == "measured",
+        _Hashed(cut.model),
+        cut.sequence,
+        cut.mode,
+        cut.micro_batch,
+        ModelPart(0, layout.tensor, range(1), embedding=ends[0], head=ends[1]),
+        (layout.sequence_parallel, layout.context, not cut.sharded, on_cpu, cut.isolated),
+        cut.policy,
     )
 
 
@@ -204,22 +222,14 @@ def _kept_of(
     sequence: int,
     mode: str,
     micro_batch: int,
-    tensor: int,
-    context: int,
-    weight_copies: bool,
-    recompute: Recompute,
-    ends: tuple[bool, bool],
-    on_cpu: bool,
+    part: ModelPart,
+    shared: tuple[bool, int, bool, bool, bool],
+    policy: str,
 ) -> _Kept:
-    part = ModelPart(0, tensor, range(1), embedding=ends[0], head=ends[1])
-    share = Share(
-        part=part,
-        sequence=tensor > 1,
-        context=context,
-        weight_copies=weight_copies,
-        materialised_masks=on_cpu,
-    )
-    kept = activations(model.model, micro_batch, sequence, mode, POLICIES[recompute], share)
+    share = Share(part, *shared)
+    # With a budget a rank computes again what is too much: what it would keep otherwise says how much that is.
+    again = POLICIES.get(policy, frozenset())
+    kept = activations(model.model, micro_batch, sequence, mode, again, share)
     whole = activations(model.model, micro_batch, sequence, mode, (), share)
     entry = sum(size for name, size in kept.ends.items() if name not in _HEADS)
     return _Kept(kept.per_layer, whole.per_layer, sum(kept.ends.values()), entry)
@@ -233,9 +243,9 @@ def layer_weights(model: ModelConfig, tensor: int) -> float:
     return attention + 3 * model.hidden_size * model.intermediate_size / tensor + 2 * model.hidden_size
 
 
-def _logits(model: ModelConfig, one: Candidate, tokens: float, item: int) -> float:
+def _logits(model: ModelConfig, tensor: int, tokens: float, item: int) -> float:
     """The loss's chunk: logits and their gradient as they come, and in fp32; in place where they come in fp32."""
-    rows = len(vocabulary_rows(model, ModelPart(0, one.tensor)))
+    rows = len(vocabulary_rows(model, ModelPart(0, tensor)))
     size = max(_SMALLEST_CHUNK, _CHUNK // (4 * rows))
     chunk = min(tokens, size)
     # Gradients of the head are added up in fp32 over chunks.

@@ -1,0 +1,99 @@
+"""Bytes that a rank of a pipeline needs at the moment of a step at which it needs most, for any number of layers.
+
+    cut, pipeline rank, layers -> state (footprint.py) + what comes and goes (moments.py) -> RankBytes
+
+A rank has state in proportion to its layers, so that two counts give it for any number of them.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hlat.model import ModelPart
+from hlat.parallel.cut import Cut
+from hlat.parallel.footprint import StateBytes, state_of
+from hlat.parallel.moments import moments
+from hlat.precision import MODES
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """Bytes of one rank when it has most.
+
+    Attributes:
+        parameters: and gathered copies of them.
+        optimizer: AdamW's moments and counters.
+        moving: what comes and goes, by name (``moments``).
+    """
+
+    parameters: float
+    optimizer: float
+    moving: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return self.parameters + self.optimizer + sum(self.moving.values())
+
+
+def fullest_moment(
+    cut: Cut, pipeline_rank: int, sizes: tuple[float, ...], state: tuple[float, float, float], on_cpu: bool = False
+) -> RankBytes:
+    """The moment at which a rank needs most.
+
+    Args:
+        sizes: layers of each stage of the rank.
+        state: bytes of parameters with their gathered copies, of gradients as they are added up, and of the optimizer.
+        on_cpu: as ``moments`` takes it.
+    """
+    parameters, gradients, optimizer = state
+    found = moments(cut, pipeline_rank, sizes, ends_of(cut, pipeline_rank), gradients, on_cpu)
+    return RankBytes(parameters, optimizer, max(found, key=lambda moment: sum(moment.values())))
+
+
+def rank_bytes(cut: Cut, pipeline_rank: int, sizes: tuple[float, ...]) -> RankBytes:
+    """Bytes of a rank if its stages have so many layers each, at least one."""
+    few, more = _states(cut, *ends_of(cut, pipeline_rank))
+    share = sum(sizes) / cut.virtual - 1
+    parameters, gradients, optimizer = (one + share * (two - one) for one, two in zip(few, more, strict=True))
+    return fullest_moment(cut, pipeline_rank, sizes, (parameters, gradients, optimizer))
+
+
+def ends_of(cut: Cut, pipeline_rank: int) -> tuple[bool, bool]:
+    """Whether a pipeline rank has the embedding, and whether it has the head."""
+    layout = cut.layout
+    return pipeline_rank == 0, pipeline_rank == layout.stage_rank(cut.parallel.stages - 1)
+
+
+def stored(cut: Cut, state: StateBytes) -> tuple[float, float, float]:
+    """State as ``fullest_moment`` takes it: FSDP2 gathers parameters in the dtype that is computed in."""
+    mode = MODES[cut.mode]
+    gathered = (state.parameters_within_step - state.parameters) * mode.compute.itemsize / mode.weights.itemsize
+    return state.parameters + gathered, float(state.gradients_accumulating), float(state.optimizer)
+
+
+def state_in_mode(cut: Cut, rank: int, parts: list[ModelPart]) -> StateBytes:
+    """State in the dtypes of the mode of precision."""
+    mode = MODES[cut.mode]
+    return state_of(
+        cut,
+        rank,
+        parts,
+        parameter_bytes=mode.weights.itemsize,
+        gradient_bytes=mode.gradients.itemsize,
+        moment_bytes=2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _states(cut: Cut, embedding: bool, head: bool) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """State of a rank with one layer per stage, and with two."""
+
+    def state(layers: int) -> tuple[float, float, float]:
+        last = cut.virtual - 1
+        parts = [
+            ModelPart(0, cut.layout.tensor, range(layers), embedding and index == 0, head and index == last)
+            for index in range(cut.virtual)
+        ]
+        return stored(cut, state_in_mode(cut, 0, parts))
+
+    return state(1), state(2)
