@@ -1,13 +1,12 @@
-"""Rank arithmetic and the split of a model over stages: pure functions, checked by hypothesis."""
+"""Rank arithmetic: pure functions, checked by hypothesis."""
 
 from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config import ModelConfig, ParallelConfig
-from hlat.model import forward_flops_per_token
-from hlat.parallel import Layout, stage_layers
+from hlat.config import ParallelConfig
+from hlat.parallel import Layout
 
 DEGREES = st.tuples(*(st.integers(1, 3) for _ in range(5)))
 
@@ -83,36 +82,3 @@ def test_every_stage_runs_on_one_rank(pipeline, schedule):
     assert len({len(one) for one in stages}) == 1
     if schedule == "zbv":
         assert stages[0] == [0, 2 * pipeline - 1], "a V begins and ends on the same rank"
-
-
-@given(st.integers(1, 24), st.integers(1, 8), st.integers(100, 200_000), st.integers(1, 4))
-def test_layers_are_split_so_that_no_other_split_is_cheaper(layers, stages, vocab_size, heads):
-    """The dearest stage, against every other split, with the head weighed."""
-    stages = min(stages, layers)
-    model = ModelConfig(vocab_size=vocab_size, layers=layers, hidden_size=64, intermediate_size=192, heads=heads)
-    found = stage_layers(model, ParallelConfig(pipeline=stages), 128)
-    assert [layer for part in found for layer in part] == list(range(layers)) and all(found)
-    one = forward_flops_per_token(model.model_copy(update={"layers": 1}), 128)
-    layer = forward_flops_per_token(model.model_copy(update={"layers": 2}), 128) - one
-    head = one - layer
-
-    def dearest(counts: list[int]) -> float:
-        return max(layer * count + (head if stage == stages - 1 else 0) for stage, count in enumerate(counts))
-
-    others = (dearest(counts) for counts in _compositions(layers, stages)) if layers <= 10 else iter(())
-    # the embedding's lookup is weighed too: 4 operations per element
-    assert dearest([len(part) for part in found]) <= min(others, default=float("inf")) + 4 * model.hidden_size
-
-
-def _compositions(total: int, parts: int):
-    if parts == 1:
-        yield [total]
-        return
-    for first in range(1, total - parts + 2):
-        for rest in _compositions(total - first, parts - 1):
-            yield [first, *rest]
-
-
-def test_an_explicit_split_is_taken_as_it_is():
-    model = ModelConfig(vocab_size=100, layers=5, hidden_size=64, intermediate_size=192, heads=4)
-    assert stage_layers(model, ParallelConfig(pipeline=2, split=[1, 4]), 128) == [range(1), range(1, 5)]
