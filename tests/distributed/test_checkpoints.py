@@ -14,7 +14,7 @@ from workers import Pool
 from hlat.checkpoint import CheckpointStore, collect, export_hf, open_checkpoint, restore
 from hlat.config import Recipe, parse_recipe
 from hlat.optim import build_optimizer
-from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel import Cut, ParallelModel, build_parallel, stage_layers
 from hlat.runtime import Runtime
 from hlat.training.step import accumulate_gradients, update
 
@@ -115,6 +115,20 @@ def test_one_process_and_a_layout_load_each_others_checkpoints(
     torch.set_num_threads(1)
     [losses] = load_and_go_on(Runtime(torch.device("cpu")), recipe_content(alone), [tmp_path / "own"])
     _close(case, losses, went_on)
+
+
+def test_a_run_goes_on_with_other_stages_than_it_began_with(pool: Pool, tmp_path: Path) -> None:
+    """Begun when earlier stages took more, gone on with stages as they are balanced now."""
+    model = {**GQA, "layers": 6}
+    before, now = ([2, 2, 1, 1], None)
+    cases = [Case(f"PP4, {split}", 4, {"pipeline": 4, "split": split}, model) for split in (before, now)]
+    contents = [recipe_content(case) for case in cases]
+    cut = Cut.of(parse_recipe(contents[1], world=4), 4)
+    assert [len(layers) for layers in stage_layers(cut)] != before
+    went_on = pool.run(4, train_and_save, contents[0], tmp_path)
+    found = pool.run(4, load_and_go_on, contents[1], [tmp_path])
+    for [losses], expected in zip(found, went_on, strict=True):
+        _close(cases[1], losses, expected)
 
 
 @pytest.mark.slow

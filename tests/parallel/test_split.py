@@ -167,7 +167,7 @@ def test_an_explicit_split_is_taken_as_it_is() -> None:
 
 
 def test_what_is_computed_again_makes_the_head_cheaper_than_as_many_layers() -> None:
-    """A head as dear as 5 layers is as dear as 15/4 where every layer runs forward twice: 7 | 2 + 5, and 6 | 3 + 3.75."""
+    """A head of 5 layers is one of 15/4 where every layer runs forward twice: 7 | 2 + 5, and 6 | 3 + 3.75."""
     layer, _ = flops(cut_of(LLAMA_3_8B, 2, "1f1b", 1, "none"))
     vocabulary = round(5 * layer / (6 * LLAMA_3_8B.hidden_size))
     model = LLAMA_3_8B.model_copy(update={"layers": 9, "vocab_size": vocabulary})

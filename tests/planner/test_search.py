@@ -28,6 +28,17 @@ def test_whatever_is_found_fits_on_every_rank(model, cluster):
         assert fits(asked, one)
 
 
+@pytest.mark.parametrize(
+    "layout", ["pp=16", "pp=16,zero=0,schedule=zbv", "pp=8,schedule=interleaved-zero-bubble,vpp=2"]
+)
+def test_the_fullest_rank_is_told_wherever_it_stands(layout):
+    """Of 16 ranks the tenth has most where the first have fewer layers; in a V the last but one waits longest."""
+    asked = question("llama-3-8b", "h100:16", global_batch=512)
+    found = planned(asked, parse_layout(layout, asked))
+    needs = [rank_memory(asked, found.candidate, rank).total for rank in range(found.candidate.pipeline)]
+    assert found.peak_memory == pytest.approx(max(needs)), needs
+
+
 def test_the_least_memory_is_that_of_the_rank_with_most():
     asked = question("llama-2-70b", "trn1.32xlarge:4")
     most = [max(estimated_memory(asked, one, rank).total for rank in range(one.pipeline)) for one in candidates(asked)]
