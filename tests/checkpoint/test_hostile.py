@@ -175,12 +175,13 @@ HUGE = 2**40
 @pytest.mark.parametrize(
     ("size", "pieces", "place", "words"),
     [
-        ([HUGE, HUGE], [([0, 0], [HUGE, HUGE])], {}, "claims"),
+        ([HUGE, HUGE], [([0, 0], [HUGE, HUGE])], {}, "more bytes than can be counted"),
+        ([HUGE], [([0], [HUGE])], {}, "claims"),
         ([HUGE], [([0], [2])], {}, "its pieces have 2"),
         ([HUGE], [], {}, "its pieces have 0"),
         ([4], [([0], [8])], {}, "outside its shape"),
         ([4], [([2], [4])], {}, "outside its shape"),
-        ([4, 4], [([0], [16])], {}, "not a readable index"),
+        ([4, 4], [([0], [16])], {}, "a piece of another number of dimensions"),
         ([4], [([0], [3]), ([2], [1])], {}, "two of its pieces overlap"),
         ([3], [([0], [1]), ([0], [1]), ([2], [1])], {}, "two of its pieces overlap"),
         ([4, 4], [([0, 0], [4, 2]), ([2, 1], [2, 2]), ([0, 2], [2, 2])], {}, "two of its pieces overlap"),

@@ -1,18 +1,20 @@
 """The index of a checkpoint's tensors: name -> shape, dtype, and which bytes of which file.
 
     where the blocks of all processes lie --checks--> .metadata, a pickle as torch.distributed.checkpoint (DCP) has it
-    .metadata --restricted unpickler--> Metadata --checks--> use
+    .metadata --read_pickle--> names, numbers --checks--> StoredTensor by name
 
 A tensor may be saved in several blocks (DCP calls them chunks); together they are the tensor, each element once.
 
-The file is never handed to ``pickle.load``. The unpickler below resolves only the data classes that make up an index;
-any other name in the file is refused before anything is called. An index that passes is then held against the files
-it speaks of, so that nothing absurd is allocated and nothing outside the checkpoint is opened.
+The file is never unpickled: ``pickled.py`` reads the plain values of it, in which torch's classes are names and no
+more. What they say is then held against the files they speak of, so that nothing absurd is allocated and nothing
+outside the checkpoint is opened. Each check takes time in proportion to the file, or n log n.
 """
 
+import itertools
 import math
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -30,26 +31,38 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from hlat.checkpoint.disk import Disk, FileRecord, write_file
+from hlat.checkpoint.pickled import Made, Name, read_pickle
 from hlat.runtime import CheckpointError
 
 INDEX_NAME = ".metadata"
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-_ALLOWED = frozenset(
+_DCP = "torch.distributed.checkpoint"
+_KNOWN = frozenset(
     {
-        (_METADATA, "Metadata"),
-        (_METADATA, "MetadataIndex"),
-        (_METADATA, "TensorStorageMetadata"),
-        (_METADATA, "TensorProperties"),
-        (_METADATA, "ChunkStorageMetadata"),
-        (_METADATA, "StorageMeta"),
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch", "Size"),
-        # a table look-up from "torch.strided" to the layout object
-        ("torch.serialization", "_get_layout"),
+        f"{_DCP}.metadata.Metadata",
+        f"{_DCP}.metadata.MetadataIndex",
+        f"{_DCP}.metadata.TensorStorageMetadata",
+        f"{_DCP}.metadata.TensorProperties",
+        f"{_DCP}.metadata.ChunkStorageMetadata",
+        f"{_DCP}.metadata.StorageMeta",
+        f"{_DCP}.metadata._MEM_FORMAT_ENCODING",
+        f"{_DCP}.filesystem._StorageInfo",
+        "torch.Size",
+        "torch.serialization._get_layout",
+        "builtins.getattr",  # some releases of Python (3.11.2 is one) pickle the members of an enum so
     }
 )
+_DTYPES: dict[str, torch.dtype] = {
+    f"torch.{name}": getattr(torch, name)
+    for name in (
+        *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    )
+}
+_LARGEST = 2**63 - 1  # torch's sizes and strides, and a file's offsets, are 64-bit
+_DIMENSIONS = 64  # more than any tensor has
+_DIVIDED = 4  # along how many dimensions a tensor may be divided; weights have two, in stacks three
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,15 @@ class StoredBlock:
     length: int
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor and the blocks that it was written in; together they are the tensor, each element once."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    blocks: tuple[StoredBlock, ...]
+
+
 def write_index(disk: Disk, folder: Path, blocks: Iterable[StoredBlock]) -> FileRecord:
     """Write the index of what all processes wrote, durably.
 
@@ -74,69 +96,65 @@ def write_index(disk: Disk, folder: Path, blocks: Iterable[StoredBlock]) -> File
     """
     tensors: dict[str, TensorStorageMetadata] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
+    boxes: dict[str, list[_Box]] = {}
     for block in blocks:
         size, offsets = torch.Size(block.shape), torch.Size(block.offsets)
         entry = tensors.setdefault(block.name, TensorStorageMetadata(TensorProperties(block.dtype), size, []))
         assert (entry.size, entry.properties.dtype) == (size, block.dtype), f"{block.name} is one tensor"
         entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(block.sizes)))
+        boxes.setdefault(block.name, []).append((block.offsets, block.sizes))
         places[MetadataIndex(block.name, offsets)] = _StorageInfo(block.file, block.begin, block.length)
     for name, entry in tensors.items():
-        problem = _cover_problem(entry.size, entry.chunks)
+        problem = _cover_problem(tuple(entry.size), boxes[name])
         assert not problem, f"{name}: {problem}"
     # No paths and no random ids: the same state gives the same index.
     index = Metadata(dict(tensors), storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
     return write_file(disk, folder / INDEX_NAME, pickle.dumps(index))
 
 
-def _cover_problem(shape: Sequence[int], chunks: Sequence[ChunkStorageMetadata]) -> str:
+_Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes of a block
+
+
+def _cover_problem(shape: tuple[int, ...], boxes: Sequence[_Box]) -> str:
     """What keeps blocks from being a tensor, each element once; empty if nothing does."""
-    for chunk in chunks:
-        spans = list(zip(shape, chunk.offsets, chunk.sizes, strict=True))
-        if any(offset < 0 or size < 0 or offset + size > full for full, offset, size in spans):
-            return f"a piece lies outside its shape {tuple(shape)}"
-    covered = sum(math.prod(chunk.sizes) for chunk in chunks)
+    for offsets, sizes in boxes:
+        if not len(offsets) == len(sizes) == len(shape):
+            return f"a piece of another number of dimensions than its shape {shape}"
+        if any(offset + size > full for full, offset, size in zip(shape, offsets, sizes, strict=True)):
+            return f"a piece lies outside its shape {shape}"
+    covered = sum(math.prod(sizes) for _, sizes in boxes)
     if covered != math.prod(shape):
-        return f"shape {tuple(shape)} has {math.prod(shape)} elements, its pieces have {covered}"
-    begun: list[ChunkStorageMetadata] = []  # those that reach to the row where the next one begins
-    several = [chunk for chunk in chunks if len(chunks) > 1 and chunk.sizes.numel() > 0]
-    for chunk in sorted(several, key=lambda chunk: tuple(chunk.offsets)):
-        begun = [other for other in begun if other.offsets[0] + other.sizes[0] > chunk.offsets[0]]
-        if any(_overlap(chunk, other) for other in begun):
-            return f"two of its pieces overlap at {tuple(chunk.offsets)}"
-        begun.append(chunk)
-    return ""
+        return f"shape {shape} has {math.prod(shape)} elements, its pieces have {covered}"
+    if len(boxes) < 2:
+        return ""
+    divided = [d for d, full in enumerate(shape) if any(sizes[d] != full for _, sizes in boxes)]
+    if len(divided) > _DIVIDED:
+        return f"it is divided along {len(divided)} dimensions, and hlat reads at most {_DIVIDED}"
+    wrong = _corner_differences(shape, boxes, divided)
+    return f"two of its pieces overlap at {min(wrong)}" if wrong else ""
 
 
-def _overlap(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
-    spans = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
-    return all(a < b + n and b < a + m for a, m, b, n in spans)
+def _corner_differences(shape: tuple[int, ...], boxes: Sequence[_Box], divided: Sequence[int]) -> list[tuple[int, ...]]:
+    """Corners that the boxes and the whole do not have alike; none if and only if the boxes are the whole, once.
 
-
-def _memory_format(owner: Any, name: str) -> Any:
-    """What ``getattr`` is for in an index: some releases of Python (3.11.2 is one) pickle the members of an enum so."""
-    if owner is not _MEM_FORMAT_ENCODING:
-        raise CheckpointError(f"it asks for builtins.getattr of {owner!r}, which no index needs; nothing was run")
-    return _MEM_FORMAT_ENCODING[name]
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    """Resolves the classes of an index and torch's dtypes; refuses every other name.
-
-    BytesStorageMetadata is left out on purpose: torch reads such entries with an unrestricted unpickler, and a
-    checkpoint of ours holds tensors only.
+    Let f(x) be how many boxes contain x. The indicator of a box [a, b) along one axis is H(x - a) - H(x - b), with H
+    the unit step, so that f is a sum of products of steps, one for each corner, with sign (-1)^(number of upper ends).
+    Such products are linearly independent for different corners: f is 1 in the whole and 0 elsewhere if and only if
+    the signed corners of all boxes add up to those of the whole. That takes 2^dimensions operations for each box.
     """
+    count: Counter[tuple[int, ...]] = Counter()
+    whole = ((0,) * len(shape), shape)
+    for (offsets, sizes), weight in itertools.chain(((box, 1) for box in boxes), [(whole, -1)]):
+        corners: list[tuple[tuple[int, ...], int]] = [((), weight)]
+        for d in divided:
+            begin, end = offsets[d], offsets[d] + sizes[d]
+            corners = [(*pair,) for at, sign in corners for pair in (((*at, begin), sign), ((*at, end), -sign))]
+        for at, sign in corners:
+            count[at] += sign
+    return [at for at, number in count.items() if number]
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        if (module, name) in _ALLOWED:
-            return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):
-            return _memory_format
-        raise CheckpointError(f"it asks for {module}.{name}, which no index of tensors needs; nothing was run")
 
-
-def read_index(folder: Path, file_bytes: Mapping[str, int]) -> Metadata:
+def read_index(folder: Path, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
     """Read and check the index of a checkpoint folder.
 
     Args:
@@ -149,43 +167,147 @@ def read_index(folder: Path, file_bytes: Mapping[str, int]) -> Metadata:
     """
     path = folder / INDEX_NAME
     try:
-        with path.open("rb") as file:
-            index = _check(_IndexUnpickler(file).load(), file_bytes)
+        return _tensors(read_pickle(path.read_bytes(), _is_known), file_bytes)
     except CheckpointError as exc:
         raise CheckpointError(f"{path}: {exc}") from None
-    except Exception as exc:  # a damaged pickle can raise anything; all of it means the same
+    except (OSError, ValueError) as exc:
         raise CheckpointError(f"{path}: not a readable index of tensors ({type(exc).__name__}: {exc})") from exc
-    return index
 
 
-def _check(index: Any, file_bytes: Mapping[str, int]) -> Metadata:
-    if not isinstance(index, Metadata):
-        raise CheckpointError(f"holds a {type(index).__name__}, not an index of tensors")
-    for name, entry in index.state_dict_metadata.items():
-        if not isinstance(name, str) or not isinstance(entry, TensorStorageMetadata):
-            raise CheckpointError(f"entry {name!r} is not a tensor")
-        _check_tensor(name, entry, index.storage_data, file_bytes)
-    return index
+def _is_known(name: str) -> bool:
+    return name in _KNOWN or name in _DTYPES
 
 
-def _check_tensor(name: str, entry: TensorStorageMetadata, storage: Any, file_bytes: Mapping[str, int]) -> None:
-    if not isinstance(entry.properties.dtype, torch.dtype) or min(entry.size, default=0) < 0:
-        raise CheckpointError(f"tensor {name}: impossible dtype or shape")
-    if problem := _cover_problem(entry.size, entry.chunks):
-        raise CheckpointError(f"tensor {name}: {problem}")
-    for chunk in entry.chunks:
-        needed = math.prod(chunk.sizes) * entry.properties.dtype.itemsize
-        _check_place(name, storage[MetadataIndex(name, chunk.offsets)], needed, file_bytes)
+def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
+    if not isinstance(index, Made) or index.name != f"{_DCP}.metadata.Metadata":
+        kind = index.name if isinstance(index, Made) else type(index).__name__
+        raise CheckpointError(f"holds a {kind}, not an index of tensors; nothing was run")
+    entries, storage = _fields(index, "Metadata", "state_dict_metadata", "storage_data")
+    if type(entries) is not dict or type(storage) is not dict:
+        raise CheckpointError("has no tables of tensors and of where they are")
+    places = {_key(key): place for key, place in storage.items()}
+    pieces = {name: _pieces(name, entry) for name, entry in entries.items()}
+    # A list may be named by many tensors: this bounds what is done for them by the length of the file.
+    if sum(map(len, pieces.values())) > len(places):
+        raise CheckpointError("it has more pieces of tensors than places where they are")
+    found = {name: _tensor(name, entries[name], chunks, places, file_bytes) for name, chunks in pieces.items()}
+    _refuse_shared_bytes(found)
+    return found
 
 
-def _check_place(name: str, place: Any, needed: int, file_bytes: Mapping[str, int]) -> None:
-    """Tensors are stored uncompressed, so that a piece can never be larger than its bytes in the file."""
-    if not isinstance(place, _StorageInfo) or place.transform_descriptors:
-        raise CheckpointError(f"tensor {name}: stored in a form that is not known")
-    available = file_bytes.get(place.relative_path)
+def _key(key: Any) -> tuple[str, tuple[int, ...]]:
+    name, offsets = _fields(key, "MetadataIndex", "fqn", "offset")
+    if type(name) is not str:
+        raise CheckpointError("a place is of a tensor without a name")
+    return name, _sizes(offsets, "a place", name)
+
+
+def _pieces(name: Any, entry: Any) -> list[Any]:
+    if type(name) is not str or type(entry) is not Made or entry.name != f"{_DCP}.metadata.TensorStorageMetadata":
+        raise CheckpointError(f"entry {_shown(str(name))} is not a tensor")
+    (chunks,) = _fields(entry, "TensorStorageMetadata", "chunks")
+    if type(chunks) is not list:
+        raise CheckpointError(f"tensor {_shown(name)}: has no list of pieces")
+    return chunks
+
+
+def _tensor(
+    name: str,
+    entry: Any,
+    chunks: Sequence[Any],
+    places: Mapping[tuple[str, tuple[int, ...]], Any],
+    file_bytes: Mapping[str, int],
+) -> StoredTensor:
+    shown = f"tensor {_shown(name)}"
+    properties, size = _fields(entry, "TensorStorageMetadata", "properties", "size")
+    dtype, shape = _dtype(properties, shown), _sizes(size, "shape", name)
+    if math.prod(max(1, length) for length in shape) * dtype.itemsize > _LARGEST:
+        raise CheckpointError(f"{shown}: impossible shape {shape}: it has more bytes than can be counted")
+    boxes = [_box(chunk, name) for chunk in chunks]
+    if problem := _cover_problem(shape, boxes):
+        raise CheckpointError(f"{shown}: {problem}")
+    blocks = []
+    for offsets, sizes in boxes:
+        if (name, offsets) not in places:
+            raise CheckpointError(f"{shown}: nothing says where its piece at {offsets} is")
+        needed = math.prod(sizes) * dtype.itemsize
+        place = _place(shown, places[name, offsets], needed, file_bytes)
+        blocks.append(StoredBlock(name, dtype, shape, offsets, sizes, *place))
+    return StoredTensor(dtype, shape, tuple(blocks))
+
+
+def _box(chunk: Any, name: str) -> _Box:
+    offsets, sizes = _fields(chunk, "ChunkStorageMetadata", "offsets", "sizes")
+    return _sizes(offsets, "a piece", name), _sizes(sizes, "a piece", name)
+
+
+def _place(shown: str, place: Any, needed: int, file_bytes: Mapping[str, int]) -> tuple[str, int, int]:
+    """File, first byte, and length. Tensors are stored uncompressed: a piece is never larger than its bytes there."""
+    file, begin, length = _fields(place, "_StorageInfo", "relative_path", "offset", "length", module="filesystem")
+    if place.state.get("transform_descriptors"):
+        raise CheckpointError(f"{shown}: stored in a form that is not known")
+    available = file_bytes.get(file) if type(file) is str else None
     if available is None:
-        raise CheckpointError(f"tensor {name}: stored in {place.relative_path!r}, which is no file of this checkpoint")
-    if place.offset < 0 or place.length < 0 or place.offset + place.length > available:
-        raise CheckpointError(f"tensor {name}: reaches beyond the end of {place.relative_path}")
-    if needed > place.length:
-        raise CheckpointError(f"tensor {name}: claims {needed} bytes, the file holds {place.length} for it")
+        raise CheckpointError(f"{shown}: stored in {_shown(file)}, which is no file of this checkpoint")
+    if not (_is_size(begin) and _is_size(length)) or begin + length > available:
+        raise CheckpointError(f"{shown}: reaches beyond the end of {file}")
+    if needed > length:
+        raise CheckpointError(f"{shown}: claims {needed} bytes, the file holds {length} for it")
+    return file, begin, length
+
+
+def _refuse_shared_bytes(tensors: Mapping[str, StoredTensor]) -> None:
+    """Two pieces never lie on the same bytes: a small file would be read as often as an index likes."""
+    blocks = sorted(_blocks(tensors), key=lambda block: (block.file, block.begin))
+    for one, other in itertools.pairwise(blocks):
+        if one.file == other.file and one.begin + one.length > other.begin:
+            raise CheckpointError(
+                f"tensors {_shown(one.name)} and {_shown(other.name)} lie on the same bytes of {one.file}"
+            )
+
+
+def _blocks(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredBlock]:
+    return (block for tensor in tensors.values() for block in tensor.blocks)
+
+
+def _fields(made: Any, kind: str, *names: str, module: str = "metadata") -> list[Any]:
+    """Fields of an object of one of DCP's classes."""
+    if type(made) is not Made or made.name != f"{_DCP}.{module}.{kind}" or type(made.state) is not dict:
+        raise CheckpointError(f"something else stands where a {kind} belongs")
+    if absent := [name for name in names if name not in made.state]:
+        raise CheckpointError(f"a {kind} without {', '.join(absent)}")
+    return [made.state[name] for name in names]
+
+
+def _sizes(value: Any, kind: str, name: str) -> tuple[int, ...]:
+    """The numbers of a torch.Size."""
+    numbers = value.arguments[0] if type(value) is Made and value.name == "torch.Size" and value.arguments else None
+    if type(numbers) is not tuple or len(numbers) > _DIMENSIONS or not all(map(_is_size, numbers)):
+        raise CheckpointError(
+            f"tensor {_shown(name)}: impossible {kind}: it takes whole numbers from 0 to 2^63 - 1, {_DIMENSIONS} at most"
+        )
+    return numbers
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _dtype(properties: Any, shown: str) -> torch.dtype:
+    """The dtype of a dense tensor: the first of what DCP keeps of its properties, beside its layout."""
+    kind = f"{_DCP}.metadata.TensorProperties"
+    state = properties.state if type(properties) is Made and properties.name == kind else None
+    dtype, layout = state[:2] if type(state) is tuple and len(state) > 1 else (None, None)
+    found = _DTYPES.get(dtype.text) if type(dtype) is Name else None
+    if found is None:
+        raise CheckpointError(f"{shown}: impossible dtype")
+    if type(layout) is not Made or layout.arguments != ("torch.strided",):
+        raise CheckpointError(f"{shown}: stored in a layout that is not known")
+    return found
+
+
+def _shown(name: Any) -> str:
+    """A name in a message: short, and without characters that a terminal would obey."""
+    text = name if type(name) is str else type(name).__name__
+    text = text if len(text) <= 200 else text[:200] + "..."
+    return text if text.isprintable() else repr(text)

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hlat.checkpoint.disk import READING, storage_error
-from hlat.checkpoint.index import read_index
+from hlat.checkpoint.index import StoredTensor, read_index
 from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, read_manifest, verify
 from hlat.checkpoint.regions import Region, read_regions
 from hlat.runtime import CheckpointError, Ranks
@@ -41,18 +40,14 @@ class Checkpoint:
         return read_manifest(self.path).step
 
     @cached_property
-    def index(self) -> Metadata:
+    def index(self) -> dict[str, StoredTensor]:
         """Where each tensor is; read once, checked against the sizes of the files."""
         return read_index(self.path, read_manifest(self.path).file_bytes)
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by name, on the meta device: shape and dtype without bytes."""
-        found = {}
-        for name, entry in self.index.state_dict_metadata.items():
-            assert isinstance(entry, TensorStorageMetadata), "read_index admits tensors only"
-            found[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-        return found
+        return {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in self.index.items()}
 
     def check(self, targets: Mapping[str, torch.Tensor]) -> None:
         """See that every target is in the checkpoint with its shape and dtype; targets may be on the meta device.

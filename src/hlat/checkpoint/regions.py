@@ -10,7 +10,7 @@ so that a process reads the rows it needs and no others, and nothing is ever unp
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import SEEK_CUR, SEEK_END, SEEK_SET, FileIO, RawIOBase
@@ -19,9 +19,8 @@ from typing import Any, cast
 from zipfile import ZIP_STORED, ZipFile
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 
+from hlat.checkpoint.index import StoredBlock, StoredTensor
 from hlat.runtime import CheckpointError
 
 _THREADS = min(8, os.cpu_count() or 1)
@@ -44,12 +43,11 @@ class _Overlap:
     """What a region and a saved block have in common, and where it goes."""
 
     target: torch.Tensor  # that part of the region: a view
-    block: ChunkStorageMetadata
-    place: _StorageInfo
+    block: StoredBlock
     begin: tuple[int, ...]  # of the common part, inside the block
 
 
-def read_regions(folder: Path, index: Metadata, regions: Sequence[Region]) -> list[torch.Tensor]:
+def read_regions(folder: Path, index: Mapping[str, StoredTensor], regions: Sequence[Region]) -> list[torch.Tensor]:
     """Read regions, on the CPU, in the saved dtype.
 
     Args:
@@ -63,10 +61,9 @@ def read_regions(folder: Path, index: Metadata, regions: Sequence[Region]) -> li
     found: list[torch.Tensor] = []
     overlaps: list[_Overlap] = []
     for region in regions:
-        entry = index.state_dict_metadata[region.name]
-        assert isinstance(entry, TensorStorageMetadata), "read_index admits tensors only"
-        found.append(torch.empty(region.sizes, dtype=entry.properties.dtype))
-        overlaps += _overlaps(region, found[-1], entry, index.storage_data)
+        saved = index[region.name]
+        found.append(torch.empty(region.sizes, dtype=saved.dtype))
+        overlaps += _overlaps(region, found[-1], saved)
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
             for _ in pool.map(lambda overlap: _read(folder, overlap), overlaps):
@@ -76,8 +73,8 @@ def read_regions(folder: Path, index: Metadata, regions: Sequence[Region]) -> li
     return found
 
 
-def _overlaps(region: Region, target: torch.Tensor, entry: TensorStorageMetadata, places: Any) -> Iterator[_Overlap]:
-    for block in entry.chunks:
+def _overlaps(region: Region, target: torch.Tensor, saved: StoredTensor) -> Iterator[_Overlap]:
+    for block in saved.blocks:
         begin = [max(a, b) for a, b in zip(region.offsets, block.offsets, strict=True)]
         ends = zip(region.offsets, region.sizes, block.offsets, block.sizes, strict=True)
         sizes = [min(a + m, b + n) - start for start, (a, m, b, n) in zip(begin, ends, strict=True)]
@@ -86,14 +83,14 @@ def _overlaps(region: Region, target: torch.Tensor, entry: TensorStorageMetadata
             for dimension, (start, size) in enumerate(zip(begin, sizes, strict=True)):
                 part = part.narrow(dimension, start - region.offsets[dimension], size)
             inside = tuple(start - offset for start, offset in zip(begin, block.offsets, strict=True))
-            yield _Overlap(part, block, places[MetadataIndex(region.name, block.offsets)], inside)
+            yield _Overlap(part, block, inside)
 
 
 def _read(folder: Path, overlap: _Overlap) -> None:
     target, sizes = overlap.target, overlap.block.sizes
     item = target.element_size()
-    with FileIO(folder / overlap.place.relative_path) as file:
-        start = _elements(file, overlap.place, math.prod(sizes) * item)
+    with FileIO(folder / overlap.block.file) as file:
+        start = _elements(file, overlap.block, math.prod(sizes) * item)
         if not sizes:
             _fill(file, start, target)
             return
@@ -122,18 +119,18 @@ def _fill(file: FileIO, position: int, target: torch.Tensor) -> None:
         view = view[count:]
 
 
-def _elements(file: FileIO, place: _StorageInfo, nbytes: int) -> int:
-    """Where in its file the elements of a block begin; they must be ``nbytes`` long and lie inside its place."""
-    with ZipFile(cast(Any, _Slice(file, place.offset, place.length))) as archive:
+def _elements(file: FileIO, place: StoredBlock, nbytes: int) -> int:
+    """Where in its file the elements of a block begin; they must be ``nbytes`` long and lie inside its bytes."""
+    with ZipFile(cast(Any, _Slice(file, place.begin, place.length))) as archive:
         records = [record for record in archive.infolist() if record.filename.endswith("/data/0")]
     if len(records) != 1 or records[0].compress_type != ZIP_STORED or records[0].file_size != nbytes:
-        raise ValueError(f"{file.name!r} does not hold {nbytes} bytes of elements at {place.offset}")
-    header = place.offset + records[0].header_offset
+        raise ValueError(f"{file.name!r} does not hold {nbytes} bytes of elements at {place.begin}")
+    header = place.begin + records[0].header_offset
     file.seek(header)
     name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start: int = header + _LOCAL_HEADER.size + name + extra
-    if not place.offset <= start <= place.offset + place.length - nbytes:
-        raise ValueError(f"{file.name!r} holds elements outside their place at {place.offset}")
+    if not place.begin <= start <= place.begin + place.length - nbytes:
+        raise ValueError(f"{file.name!r} holds elements outside their place at {place.begin}")
     return start
 
 
