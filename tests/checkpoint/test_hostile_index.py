@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from hlat.checkpoint import CheckpointStore, open_checkpoint, verify
-from hlat.checkpoint.index import _cover_problem
+from hlat.checkpoint.covering import cover_problem
 from hlat.checkpoint.pickled import read_pickle
 from hlat.runtime import CheckpointError
 
@@ -163,7 +163,7 @@ def counted(work: Any) -> int:
 @pytest.mark.parametrize("shape", [(1, None), (None, 1), (None,), (2, None)], ids=str)
 def test_the_work_for_pieces_grows_as_their_number(shape: tuple[int | None, ...]) -> None:
     """Twice the pieces are twice the work; with n log n it would be 2.2 times, where each meets each four times."""
-    work = [counted(lambda n=n: _cover_problem(*at(shape, n))) for n in (500, 1000)]
+    work = [counted(lambda n=n: cover_problem(*at(shape, n))) for n in (500, 1000)]
     assert work[1] / work[0] < 2.5, work
 
 
@@ -288,4 +288,4 @@ def test_a_tensor_is_covered_if_every_element_is_counted_once(seed: int, axes: i
         place = rng.randrange(len(boxes))
         sizes = boxes[place][1]
         boxes[place] = (tuple(rng.randrange(full - size + 1) for full, size in zip(shape, sizes, strict=True)), sizes)
-    assert (not _cover_problem(shape, boxes)) == is_tiled(shape, boxes)
+    assert (not cover_problem(shape, boxes)) == is_tiled(shape, boxes)

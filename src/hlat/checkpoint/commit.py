@@ -34,11 +34,11 @@ from hlat.checkpoint.index import INDEX_NAME, write_index
 from hlat.checkpoint.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
-    META_NAME,
     Manifest,
     is_safe_name,
     write_manifest,
 )
+from hlat.checkpoint.meta import META_NAME
 from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.writing import Written, write_blocks
 from hlat.runtime import CheckpointError, Ranks, StorageError

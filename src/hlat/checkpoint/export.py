@@ -7,7 +7,7 @@ Everything an export needs is in the checkpoint itself: weights, the numbers of 
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ from hlat.checkpoint.identity import versions
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
-from hlat.config import ModelConfig
+from hlat.config import ModelConfig, model_problems
 from hlat.model import (
     Decoder,
     SpecialIds,
     build,
     canonical_shapes,
+    check_canonical,
+    check_layers,
     held_parameters,
     read_hf,
     read_special_ids,
@@ -69,18 +71,40 @@ def model_config(checkpoint: Checkpoint) -> ModelConfig:
     """The model section that a checkpoint was saved with; the longest context it claims is filled in.
 
     Raises:
-        CheckpointError: it names no model, or not one that this version knows.
+        CheckpointError: it names no model, not one that this version knows, or one that its weights are not of.
     """
     recipe = checkpoint.meta.get("recipe", {})
     fields = checkpoint.meta.get("model") or recipe.get("model")
-    if not isinstance(fields, dict):
+    if not isinstance(fields, dict):  # a list is what a recipe may have elsewhere
         raise CheckpointError(f"{checkpoint.path}: names no model")
     if fields.get("max_sequence_length") is None:
-        fields = fields | {"max_sequence_length": recipe.get("data", {}).get("sequence_length")}
+        fields = fields | {"max_sequence_length": _own_length(recipe)}
     try:
-        return ModelConfig.model_validate(fields)
+        config = ModelConfig.model_validate(fields)
     except ValidationError as exc:
         raise CheckpointError(f"{checkpoint.path}: its model is not one that this version knows: {exc}") from exc
+    if problems := model_problems(config):
+        raise CheckpointError(f"{checkpoint.path}: its model cannot be: {'; '.join(map(str, problems))}")
+    _check_weights(checkpoint, config)
+    return config
+
+
+def _own_length(recipe: Mapping[str, Any]) -> Any:
+    data = recipe.get("data")
+    return data.get("sequence_length") if isinstance(data, dict) else None
+
+
+def _check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """See that the weights are those of the model, before anything is made of its size."""
+    found = {
+        name.removeprefix(MODEL): tuple(form.shape)
+        for name, form in checkpoint.tensors.items()
+        if name.startswith(MODEL)
+    }
+    if not found:
+        raise CheckpointError(f"{checkpoint.path}: holds no weights")
+    check_layers(config, len(found), str(checkpoint.path))
+    check_canonical(canonical_shapes(config), found, str(checkpoint.path))
 
 
 def export_hf(path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str | None = None) -> Path:
@@ -158,8 +182,6 @@ def _canonical(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[st
 
 def _saved_dtype(checkpoint: Checkpoint) -> torch.dtype:
     dtypes = [form.dtype for name, form in checkpoint.tensors.items() if name.startswith(MODEL)]
-    if not dtypes:
-        raise CheckpointError(f"{checkpoint.path}: holds no weights")
     return functools.reduce(torch.promote_types, dtypes)
 
 

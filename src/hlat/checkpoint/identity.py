@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hlat.checkpoint.reading import Checkpoint
 from hlat.config import Recipe
 from hlat.runtime import CheckpointError
 
@@ -31,6 +32,21 @@ class Change:
 def versions() -> dict[str, str]:
     """What the state was computed with, to be saved beside it."""
     return {"hlat": version("hlat"), "torch": version("torch"), "python": platform.python_version()}
+
+
+def saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
+    """The recipe that a run's checkpoint was saved with, JSON values, and the fingerprint of the data it read.
+
+    Raises:
+        CheckpointError: it is no checkpoint of a run.
+    """
+    meta = checkpoint.meta
+    if absent := [name for name in ("recipe", "data_fingerprint") if not meta.get(name)]:
+        raise CheckpointError(
+            f"{checkpoint.path}: is no checkpoint of a run: its meta.json has no {' and no '.join(absent)}. To begin "
+            "a run with its weights, move it out of the run folder and set checkpoint.init_from to it."
+        )
+    return meta["recipe"], meta["data_fingerprint"]
 
 
 def check_resume(
@@ -96,7 +112,8 @@ def _walk(
 def _pairs(sections: tuple[Any, ...], saved: list[Any]) -> list[tuple[Any, BaseModel]]:
     """Sections and what was saved of them, where there are as many; nothing for values of another kind."""
     both = list(zip(saved, sections, strict=False))
-    return both if len(saved) == len(sections) and all(isinstance(one, BaseModel) for one in sections) else []
+    alike = len(saved) == len(sections) and all(isinstance(one, BaseModel) for one in sections)
+    return both if alike and all(isinstance(one, dict) for one in saved) else []
 
 
 def _has_fixed(value: Any, old: Any, field: FieldInfo | None) -> bool:
@@ -109,7 +126,9 @@ def _has_fixed(value: Any, old: Any, field: FieldInfo | None) -> bool:
         return False
     both = [one.model_dump(mode="json") for one in value] + (old if isinstance(old, list) else [])
     return any(
-        one.get(name, inner.get_default()) != inner.get_default() for one in both for name, inner in names.items()
+        not isinstance(one, dict) or one.get(name, inner.get_default()) != inner.get_default()
+        for one in both
+        for name, inner in names.items()
     )
 
 

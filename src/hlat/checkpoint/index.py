@@ -10,11 +10,12 @@ more. What they say is then held against the files they speak of, so that nothin
 outside the checkpoint is opened. Each check takes time in proportion to the file, or n log n.
 """
 
+import gc
 import itertools
 import math
 import pickle
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from hlat.checkpoint.covering import Box, cover_problem
 from hlat.checkpoint.disk import Disk, FileRecord, write_file
 from hlat.checkpoint.pickled import Made, Name, read_pickle
 from hlat.runtime import CheckpointError
@@ -62,7 +64,6 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _LARGEST = 2**63 - 1  # torch's sizes and strides, and a file's offsets, are 64-bit
 _DIMENSIONS = 64  # more than any tensor has
-_DIVIDED = 4  # along how many dimensions a tensor may be divided; weights have two, in stacks three
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def write_index(disk: Disk, folder: Path, blocks: Iterable[StoredBlock]) -> File
     """
     tensors: dict[str, TensorStorageMetadata] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
-    boxes: dict[str, list[_Box]] = {}
+    boxes: dict[str, list[Box]] = {}
     for block in blocks:
         size, offsets = torch.Size(block.shape), torch.Size(block.offsets)
         entry = tensors.setdefault(block.name, TensorStorageMetadata(TensorProperties(block.dtype), size, []))
@@ -105,53 +106,11 @@ def write_index(disk: Disk, folder: Path, blocks: Iterable[StoredBlock]) -> File
         boxes.setdefault(block.name, []).append((block.offsets, block.sizes))
         places[MetadataIndex(block.name, offsets)] = _StorageInfo(block.file, block.begin, block.length)
     for name, entry in tensors.items():
-        problem = _cover_problem(tuple(entry.size), boxes[name])
+        problem = cover_problem(tuple(entry.size), boxes[name])
         assert not problem, f"{name}: {problem}"
     # No paths and no random ids: the same state gives the same index.
     index = Metadata(dict(tensors), storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
     return write_file(disk, folder / INDEX_NAME, pickle.dumps(index))
-
-
-_Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes of a block
-
-
-def _cover_problem(shape: tuple[int, ...], boxes: Sequence[_Box]) -> str:
-    """What keeps blocks from being a tensor, each element once; empty if nothing does."""
-    for offsets, sizes in boxes:
-        if not len(offsets) == len(sizes) == len(shape):
-            return f"a piece of another number of dimensions than its shape {shape}"
-        if any(offset + size > full for full, offset, size in zip(shape, offsets, sizes, strict=True)):
-            return f"a piece lies outside its shape {shape}"
-    covered = sum(math.prod(sizes) for _, sizes in boxes)
-    if covered != math.prod(shape):
-        return f"shape {shape} has {math.prod(shape)} elements, its pieces have {covered}"
-    if len(boxes) < 2:
-        return ""
-    divided = [d for d, full in enumerate(shape) if any(sizes[d] != full for _, sizes in boxes)]
-    if len(divided) > _DIVIDED:
-        return f"it is divided along {len(divided)} dimensions, and hlat reads at most {_DIVIDED}"
-    wrong = _corner_differences(shape, boxes, divided)
-    return f"two of its pieces overlap at {min(wrong)}" if wrong else ""
-
-
-def _corner_differences(shape: tuple[int, ...], boxes: Sequence[_Box], divided: Sequence[int]) -> list[tuple[int, ...]]:
-    """Corners that the boxes and the whole do not have alike; none if and only if the boxes are the whole, once.
-
-    Let f(x) be how many boxes contain x. The indicator of a box [a, b) along one axis is H(x - a) - H(x - b), with H
-    the unit step, so that f is a sum of products of steps, one for each corner, with sign (-1)^(number of upper ends).
-    Such products are linearly independent for different corners: f is 1 in the whole and 0 elsewhere if and only if
-    the signed corners of all boxes add up to those of the whole. That takes 2^dimensions operations for each box.
-    """
-    count: Counter[tuple[int, ...]] = Counter()
-    whole = ((0,) * len(shape), shape)
-    for (offsets, sizes), weight in itertools.chain(((box, 1) for box in boxes), [(whole, -1)]):
-        corners: list[tuple[tuple[int, ...], int]] = [((), weight)]
-        for d in divided:
-            begin, end = offsets[d], offsets[d] + sizes[d]
-            corners = [(*pair,) for at, sign in corners for pair in (((*at, begin), sign), ((*at, end), -sign))]
-        for at, sign in corners:
-            count[at] += sign
-    return [at for at, number in count.items() if number]
 
 
 def read_index(folder: Path, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
@@ -167,11 +126,32 @@ def read_index(folder: Path, file_bytes: Mapping[str, int]) -> dict[str, StoredT
     """
     path = folder / INDEX_NAME
     try:
-        return _tensors(read_pickle(path.read_bytes(), _is_known), file_bytes)
+        return parse_index(path.read_bytes(), file_bytes)
     except CheckpointError as exc:
         raise CheckpointError(f"{path}: {exc}") from None
-    except (OSError, ValueError) as exc:
-        raise CheckpointError(f"{path}: not a readable index of tensors ({type(exc).__name__}: {exc})") from exc
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be read ({exc.strerror})") from exc
+
+
+def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
+    """``read_index`` from the bytes of the file."""
+    try:
+        with _no_collection():
+            return _tensors(read_pickle(data, _is_known), file_bytes)
+    except ValueError as exc:
+        raise CheckpointError(f"not a readable index of tensors ({exc})") from exc
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is looked for that could be freed: with millions of new objects, that takes longer than to make them."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _is_known(name: str) -> bool:
@@ -224,7 +204,7 @@ def _tensor(
     if math.prod(max(1, length) for length in shape) * dtype.itemsize > _LARGEST:
         raise CheckpointError(f"{shown}: impossible shape {shape}: it has more bytes than can be counted")
     boxes = [_box(chunk, name) for chunk in chunks]
-    if problem := _cover_problem(shape, boxes):
+    if problem := cover_problem(shape, boxes):
         raise CheckpointError(f"{shown}: {problem}")
     blocks = []
     for offsets, sizes in boxes:
@@ -236,7 +216,7 @@ def _tensor(
     return StoredTensor(dtype, shape, tuple(blocks))
 
 
-def _box(chunk: Any, name: str) -> _Box:
+def _box(chunk: Any, name: str) -> Box:
     offsets, sizes = _fields(chunk, "ChunkStorageMetadata", "offsets", "sizes")
     return _sizes(offsets, "a piece", name), _sizes(sizes, "a piece", name)
 
@@ -284,7 +264,7 @@ def _sizes(value: Any, kind: str, name: str) -> tuple[int, ...]:
     numbers = value.arguments[0] if type(value) is Made and value.name == "torch.Size" and value.arguments else None
     if type(numbers) is not tuple or len(numbers) > _DIMENSIONS or not all(map(_is_size, numbers)):
         raise CheckpointError(
-            f"tensor {_shown(name)}: impossible {kind}: it takes whole numbers from 0 to 2^63 - 1, {_DIMENSIONS} at most"
+            f"tensor {_shown(name)}: impossible {kind}: it takes at most {_DIMENSIONS} whole numbers from 0 to 2^63 - 1"
         )
     return numbers
 

@@ -15,7 +15,8 @@ from typing import Literal
 
 from hlat.checkpoint.commit import REPLACED, STAGING, TRASH
 from hlat.checkpoint.index import INDEX_NAME
-from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, Manifest, hash_file, read_manifest
+from hlat.checkpoint.manifest import MARKER_NAME, STEP_NAME, Manifest, hash_file, read_manifest
+from hlat.checkpoint.meta import META_NAME
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint
 from hlat.checkpoint.store import BAD_SUFFIX
 from hlat.runtime import CheckpointError

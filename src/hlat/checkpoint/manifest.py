@@ -19,12 +19,12 @@ from typing import Any
 
 from hlat.checkpoint.disk import READING, Disk, FileRecord, storage_error, write_file
 from hlat.checkpoint.index import INDEX_NAME, read_index
+from hlat.checkpoint.meta import META_NAME, check_meta
 from hlat.runtime import CheckpointError
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
-META_NAME = "meta.json"
 
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
@@ -135,6 +135,7 @@ def verify(folder: Path) -> list[str]:
         problems.extend(problem for problem in found if problem)
     if not problems:
         try:
+            check_meta(_read(folder / META_NAME), manifest.step)
             read_index(folder, manifest.file_bytes)
         except CheckpointError as exc:
             problems.append(str(exc))

@@ -8,7 +8,6 @@ A pickle is a program for a machine with a stack (``pickletools`` in Python's st
 knows the instructions that ``pickle.dumps`` writes for data, in protocols 2 to 5, and refuses every other one.
 """
 
-import gc
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,8 +47,6 @@ def read_pickle(data: bytes, is_known: Callable[[str], bool]) -> Any:
         ValueError: it is damaged, or has instructions that data does not need.
     """
     machine = _Machine(data, is_known)
-    collecting = gc.isenabled()
-    gc.disable()  # nothing here is garbage, and looking for some again and again takes most of the time
     try:
         return _run(machine, data)
     except (IndexError, KeyError, struct.error):
@@ -57,9 +54,6 @@ def read_pickle(data: bytes, is_known: Callable[[str], bool]) -> Any:
             f"at byte {machine.at} it ends too early, wants a value where there is none, or has an instruction that "
             "data does not need"
         ) from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _run(machine: "_Machine", data: bytes) -> Any:

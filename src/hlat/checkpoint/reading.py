@@ -5,7 +5,6 @@
 Nothing here changes the disk: a run that is still being trained can be read meanwhile.
 """
 
-import json
 import logging
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,8 @@ import torch
 
 from hlat.checkpoint.disk import READING, storage_error
 from hlat.checkpoint.index import StoredTensor, read_index
-from hlat.checkpoint.manifest import MARKER_NAME, META_NAME, STEP_NAME, read_manifest, verify
+from hlat.checkpoint.manifest import MARKER_NAME, STEP_NAME, read_manifest, verify
+from hlat.checkpoint.meta import META_NAME, parse_meta
 from hlat.checkpoint.regions import Region, read_regions
 from hlat.runtime import CheckpointError, Ranks
 
@@ -141,21 +141,18 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself: step, tokens, samples, recipe, versions, ...
 
     Raises:
-        CheckpointError: there is no such file, or it is not a JSON object.
+        CheckpointError: there is no such file, or it is not what hlat writes.
         StorageError: it is there and cannot be read.
     """
     path = folder / META_NAME
     try:
-        meta = json.loads(path.read_bytes())
+        return parse_meta(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {folder} is not a checkpoint") from None
     except OSError as exc:
         raise storage_error(exc, f"cannot read {META_NAME}", folder, way_out=READING) from exc
-    except (ValueError, RecursionError) as exc:
-        raise CheckpointError(f"{path}: not JSON ({exc})") from exc
-    if not isinstance(meta, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
-    return meta
+    except CheckpointError as exc:
+        raise CheckpointError(f"{folder}: {exc}") from exc
 
 
 def step_folders(root: Path) -> list[Path]:

@@ -6,7 +6,6 @@ Only what is small is read, but by ``problems``. Nothing is changed, there or he
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Set
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +13,8 @@ from typing import Any
 
 from hlat.checkpoint.index import INDEX_NAME
 from hlat.checkpoint.inventory import Entry, Group, contents, look
-from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, META_NAME, STEP_NAME, step_name
+from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, STEP_NAME, step_name
+from hlat.checkpoint.meta import META_NAME, parse_meta
 from hlat.checkpoint.objects import Objects
 from hlat.checkpoint.remote_reading import SET_ASIDE, Vouched, remote_folders, remote_manifest, remote_problems
 from hlat.runtime import CheckpointError
@@ -77,7 +77,7 @@ class RemotePrefix:
             return Entry(place, step, "set aside" if SET_ASIDE in names else "unfinished")
         try:
             vouched = remote_manifest(self._objects, step)
-            tokens = json.loads(self._small(step, META_NAME, vouched)).get("tokens")
+            tokens = parse_meta(self._small(step, META_NAME, vouched)).get("tokens")
         except CheckpointError as error:
             return Entry(place, step, "damaged", problem=str(error))
         return Entry(place, step, "committed", sum(vouched.manifest.file_bytes.values()), None, tokens)

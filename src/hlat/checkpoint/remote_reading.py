@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hlat.checkpoint.disk import FileRecord
+from hlat.checkpoint.index import INDEX_NAME, parse_index
 from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, STEP_NAME, Manifest, check_manifest, step_name
+from hlat.checkpoint.meta import META_NAME, check_meta
 from hlat.checkpoint.objects import Objects
 from hlat.runtime import CheckpointError
 
@@ -51,12 +53,7 @@ def remote_manifest(objects: Objects, step: int) -> Vouched:
         CheckpointError: there is none, or the marker does not vouch for it.
         StorageError: the store does not answer, or refuses.
     """
-    read = {}
-    for name in (MARKER_NAME, MANIFEST_NAME):
-        content = objects.read(f"{step_name(step)}/{name}")
-        if content is None:
-            raise CheckpointError(f"{name} is missing")
-        read[name] = content
+    read = {name: _content(objects, step, name) for name in (MARKER_NAME, MANIFEST_NAME)}
     manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
     if manifest.step != step:
         raise CheckpointError(f"its content is of step {manifest.step}")
@@ -72,7 +69,25 @@ def remote_problems(objects: Objects, step: int) -> list[str]:
     with ThreadPoolExecutor(TRANSFERS) as pool:
         names = list(manifest.files)
         found = pool.map(lambda name: objects.digest(f"{step_name(step)}/{name}"), names)
-        return differences(manifest, dict(zip(names, found, strict=True)))
+        problems = differences(manifest, dict(zip(names, found, strict=True)))
+    return problems or _problems_inside(objects, manifest)
+
+
+def _problems_inside(objects: Objects, manifest: Manifest) -> list[str]:
+    """What of a checkpoint whose files are as listed does not make sense."""
+    try:
+        check_meta(_content(objects, manifest.step, META_NAME), manifest.step)
+        parse_index(_content(objects, manifest.step, INDEX_NAME), manifest.file_bytes)
+    except CheckpointError as error:
+        return [str(error)]
+    return []
+
+
+def _content(objects: Objects, step: int, name: str) -> bytes:
+    content = objects.read(f"{step_name(step)}/{name}")
+    if content is None:
+        raise CheckpointError(f"{name} is missing")
+    return content
 
 
 def differences(manifest: Manifest, found: Mapping[str, FileRecord | None]) -> list[str]:

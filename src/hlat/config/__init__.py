@@ -32,6 +32,7 @@ from hlat.config.recovery import (
     RecoveryConfig,
     refuse_faults,
 )
+from hlat.config.rules import model_problems
 from hlat.config.schema import recipe_schema
 from hlat.config.sections import (
     BatchConfig,
@@ -110,6 +111,7 @@ __all__ = [
     "holds",
     "is_url",
     "load_recipe",
+    "model_problems",
     "parse_recipe",
     "recipe_schema",
     "refuse_faults",

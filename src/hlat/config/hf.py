@@ -12,8 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
+from hlat.config.model import MOST_LAYERS, MOST_TOKENS, WIDEST
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
+_MOST = {
+    "vocab_size": MOST_TOKENS,
+    "num_hidden_layers": MOST_LAYERS,
+    "max_position_embeddings": MOST_TOKENS,
+    "original_max_position_embeddings": MOST_TOKENS,
+}
 _SIZES = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -78,6 +85,8 @@ class _Reader:
             self.refuse(name, "is required.")
         elif isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             self.refuse(name, "must be a positive whole number.", value=value)
+        elif value > (most := _MOST.get(name, WIDEST)):
+            self.refuse(name, f"is more than {most:,}, the most that hlat reads.", value=value)
         else:
             return value
         return 1

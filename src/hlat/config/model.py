@@ -6,6 +6,13 @@ from pydantic import Field
 
 from hlat.config.section import Section, fixed
 
+MOST_LAYERS = 10_000
+"""Ten times the deepest Transformer that was published (DeepNet, Wang et al. 2022: 1,000 layers)."""
+WIDEST = 2**24
+"""Of a dimension: a square matrix of that many rows has 2^48 elements, 1 PB in fp32."""
+MOST_TOKENS = 2**31 - 1
+"""Of a vocabulary and of a context: token ids and positions are 32-bit numbers on every device."""
+
 
 class LinearScaling(Section):
     """Position interpolation (Chen et al. 2023): every RoPE frequency is divided by ``factor``."""
@@ -27,7 +34,7 @@ class Llama3Scaling(Section):
     """Wavelengths above original_max_position / low_freq_factor are scaled in full."""
     high_freq_factor: float = fixed(4.0, gt=0)
     """Wavelengths below original_max_position / high_freq_factor are left alone."""
-    original_max_position: int = fixed(8192, gt=0)
+    original_max_position: int = fixed(8192, gt=0, le=MOST_TOKENS)
     """The context length of the model before scaling, in tokens."""
 
 
@@ -50,21 +57,21 @@ class ModelConfig(Section):
     """Name of a built-in model whose numbers are taken where this section gives none."""
     hf_config: str | None = None
     """Path of a Hugging Face config.json (or its folder) whose numbers are taken where this section gives none."""
-    vocab_size: int = fixed(gt=0)
+    vocab_size: int = fixed(gt=0, le=MOST_TOKENS)
     """Rows of the embedding: at least the tokenizer's vocabulary."""
-    layers: int = fixed(gt=0)
+    layers: int = fixed(gt=0, le=MOST_LAYERS)
     """Number of decoder blocks."""
-    hidden_size: int = fixed(gt=0)
+    hidden_size: int = fixed(gt=0, le=WIDEST)
     """Width of the residual stream."""
-    intermediate_size: int = fixed(gt=0)
+    intermediate_size: int = fixed(gt=0, le=WIDEST)
     """Width of the SwiGLU feed-forward layer."""
-    heads: int = fixed(gt=0)
+    heads: int = fixed(gt=0, le=WIDEST)
     """Number of query heads."""
-    kv_heads: int | None = fixed(None, gt=0)
+    kv_heads: int | None = fixed(None, gt=0, le=WIDEST)
     """Number of key and value heads; null means as many as query heads (MHA), 1 is MQA, in between GQA."""
-    head_dim: int | None = fixed(None, gt=0)
+    head_dim: int | None = fixed(None, gt=0, le=WIDEST)
     """Width of a head; null means hidden_size / heads."""
-    max_sequence_length: int | None = fixed(None, gt=0)
+    max_sequence_length: int | None = fixed(None, gt=0, le=MOST_TOKENS)
     """Longest context the exported model claims, in tokens; null means data.sequence_length."""
     norm_eps: float = fixed(1e-5, gt=0)
     """Added to the mean square in RMSNorm."""

@@ -4,12 +4,13 @@ A rule sees the recipe through ``Values``, where a field that is itself wrong is
 skipped, because its answer would only repeat that mistake.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hlat.config.data_rules import DATA_RULES
 from hlat.config.errors import Problem
 from hlat.config.layout_rules import LAYOUT_RULES
+from hlat.config.model import ModelConfig
 from hlat.config.recovery import FaultConfig
 from hlat.config.values import Rule, Unavailable, Values, divisors
 from hlat.runtime import is_url, protocol_of, secret_in, without_secrets
@@ -183,10 +184,9 @@ def _wrong_fault(number: int, name: str, value: Any, reason: str, remedy: str) -
     return Problem(f"faults.{number}.{name}", reason, remedy, value, True)
 
 
+MODEL_RULES: tuple[Rule, ...] = (_heads, _kv_heads, _rope_scaling)
 RULES: tuple[Rule, ...] = (
-    _heads,
-    _kv_heads,
-    _rope_scaling,
+    *MODEL_RULES,
     *DATA_RULES,
     _validation,
     _context,
@@ -202,10 +202,21 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def broken_rules(values: Values) -> list[Problem]:
+def model_problems(config: ModelConfig) -> list[Problem]:
+    """Every rule between the fields of a model that one breaks which comes from elsewhere than a recipe."""
+    return broken_rules(
+        Values(
+            {f"model.{name}": getattr(config, name) for name in ModelConfig.model_fields}
+            | {"model.rope.scaling": config.rope.scaling}
+        ),
+        MODEL_RULES,
+    )
+
+
+def broken_rules(values: Values, rules: Sequence[Rule] = RULES) -> list[Problem]:
     """Every rule that the available values break."""
     problems: list[Problem] = []
-    for rule in RULES:
+    for rule in rules:
         try:
             problems.extend(rule(values))
         except Unavailable:

@@ -3,7 +3,7 @@
 from hlat.model.activations import RECOMPUTABLE, Activations, Share, activations
 from hlat.model.building import build, remake
 from hlat.model.cache import KVCache, LayerCache
-from hlat.model.canonical import canonical_shapes, from_canonical, to_canonical
+from hlat.model.canonical import canonical_shapes, check_canonical, check_layers, from_canonical, to_canonical
 from hlat.model.counts import ParameterCount, count_parameters, flops_per_token, forward_flops_per_token
 from hlat.model.decoder import Decoder
 from hlat.model.documents import Documents
@@ -44,6 +44,8 @@ __all__ = [
     "attention_backend",
     "build",
     "canonical_shapes",
+    "check_canonical",
+    "check_layers",
     "count_parameters",
     "flops_per_token",
     "forward_flops_per_token",

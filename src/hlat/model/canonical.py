@@ -13,6 +13,9 @@ import torch
 from hlat.config import CheckpointError, ModelConfig
 from hlat.model.layout import parameter_layouts
 
+_FEW_LAYERS = 1_000
+_LISTED = 100  # at most so many problems are listed in an error
+
 
 def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every canonical tensor of a model, in the order of the data. Tied heads have none."""
@@ -56,13 +59,31 @@ def from_canonical(config: ModelConfig, canonical: Mapping[str, torch.Tensor]) -
     return {name: layout.fuse(canonical) for name, layout in parameter_layouts(config).items()}
 
 
+def check_layers(config: ModelConfig, found: int, source: str) -> None:
+    """See that a model may have so many tensors, before the names of all of its layers are made.
+
+    Args:
+        config: the model.
+        found: number of tensors that there are.
+        source: what errors call them.
+
+    Raises:
+        CheckpointError: it has more layers than there are tensors, of which each layer has several, and so many that
+            it would take long to name what is missing.
+    """
+    if config.layers > max(found, _FEW_LAYERS):
+        raise CheckpointError(
+            f"{source} do not fit the model: it has {config.layers:,} layers, and there are {found:,} tensors."
+        )
+
+
 def check_canonical(
     expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], source: str = "these weights"
 ) -> None:
     """Compare names and shapes.
 
     Raises:
-        CheckpointError: every name missing, unexpected, or of another shape.
+        CheckpointError: every name missing, unexpected, or of another shape; the first of them where they are many.
     """
     problems = [f"{name}: missing, expected {_size(shape)}" for name, shape in expected.items() if name not in found]
     problems += [f"{name}: unexpected, the model has no such tensor" for name in found if name not in expected]
@@ -88,4 +109,6 @@ def _size(shape: Iterable[int]) -> str:
 
 def _refuse(problems: list[str], head: str) -> None:
     if problems:
-        raise CheckpointError("\n".join([f"{head}: {len(problems)} problem(s)", *(f"  {p}" for p in problems)]))
+        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+        listed = [f"  {problem}" for problem in [*problems[:_LISTED], *more]]
+        raise CheckpointError("\n".join([f"{head}: {len(problems)} problem(s)", *listed]))

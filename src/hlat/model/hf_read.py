@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hlat.config import CheckpointError, ModelConfig, hf_to_model
-from hlat.model.canonical import canonical_shapes, check_canonical
+from hlat.config import CheckpointError, ModelConfig, RecipeError, hf_to_model, model_problems
+from hlat.model.canonical import canonical_shapes, check_canonical, check_layers
 from hlat.model.hf_config import SpecialIds
 from hlat.model.hf_files import INDEX, WEIGHTS, read_json
 
@@ -54,7 +54,10 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
     folder = Path(hf_dir)
     fields = hf_to_model(read_json(folder / "config.json"))
     config = ModelConfig.model_validate(fields)
+    if problems := model_problems(config):
+        raise RecipeError(problems, str(folder / "config.json"))
     files, shapes = _find_tensors(folder)
+    check_layers(config, len(files), str(folder))
     tensors = LazyTensors(files)
     _drop_redundant(config, tensors, files, shapes)
     expected = canonical_shapes(config)

@@ -25,6 +25,7 @@ from hlat.checkpoint import (
     load_weights,
     resolve,
     restore,
+    saved_run,
     versions,
 )
 from hlat.config import Recipe
@@ -227,7 +228,7 @@ def build_job(
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
     newest, changes = tiers.newest(require_step), []
     if newest is not None:
-        changes = check_resume(newest.meta["recipe"], newest.meta["data_fingerprint"], recipe, prepared.fingerprint)
+        changes = check_resume(*saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
     optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, seed)
