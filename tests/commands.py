@@ -28,7 +28,7 @@ def forking() -> "multiprocessing.context.ForkServerContext":
 
 
 def hlat(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = _TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
     """Run the command: what ``subprocess.run`` would return for it, with its output as text."""
     words = [str(argument) for argument in arguments]
@@ -38,11 +38,11 @@ def hlat(
             target=_command, args=(words, streams, dict(os.environ if env is None else env), str(cwd or Path.cwd()))
         )
         process.start()
-        process.join(_TIMEOUT)
+        process.join(timeout)
         if process.exitcode is None:
             process.kill()
             process.join()
-            raise subprocess.TimeoutExpired(["hlat", *words], _TIMEOUT)
+            raise subprocess.TimeoutExpired(["hlat", *words], timeout)
         texts = []
         for stream in (out, err):
             stream.seek(0)
