@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hlat.runtime import LAUNCHER, untested_torch
+
 if TYPE_CHECKING:
     from hlat.data import Progress
 
@@ -31,11 +33,16 @@ _SECONDS_BETWEEN_LINES = 5.0
 def ready() -> None:
     """Ctrl-C interrupts a verb's work from here on; until a verb calls this, nothing has been started.
 
+    A release of PyTorch that hlat was not tested with is named.
+
     A verb imports its room when it runs and not before, so that each starts as fast as it can: torch takes a second,
     its distributed parts two more.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job does not hear Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What hlat starts itself is silent, and of the processes that others start, all but the first.
+    if LAUNCHER not in os.environ and os.environ.get("RANK", "0") == "0" and (line := untested_torch()):
+        typer.echo(line, err=True)
 
 
 def say(text: str = "") -> None:

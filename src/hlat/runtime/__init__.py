@@ -25,6 +25,8 @@ from hlat.runtime.phase import PHASES, current_phase, enter_phase, observed_phas
 from hlat.runtime.place import Place, place
 from hlat.runtime.stopping import DEADLINE, INTERRUPTED, REQUEUE, STOP_CODES, STOPPING, stop_code
 from hlat.runtime.store_faults import Fault, Kind, Transient, fault_of
+from hlat.runtime.torch_private import TESTED as TESTED_TORCH
+from hlat.runtime.torch_private import untested_torch
 from hlat.runtime.urls import is_url, secret_in, without_secrets
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ __all__ = [
     "REQUEUE",
     "STOPPING",
     "STOP_CODES",
+    "TESTED_TORCH",
     "WEB",
     "Beside",
     "CheckpointError",
@@ -148,5 +151,6 @@ __all__ = [
     "sync_to_disk",
     "synchronize",
     "unpin",
+    "untested_torch",
     "without_secrets",
 ]
