@@ -1,0 +1,105 @@
+"""Numbers that no model has are refused by name, with the most that is allowed, before anything is made of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import config_of, our_model
+
+from hlat.config import CheckpointError, ModelConfig, RecipeError, parse_recipe
+from hlat.model import check_layers, read_hf, to_canonical, write_hf
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = config_of("tied")
+    tensors = {
+        name: tensor.detach()
+        for name, tensor in to_canonical(config, dict(our_model(config).named_parameters())).items()
+    }
+    return write_hf(tmp_path / "out", config, tensors)
+
+
+def refused(folder: Path, **fields: Any) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises((RecipeError, CheckpointError)) as caught:
+        read_hf(folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("number", [10_001, 10**6, 10**9, 10**30])
+def test_layers_without_end(folder: Path, number: int) -> None:
+    """Their names were made first: 10^6 of them took more than 25 s, and memory without end."""
+    assert "num_hidden_layers" in (said := refused(folder, num_hidden_layers=number)) and "more than 10,000" in said
+
+
+def test_as_many_layers_as_are_allowed_and_not_there(folder: Path) -> None:
+    said = refused(folder, num_hidden_layers=10_000)
+    assert "it has 10,000 layers, and there are" in said and said.count("\n") == 0
+
+
+def test_more_layers_than_there_are_are_listed_by_name_but_not_without_end(folder: Path) -> None:
+    said = refused(folder, num_hidden_layers=999)
+    assert "model.layers.3.input_layernorm.weight: missing" in said and said.count("\n") < 110 and "more" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "most"),
+    [
+        ("hidden_size", 10**30, "16,777,216"),
+        ("intermediate_size", 2**24 + 1, "16,777,216"),
+        ("num_attention_heads", 10**400, "16,777,216"),
+        ("num_key_value_heads", 2**63, "16,777,216"),
+        ("head_dim", 2**31, "16,777,216"),
+        ("vocab_size", 2**31, "2,147,483,647"),
+        ("max_position_embeddings", 10**30, "2,147,483,647"),
+    ],
+)
+def test_a_size_that_none_has(folder: Path, name: str, number: int, most: str) -> None:
+    said = refused(folder, **{name: number})
+    assert name in said and f"more than {most}" in said and len(said) < 500
+
+
+@pytest.mark.parametrize(
+    "fields", [{"hidden_size": 2**24}, {"vocab_size": 2**31 - 1}, {"intermediate_size": 2**24}, {"head_dim": 2**24}]
+)
+def test_the_largest_that_are_allowed_are_held_against_the_files(folder: Path, fields: dict[str, int]) -> None:
+    assert "do not fit the model" in refused(folder, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_attention_heads": 3, "head_dim": None}, "not a multiple"),
+        ({"head_dim": 1}, "a head must be even"),
+        ({"num_key_value_heads": 3}, "cannot be shared out"),
+    ],
+)
+def test_heads_that_cannot_be(folder: Path, fields: dict[str, Any], words: str) -> None:
+    """The rules that hold for a recipe hold for a config.json."""
+    assert words in refused(folder, **fields)
+
+
+BOUNDS = {
+    "layers": 10_000, "hidden_size": 2**24, "intermediate_size": 2**24, "heads": 2**24, "kv_heads": 2**24,
+    "head_dim": 2**24, "vocab_size": 2**31 - 1, "max_sequence_length": 2**31 - 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [None, 10**10, 10**30])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_recipes_have_the_same_bounds(name: str, number: int | None) -> None:
+    number = BOUNDS[name] + 1 if number is None else number
+    model = config_of("tied").model_dump() | {name: number}
+    words = rf"model\.{name} = {number}: input should be less than or equal to {BOUNDS[name]}"
+    with pytest.raises(RecipeError, match=words):
+        parse_recipe({"model": model, "data": {"path": "x"}, "training": {"steps": 1}})
+
+
+def test_layers_are_counted_before_their_names_are_made() -> None:
+    config = ModelConfig(vocab_size=8, layers=10_000, hidden_size=8, intermediate_size=8, heads=2)
+    with pytest.raises(CheckpointError, match="it has 10,000 layers, and there are 9,999 tensors"):
+        check_layers(config, 9_999, "these weights")
+    check_layers(config, 10_000, "these weights")
