@@ -36,6 +36,29 @@ def test_the_same_recipe_changes_nothing() -> None:
     assert check_resume(saved(), "f", recipe(), "f") == []
 
 
+@pytest.mark.parametrize("odd", [None, True, 7, "text", [], [1, "x"], {"a": 1}, [{"a": 1}], [[]]], ids=repr)
+@pytest.mark.parametrize(
+    "path", ["model", "data", "data.sources", "data.phases", "faults", "model.rope", "model.heads"]
+)
+def test_a_saved_recipe_of_other_types_is_compared_or_refused(path: str, odd: Any) -> None:
+    """A file that was edited: whatever stands there, it is another recipe or the same, never an error of ours."""
+    tree = saved()
+    *parents, last = path.split(".")
+    place = tree
+    for parent in parents:
+        place = place[parent]
+    place[last] = odd
+    now = (
+        recipe(faults=[])
+        if path != "faults"
+        else Recipe.model_validate(BASE | {"faults": [{"kind": "hang", "at_step": 3}]})
+    )
+    try:
+        check_resume(tree, "f", now, "f")
+    except CheckpointError as refusal:
+        assert "the run cannot go on with this recipe" in str(refusal)
+
+
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [

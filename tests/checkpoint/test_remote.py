@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from machines import blocks_of, meta_of
 from saved_states import assert_equal, assert_is_step, save, state
+from test_hostile import seal
 from test_killed import child
 from thread_ranks import all_done, on_ranks
 
@@ -392,6 +393,22 @@ HARMS: dict[str, Callable[[bytes], bytes | None]] = {
     "append": lambda data: data + b"x",
     "delete": lambda data: None,
 }
+
+
+@pytest.mark.parametrize(("victim", "content"), [("meta.json", b'{"step": "many"}'), (".metadata", b"no pickle")])
+def test_what_was_sealed_anew_in_the_store_is_looked_into(
+    run: Run, s3: ObjectStore, victim: str, content: bytes
+) -> None:
+    """Checksums that fit do not make a checkpoint: what is inside has to be what hlat writes."""
+    [folder] = run.saved_and_uploaded(1)
+    assert remote_problems(Objects(run.url), 1) == []
+    (folder / victim).write_bytes(content)
+    seal(folder)
+    prefix = f"{run.url.removeprefix('s3://corpus/')}/step-00000001"
+    for name in (victim, "manifest.json", "COMMITTED"):
+        s3.replace(f"{prefix}/{name}", (folder / name).read_bytes())
+    [problem] = remote_problems(Objects(run.url), 1)
+    assert ("step: input should be a valid integer" if victim == "meta.json" else "not a readable index") in problem
 
 
 @pytest.mark.parametrize(
