@@ -39,16 +39,18 @@ from hlat.runtime import CheckpointError
 INDEX_NAME = ".metadata"
 
 _DCP = "torch.distributed.checkpoint"
+_METADATA = f"{_DCP}.metadata.Metadata"
+_METADATA_INDEX = f"{_DCP}.metadata.MetadataIndex"
+_TENSOR_STORAGE_METADATA = f"{_DCP}.metadata.TensorStorageMetadata"
+_TENSOR_PROPERTIES = f"{_DCP}.metadata.TensorProperties"
+_CHUNK_STORAGE_METADATA = f"{_DCP}.metadata.ChunkStorageMetadata"
+_STORAGE_INFO = f"{_DCP}.filesystem._StorageInfo"
 _KNOWN = frozenset(
     {
-        f"{_DCP}.metadata.Metadata",
-        f"{_DCP}.metadata.MetadataIndex",
-        f"{_DCP}.metadata.TensorStorageMetadata",
-        f"{_DCP}.metadata.TensorProperties",
-        f"{_DCP}.metadata.ChunkStorageMetadata",
+        *(_METADATA, _METADATA_INDEX, _TENSOR_STORAGE_METADATA, _TENSOR_PROPERTIES, _CHUNK_STORAGE_METADATA),
+        _STORAGE_INFO,
         f"{_DCP}.metadata.StorageMeta",
         f"{_DCP}.metadata._MEM_FORMAT_ENCODING",
-        f"{_DCP}.filesystem._StorageInfo",
         "torch.Size",
         "torch.serialization._get_layout",
         "builtins.getattr",  # some releases of Python (3.11.2 is one) pickle the members of an enum so
@@ -159,10 +161,10 @@ def _is_known(name: str) -> bool:
 
 
 def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    if not isinstance(index, Made) or index.name != f"{_DCP}.metadata.Metadata":
+    if not isinstance(index, Made) or index.name != _METADATA:
         kind = index.name if isinstance(index, Made) else type(index).__name__
         raise CheckpointError(f"holds a {kind}, not an index of tensors; nothing was run")
-    entries, storage = _fields(index, "Metadata", "state_dict_metadata", "storage_data")
+    entries, storage = _fields(index, _METADATA, "state_dict_metadata", "storage_data")
     if type(entries) is not dict or type(storage) is not dict:
         raise CheckpointError("has no tables of tensors and of where they are")
     places = {_key(key): place for key, place in storage.items()}
@@ -176,16 +178,16 @@ def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTenso
 
 
 def _key(key: Any) -> tuple[str, tuple[int, ...]]:
-    name, offsets = _fields(key, "MetadataIndex", "fqn", "offset")
+    name, offsets = _fields(key, _METADATA_INDEX, "fqn", "offset")
     if type(name) is not str:
         raise CheckpointError("a place is of a tensor without a name")
     return name, _sizes(offsets, "a place", name)
 
 
 def _pieces(name: Any, entry: Any) -> list[Any]:
-    if type(name) is not str or type(entry) is not Made or entry.name != f"{_DCP}.metadata.TensorStorageMetadata":
+    if type(name) is not str or type(entry) is not Made or entry.name != _TENSOR_STORAGE_METADATA:
         raise CheckpointError(f"entry {_shown(str(name))} is not a tensor")
-    (chunks,) = _fields(entry, "TensorStorageMetadata", "chunks")
+    (chunks,) = _fields(entry, _TENSOR_STORAGE_METADATA, "chunks")
     if type(chunks) is not list:
         raise CheckpointError(f"tensor {_shown(name)}: has no list of pieces")
     return chunks
@@ -199,7 +201,7 @@ def _tensor(
     file_bytes: Mapping[str, int],
 ) -> StoredTensor:
     shown = f"tensor {_shown(name)}"
-    properties, size = _fields(entry, "TensorStorageMetadata", "properties", "size")
+    properties, size = _fields(entry, _TENSOR_STORAGE_METADATA, "properties", "size")
     dtype, shape = _dtype(properties, shown), _sizes(size, "shape", name)
     if math.prod(max(1, length) for length in shape) * dtype.itemsize > _LARGEST:
         raise CheckpointError(f"{shown}: impossible shape {shape}: it has more bytes than can be counted")
@@ -217,13 +219,13 @@ def _tensor(
 
 
 def _box(chunk: Any, name: str) -> Box:
-    offsets, sizes = _fields(chunk, "ChunkStorageMetadata", "offsets", "sizes")
+    offsets, sizes = _fields(chunk, _CHUNK_STORAGE_METADATA, "offsets", "sizes")
     return _sizes(offsets, "a piece", name), _sizes(sizes, "a piece", name)
 
 
 def _place(shown: str, place: Any, needed: int, file_bytes: Mapping[str, int]) -> tuple[str, int, int]:
     """File, first byte, and length. Tensors are stored uncompressed: a piece is never larger than its bytes there."""
-    file, begin, length = _fields(place, "_StorageInfo", "relative_path", "offset", "length", module="filesystem")
+    file, begin, length = _fields(place, _STORAGE_INFO, "relative_path", "offset", "length")
     if place.state.get("transform_descriptors"):
         raise CheckpointError(f"{shown}: stored in a form that is not known")
     available = file_bytes.get(file) if type(file) is str else None
@@ -250,13 +252,14 @@ def _blocks(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredBlock]:
     return (block for tensor in tensors.values() for block in tensor.blocks)
 
 
-def _fields(made: Any, kind: str, *names: str, module: str = "metadata") -> list[Any]:
+def _fields(made: Any, kind: str, *names: str) -> list[Any]:
     """Fields of an object of one of DCP's classes."""
-    if type(made) is not Made or made.name != f"{_DCP}.{module}.{kind}" or type(made.state) is not dict:
-        raise CheckpointError(f"something else stands where a {kind} belongs")
-    if absent := [name for name in names if name not in made.state]:
-        raise CheckpointError(f"a {kind} without {', '.join(absent)}")
-    return [made.state[name] for name in names]
+    if type(made) is not Made or made.name != kind or type(made.state) is not dict:
+        raise CheckpointError(f"something else stands where a {kind.rpartition('.')[2]} belongs")
+    try:
+        return [made.state[name] for name in names]
+    except KeyError as absent:
+        raise CheckpointError(f"a {kind.rpartition('.')[2]} without {absent}") from None
 
 
 def _sizes(value: Any, kind: str, name: str) -> tuple[int, ...]:
@@ -275,8 +278,8 @@ def _is_size(value: Any) -> bool:
 
 def _dtype(properties: Any, shown: str) -> torch.dtype:
     """The dtype of a dense tensor: the first of what DCP keeps of its properties, beside its layout."""
-    kind = f"{_DCP}.metadata.TensorProperties"
-    state = properties.state if type(properties) is Made and properties.name == kind else None
+    is_kind = type(properties) is Made and properties.name == _TENSOR_PROPERTIES
+    state = properties.state if is_kind else None
     dtype, layout = state[:2] if type(state) is tuple and len(state) > 1 else (None, None)
     found = _DTYPES.get(dtype.text) if type(dtype) is Name else None
     if found is None:
