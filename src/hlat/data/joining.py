@@ -14,7 +14,8 @@ from pathlib import Path
 
 from hlat.config import DataConfig
 from hlat.data.corpus import Corpus, SplitPlan
-from hlat.data.manifest import MANIFEST, TOKENIZER, read_manifest
+from hlat.data.manifest import MANIFEST, TOKENIZER
+from hlat.data.manifest_file import read_manifest
 from hlat.data.merge import Merge
 from hlat.data.parts import FINISHED, PartRecord, indexes_sha256, read_part
 from hlat.data.planning import Progress, make_tokenizer, refuse_nothing

@@ -1,20 +1,43 @@
-"""The manifest of prepared data: what it holds, file by file and source by source, and what it was made from."""
+"""The manifest of prepared data: what it holds, file by file and source by source, and what it was made from.
+
+Types, ranges and names of files are checked here, the checksum by hlat.data.manifest_file, and its counts against one
+another and against the files by hlat.data.consistency.
+"""
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hlat.data.settings import paths_by_source
 from hlat.data.source_file import SourceFile
 from hlat.data.split import SPLITS, Split
-from hlat.runtime import DataError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+"""The format that is written. Format 3, the only other one that is read, is the same without a checksum of its own."""
+UNSEALED_VERSION = 3
+WORK_VERSION = 3
+"""The format of unfinished work, and of parts of a corpus."""
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
+QUARANTINE = "quarantine.jsonl"
+BLOCKS = "blocks.npy"
+
+Count = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+SourceIndex = Annotated[int, Field(strict=True, ge=-1, le=1 << 31)]
+
+
+def shard_file(split: Split, index: int) -> str:
+    """The name of a shard."""
+    return f"{split}-{index:05d}.bin"
+
+
+def documents_file(split: Split) -> str:
+    """The name of the file that says where the documents of a split begin."""
+    return f"{split}-documents.bin"
 
 
 class Record(BaseModel):
@@ -27,29 +50,29 @@ class ShardRecord(Record):
     """One shard file."""
 
     file: str
-    tokens: int
-    bytes: int
-    sha256: str
+    tokens: Count
+    bytes: Count
+    sha256: Sha256
 
 
 class SourceTokens(Record):
     """What a split holds of one source: a stretch of its tokens, the sources one after the other."""
 
-    source: int
-    documents: int
-    tokens: int
+    source: SourceIndex
+    documents: Count
+    tokens: Count
 
 
 class SplitRecord(Record):
     """One split: what it holds and in which files. ``text_bytes`` is UTF-8."""
 
-    documents: int
-    tokens: int
-    text_bytes: int
+    documents: Count
+    tokens: Count
+    text_bytes: Count
     sources: list[SourceTokens]
     shards: list[ShardRecord]
     documents_file: str
-    documents_sha256: str
+    documents_sha256: Sha256
 
 
 class SourceRows(Record):
@@ -65,23 +88,23 @@ class SourceRows(Record):
         copied_tokens: tokens of these, end tokens included.
     """
 
-    source: int
+    source: SourceIndex
     name: str | None
-    rows: int
-    null_rows: int
-    empty_documents: int
-    unreadable_rows: int
-    documents: int
-    copies: int
-    copied_tokens: int
+    rows: Count
+    null_rows: Count
+    empty_documents: Count
+    unreadable_rows: Count
+    documents: Count
+    copies: Count
+    copied_tokens: Count
 
 
 class QuarantineRecord(Record):
     """The file that lists the rows that could not be read."""
 
     file: str
-    rows: int
-    sha256: str
+    rows: Count
+    sha256: Sha256
 
 
 class SourceRecord(Record):
@@ -89,12 +112,19 @@ class SourceRecord(Record):
 
     path: str
     use: Literal["split", "validation"]
-    content: list[str | int]
-    bytes: int
-    mtime_ns: int
+    content: Annotated[list[str | int], Field(min_length=2)]
+    bytes: Count
+    mtime_ns: Annotated[int, Field(strict=True)]
     sha256: str
     etag: str = ""
     index: "SourceRecord | None" = None
+
+    @model_validator(mode="after")
+    def _content(self) -> Self:
+        """Refuse a content that does not begin with the index of a source."""
+        if not isinstance(self.content[0], int) or self.content[0] < -1:
+            raise ValueError(f"content: begins with {self.content[0]!r}, which is not the index of a source")
+        return self
 
     @property
     def parts(self) -> "list[SourceRecord]":
@@ -134,10 +164,10 @@ class BlocksRecord(Record):
     """
 
     file: str
-    sha256: str
-    bytes: int
-    counts: list[int]
-    below: int
+    sha256: Sha256
+    bytes: Count
+    counts: list[Count]
+    below: Annotated[int, Field(strict=True, ge=0, le=1 << 64)]
 
 
 class Manifest(Record):
@@ -146,10 +176,10 @@ class Manifest(Record):
     format_version: int
     fingerprint: str
     dtype: Literal["uint16", "uint32"]
-    vocab_size: int
-    eos_id: int | None
-    bos_id: int | None
-    tokenizer_sha256: str
+    vocab_size: Count
+    eos_id: Count | None
+    bos_id: Count | None
+    tokenizer_sha256: Sha256
     splits: dict[Split, SplitRecord]
     rows: list[SourceRows]
     quarantine: QuarantineRecord | None
@@ -158,6 +188,23 @@ class Manifest(Record):
     places: dict[Literal["corpus", "tokenizer"], list[str]]
     sources: list[SourceRecord]
     blocks: BlocksRecord | None = None
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        """Refuse any file name but the one that is written: nothing outside the folder is ever opened."""
+        if set(self.splits) != set(SPLITS):
+            raise ValueError(f"splits: has {sorted(self.splits)}, and these are {sorted(SPLITS)}")
+        if set(self.places) != {"corpus", "tokenizer"}:
+            raise ValueError("places: says of corpus and tokenizer where they are, and nothing else")
+        for where, name, written in _file_names(self):
+            if name != written:
+                raise ValueError(f"{where}: names {name!r}, and the only name there is {written!r}")
+        return self
+
+    @property
+    def has_checksum(self) -> bool:
+        """Tell whether the manifest was written with a checksum of its own."""
+        return self.format_version != UNSEALED_VERSION
 
     @property
     def source_names(self) -> dict[int, str]:
@@ -216,22 +263,13 @@ def content_fingerprint(
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder, None if it has none.
-
-    Raises:
-        DataError: damaged, or of another format.
-    """
-    path = folder / MANIFEST
-    try:
-        stored = json.loads(path.read_bytes())
-        if isinstance(stored, dict) and stored.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-            raise DataError(
-                f"{path}: data format {stored['format_version']}; this version reads {FORMAT_VERSION}. "
-                "Prepare the data again in another data.prepared_dir, or use the version of hlat that wrote it."
-            )
-        return Manifest.model_validate(stored)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, ValidationError) as error:
-        raise DataError(f"{path}: damaged: {error}. Delete {folder} and prepare the data again.") from error
+def _file_names(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
+    """Every file that a manifest names: the field, the name in it, and the name that is written there."""
+    for split, record in manifest.splits.items():
+        yield f"splits.{split}.documents_file", record.documents_file, documents_file(split)
+        for index, shard in enumerate(record.shards):
+            yield f"splits.{split}.shards.{index}.file", shard.file, shard_file(split, index)
+    if manifest.quarantine is not None:
+        yield "quarantine.file", manifest.quarantine.file, QUARANTINE
+    if manifest.blocks is not None:
+        yield "blocks.file", manifest.blocks.file, BLOCKS

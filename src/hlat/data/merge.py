@@ -10,7 +10,7 @@ import numpy as np
 
 from hlat.config import DataConfig
 from hlat.data.duplicates import Bools, Seen
-from hlat.data.manifest import QuarantineRecord, ShardRecord, SourceRows, SourceTokens, SplitRecord
+from hlat.data.manifest import QuarantineRecord, ShardRecord, SourceRows, SourceTokens, SplitRecord, documents_file
 from hlat.data.quarantine import QuarantineWriter
 from hlat.data.settings import names_of
 from hlat.data.shards import DocumentWriter, ShardWriter
@@ -72,7 +72,7 @@ class Merge:
         self._rows = {file.source: _Rows() for file in files}
         self._quarantine = QuarantineWriter(out, files)
         self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
-        self._documents = {split: DocumentWriter(out / f"{split}-documents.bin") for split in SPLITS}
+        self._documents = {split: DocumentWriter(out / documents_file(split)) for split in SPLITS}
         self._itemsize = np.dtype(dtype).itemsize
         self.position = 0
 
@@ -151,6 +151,6 @@ class Merge:
                 if counts.documents
             ],
             shards=shards,
-            documents_file=f"{split}-documents.bin",
+            documents_file=documents_file(split),
             documents_sha256=self._documents[split].close(),
         )

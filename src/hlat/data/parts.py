@@ -10,7 +10,6 @@ tokens of the part, and 40 bytes a document.
 """
 
 import hashlib
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from hlat.config import DataConfig
 from hlat.data.corpus import Corpus
 from hlat.data.hashes import known_hashes
 from hlat.data.manifest import FORMAT_VERSION, TOKENIZER, Record, SourceRecord
+from hlat.data.manifest_file import OtherFormat, read_stored, told, write_stored
 from hlat.data.planning import Progress, given_vocabulary, make_tokenizer, split_plan
 from hlat.data.preparation import checked_folder, locked, silent, tokenize
 from hlat.data.settings import differences, settings_of
@@ -28,7 +28,7 @@ from hlat.data.shards import token_dtype
 from hlat.data.source_file import SourceFile
 from hlat.data.sources import CACHE, corpus_changes, fingerprint, list_files
 from hlat.data.staging import PARTIAL, Staging
-from hlat.data.storage import storing, sync_folder, write_whole
+from hlat.data.storage import storing, sync_folder
 from hlat.data.tokenizer import Tokenizer
 from hlat.data.units import index_file, read_index
 from hlat.runtime import DataError
@@ -141,18 +141,16 @@ def read_part(folder: Path) -> PartRecord:
     """
     path = folder / FINISHED / _RECORD
     try:
-        stored = json.loads(path.read_bytes())
-        if isinstance(stored, dict) and stored.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-            raise DataError(
-                f"{folder}: a part of data format {stored['format_version']}; this version reads {FORMAT_VERSION}"
-            )
-        return PartRecord.model_validate(stored)
+        return PartRecord.model_validate(read_stored(path))
+    except OtherFormat as error:
+        raise DataError(f"{folder}: a part of {error}") from error
     except FileNotFoundError as error:
         begun = (folder / PARTIAL).exists()
         what = "the part is not finished: run its hlat data prepare --part again" if begun else "no part of a corpus"
         raise DataError(f"{folder}: {what if folder.is_dir() else 'no such folder'}") from error
-    except (OSError, ValueError, ValidationError) as error:
-        raise DataError(f"{folder}: {FINISHED}/{_RECORD} is damaged: {error}") from error
+    except (OSError, ValueError) as error:
+        what = told(error) if isinstance(error, ValidationError) else str(error)
+        raise DataError(f"{folder}: {FINISHED}/{_RECORD} is damaged: {what}") from error
 
 
 def indexes_sha256(units: Path, count: int) -> str:
@@ -233,7 +231,7 @@ def _make(
         units=counted.units,
         indexes_sha256=indexes_sha256(staging.units, counted.units),
     )
-    write_whole(staging.root / _RECORD, (record.model_dump_json(indent=2) + "\n").encode())
+    write_stored(staging.root / _RECORD, record)
     for written in (staging.out, staging.units, staging.root):
         sync_folder(written)
     return record

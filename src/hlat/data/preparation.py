@@ -22,7 +22,8 @@ from pathlib import Path
 from hlat.config import DataConfig
 from hlat.data.corpus import Corpus, SplitPlan, units
 from hlat.data.hashes import known_hashes, remember_touched
-from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, read_manifest
+from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest
+from hlat.data.manifest_file import read_manifest
 from hlat.data.merge import Merge
 from hlat.data.planning import Progress, given_vocabulary, make_tokenizer, refuse_nothing, split_plan
 from hlat.data.pool import WorkerPool

@@ -8,7 +8,6 @@ validation-...            the same
 quarantine.jsonl          the rows that could not be read, where there were any
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import DataConfig
-from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, SourceRecord, read_manifest
+from hlat.data.consistency import boundaries, content_problems, contradictions, size_problems, tokenizer_problems
+from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, SourceRecord
+from hlat.data.manifest_file import read_manifest
 from hlat.data.quarantine import too_many
 from hlat.data.settings import differences, places_of, settings_of
 from hlat.data.shards import TokenArray
 from hlat.data.split import Split
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
+
+_TOLD = 20  # problems that a message lists
+_NO_CHECKSUM = (
+    f"{MANIFEST} has no checksum of its own, as earlier versions wrote none: hlat data prepare with this recipe "
+    "verifies all of the data and adds it."
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Prepared:
     @property
     def notes(self) -> list[str]:
         """What the user should know about this preparation, one sentence each."""
-        return self.manifest.notes
+        return self.manifest.notes + ([] if self.manifest.has_checksum else [_NO_CHECKSUM])
 
     @property
     def train_tokens(self) -> int:
@@ -82,12 +89,11 @@ class Prepared:
 
     def documents(self, split: Split) -> npt.NDArray[np.uint64]:
         """Where each document of a split begins, in tokens, and where the last one ends: shape (documents + 1,)."""
-        record = self.manifest.splits[split]
-        return np.memmap(self.dir / record.documents_file, dtype="<u8", mode="r", shape=(record.documents + 1,))
+        return boundaries(self.dir, self.manifest.splits[split])
 
 
 def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared:
-    """Open prepared data; sizes of all files are checked against the manifest, contents are not (verify does).
+    """Open prepared data; the manifest is checked completely, of its files sizes and borders (verify does the rest).
 
     Args:
         dir: the folder.
@@ -100,14 +106,27 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
     manifest = read_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST}). Run hlat data prepare first.")
-    for problem in size_problems(folder, manifest):
-        raise DataError(f"{folder / problem} Restore it, or delete {folder} and prepare again.")
+    _refuse(folder, list(contradictions(manifest)))
+    _refuse(folder, list(size_problems(folder, manifest)))
     tokenizer = load_saved(folder / TOKENIZER)
-    if tokenizer.sha256 != manifest.tokenizer_sha256:
-        raise DataError(f"{folder / TOKENIZER}: not the tokenizer that made this data. Restore it, or prepare again.")
+    try:
+        _refuse(folder, [*tokenizer_problems(manifest, tokenizer), *content_problems(folder, manifest)])
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
     if config is not None:
         refuse_other_settings(folder, manifest, config)
     return Prepared(folder, manifest, tokenizer)
+
+
+def _refuse(folder: Path, problems: list[str]) -> None:
+    """Raise DataError if there are any."""
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in problems[:_TOLD])
+        more = f"\n  and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+        raise DataError(
+            f"{folder}: damaged:{listed}{more}\nRestore what differs, or delete {folder} and prepare again: the same "
+            "corpus and settings give the same data, with which a run goes on."
+        )
 
 
 def refuse_other_settings(folder: Path, manifest: Manifest, config: DataConfig, more: list[str] | None = None) -> None:
@@ -182,26 +201,3 @@ def check_vocabulary(prepared: Prepared, vocab_size: int) -> None:
             f"{prepared.dir}: the tokenizer has {needed} tokens, the model only {vocab_size} (model.vocab_size). "
             f"Set model.vocab_size to at least {needed}, or prepare the data with a smaller tokenizer."
         )
-
-
-def size_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Files that are missing or of another size than the manifest says, a sentence each that begins with the name."""
-    for name, size in _sizes(manifest):
-        try:
-            actual = (folder / name).stat().st_size
-        except FileNotFoundError:
-            yield f"{name}: is missing, should have {size} bytes."
-        except OSError as error:
-            yield f"{name}: cannot be read: {error.strerror}."
-        else:
-            if actual != size:
-                yield f"{name}: has {actual} bytes, should have {size} bytes."
-
-
-def _sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    for record in manifest.splits.values():
-        yield record.documents_file, 8 * (record.documents + 1)
-        for shard in record.shards:
-            yield shard.file, shard.bytes
-    if manifest.blocks is not None:
-        yield manifest.blocks.file, manifest.blocks.bytes

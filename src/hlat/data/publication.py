@@ -12,12 +12,13 @@ from hlat.data.manifest import (
     SourceRows,
     content_fingerprint,
 )
+from hlat.data.manifest_file import write_manifest
 from hlat.data.merge import Merge
 from hlat.data.settings import places_of
 from hlat.data.shards import CHECKSUM, token_dtype
 from hlat.data.source_file import SourceFile
 from hlat.data.staging import Staging
-from hlat.data.storage import sync_folder, write_whole
+from hlat.data.storage import sync_folder
 from hlat.data.tokenizer import Tokenizer
 
 
@@ -60,7 +61,7 @@ def complete(
         sources=[SourceRecord.of(file) for file in files],
     )
     sync_folder(staging.out)
-    write_whole(staging.out / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+    write_manifest(staging.out, manifest)
     sync_folder(staging.out)
 
 

@@ -12,13 +12,12 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from hlat.data.endings import TEXT
-from hlat.data.manifest import QuarantineRecord
+from hlat.data.manifest import QUARANTINE, QuarantineRecord
 from hlat.data.source_file import SourceFile
 from hlat.data.storage import GrowingFile
 from hlat.data.units import Unreadable
 from hlat.runtime import DataError
 
-QUARANTINE = "quarantine.jsonl"
 EARLIEST = 100
 """Unreadable rows after which their share is judged, though rows follow."""
 _EXAMPLES = 3

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hlat.data.manifest import shard_file
+from hlat.data.split import Split
 from hlat.data.storage import GrowingFile, sync_folder
 from hlat.runtime import DataError
 
@@ -48,7 +50,7 @@ class ShardWriter:
         consume: whether the token files of units are removed once they are not needed any more.
     """
 
-    def __init__(self, folder: Path, split: str, shard_tokens: int, dtype: str, consume: bool = True) -> None:
+    def __init__(self, folder: Path, split: Split, shard_tokens: int, dtype: str, consume: bool = True) -> None:
         self._folder, self._split, self._shard_tokens, self._consume = folder, split, shard_tokens, consume
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._full = 0
@@ -97,7 +99,7 @@ class ShardWriter:
             self._file = None
 
     def _name(self, index: int) -> str:
-        return f"{self._split}-{index:05d}.bin"
+        return shard_file(self._split, index)
 
     def _is_full(self, index: int) -> bool:
         path = self._folder / self._name(index)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.data.hashes import remember_hashes
-from hlat.data.manifest import FORMAT_VERSION, MANIFEST, TOKENIZER
+from hlat.data.manifest import MANIFEST, TOKENIZER, WORK_VERSION
 from hlat.data.settings import differences
 from hlat.data.source_file import SourceFile
 from hlat.data.sources import corpus_changes
@@ -67,7 +67,7 @@ class Staging:
             leftover.unlink()
         remember_hashes(self.root, files)
         content = [[file.path, file.content] for file in files]
-        key = {"format": FORMAT_VERSION, "settings": settings, "files": content}
+        key = {"format": WORK_VERSION, "settings": settings, "files": content}
         write_whole(self.root / _KEY, json.dumps(key).encode())
 
     def _goes_on(self, settings: dict[str, Any], files: list[SourceFile]) -> bool:
@@ -85,8 +85,8 @@ class Staging:
         """How the preparation that was at work here differs from this one."""
         try:
             key = json.loads((self.root / _KEY).read_bytes())
-            if key["format"] != FORMAT_VERSION:
-                return [f"data format: {key['format']}, this version of hlat writes {FORMAT_VERSION}"]
+            if key["format"] != WORK_VERSION:
+                return [f"data format: {key['format']}, this version of hlat writes {WORK_VERSION}"]
             before = [(str(path), list(content)) for path, content in key["files"]]
             return differences(dict(key["settings"]), settings) + corpus_changes(before, files)
         except (OSError, ValueError, KeyError, TypeError):

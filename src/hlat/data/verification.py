@@ -13,19 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from hlat.config import DataConfig
+from hlat.data.consistency import content_problems, contradictions, size_problems, tokenizer_problems
 from hlat.data.manifest import (
     MANIFEST,
     TOKENIZER,
-    BlocksRecord,
     Manifest,
     QuarantineRecord,
     ShardRecord,
     SplitRecord,
-    content_fingerprint,
-    read_manifest,
 )
+from hlat.data.manifest_file import read_manifest
 from hlat.data.planning import Progress
-from hlat.data.prepared import Prepared, open_prepared, setting_problems, size_problems
+from hlat.data.prepared import Prepared, open_prepared, setting_problems
 from hlat.data.tokenizer import load_saved
 from hlat.runtime import DataError
 
@@ -62,41 +61,16 @@ def problems(folder: Path, config: DataConfig | None = None, progress: Progress 
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST}). Run hlat data prepare first.")
     other = [] if config is None else setting_problems(folder, manifest, config)
+    contradictory = list(contradictions(manifest))
     missing = list(size_problems(folder, manifest))
     return [
         *other,
-        *_contradictions(manifest),
+        *contradictory,
         *_of_tokenizer(folder, manifest),
         *missing,
+        *([] if contradictory or missing else _tried("", 0, lambda: list(content_problems(folder, manifest)))),
         *_of_contents(folder, manifest, {problem.partition(":")[0] for problem in missing}, progress),
     ]
-
-
-def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """What the manifest says that cannot be true."""
-    stated = (manifest.tokenizer_sha256, manifest.dtype, manifest.splits, manifest.sources, manifest.blocks)
-    if content_fingerprint(*stated) != manifest.fingerprint:
-        yield f"{MANIFEST}: the fingerprint does not belong to the shards it lists"
-    itemsize = np.dtype(manifest.dtype).itemsize
-    for split, record in manifest.splits.items():
-        for name, total in (
-            ("tokens of its shards", sum(shard.tokens for shard in record.shards)),
-            ("tokens of its shards' bytes", sum(shard.bytes for shard in record.shards) // itemsize),
-            ("tokens of its sources", sum(source.tokens for source in record.sources)),
-        ):
-            if total != record.tokens:
-                yield f"{MANIFEST}: {split} has {record.tokens} tokens, the {name} are {total}"
-        documents = sum(source.documents for source in record.sources)
-        if documents != record.documents:
-            yield f"{MANIFEST}: {split} has {record.documents} documents, those of its sources are {documents}"
-    for source in manifest.rows:
-        told = source.null_rows + source.empty_documents + source.unreadable_rows + source.documents
-        if told != source.rows:
-            name = manifest.source_names[source.source]
-            yield f"{MANIFEST}: source {name} has {source.rows} rows, what became of them adds up to {told}"
-    listed = 0 if manifest.quarantine is None else manifest.quarantine.rows
-    if listed != manifest.unreadable_rows:
-        yield f"{MANIFEST}: {manifest.unreadable_rows} rows could not be read, {listed} are listed"
 
 
 def _of_tokenizer(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -105,8 +79,7 @@ def _of_tokenizer(folder: Path, manifest: Manifest) -> Iterator[str]:
     except DataError as error:
         yield str(error)
         return
-    if tokenizer.sha256 != manifest.tokenizer_sha256:
-        yield f"{TOKENIZER}: not the tokenizer that made this data: restore it, or prepare again"
+    yield from tokenizer_problems(manifest, tokenizer)
 
 
 def _of_contents(folder: Path, manifest: Manifest, broken: set[str], progress: Progress | None) -> Iterator[str]:
@@ -119,8 +92,6 @@ def _of_contents(folder: Path, manifest: Manifest, broken: set[str], progress: P
         checks.append((record.documents_file, size, partial(_of_boundaries, folder, record)))
     if manifest.quarantine is not None:
         checks.append((manifest.quarantine.file, 0, partial(_of_quarantine, folder, manifest.quarantine)))
-    if manifest.blocks is not None:
-        checks.append((manifest.blocks.file, manifest.blocks.bytes, partial(_of_blocks, folder, manifest.blocks)))
     checks = [check for check in checks if check[0] not in broken]
     done, total = 0, sum(size for _, size, _ in checks)
     with ThreadPoolExecutor(min(len(checks), os.cpu_count() or 1) or 1) as pool:
@@ -136,17 +107,17 @@ def _tried(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
     try:
         return check()
     except OSError as error:
-        return [f"{name}: cannot be read: {error.strerror}"]
+        return [f"{name or error.filename}: cannot be read: {error.strerror}"]
 
 
 def _of_shard(folder: Path, shard: ShardRecord, manifest: Manifest) -> list[str]:
-    digest = hashlib.sha256()
+    digest, little = hashlib.sha256(), np.dtype(manifest.dtype).newbyteorder("<")
     outside: list[str] = []
     position = 0
     for chunk in _chunks(folder / shard.file):
         digest.update(chunk)
-        tokens = np.frombuffer(chunk, dtype=np.dtype(manifest.dtype).newbyteorder("<"))
-        if not outside and int(tokens.max()) >= manifest.vocab_size:
+        tokens = np.frombuffer(chunk[: len(chunk) // little.itemsize * little.itemsize], dtype=little)
+        if not outside and int(tokens.max(initial=0)) >= manifest.vocab_size:
             first = int(np.argmax(tokens >= manifest.vocab_size))
             where = f"token {tokens[first]} at {position + first}"
             outside = [f"{shard.file}: {where} is outside the vocabulary of {manifest.vocab_size}"]
@@ -176,11 +147,6 @@ def _of_quarantine(folder: Path, record: QuarantineRecord) -> list[str]:
     except FileNotFoundError:
         return [f"{record.file}: is missing, should list {record.rows} rows"]
     return [] if hashlib.sha256(content).hexdigest() == record.sha256 else [f"{record.file}: {_CHANGED}"]
-
-
-def _of_blocks(folder: Path, record: BlocksRecord) -> list[str]:
-    found = hashlib.sha256((folder / record.file).read_bytes()).hexdigest()
-    return [] if found == record.sha256 else [f"{record.file}: {_CHANGED}"]
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

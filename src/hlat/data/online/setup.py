@@ -24,8 +24,8 @@ from hlat.config import DataConfig
 from hlat.data.content import Content, as_bytes, text_bytes, tokens_of
 from hlat.data.corpus import Corpus, SplitPlan
 from hlat.data.manifest import (
+    BLOCKS,
     FORMAT_VERSION,
-    MANIFEST,
     TOKENIZER,
     BlocksRecord,
     Manifest,
@@ -34,8 +34,10 @@ from hlat.data.manifest import (
     SourceTokens,
     SplitRecord,
     content_fingerprint,
-    read_manifest,
+    documents_file,
+    shard_file,
 )
+from hlat.data.manifest_file import read_manifest, write_manifest
 from hlat.data.online.catalogue import WHOLE, Block, as_array, block_bytes, blocks_of, remote_blocks
 from hlat.data.online.opening import Opener
 from hlat.data.order import permute
@@ -47,13 +49,12 @@ from hlat.data.settings import places_of
 from hlat.data.shards import token_dtype
 from hlat.data.source_file import SourceFile
 from hlat.data.sources import corpus_changes, list_files
-from hlat.data.split import Assignment, hash_threshold
+from hlat.data.split import Assignment, Split, hash_threshold
 from hlat.data.storage import storing, sync_folder, write_whole
 from hlat.data.token_documents import Vocabulary
 from hlat.data.tokenizer import Ids, Tokenizer
 from hlat.runtime import DataError
 
-_BLOCKS = "blocks.npy"
 _SAMPLED = 1 << 16  # bytes of each of three places of a file that are hashed
 _TOGETHER = 32  # validation documents that are tokenized in one go
 
@@ -139,10 +140,10 @@ class _Setup:
         tokenizer, notes = self._tokenizer()
         buffer = BytesIO()
         np.save(buffer, as_array(blocks), allow_pickle=False)
-        write_whole(self._folder / _BLOCKS, buffer.getvalue())
+        write_whole(self._folder / BLOCKS, buffer.getvalue())
         content = buffer.getvalue()
         sha256 = hashlib.sha256(content).hexdigest()
-        record = BlocksRecord(file=_BLOCKS, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
+        record = BlocksRecord(file=BLOCKS, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
         dtype = token_dtype(tokenizer.vocab_size)
         splits = {
             "train": self._written("train", [], dtype, 0),
@@ -168,7 +169,7 @@ class _Setup:
             }
         )
         sync_folder(self._folder)
-        write_whole(self._folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+        write_manifest(self._folder, manifest)
         sync_folder(self._folder)
 
     def _blocks(self) -> tuple[list[Block], list[int]]:
@@ -226,15 +227,15 @@ class _Setup:
                 if assignment.by_hash(as_bytes(content)) == "validation":
                     yield content
 
-    def _written(self, split: str, documents: list[Ids], dtype: str, text_bytes: int) -> SplitRecord:
+    def _written(self, split: Split, documents: list[Ids], dtype: str, text_bytes: int) -> SplitRecord:
         """A split, written as one shard."""
         starts = np.cumsum([0, *map(len, documents)], dtype=np.uint64).astype("<u8").tobytes()
         tokens = np.concatenate(documents) if documents else np.empty(0, dtype=np.uint32)
         content = tokens.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
-        write_whole(self._folder / f"{split}-documents.bin", starts)
+        write_whole(self._folder / documents_file(split), starts)
         shards = []
         if documents:
-            name = f"{split}-00000.bin"
+            name = shard_file(split, 0)
             write_whole(self._folder / name, content)
             sha256 = hashlib.sha256(content).hexdigest()
             shards = [ShardRecord(file=name, tokens=len(tokens), bytes=len(content), sha256=sha256)]
@@ -244,7 +245,7 @@ class _Setup:
             text_bytes=text_bytes,
             sources=[SourceTokens(source=-1, documents=len(documents), tokens=len(tokens))] if documents else [],
             shards=shards,
-            documents_file=f"{split}-documents.bin",
+            documents_file=documents_file(split),
             documents_sha256=hashlib.sha256(starts).hexdigest(),
         )
 
