@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import data_config
+from preparing import data_config, training_data
 
-from hlat.data import Prepared, open_prepared, preparation, prepare, verify
+from hlat.data import Prepared, open_prepared, preparation, prepare, summarize, verify
 from hlat.runtime import DataError
 
 pytestmark = pytest.mark.usefixtures("small_units")
@@ -37,6 +37,31 @@ def test_verifying_notices_one_bit(finished: Prepared, name: str) -> None:
     open_prepared(finished.dir)
     with pytest.raises(DataError, match=f"{name}: the checksum differs"):
         verify(finished.dir)
+
+
+@pytest.mark.parametrize("place", [0, 17, 80, 163, -8, -1])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_boundaries_of_documents_are_compared_before_they_are_used(finished: Prepared, place: int, bit: int) -> None:
+    for split in ("train", "validation"):
+        file = finished.dir / f"{split}-documents.bin"
+        right = file.read_bytes()
+        wrong = bytearray(right)
+        wrong[place % len(wrong)] ^= 1 << bit
+        file.write_bytes(wrong)
+        with pytest.raises(DataError, match=rf"{split}-documents\.bin: "):
+            summarize(open_prepared(finished.dir))
+        for more in ({"isolate": True}, {"packing": "best-fit"}) if split == "train" else ():
+            with pytest.raises(DataError, match=rf"{split}-documents\.bin: "):
+                training_data(open_prepared(finished.dir), 32, 0, **more)
+        file.write_bytes(right)
+    summarize(open_prepared(finished.dir))
+
+
+def test_showing_notices_tokens_outside_the_vocabulary(finished: Prepared) -> None:
+    for file in finished.dir.glob("train-0*.bin"):
+        np.full(file.stat().st_size // 2, 65_535, dtype="<u2").tofile(file)
+    with pytest.raises(DataError, match=r"train-0000\d\.bin: damaged: it holds token 65535, the vocabulary has 400"):
+        summarize(open_prepared(finished.dir))
 
 
 def test_verifying_notices_tokens_outside_the_vocabulary(finished: Prepared) -> None:

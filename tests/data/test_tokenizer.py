@@ -1,8 +1,11 @@
 """Tokenizers round-trip, agree with the libraries that others will load them with, and account for every byte."""
 
 import json
+import random
+import re
 import shutil
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from hlat.data import load_tokenizer, piece_model
 from hlat.data.cutting import _PUBLISHED, OWN_PATTERN, cut, tokens_survive_cuts
-from hlat.data.json_tokenizer import JsonTokenizer
+from hlat.data.json_tokenizer import JsonTokenizer, read_json_tokenizer
 from hlat.data.tokenizer import load_saved
 from hlat.data.tokenizer_training import sample, train_bpe, train_char
 from hlat.runtime import DataError
@@ -315,3 +318,91 @@ def test_a_sentencepiece_prompt_is_encoded_as_transformers_does(tmp_path: Path, 
     if begins is not None:  # and the folder that was given, in the model's own way
         original = transformers.AutoTokenizer.from_pretrained(given)
         assert original("hello world").input_ids == ours.encode_prompt("hello world")
+
+
+# --- damaged tokenizers ------------------------------------------------------------------------------------------
+
+
+def _read(content: bytes, config: object = None) -> None:
+    """Everything that is asked of a tokenizer before a run."""
+    tokenizer = read_json_tokenizer(content, config, "auto", "here/tokenizer.json")  # type: ignore[arg-type]
+    ids = tokenizer.encode_documents(["one, two\n", "ü日本"])
+    tokenizer.decode(ids[0].tolist())
+    assert len(tokenizer.token_bytes) == tokenizer.vocab_size and tokenizer.sha256
+
+
+def _with(change: dict[str, object]) -> bytes:
+    description = json.loads(BPE.files["tokenizer.json"])
+    return json.dumps({**description, "model": {**description["model"], **change}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (_with({"vocab": {}, "merges": []}).replace(b'"<|endoftext|>"', b'""'), "no tokens"),
+        (b'{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}', "no tokens"),
+        (_with({"vocab": {"a": 2**32 - 1}, "merges": []}), "id 4,294,967,295"),
+        (_with({"vocab": {"a": 2**40}, "merges": []}), "not a tokenizer.json"),
+        (_with({"continuing_subword_prefix": "x"}), "does not go on with 'x'"),
+        (_with({"type": 5}), "not a tokenizer.json"),
+        (b"[" * 100_000, "not a tokenizer.json"),
+        (b"[]", "a JSON list, not an object"),
+        (b"", "not a tokenizer.json"),
+        (train_char("abc").files["tokenizer.json"].replace(b'"a"', b'"aa"').replace(b'"b"', b'"bb"')
+         .replace(b'"c"', b'"cc"'), "has none"),
+    ],
+)  # fmt: skip
+def test_a_malformed_tokenizer_json_is_an_error_that_names_it(content: bytes, told: str) -> None:
+    with pytest.raises(DataError, match=f"here/tokenizer.json: .*{re.escape(told)}"):
+        _read(content)
+
+
+@pytest.mark.parametrize("odd", [5, True, [], {}, {"content": 5}, {"content": []}])
+def test_a_malformed_tokenizer_config(tmp_path: Path, odd: object) -> None:
+    for key in ("eos_token", "bos_token"):
+        with pytest.raises(DataError, match=f"tokenizer_config.json: {key} is "):
+            _read(BPE.files["tokenizer.json"], {key: odd})
+    BPE.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(odd))
+    if not isinstance(odd, dict):
+        with pytest.raises(DataError, match=r"tokenizer_config\.json: a JSON .*, not an object"):
+            load_saved(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match="cannot read the tokenizer"):
+        load_saved(tmp_path)
+
+
+def test_one_bit_of_a_tokenizer_json_is_an_error_or_a_tokenizer() -> None:
+    rng, read = random.Random(0), 0
+    for tokenizer in (BPE, train_char("one, two\nü日本", "<|end|>")):
+        content = tokenizer.files["tokenizer.json"]
+        for place in [*range(0, 2000, 9), *rng.sample(range(len(content)), 60)]:
+            changed = bytearray(content)
+            changed[place % len(content)] ^= 1 << rng.randrange(8)
+            try:
+                _read(bytes(changed))
+                read += 1
+            except DataError:
+                pass
+    assert read > 0
+
+
+def test_one_bit_of_a_sentencepiece_model_is_an_error_or_a_tokenizer() -> None:
+    library = pytest.importorskip("sentencepiece")
+    out, rng, read = BytesIO(), random.Random(0), 0
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(documents(20, 300)), model_writer=out, vocab_size=350, model_type="unigram",
+        byte_fallback=True, normalization_rule_name="identity", minloglevel=2,
+    )  # fmt: skip
+    content = out.getvalue()
+    for place in [*range(200), *rng.sample(range(len(content)), 200)]:
+        changed = bytearray(content)
+        changed[place] ^= 1 << rng.randrange(8)
+        try:
+            tokenizer = piece_model.SentencePieceTokenizer(bytes(changed), where="here.model")
+            tokenizer.encode_documents(["one, two\n", "ü日本"])
+            assert len(tokenizer.token_bytes) == tokenizer.vocab_size and tokenizer.sha256
+            read += 1
+        except DataError as error:
+            assert "here.model" in str(error)
+    assert read > 0

@@ -32,22 +32,23 @@ def prepare_command(
     """Tokenize the recipe's text into memory-mapped shards. Interrupted, it goes on where it stopped.
 
     With data.mode=online only what training needs besides: tokenizer, validation text, a catalogue of blocks.
-    Data that was prepared before is verified byte for byte. On several machines, each prepares a part of the files with
-    --part 1/3, --part 2/3 and so on, and hlat data merge puts them together.
+    Data that was prepared before is verified byte for byte, and its manifest gets a checksum if it has none. On several
+    machines, each prepares a part of the files with --part 1/3, --part 2/3 and so on, and hlat data merge puts them
+    together.
     """
     resolved = load_recipe(recipe, overrides or [])
     if part is not None:
         _prepare_part(resolved, part, workers)
         return
-    from hlat.data import check_tokenizer, check_vocabulary, make_ready, verify
+    from hlat.data import check_tokenizer, check_vocabulary, make_ready, verify_and_seal
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
         prepared = make_ready(resolved, workers=workers, progress=progress)
-        verify(resolved.prepared_dir, progress=progress)
+        vouched = verify_and_seal(resolved.prepared_dir, progress=progress)
     check_vocabulary(prepared, resolved.model.vocab_size)
-    say(_summary(prepared))
+    say("\n".join([_summary(prepared), *vouched.advice]))
     say(f"prepared in {resolved.prepared_dir}")
 
 
@@ -91,16 +92,16 @@ def merge_command(
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]
     resolved = load_recipe(recipe, overrides)
-    from hlat.data import check_tokenizer, check_vocabulary, merge_parts, parts_beside, verify
+    from hlat.data import check_tokenizer, check_vocabulary, merge_parts, parts_beside, verify_and_seal
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
         parts = folders or parts_beside(resolved.prepared_dir)
         prepared = merge_parts(resolved.data, resolved.prepared_dir, parts, progress)
-        verify(resolved.prepared_dir, progress=progress)
+        vouched = verify_and_seal(resolved.prepared_dir, progress=progress)
     check_vocabulary(prepared, resolved.model.vocab_size)
-    say(_summary(prepared))
+    say("\n".join([_summary(prepared), *vouched.advice]))
     say(f"merged {len(parts)} parts in {resolved.prepared_dir}")
 
 

@@ -70,7 +70,7 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
         prepared = verify(folder, config, progress)
     files = sum(len(split.shards) for split in prepared.manifest.splits.values())
     tokens = prepared.train_tokens + prepared.validation_tokens
-    say(f"{folder} is whole: {files:,} shards, {tokens:,} tokens")
+    say("\n".join([f"{folder} is whole: {files:,} shards, {tokens:,} tokens", *prepared.advice]))
 
 
 def _find(source: str, overrides: list[str] | None) -> tuple[Path, DataConfig | None]:

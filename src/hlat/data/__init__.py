@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hlat.data.samples import Batch, TrainingData, ValidationData
     from hlat.data.summary import Summary, summarize
     from hlat.data.tokenizer import Tokenizer, load_tokenizer
-    from hlat.data.verification import verify
+    from hlat.data.verification import verify, verify_and_seal
     from hlat.model import IGNORED
 
 _MODULES = {
@@ -79,7 +79,10 @@ _MODULES = {
         "Tokenizer",
         "load_tokenizer",
     ),
-    "verification": ("verify",),
+    "verification": (
+        "verify",
+        "verify_and_seal",
+    ),
 }
 
 __all__ = [
@@ -112,6 +115,7 @@ __all__ = [
     "summarize",
     "train_tokenizer",
     "verify",
+    "verify_and_seal",
 ]
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tokenizers
 
 from hlat.data.cutting import cut, tokens_survive_cuts
+from hlat.data.json_tokenizer_file import opened
 from hlat.data.tokenizer import PIECE, Ids, Tokenizer, chosen_end, config_files, data_error, piece_bytes, token_name
 
 CHAR_PATTERN = r"[\s\S]"
@@ -44,17 +45,14 @@ class JsonTokenizer(Tokenizer):
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
     ) -> None:
         where = where or "tokenizer.json"
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-            self._description: dict[str, Any] = json.loads(content)
-        except Exception as error:  # the library raises plain Exception for anything it cannot read
-            raise data_error(f"{where}: not a tokenizer.json: {error}. Give a file that `tokenizers` saved.") from error
+        self._tokenizer, self._description = opened(content, where)
+        self._where = where
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self._special = {t["content"] for t in self._description.get("added_tokens", []) if t["special"]}
+        self._special = {t["content"] for t in self._description.get("added_tokens") or [] if t["special"]}
         self.eos_token = self._end(chosen_end(eos_token, config), vocabulary, where)
         self.eos_id = None if self.eos_token is None else vocabulary[self.eos_token]
         bos = token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
@@ -66,8 +64,18 @@ class JsonTokenizer(Tokenizer):
         }
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """See Tokenizer."""
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """See Tokenizer.
+
+        Raises:
+            DataError: a text that the library cannot encode with this tokenizer.
+        """
+        try:
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library's plain one
+            raise data_error(
+                f"{self._where}: cannot encode a text: {error}. Give a tokenizer that knows all text, or has a token "
+                "for what it does not know."
+            ) from error
         return [encoding.ids for encoding in encoded]
 
     def _prompt(self, text: str) -> list[int]:
@@ -121,6 +129,8 @@ class CharTokenizer(JsonTokenizer):
     ) -> None:
         super().__init__(content, config, eos_token, where)
         vocabulary = self._description["model"]["vocab"]
+        if not any(len(char) == 1 for char in vocabulary):
+            raise data_error(f"{self._where}: a tokenizer of characters that has none. Train it again.")
         items = sorted((ord(char), index) for char, index in vocabulary.items() if len(char) == 1)
         self._points = np.array([point for point, _ in items], dtype=np.uint32)
         self._ids = np.array([index for _, index in items], dtype=np.uint32)
@@ -185,7 +195,7 @@ def _is_char(content: bytes) -> bool:
             and description["pre_tokenizer"]["pattern"] == {"Regex": CHAR_PATTERN}
             and description["normalizer"] is None
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -156,6 +156,11 @@ def _load(content: bytes, where: str) -> Any:
             f"{where}: SentencePiece models need the sentencepiece library: pip install 'hlat[sentencepiece]'"
         ) from error
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
-    except Exception as error:  # the library raises RuntimeError or OSError, depending on what is wrong
-        raise data_error(f"{where}: not a SentencePiece model: {error}") from error
+        model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        named = [model.id_to_piece(index) for index in [*range(len(model)), model.unk_id()]]  # text, all of them
+    except Exception as error:  # RuntimeError, OSError, IndexError or UnicodeDecodeError, depending on what is wrong
+        reason = " ".join(str(error).split())
+        raise data_error(f"{where}: not a SentencePiece model: {reason}. Restore the file.") from error
+    if max(model.bos_id(), model.eos_id()) >= len(named) - 1:
+        raise data_error(f"{where}: not a SentencePiece model: it has fewer pieces than its own ids. Restore the file.")
+    return model

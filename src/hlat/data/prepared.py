@@ -23,6 +23,7 @@ from hlat.data.manifest_file import read_manifest
 from hlat.data.quarantine import too_many
 from hlat.data.settings import differences, places_of, settings_of
 from hlat.data.shards import TokenArray
+from hlat.data.source_file import sha256_of
 from hlat.data.split import Split
 from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
@@ -65,7 +66,12 @@ class Prepared:
     @property
     def notes(self) -> list[str]:
         """What the user should know about this preparation, one sentence each."""
-        return self.manifest.notes + ([] if self.manifest.has_checksum else [_NO_CHECKSUM])
+        return self.manifest.notes
+
+    @property
+    def advice(self) -> list[str]:
+        """What could be better about the folder, one sentence each."""
+        return [] if self.manifest.has_checksum else [_NO_CHECKSUM]
 
     @property
     def train_tokens(self) -> int:
@@ -88,8 +94,28 @@ class Prepared:
         return TokenArray([self.dir / s.file for s in shards], [s.tokens for s in shards], self.manifest.dtype)
 
     def documents(self, split: Split) -> npt.NDArray[np.uint64]:
-        """Where each document of a split begins, in tokens, and where the last one ends: shape (documents + 1,)."""
-        return boundaries(self.dir, self.manifest.splits[split])
+        """Where each document of a split begins, in tokens, and where the last one ends: shape (documents + 1,).
+
+        Asked for the first time, the file is compared with its checksum: 8 bytes a document are read.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        if split not in self._boundaries:
+            record = self.manifest.splits[split]
+            file = self.dir / record.documents_file
+            if sha256_of(file) != record.documents_sha256:
+                raise DataError(
+                    f"{file}: damaged: the checksum differs from the manifest's. Restore it, or delete {self.dir} and "
+                    "prepare again: the same corpus and settings give the same data, with which a run goes on."
+                )
+            self._boundaries[split] = boundaries(self.dir, record)
+        return self._boundaries[split]
+
+    @cached_property
+    def _boundaries(self) -> dict[Split, npt.NDArray[np.uint64]]:
+        """What ``documents`` has compared."""
+        return {}
 
 
 def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared:
@@ -190,6 +216,16 @@ def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
         raise DataError(
             f"data.tokenizer.path {path}: the tokenizer has {needed} tokens, the model only {vocab_size} "
             f"(model.vocab_size). Set model.vocab_size to at least {needed}, or give a smaller tokenizer."
+        )
+
+
+def refuse_unknown(prepared: Prepared, split: Split, highest: int, place: int) -> None:
+    """Raise DataError if the highest of some token ids, at a position of a split, is none of the tokenizer's."""
+    if highest >= prepared.tokenizer.vocab_size:
+        raise DataError(
+            f"{prepared.tokens(split).file_of(place)}: damaged: it holds token {highest}, the vocabulary has "
+            f"{prepared.tokenizer.vocab_size}. `hlat data prepare` names all damaged files: restore them, or delete "
+            "their folder and prepare again."
         )
 
 

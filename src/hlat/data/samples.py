@@ -14,7 +14,7 @@ import torch
 
 from hlat.config import DataConfig
 from hlat.data.packing import Waste, of_sources, rows_of, waste_of, whole_split
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import Prepared, refuse_unknown
 from hlat.data.rows import FittedRows, Piece, Read, RowReader
 from hlat.data.split import Split
 from hlat.data.turns import Turns
@@ -196,12 +196,7 @@ def batch_of(prepared: Prepared, split: Split, read: Read, ids: npt.NDArray[np.i
     """
     token_bytes = prepared.token_bytes
     highest, place = read.highest
-    if highest >= len(token_bytes):
-        raise DataError(
-            f"{prepared.tokens(split).file_of(place)}: damaged: it holds token {highest}, the vocabulary has "
-            f"{len(token_bytes)}. `hlat data prepare` names all damaged files: restore them, or delete their folder "
-            "and prepare again."
-        )
+    refuse_unknown(prepared, split, highest, place)
     target_bytes = int(token_bytes[read.labels_BS[read.labels_BS != IGNORED]].sum())
     positions_BS = None if read.positions_BS is None else torch.from_numpy(read.positions_BS)
     inputs_BS, labels_BS = torch.from_numpy(read.inputs_BS), torch.from_numpy(read.labels_BS)

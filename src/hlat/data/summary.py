@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.manifest import SourceRows
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import Prepared, refuse_unknown
 from hlat.data.split import SPLITS, Split
 
 _CHUNK = 1 << 20  # documents looked at together
@@ -118,10 +118,13 @@ def summarize(prepared: Prepared, samples: int = 3, tokens: int = 128) -> Summar
         prepared: the data.
         samples: how many samples of text to decode of each split, evenly spread over it.
         tokens: of each sample.
+
+    Raises:
+        DataError: damaged: boundaries of documents that are none, or ids that the vocabulary does not have.
     """
     manifest = prepared.manifest
     quarantine = manifest.quarantine
-    notes = list(prepared.notes)
+    notes = [*prepared.notes, *prepared.advice]
     if manifest.blocks is not None:
         notes.append(f"Training tokenizes its text itself, {sum(manifest.blocks.counts):,} blocks of it.")
     return Summary(
@@ -197,5 +200,6 @@ def _passages(prepared: Prepared, split: Split, start: int, stop: int) -> Iterat
     after = int(np.searchsorted(starts, stop, side="left"))
     for document, (begin, end) in enumerate(pairwise(starts[first : after + 1].tolist()), first):
         ids = tokens.read(max(begin, start), min(end, stop)).tolist()
+        refuse_unknown(prepared, split, max(ids, default=0), max(begin, start))
         text = prepared.tokenizer.decode(ids)
         yield Passage(document, end - begin, len(ids), begin >= start, end <= stop, text)

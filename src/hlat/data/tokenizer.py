@@ -145,8 +145,10 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
         content = file.read_bytes()
         beside = file.with_name("tokenizer_config.json")
         config = json.loads(beside.read_bytes()) if file.name in _NAMES and beside.is_file() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise data_error(f"{path}: cannot read the tokenizer: {error}") from error
+    if config is not None and not isinstance(config, dict):
+        raise data_error(f"{beside}: a JSON {type(config).__name__}, not an object. Restore the file, or remove it.")
     if file.suffix == ".model":
         from hlat.data.piece_model import SentencePieceTokenizer  # noqa: PLC0415 - an extra
 
@@ -172,7 +174,10 @@ def chosen_end(asked: str | None, config: dict[str, Any] | None) -> str | None:
 def token_name(config: dict[str, Any] | None, key: str) -> str | None:
     """A special token of tokenizer_config.json, which writes it as a string or as an object."""
     value = (config or {}).get(key)
-    return value["content"] if isinstance(value, dict) else value
+    name = value.get("content", value) if isinstance(value, dict) else value
+    if name is not None and not isinstance(name, str):
+        raise data_error(f"tokenizer_config.json: {key} is {value!r}, and not the name of a token.")
+    return name
 
 
 def piece_bytes(token: str) -> int:

@@ -1,12 +1,14 @@
 """Prepared data, checked completely: every byte against the manifest, and the manifest against itself.
 
-Nothing is changed, and everything that is wrong is said at once: a damaged disk seldom damages one file.
+Nothing is changed, unless a manifest without a checksum is to have one. Everything that is wrong is said at once: a
+damaged disk seldom damages one file.
 """
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +24,9 @@ from hlat.data.manifest import (
     ShardRecord,
     SplitRecord,
 )
-from hlat.data.manifest_file import read_manifest
+from hlat.data.manifest_file import read_manifest, write_manifest
 from hlat.data.planning import Progress
+from hlat.data.preparation import locked
 from hlat.data.prepared import Prepared, open_prepared, setting_problems
 from hlat.data.tokenizer import load_saved
 from hlat.runtime import DataError
@@ -49,6 +52,24 @@ def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress
         listed = "".join(f"\n  {problem}" for problem in found)
         raise DataError(f"{folder}: {len(found)} problem{'s' if len(found) > 1 else ''}:{listed}")
     return open_prepared(folder)
+
+
+def verify_and_seal(dir: str | Path, progress: Progress | None = None) -> Prepared:
+    """``verify``, after which a manifest that has no checksum of its own gets one, if the folder can be written to.
+
+    Args:
+        dir: the folder.
+        progress: see ``verify``.
+
+    Raises:
+        DataError: every problem found, one a line.
+    """
+    prepared = verify(dir, progress=progress)
+    if prepared.manifest.has_checksum:
+        return prepared
+    with suppress(OSError), locked(prepared.dir, wait=True):
+        write_manifest(prepared.dir, prepared.manifest)
+    return open_prepared(prepared.dir)
 
 
 def problems(folder: Path, config: DataConfig | None = None, progress: Progress | None = None) -> list[str]:

@@ -47,7 +47,7 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens")
     for note in job.training_data.notes:
         tracker.message(note)
-    for note in prepared.notes:
+    for note in [*prepared.notes, *prepared.advice]:
         tracker.message(f"data: {note}")
     tell_damage(job.damaged, tracker)
     tell_notes(job.tiers.notes, tracker)
