@@ -1,56 +1,58 @@
-"""The bytes of a file that may be compressed, by its ending: .gz, .zst, or as they are."""
+"""The bytes of a file that may be compressed, by its ending: .gz, .zst, or as they are.
+
+A few compressed bytes may stand for gigabytes, so nothing is decompressed before it is asked for, and what is asked for
+here is a piece of bounded size: how much of a line or a text is kept is up to hlat.data.lines.
+"""
 
 import gzip
 import io
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import zstandard
+import pyarrow as pa
 
 _CHUNK = 1 << 18
 
+Stream = io.BufferedReader | gzip.GzipFile
+"""Bytes to be read once, from the beginning, with a look at those that come next."""
 
-def decompressed(file: Path, raw: IO[bytes]) -> IO[bytes]:
+
+class DamagedStream(Exception):
+    """Compressed data that cannot be read to its end."""
+
+
+def decompressed(file: Path, raw: io.BufferedReader) -> Stream:
     """The content of an open file, decompressed as its ending says.
 
-    Reading raises EOFError, zlib.error or zstandard.ZstdError where it is damaged or cut off.
+    Reading raises EOFError, zlib.error, gzip.BadGzipFile or DamagedStream where it is damaged or cut off.
     """
     match file.suffix.lower():
         case ".gz":
-            return gzip.open(raw)  # type: ignore[return-value]
+            return gzip.GzipFile(fileobj=raw)
         case ".zst":
             return io.BufferedReader(_Zstandard(raw), _CHUNK)
     return raw
 
 
-class _Zstandard(io.RawIOBase):
-    """The decompressed bytes of zstd frames; unlike the library's reader, it notices a frame that was cut off."""
+def expansion(raw: io.BufferedReader, taken: int) -> str:
+    """How far a compressed file has been read, and how many bytes that has given."""
+    read = max(raw.tell(), 1)
+    return f"{read:,} compressed bytes gave {taken:,}, {taken / read:,.0f} times as many"
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self._frame: Any = None
-        self._ready = b""
+
+class _Zstandard(io.RawIOBase):
+    """The decompressed bytes of zstd frames, one after the other."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._stream = pa.CompressedInputStream(raw, "zstd")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready and self._refill():
-            pass
-        part = self._ready[: len(buffer)]
-        self._ready = self._ready[len(part) :]
-        buffer[: len(part)] = part
-        return len(part)
-
-    def _refill(self) -> bool:
-        """Decompress some more; False at the end of the last frame."""
-        compressed = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
-        compressed = compressed or self._raw.read(_CHUNK // 8)
-        if not compressed:
-            if self._frame is not None and not self._frame.eof:
-                raise EOFError("the last zstd frame has no end")
-            return False
-        if self._frame is None or self._frame.eof:
-            self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._ready = self._frame.decompress(compressed)
-        return True
+        try:
+            return int(self._stream.readinto(buffer))
+        except OSError as error:
+            if error.errno is not None:  # the file's, not the decompressor's
+                raise
+            raise DamagedStream(str(error)) from error

@@ -1,25 +1,34 @@
-"""Lines of JSON, plain or compressed, and files that are one text -> rows."""
+"""Lines of JSON, plain or compressed, and files that are one text -> rows.
 
+Memory is bounded: a line, or the text of a compressed file, that is longer than a document may be is a row that cannot
+be read. A plain text file may be as long as it is, for its owner sees its size.
+"""
+
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from hlat.data.decompression import decompressed
+from hlat.data.decompression import decompressed, expansion
+from hlat.data.line_reading import LONGEST_LINE, lines_of, skip_line
 from hlat.data.records import ANOTHER_COLUMN, Fault, Row, no_column, reading, row_of
+
+LONGEST_TEXT = 1 << 30
+"""Bytes of a compressed text file, decompressed."""
+_STEP = 1 << 20
 
 
 def read_json(file: Path, column: str, start: int) -> Iterator[Row]:
     """The documents of a jsonl file from row ``start`` on; raises what the libraries do."""
-    row = 0
     with file.open("rb") as raw:
         stream = decompressed(file, raw)
-        offset = 0
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                if row >= start:
-                    yield row_of(row, _json_text(line, column, number, offset), raw.tell())
-                row += 1
-            offset += len(line)
+        for row, line in enumerate(lines_of(stream)):
+            if row >= start:
+                if line.is_too_long:
+                    packed = "" if stream is raw else f": {expansion(raw, line.end)}"
+                    yield row_of(row, _too_long(line.number, packed), raw.tell())
+                else:
+                    yield row_of(row, _json_text(line.content, column, line.number, line.offset), raw.tell())
 
 
 def read_lines(file: Path, column: str, start: int, stop: int) -> Iterator[Row]:
@@ -31,12 +40,17 @@ def read_lines(file: Path, column: str, start: int, stop: int) -> Iterator[Row]:
     with reading(file), file.open("rb") as raw:
         if start > 0:  # the line that the byte before ``start`` is of begins before
             raw.seek(start - 1)
-            raw.readline()
-        row = 0
-        while (offset := raw.tell()) < stop and (line := raw.readline()):
-            if line.strip():
-                yield row_of(row, _json_text(line, column, None, offset), raw.tell())
-                row += 1
+            skip_line(raw)
+        for row, line in enumerate(lines_of(raw, offset=raw.tell())):
+            if line.offset >= stop:
+                return
+            text = _too_long(None, "") if line.is_too_long else _json_text(line.content, column, None, line.offset)
+            yield row_of(row, text, raw.tell())
+
+
+def _too_long(number: int | None, packed: str) -> Fault:
+    reason = f"a line of more than {LONGEST_LINE:,} bytes{packed}"
+    return Fault(number, reason, "A document may not be longer: cut it into several, a line each.")
 
 
 def _json_text(line: bytes, column: str, number: int | None, offset: int) -> str | Fault | None:
@@ -82,11 +96,26 @@ def read_text(file: Path, column: str, start: int) -> Iterator[Row]:
     if start > 0:
         return
     with file.open("rb") as raw:
-        content = decompressed(file, raw).read()
-    yield row_of(0, _decoded(content), file.stat().st_size)
+        content = _content(file, raw)
+    text = content if isinstance(content, Fault) else _decoded(content)
+    yield row_of(0, text, file.stat().st_size)
 
 
-def _decoded(content: bytes) -> str | Fault:
+def _content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | Fault:
+    """All bytes of a text; of a compressed one no more than a text may have."""
+    stream = decompressed(file, raw)
+    if stream is raw:
+        return raw.read()
+    content = bytearray()
+    while part := stream.read(_STEP):
+        content += part
+        if len(content) > LONGEST_TEXT:
+            reason = f"more than {LONGEST_TEXT:,} bytes of text: {expansion(raw, len(content))}"
+            return Fault(None, reason, "Cut it into several files, or decompress it first: plain files have no limit.")
+    return content
+
+
+def _decoded(content: bytes | bytearray) -> str | Fault:
     glob = "name the text files with a glob such as folder/**/*.txt."
     try:
         text = content.decode()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import zstandard
 
 from hlat.data.content import Content
+from hlat.data.decompression import DamagedStream
 from hlat.data.endings import kind_of
 from hlat.runtime import DataError
 
@@ -68,7 +68,7 @@ def reading(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: no such file") from error
     except PermissionError as error:
         raise DataError(f"{file}: permission denied; make the file readable") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, DamagedStream) as error:
         raise _damaged(file, "the compressed data", error) from error
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):

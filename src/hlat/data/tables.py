@@ -1,6 +1,6 @@
 """Parquet and arrow files -> rows, in memory that one record batch bounds; and row groups of parquet as a whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,12 @@ import pyarrow as pa
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
+from hlat.data.line_reading import LONGEST_LINE
 from hlat.data.records import ANOTHER_COLUMN, Fault, Row, no_column, reading, row_of
 from hlat.runtime import DataError
 
 _BATCH_ROWS = 64  # small, since a row may be large
+_BATCH_BYTES = 1 << 26  # of rows that are looked at together, about
 _REPAIR_ROW = "Repair or remove the row."
 
 
@@ -23,11 +25,20 @@ def read_parquet(file: Path, column: str, start: int) -> Iterator[Row]:
         total = max(parquet.metadata.num_rows, 1)
         first = 0
         for group in range(parquet.num_row_groups):
-            rows = parquet.metadata.row_group(group).num_rows
+            rows, size_of_row = _size_of_group(parquet, column, group)
             if first + rows > start:
-                batches = parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column], use_threads=False)
+                together = min(max(_BATCH_BYTES // size_of_row, 1), _BATCH_ROWS)
+                batches = parquet.iter_batches(together, row_groups=[group], columns=[column], use_threads=False)
                 yield from _rows((b.column(0) for b in batches), first, start, lambda row: size * row // total)
             first += rows
+
+
+def _size_of_group(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:
+    """Rows of a row group, and how many bytes one of them has in the column, decompressed and on average."""
+    found = parquet.metadata.row_group(group)
+    chunks = [found.column(index) for index in range(found.num_columns)]
+    total = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
+    return found.num_rows, max(total // max(found.num_rows, 1), 1)
 
 
 def group_rows(file: Path) -> list[int]:
@@ -99,15 +110,23 @@ def _rows(columns: Iterator[Any], first: int, start: int, position: Callable[[in
         first += len(values)
 
 
-def _texts(values: Any) -> list[str | Fault | None]:
-    """The values of one column chunk; only a text that is not UTF-8 makes it look at them one by one."""
+def _texts(values: Any) -> Iterable[str | Fault | None]:
+    """The values of one column chunk; only large ones and a text that is not UTF-8 make it look at them one by one."""
+    most = _BATCH_BYTES // _BATCH_ROWS if pa.types.is_dictionary(values.type) else _BATCH_BYTES
+    if values.nbytes > most:  # where values are numbers of others, each of these may be meant by all of them
+        return map(_text, values)
     try:
         return list(values.to_pylist())
     except UnicodeDecodeError:
-        return [_text(value) for value in values]
+        return map(_text, values)
 
 
 def _text(value: Any) -> str | Fault | None:
+    plain = value.value if isinstance(value, pa.DictionaryScalar) else value
+    buffer = plain.as_buffer() if plain is not None and plain.is_valid else None
+    if buffer is not None and buffer.size > LONGEST_LINE:
+        reason = f"a text of {buffer.size:,} bytes, and a document may have {LONGEST_LINE:,}"
+        return Fault(None, reason, "Cut it into several rows.")
     try:
         text: str | None = value.as_py()
     except UnicodeDecodeError as error:
