@@ -11,6 +11,7 @@ from preparing import LARGE, data_config, start, workers
 
 from hlat.data import prepare, verify
 from hlat.data.shards import DocumentWriter, ShardWriter
+from hlat.data.source_file import sha256_of
 from hlat.runtime import StorageError
 
 pytestmark = pytest.mark.usefixtures("small_units")
@@ -41,7 +42,7 @@ def test_files_are_given_up_though_the_disk_refuses_their_buffers(tmp_path: Path
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
         with pytest.raises(OSError, match="File too large"):
-            shard.append(tokens, np.full(20, 1_000), np.ones(20, dtype=np.bool_))
+            shard.append(tokens, np.full(20, 1_000), np.ones(20, dtype=np.bool_), sha256_of(tokens))
         boundaries.append(np.ones(500, dtype=np.int64))  # 4,000 bytes, all of them still in the buffer
         for writer in (shard, boundaries):
             writer.abandon()

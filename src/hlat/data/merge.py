@@ -129,7 +129,7 @@ class Merge:
         return {split: self._record(split) for split in SPLITS}, rows, self._quarantine.close()
 
     def _append(self, split: Split, part: SplitIndex, kept: Bools, counts: _Kept, tokens: Path) -> None:
-        self._shards[split].append(tokens, part.lengths, kept, "" if self._consume else part.sha256)
+        self._shards[split].append(tokens, part.lengths, kept, part.sha256)
         self._documents[split].append(part.lengths[kept])
         counts.documents += int(kept.sum())
         counts.tokens += int(part.lengths[kept].sum())

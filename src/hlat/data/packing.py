@@ -1,10 +1,13 @@
 """The rows of prepared data: of all of it, or of each source; the plan of ``best-fit`` is made once and kept.
 
-<prepared>/rows/best-fit-<S>-<data>-<first document>-<documents>/rows.npy, documents.npy, offsets.npy, lengths.npy
+<prepared>/rows/best-fit-<S>-<data>-<first document>-<documents>/
+    rows.npy, documents.npy, offsets.npy, lengths.npy, and sums.json, their checksums
 
-Where the folder cannot be written to, every process makes the plan for itself: a million documents take a second.
+A plan that is not what its checksums say is made anew. Where the folder cannot be written to, every process makes the
+plan for itself: a million documents take a second.
 """
 
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,9 +19,13 @@ from hlat.config import DataConfig
 from hlat.data.fitting import Fitted, fit
 from hlat.data.prepared import Prepared
 from hlat.data.rows import ConcatRows, FittedRows, Rows
-from hlat.data.storage import sync_folder
+from hlat.data.sealing import is_whole, sealed
+from hlat.data.source_file import sha256_of
+from hlat.data.storage import sync_folder, write_whole
+from hlat.runtime import DataError
 
 _ARRAYS = ("rows", "documents", "offsets", "lengths")
+_SUMS = "sums.json"
 _TOGETHER = 1 << 22  # documents that are fitted together; more would take gigabytes and save next to nothing
 
 
@@ -103,14 +110,26 @@ def _fitted(prepared: Prepared, stretch: Stretch, length: int) -> Fitted:
     """The plan, from the disk if it has been made before."""
     name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{stretch.first_document}-{stretch.documents}"
     folder = prepared.dir / "rows" / name
-    if not folder.is_dir():
+    if (kept := _kept(folder)) is None:
         starts = prepared.documents("train")[stretch.first_document : stretch.first_document + stretch.documents + 1]
         fitted = _fit(np.diff(starts.astype(np.int64)), length)
         try:
             _keep(fitted, folder)
         except OSError:
             return fitted
-    return Fitted(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS))
+        return _kept(folder) or fitted
+    return kept
+
+
+def _kept(folder: Path) -> Fitted | None:
+    """The plan that ``_keep`` wrote; None where there is none, or where it is damaged, so that it is made again."""
+    try:
+        sums = json.loads((folder / _SUMS).read_bytes())
+        if not is_whole(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _ARRAYS):
+            return None
+        return Fitted(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS))
+    except (OSError, ValueError, AttributeError, DataError):
+        return None
 
 
 def _fit(sizes: np.ndarray, length: int) -> Fitted:
@@ -133,8 +152,11 @@ def _keep(fitted: Fitted, folder: Path) -> None:
                 np.save(file, getattr(fitted, name), allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
+        sums = sealed({name: sha256_of(making / f"{name}.npy") for name in _ARRAYS})
+        write_whole(making / _SUMS, json.dumps(sums).encode())
         sync_folder(making)
-        if not folder.is_dir():  # unless another process has just made the same
+        if _kept(folder) is None:  # unless another process has just made the same
+            shutil.rmtree(folder, ignore_errors=True)
             making.rename(folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hlat.config import DataConfig
 from hlat.data.corpus import Corpus, SplitPlan, texts_of, watched
+from hlat.data.sealing import is_whole, sealed
 from hlat.data.split import SPLITS, Split, tail_start
 from hlat.data.storage import write_whole
 from hlat.data.token_documents import Vocabulary
@@ -22,6 +23,8 @@ from hlat.runtime import DataError
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage (hash, measure, sample, tokenize, merge or verify), bytes done, and bytes in all."""
+
+_CHARACTERS = "characters"
 
 
 def split_plan(config: DataConfig, corpus: Corpus, stored: Path, progress: Progress) -> SplitPlan:
@@ -38,15 +41,26 @@ def split_plan(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
         return SplitPlan(0.0)
     if validation.by == "document":
         return SplitPlan(validation.fraction)
-    if not stored.exists():
-        write_whole(stored, json.dumps(_characters(corpus.whole, progress)).encode())
+    characters_of = _counted_before(stored)
+    if characters_of is None:
+        characters_of = _characters(corpus.whole, progress)
+        write_whole(stored, json.dumps(sealed({_CHARACTERS: characters_of})).encode())
     counts, before = defaultdict[int, int](int), dict[int, int]()
-    for index, characters in enumerate(json.loads(stored.read_bytes())):
+    for index, characters in enumerate(characters_of):
         if index == corpus.stretch.start:
             before = dict(counts)
         counts[corpus.files[index].source] += characters
     tails = {source: tail_start(count, validation.fraction) for source, count in counts.items()}
     return SplitPlan(0.0, tails, before)
+
+
+def _counted_before(stored: Path) -> list[int] | None:
+    """The characters of each file as an interrupted run counted them; None where it did not, or they are damaged."""
+    try:
+        record = json.loads(stored.read_bytes())
+        return list(record[_CHARACTERS]) if is_whole(record) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def given_vocabulary(config: DataConfig) -> Vocabulary | None:

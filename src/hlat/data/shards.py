@@ -60,14 +60,14 @@ class ShardWriter:
         self._file: GrowingFile | None = None
         self.position = 0
 
-    def append(self, tokens: Path, lengths: Int64s, kept: Bools, sha256: str = "") -> None:
+    def append(self, tokens: Path, lengths: Int64s, kept: Bools, sha256: str) -> None:
         """Append documents from a file that holds them one after the other, each of so many tokens.
 
         Args:
             tokens: the file.
             lengths: tokens of each of its documents, int64, shape (documents,).
             kept: which of them are wanted, shape (documents,).
-            sha256: of the file, compared before it is copied from; empty where it need not be.
+            sha256: of the file, compared before it is copied from.
 
         Raises:
             DataError: the file does not hold these documents.
@@ -109,7 +109,7 @@ class ShardWriter:
 
     def _check(self, tokens: Path, count: int, sha256: str) -> None:
         right = tokens.is_file() and tokens.stat().st_size == count * self._dtype.itemsize
-        if right and sha256:
+        if right:
             with tokens.open("rb") as file:
                 right = hashlib.file_digest(file, "sha256").hexdigest() == sha256
         if not right:

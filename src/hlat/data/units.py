@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from hlat.data.content import C, Content, as_tokens, text_bytes, tokens_of
 from hlat.data.duplicates import Hashes, document_hashes
+from hlat.data.sealing import CHECKSUM, is_whole, sealed
 from hlat.data.split import SPLITS, Assignment, Split
 from hlat.data.storage import write_whole
-from hlat.data.tokenizer import Ids, Tokenizer
+from hlat.data.tokenizer import Ids, Tokenizer, data_error
 
 Int64s = npt.NDArray[np.int64]
 
@@ -161,7 +162,7 @@ def encode_unit(unit: Unit, tokenizer: Tokenizer, folder: Path, dtype: str) -> N
             "sha256": sha256,
         }
     hashes = base64.b64encode(document_hashes(unit.documents, unit.are_tokens).tobytes()).decode()
-    index = {"span": unit.span.to_json(), "hashes": hashes, "splits": splits}
+    index = sealed({"span": unit.span.to_json(), "hashes": hashes, "splits": splits})
     write_whole(index_file(folder, unit.span.number), json.dumps(index).encode())
 
 
@@ -178,14 +179,26 @@ def _dealt(unit: Unit, decoded: Callable[[bytes], C]) -> dict[Split, list[tuple[
 
 
 def read_index(folder: Path, number: int) -> UnitIndex | None:
-    """The index of a unit, None if the unit is not finished."""
+    """The index of a unit, None if the unit is not finished. Earlier versions wrote it without a checksum.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    file = index_file(folder, number)
     try:
-        stored = json.loads(index_file(folder, number).read_bytes())
+        stored = json.loads(file.read_bytes())
+        if CHECKSUM in stored and not is_whole(stored):
+            raise ValueError("its content does not match the checksum in it")
+        splits = {split: _split_index(stored["splits"][split]) for split in SPLITS}
+        hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
+        return UnitIndex(Span.from_json(stored["span"]), hashes, splits)
     except FileNotFoundError:
         return None
-    splits = {split: _split_index(stored["splits"][split]) for split in SPLITS}
-    hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
-    return UnitIndex(Span.from_json(stored["span"]), hashes, splits)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise data_error(
+            f"{file}: unfinished preparation is damaged: {error}. Delete {folder.parent} and run its hlat data prepare "
+            "again."
+        ) from error
 
 
 def tokens_file(folder: Path, number: int, split: Split) -> Path:
