@@ -128,3 +128,31 @@ def test_parts_on_several_machines(dirty, cli):
     for file in (folder / "whole").rglob("*"):
         if file.is_file():
             assert (folder / "merged" / file.relative_to(folder / "whole")).read_bytes() == file.read_bytes()
+
+
+def test_a_manifest_without_a_checksum_gets_one_when_its_data_is_prepared_again(dirty, cli):
+    folder, arguments, _ = dirty
+    file = folder / "run" / "data" / "manifest.json"
+    stored = json.loads(file.read_text())
+    del stored["checksum"]
+    file.write_text(json.dumps(stored | {"format_version": 3}))
+    said = "manifest.json has no checksum of its own"
+    for words in (("verify", folder / "run"), ("show", folder / "run")):
+        done = cli("data", *words)
+        assert done.returncode == 0 and said in " ".join(done.stdout.split()), done.stderr
+    done = cli("data", "prepare", folder / "recipe.yaml", *arguments)
+    assert done.returncode == 0 and said not in done.stdout, done.stderr
+    assert said not in cli("data", "verify", folder / "run").stdout
+    assert json.loads(file.read_text())["fingerprint"] == stored["fingerprint"]
+
+
+def test_one_bit_of_a_manifest_or_of_boundaries_is_an_error_without_a_traceback(dirty, cli):
+    folder, _, _ = dirty
+    for name, place in (("manifest.json", 345), ("validation-documents.bin", 17)):
+        file = folder / "run" / "data" / name
+        right = file.read_bytes()
+        file.write_bytes(right[:place] + bytes([right[place] ^ 1]) + right[place + 1 :])
+        for verb in ("show", "verify"):
+            done = cli("data", verb, folder / "run")
+            assert done.returncode == 2 and name in done.stderr and "Traceback" not in done.stderr, done.stderr
+        file.write_bytes(right)
