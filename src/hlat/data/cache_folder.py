@@ -162,7 +162,7 @@ class CacheFolder:
         found = {}
         with suppress(OSError):
             for line in (self.path / _HASHES).read_bytes().splitlines():
-                with suppress(ValueError):  # a line that a full disk or a crash cut off
+                with suppress(ValueError, TypeError, RecursionError):  # a line that a full disk or a crash cut off
                     key, sha256 = json.loads(line)
                     found[str(key)] = str(sha256)
         return found

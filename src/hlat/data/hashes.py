@@ -25,7 +25,7 @@ def known_hashes(folder: Path, manifest: Manifest | None = None) -> Known:
         remembered = {
             (str(path), int(size), int(mtime), str(etag)): str(sha256) for path, size, mtime, etag, sha256 in stored
         }
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         remembered = {}
     records = [] if manifest is None else [part for source in manifest.sources for part in source.parts]
     return {(record.path, record.bytes, record.mtime_ns, record.etag): record.sha256 for record in records} | remembered

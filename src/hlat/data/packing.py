@@ -128,7 +128,7 @@ def _kept(folder: Path) -> Fitted | None:
         if not is_whole(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _ARRAYS):
             return None
         return Fitted(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS))
-    except (OSError, ValueError, AttributeError, DataError):
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError, DataError):
         return None
 
 

@@ -59,7 +59,7 @@ def _counted_before(stored: Path) -> list[int] | None:
     try:
         record = json.loads(stored.read_bytes())
         return list(record[_CHARACTERS]) if is_whole(record) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -89,7 +89,7 @@ class Staging:
                 return [f"data format: {key['format']}, this version of hlat writes {WORK_VERSION}"]
             before = [(str(path), list(content)) for path, content in key["files"]]
             return differences(dict(key["settings"]), settings) + corpus_changes(before, files)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return [f"{_KEY} is missing or damaged, so what it was cannot be told"]
 
     def _refuse_strangers(self) -> None:
