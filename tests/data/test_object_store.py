@@ -49,7 +49,7 @@ def content(out: Path | dict[str, bytes]) -> dict[str, Any]:
     manifest = json.loads(files.pop("manifest.json"))
     for record in manifest.pop("sources"):
         files[f"source {record['content']}"] = record["sha256"]
-    del manifest["places"]
+    del manifest["places"], manifest["checksum"]  # which is of the places too
     return {**files, "manifest": manifest}
 
 
