@@ -1,4 +1,4 @@
-"""What remains to be added up after backward, and norms that count each parameter once.
+"""What remains to be added up after backward, and which rows a rank counts in a norm.
 
     copies of a parameter on several ranks that saw different parts of the computation: sum over those ranks
         norm weights under sequence parallelism      each tensor rank saw its shard of the sequence
@@ -84,26 +84,8 @@ def owned_rows(one: HeldParameter, tensor: torch.Tensor) -> list[torch.Tensor]:
     return [view for piece in one.pieces() if piece.owned for view in one.rows_of(piece, tensor)]
 
 
-def sum_of_squares(tensors: Sequence[torch.Tensor], zero: torch.Tensor) -> torch.Tensor:
-    """Sum of the squares of all elements: a scalar.
-
-    Args:
-        tensors: any number, none too.
-        zero: a scalar 0 of the dtype and device of the result, which is never this tensor itself: callers add to it.
-    """
-    if not tensors:
-        return zero.clone()
-    return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=zero.dtype)).square().sum()
-
-
 def add_over_world(values: torch.Tensor, world: int) -> torch.Tensor:
     """The sum of a tensor over all ranks, in place."""
     if world > 1:
         dist.all_reduce(values)
     return values
-
-
-def clip(gradients: Sequence[torch.Tensor], norm: torch.Tensor, limit: float) -> None:
-    """Scale the gradients in place by min(1, limit / norm), as ``torch.nn.utils.clip_grads_with_norm_`` does."""
-    if gradients:
-        torch._foreach_mul_(list(gradients), (limit / (norm + 1e-6)).clamp(max=1.0))

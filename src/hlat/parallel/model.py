@@ -18,10 +18,11 @@ from hlat.memory import checkpoint_activations, plan_activations
 from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, remake
 from hlat.parallel.compiling import check_isolation, compilation, compile_blocks
 from hlat.parallel.cut import Cut
-from hlat.parallel.gradients import CopiedGradients, add_over_world, clip, owned_rows, sum_of_squares
+from hlat.parallel.gradients import CopiedGradients, add_over_world, owned_rows
 from hlat.parallel.groups import Groups, make_groups
 from hlat.parallel.layout import Layout
 from hlat.parallel.micro_batch import MicroBatch
+from hlat.parallel.norms import clip, sum_of_squares
 from hlat.parallel.sharding import (
     before_micro_batch,
     gathered,
