@@ -143,7 +143,7 @@ PHILOX_2X32_10 = """uint32_t first = (uint32_t)place + start0, second = start1, 
 def generators(options):
     """Print what the random bits cost: the step with each generator less the step with the address for bits."""
     source = native._SOURCE.read_text()
-    start, stop = source.index("uint32_t first = start0"), source.index("weight[at] = stochastic(")
+    start, stop = source.index("uint32_t first = start0"), source.index("exp_avg[at] = stochastic(")
     threefry = source[start:stop]
     variants = {
         "none": "const uint32_t first = start0 + (uint32_t)place, second = start1;",
@@ -176,20 +176,20 @@ def check(options):
 
         kernels["Triton"] = cuda.update
     shapes = ((1, 1), (3, 7), (37, 129), (5, 1100))
-    for mode, wide, shape in itertools.product(("bf16-sr", "bf16", "bf16-kahan"), (False, True), shapes):
+    for rounding, wide, shape in itertools.product(reference.ROUNDINGS, (False, True), shapes):
         for name, kernel in kernels.items():
-            plain, other = random_operands(mode, wide, *shape, "cpu"), random_operands(mode, wide, *shape, device)
+            plain, other = (random_operands(rounding, wide, *shape, one) for one in ("cpu", device))
             for _ in range(3):
-                reference.update([plain], KEYS, mode)
-                kernel([other], KEYS.to(device), mode)
+                reference.update([plain], KEYS, rounding)
+                kernel([other], KEYS.to(device), rounding)
             for field in ("weight", "exp_avg", "exp_avg_sq", "compensation"):
                 mine, theirs = getattr(plain, field), getattr(other, field)
                 if mine is not None:
                     torch.testing.assert_close(theirs.cpu(), mine, rtol=0, atol=0, equal_nan=True)
-            print(f"{name} kernel, {mode}, {'fp32' if wide else 'bf16'} gradients, {shape}: equal")
+            print(f"{name} kernel, {rounding}, {'fp32' if wide else 'bf16'} gradients, {shape}: equal")
 
 
-def random_operands(mode, wide, lines, length, device):
+def random_operands(rounding, wide, lines, length, device):
     """Any bits: every exponent, subnormals, infinities, NaN."""
     generator = torch.Generator().manual_seed(lines)
 
@@ -200,7 +200,7 @@ def random_operands(mode, wide, lines, length, device):
     weight, gradient, exp_avg, exp_avg_sq, lost = (bits(1 << 15, torch.int16, torch.bfloat16) for _ in range(5))
     tables = torch.randint(0, 3, (3, lines), generator=generator).to(torch.int32).to(device)
     scalars = torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8], device=device)
-    compensation = lost if mode == "bf16-kahan" else None
+    compensation = lost if "kahan" in rounding else None
     made = Operands(weight, gradient, exp_avg, exp_avg_sq.abs(), compensation, scalars, Lines(length, *tables))
     return replace(made, gradient=bits(1 << 31, torch.int32, torch.float32)) if wide else made
 

@@ -18,12 +18,13 @@ from hlat.model import HeldParameter, local
 from hlat.optim import reference
 from hlat.optim.lines import Lines, lines_of
 from hlat.optim.native import native_kernel
-from hlat.optim.reference import Kernel, Operands
+from hlat.optim.reference import Kernel, Operands, rounding_of
 from hlat.precision import step_keys, stream_keys
 from hlat.runtime import is_pretended
 
 _LOG = logging.getLogger(__name__)
-_PURPOSE = "rounding"
+_PURPOSE = "rounding"  # of the random bits in bf16-sr
+_PURPOSE_OF_MOMENTS = "rounding of moments"  # in the other modes, which round nothing else so
 _EXPONENT_BITS = 24  # of a step: float32 counts no further
 
 Squares = tuple[torch.Tensor, torch.Tensor]
@@ -51,7 +52,7 @@ class Bf16AdamW(torch.optim.Optimizer):
             groups: parameters, and their weight decay.
             lr, betas, eps: as in ``torch.optim.AdamW``.
             mode: "bf16-sr", "bf16" or "bf16-kahan".
-            seed: of the random bits of bf16-sr.
+            seed: of the random bits of stochastic rounding.
         """
         self._held = [one for held, _ in groups for one in held]
         assert all(one.parameter.dtype == torch.bfloat16 for one in self._held), f"the weights of {mode} are bf16"
@@ -93,7 +94,8 @@ class Bf16AdamW(torch.optim.Optimizer):
         steps_P = torch.stack(steps)
         keys_2N = step_keys(self._keys_2N, steps_P[self._owners_N])
         scalars_P7 = self._scalars(steps_P)
-        self._kernel([self._operands(index, scalars_P7[index]) for index in with_gradient], keys_2N, self._mode)
+        rounding = rounding_of(self._mode, self.param_groups[0]["betas"])
+        self._kernel([self._operands(index, scalars_P7[index]) for index in with_gradient], keys_2N, rounding)
         return loss
 
     def _operands(self, index: int, scalars: torch.Tensor) -> Operands:
@@ -154,7 +156,8 @@ class Bf16AdamW(torch.optim.Optimizer):
     @functools.cached_property
     def _keys_2N(self) -> torch.Tensor:
         names = [part.name for one in self._held for part in one.layout.parts]
-        return stream_keys(self._seed, _PURPOSE, names, self._device)
+        purpose = _PURPOSE if self._mode == "bf16-sr" else _PURPOSE_OF_MOMENTS
+        return stream_keys(self._seed, purpose, names, self._device)
 
     @functools.cached_property
     def _owners_N(self) -> torch.Tensor:
@@ -167,7 +170,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         return _nothing if is_pretended() else kernel_for(self._device)
 
 
-def _nothing(parameters: Sequence[Operands], keys_2N: torch.Tensor, mode: str) -> None:
+def _nothing(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
     """The kernel of a rehearsal, whose tensors have nothing that could be written; the others need no memory either."""
 
 

@@ -18,15 +18,23 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 from hlat.optim.reference import Operands
 
-_MODES = {"bf16-sr": 0, "bf16": 1, "bf16-kahan": 2}
+_STOCHASTIC, _NEAREST, _KAHAN = range(3)
+_ROUNDINGS = {  # of the weights, and whether moments are rounded stochastically
+    "bf16-sr": (_STOCHASTIC, True),
+    "bf16": (_NEAREST, False),
+    "bf16-kahan": (_KAHAN, False),
+    "bf16-long": (_NEAREST, True),
+    "bf16-kahan-long": (_KAHAN, True),
+}
 _BLOCK = 1024
 _EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}  # the latter is known to newer versions only
 _OPTIONS = {name: _EXACT[name] for name in _EXACT.keys() & {field.name for field in fields(CUDAOptions)}}
 
 
-def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, mode: str) -> None:
+def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
     """The ``hlat.optim.reference.Kernel``."""
     keys_2N = keys_2N.contiguous()
+    weights, moments = _ROUNDINGS[rounding]
     for one in parameters:
         if not one.weight.numel():
             continue
@@ -45,7 +53,8 @@ def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, mode: str) -> 
             keys_2N,
             keys_2N.shape[1],
             one.lines.length,
-            MODE=_MODES[mode],
+            WEIGHTS=weights,
+            RANDOM_MOMENTS=moments,
             WIDE_GRADIENT=one.gradient.dtype == torch.float32,
             BLOCK=block,
             **_OPTIONS,
@@ -122,7 +131,8 @@ def _step(
     keys_ptr,
     name_count,
     length,
-    MODE: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    RANDOM_MOMENTS: tl.constexpr,
     WIDE_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -148,23 +158,24 @@ def _step(
     v = v * beta2 + (g * g) * one_minus_beta2
     denominator = tl.sqrt_rn(v) * inverse_bias2 + eps
     change = w * decay + tl.div_rn(m, denominator) * step_size
-    if MODE == 0:
+    if RANDOM_MOMENTS:
         name = tl.load(names_ptr + line)
         key0 = tl.load(keys_ptr + name).to(tl.uint32, bitcast=True)
         key1 = tl.load(keys_ptr + name_count + name).to(tl.uint32, bitcast=True)
         row = tl.load(rows_ptr + line).to(tl.uint32, bitcast=True)
         column = tl.load(columns_ptr + line).to(tl.uint32, bitcast=True) + place.to(tl.uint32)
         first, second = _threefry(key0, key1, column, row)
-        tl.store(weight_ptr + at, _stochastic(w - change, first & 0xFFFF), mask=inside)
         tl.store(exp_avg_ptr + at, _stochastic(m, first >> 16), mask=inside)
         tl.store(exp_avg_sq_ptr + at, _stochastic(v, second & 0xFFFF), mask=inside)
+        if WEIGHTS == 0:
+            tl.store(weight_ptr + at, _stochastic(w - change, first & 0xFFFF), mask=inside)
     else:
         tl.store(exp_avg_ptr + at, _nearest(m), mask=inside)
         tl.store(exp_avg_sq_ptr + at, _nearest(v), mask=inside)
-        if MODE == 1:
-            tl.store(weight_ptr + at, _nearest(w - change), mask=inside)
-        else:
-            y = _widen(tl.load(compensation_ptr + at, mask=inside, other=0)) - change
-            rounded = _nearest(w + y)
-            tl.store(compensation_ptr + at, _nearest(y - (_widen(rounded) - w)), mask=inside)
-            tl.store(weight_ptr + at, rounded, mask=inside)
+    if WEIGHTS == 1:
+        tl.store(weight_ptr + at, _nearest(w - change), mask=inside)
+    if WEIGHTS == 2:
+        y = _widen(tl.load(compensation_ptr + at, mask=inside, other=0)) - change
+        rounded = _nearest(w + y)
+        tl.store(compensation_ptr + at, _nearest(y - (_widen(rounded) - w)), mask=inside)
+        tl.store(weight_ptr + at, rounded, mask=inside)

@@ -11,7 +11,7 @@ typedef struct {
     float decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps;
 } Scalars;
 
-enum { STOCHASTIC, NEAREST, KAHAN };
+enum { STOCHASTIC, NEAREST, KAHAN, NEAREST_LONG, KAHAN_LONG };
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -56,9 +56,10 @@ INLINE void update(
     const Scalars s = *scalars;
     const uint16_t *narrow = (const uint16_t *)gradient;
     const float *wide = (const float *)gradient;
+    const int random = mode == STOCHASTIC || mode == NEAREST_LONG || mode == KAHAN_LONG;
     for (int64_t line = begin; line < end; line++) {
-        const uint32_t key0 = mode == STOCHASTIC ? keys[names[line]] : 0u;
-        const uint32_t key1 = mode == STOCHASTIC ? keys[name_count + names[line]] : 0u;
+        const uint32_t key0 = random ? keys[names[line]] : 0u;
+        const uint32_t key1 = random ? keys[name_count + names[line]] : 0u;
         const uint32_t key2 = key0 ^ key1 ^ 0x1BD11BDAu;
         const uint32_t start0 = columns[line] + key0, start1 = rows[line] + key1;
         const int64_t offset = line * length;
@@ -71,20 +72,23 @@ INLINE void update(
             const float v = v_old * s.beta2 + (g * g) * s.one_minus_beta2;
             const float denominator = sqrtf(v) * s.inverse_bias2 + s.eps;
             const float change = w * s.decay + (m / denominator) * s.step_size;
-            if (mode == STOCHASTIC) { /* Threefry-2x32-13 */
+            if (random) { /* Threefry-2x32-13 */
                 uint32_t first = start0 + (uint32_t)place, second = start1;
                 ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key1, key2, 1u)
                 ROUND(17) ROUND(29) ROUND(16) ROUND(24) INJECT(key2, key0, 2u)
                 ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key0, key1, 3u)
                 ROUND(17)
-                weight[at] = stochastic(w - change, first & 0xFFFFu);
                 exp_avg[at] = stochastic(m, first >> 16);
                 exp_avg_sq[at] = stochastic(v, second & 0xFFFFu);
-                continue;
+                if (mode == STOCHASTIC) {
+                    weight[at] = stochastic(w - change, first & 0xFFFFu);
+                    continue;
+                }
+            } else {
+                exp_avg[at] = nearest(m);
+                exp_avg_sq[at] = nearest(v);
             }
-            exp_avg[at] = nearest(m);
-            exp_avg_sq[at] = nearest(v);
-            if (mode == NEAREST) {
+            if (mode == NEAREST || mode == NEAREST_LONG) {
                 weight[at] = nearest(w - change);
             } else {
                 const float y = widen(compensation[at]) - change;
@@ -112,3 +116,7 @@ EXPORT(nearest_bf16, NEAREST, 0)
 EXPORT(nearest_fp32, NEAREST, 1)
 EXPORT(kahan_bf16, KAHAN, 0)
 EXPORT(kahan_fp32, KAHAN, 1)
+EXPORT(nearest_long_bf16, NEAREST_LONG, 0)
+EXPORT(nearest_long_fp32, NEAREST_LONG, 1)
+EXPORT(kahan_long_bf16, KAHAN_LONG, 0)
+EXPORT(kahan_long_fp32, KAHAN_LONG, 1)

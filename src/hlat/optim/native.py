@@ -33,7 +33,13 @@ _COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")
 # Fast, but with every operation as IEEE 754 defines it: no contraction; -ffast-math would also flush subnormals.
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")
 _TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
-_FUNCTIONS = {"bf16-sr": "stochastic", "bf16": "nearest", "bf16-kahan": "kahan"}
+_FUNCTIONS = {
+    "bf16-sr": "stochastic",
+    "bf16": "nearest",
+    "bf16-kahan": "kahan",
+    "bf16-long": "nearest_long",
+    "bf16-kahan-long": "kahan_long",
+}
 _GRADIENTS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 _ALONE = 1 << 16  # elements below which a second thread costs more than it does
 
@@ -82,10 +88,10 @@ def _load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _update(library: ctypes.CDLL, parameters: Sequence[Operands], keys_2N: torch.Tensor, mode: str) -> None:
+def _update(library: ctypes.CDLL, parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
     """The ``Kernel``."""
     keys_2N = keys_2N.contiguous()
-    kind = _FUNCTIONS[mode]
+    kind = _FUNCTIONS[rounding]
     calls = [
         (getattr(library, f"{kind}_{_GRADIENTS[one.gradient.dtype]}"), one.lines.count, _addresses(one, keys_2N))
         for one in parameters

@@ -11,12 +11,19 @@ the scalars of ``SCALARS`` computed in float64 and rounded to fp32 once:
     w <- w - u
 
 This is AdamW (Loshchilov and Hutter 2019, algorithm 2; ``torch.optim.AdamW``). The moments enter u before they are
-rounded. How w, m and v are written is the mode:
+rounded. How w, m and v are written is the rounding, of which each mode has one for short moments and one for long:
 
     bf16-sr     all stochastically rounded, each with 16 bits of its own
     bf16        all rounded to nearest even
     bf16-kahan  to nearest, and what w loses is kept in c (Zamirai et al. 2020, "Revisiting bfloat16 training"):
                 y = c - u;  w' = bf16(w + y);  c <- bf16(y - (w' - w));  w <- w'
+    bf16-long, bf16-kahan-long    w as in bf16 and bf16-kahan, m and v stochastically rounded
+
+To nearest, a moment whose step is less than half a spacing stays where it is. A step is 1 - beta of its distance to
+the gradient (to its square), half a spacing 2^-9 to 2^-8 of the moment: it stays at a distance of up to
+2^-8 / (1 - beta) of itself. At beta = 0.95 that is 8 % of v, 4 % of its root; above beta = 1 - 2^-8 there are values
+from which v never falls, above 1 - 2^-9 it falls from none. A moment is long where that share is above 1/8.
+Stochastically rounded it is right on average for every beta.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +37,10 @@ from hlat.precision import element_bits, stochastic_round
 SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inverse_bias2", "eps")
 """The numbers of a step, in the order in which the kernels take them; decay is lr times weight decay."""
 
+ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
+"""How a step may write what it computes."""
+
+_LONGEST_TO_NEAREST = 1 - 2.0**-5
 _CHUNK = 1 << 15  # elements at a time: temporaries stay in cache, and torch starts no threads for as few
 
 
@@ -39,7 +50,7 @@ class Operands:
 
     Attributes:
         weight, exp_avg, exp_avg_sq: bf16, updated in place.
-        compensation: bf16, updated in place; None but in bf16-kahan.
+        compensation: bf16, updated in place; None but in the mode bf16-kahan.
         gradient: bf16 or fp32.
         scalars: fp32, as many as ``SCALARS``.
         lines: where the elements are.
@@ -67,18 +78,25 @@ class Operands:
 
 
 Kernel = Callable[[Sequence[Operands], torch.Tensor, str], None]
-"""Steps parameters: their operands, int32 keys (2, N) of the canonical tensors in this step, the mode."""
+"""Steps parameters: their operands, int32 keys (2, N) of the canonical tensors in this step, one of ``ROUNDINGS``."""
 
 
-def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, mode: str) -> None:
+def rounding_of(mode: str, betas: tuple[float, float]) -> str:
+    """The rounding of a precision mode: moments that remember for long are never rounded to nearest."""
+    if mode == "bf16-sr" or max(betas) <= _LONGEST_TO_NEAREST:
+        return mode
+    return f"{mode}-long"
+
+
+def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
     """Step parameters, some lines at a time."""
     for one in parameters:
         lines = max(1, _CHUNK // one.lines.length)
         for start in range(0, one.lines.count, lines):
-            update_lines(one.part(start, start + lines), keys_2N, mode)
+            update_lines(one.part(start, start + lines), keys_2N, rounding)
 
 
-def update_lines(one: Operands, keys_2N: torch.Tensor, mode: str) -> None:
+def update_lines(one: Operands, keys_2N: torch.Tensor, rounding: str) -> None:
     """Step some lines; fp32 temporaries of their size exist meanwhile."""
     decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps = one.scalars.unbind()
     weight, gradient = one.weight.float(), one.gradient.float()
@@ -87,14 +105,16 @@ def update_lines(one: Operands, keys_2N: torch.Tensor, mode: str) -> None:
     exp_avg_sq = exp_avg_sq * beta2 + (gradient * gradient) * one_minus_beta2
     denominator = square_root(exp_avg_sq) * inverse_bias2 + eps
     change = weight * decay + (exp_avg / denominator) * step_size
-    if mode == "bf16-sr":
+    if rounding in ("bf16", "bf16-kahan"):
+        one.exp_avg.copy_(exp_avg.to(torch.bfloat16))
+        one.exp_avg_sq.copy_(exp_avg_sq.to(torch.bfloat16))
+    else:
         bits = _bits(one.lines, keys_2N)
-        one.weight.copy_(stochastic_round(weight - change, bits[0]))
         one.exp_avg.copy_(stochastic_round(exp_avg, bits[1]))
         one.exp_avg_sq.copy_(stochastic_round(exp_avg_sq, bits[2]))
+    if rounding == "bf16-sr":
+        one.weight.copy_(stochastic_round(weight - change, bits[0]))
         return
-    one.exp_avg.copy_(exp_avg.to(torch.bfloat16))
-    one.exp_avg_sq.copy_(exp_avg_sq.to(torch.bfloat16))
     if one.compensation is None:
         one.weight.copy_((weight - change).to(torch.bfloat16))
         return

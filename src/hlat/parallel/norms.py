@@ -3,8 +3,9 @@
     tensors of any sizes -> norms of short runs, fp32 -> their squares, added up in float64 -> a scalar
 
 A sum of n squares that are added one after another in fp32 is off by up to n 2^-24 of itself, always downwards once the
-sum has outgrown its terms. torch's norm on a CPU adds that way over a whole tensor: 1e-4 too low for 4 million elements,
-1.6e-2 for 131 million, and another number for every way of cutting them. Here no fp32 sum is longer than ``_RUN``.
+sum has outgrown its terms. torch's norm on a CPU adds that way over a whole tensor: 1e-4 too low for 4 million
+elements, 1.6e-2 for 131 million, and another number for every way of cutting them. Here no fp32 sum is longer than
+``_RUN``.
 """
 
 from collections.abc import Iterator, Sequence
