@@ -44,6 +44,7 @@ class Run:
             "optimizer": {"lr": 1e-4},
             "schedule": {"warmup_steps": 5},
             "training": {"steps": 100_000},
+            "precision": {"mode": "fp32"},
             "parallel": {"zero": 3} if runtime.world > 1 else {},
         }
         self.runtime, self.folder, self.step = runtime, folder, 0

@@ -36,6 +36,7 @@ def trained(options, device):
         "data": {"path": "none", "sequence_length": LENGTH, "tokenizer": {"train": "char"}},
         "batch": {"global_batch": rows, "micro_batch": rows},
         "training": {"steps": 100},
+        "precision": {"mode": "fp32"},
     }
     recipe = parse_recipe(content)
     model = build_parallel(recipe, Runtime(device), seed=1)

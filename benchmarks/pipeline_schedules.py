@@ -33,6 +33,7 @@ def content(schedule, micro_batches):
         "data": {"path": "none", "sequence_length": SEQUENCE, "tokenizer": {"train": "char"}},
         "batch": {"global_batch": MICRO_BATCH * micro_batches, "micro_batch": MICRO_BATCH},
         "training": {"steps": 10, "seed": 3},
+        "precision": {"mode": "fp32"},
         "parallel": parallel,
         "run": {"compile": "none"},
     }  # fmt: skip

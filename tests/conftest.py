@@ -66,6 +66,7 @@ schedule: {warmup_steps: 5}
 training: {steps: 40, log_every: 5, seed: 3}
 checkpoint: {every_steps: 10, keep_last: 2}
 evaluation: {every_steps: 20, sequences: 8}
+precision: {mode: fp32}
 """
 
 

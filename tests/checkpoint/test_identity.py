@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from hlat.checkpoint import Change, check_resume, versions
+from hlat.checkpoint import Change, check_resume, saved_mode, versions
 from hlat.config import Recipe
+from hlat.precision import MODES
 from hlat.runtime import CheckpointError
 
 BASE: dict[str, Any] = {
@@ -96,13 +97,35 @@ def test_what_would_be_another_run_is_refused(path: str, old: Any, new: Any) -> 
         ("checkpoint__every_steps", 500, None),
         ("data__path", "corpus.txt", "moved.txt"),
         ("run__dir", None, "/elsewhere"),
-        ("precision__mode", "fp32", "mixed"),
         ("evaluation__sequences", 256, None),
     ],
 )
 def test_the_rest_may_change_and_is_told(path: str, old: Any, new: Any) -> None:
     changes = check_resume(saved(**{path: old}), "f", recipe(**{path: new}), "f")
     assert changes == [Change(path.replace("__", "."), old, new)]
+
+
+@pytest.mark.parametrize("old", MODES)
+@pytest.mark.parametrize("new", MODES)
+def test_another_precision_mode_is_refused_in_every_direction(old: str, new: str) -> None:
+    before, now = saved(precision__mode=old), recipe(precision__mode=new)
+    if old == new:
+        assert check_resume(before, "f", now, "f") == []
+        return
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(before, "f", now, "f")
+    message = str(caught.value)
+    assert f"precision.mode: saved with {old!r}, now {new!r}" in message
+    assert "checkpoint.init_from" in message
+
+
+def test_a_run_from_before_there_were_modes_was_in_fp32() -> None:
+    for missing in ({}, {"precision": {}}):
+        before = {name: value for name, value in saved().items() if name != "precision"} | missing
+        assert saved_mode(before) == "fp32"
+        assert check_resume(before, "f", recipe(precision__mode="fp32"), "f") == []
+        with pytest.raises(CheckpointError, match="saved with 'fp32', now 'mixed'"):
+            check_resume(before, "f", recipe(precision__mode="mixed"), "f")
 
 
 def test_everything_refused_is_listed_at_once() -> None:

@@ -99,6 +99,7 @@ def recipe_content(case: Case, **changes: Any) -> dict[str, Any]:
         "optimizer": {"lr": 3e-3},
         "schedule": {"warmup_steps": 5},
         "training": {"steps": 100, "seed": 3},
+        "precision": {"mode": "fp32"},
         "parallel": case.parallel,
     }
     for section, fields in changes.items():

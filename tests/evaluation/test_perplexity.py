@@ -46,6 +46,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
             "model": {"hf_config": str(folder / "config.json")},
             "data": {"path": str(corpus), "sequence_length": 32, "validation": {"fraction": 0.2}},
             "training": {"steps": 1},
+            "precision": {"mode": "fp32"},
         }
     )
     save_run(folder / "run", recipe)

@@ -11,6 +11,7 @@ def content(**memory: object) -> dict[str, object]:
         "model": BASE,
         "data": {"path": "none", "sequence_length": 32, "tokenizer": {"train": "char"}},
         "training": {"steps": 9},
+        "precision": {"mode": "fp32"},
         "memory": memory,
     }
 

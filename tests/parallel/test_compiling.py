@@ -22,6 +22,7 @@ def recipe(compile_: str, world: int = 1, **sections: object) -> Recipe:
         "data": {"path": "none", "sequence_length": 16, "tokenizer": {"train": "char"}},
         "batch": {"global_batch": 8, "micro_batch": 4},
         "training": {"steps": 9},
+        "precision": {"mode": "fp32"},
     }
     return parse_recipe(content | sections, world=world)
 

@@ -17,6 +17,7 @@ SMALL: dict[str, Any] = {
     "data": {"path": "none", "sequence_length": 32, "tokenizer": {"train": "char"}},
     "batch": {"global_batch": 8, "micro_batch": 1},
     "training": {"steps": 10, "seed": 3},
+    "precision": {"mode": "fp32"},
 }
 
 

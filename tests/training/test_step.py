@@ -27,6 +27,7 @@ def recipe(micro_batch):
             "data": {"path": "unused", "sequence_length": 16, "tokenizer": {"train": "char"}},
             "batch": {"global_batch": 32, "micro_batch": micro_batch},
             "training": {"steps": 10},
+            "precision": {"mode": "fp32"},
         }
     )
 

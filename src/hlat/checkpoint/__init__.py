@@ -5,7 +5,7 @@ from hlat.checkpoint.blocks import Block, whole_tensors
 from hlat.checkpoint.commit import Content
 from hlat.checkpoint.disk import Disk
 from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
-from hlat.checkpoint.identity import Change, check_resume, saved_run, versions
+from hlat.checkpoint.identity import Change, check_resume, saved_mode, saved_run, versions
 from hlat.checkpoint.inventory import (
     Entry,
     Group,
@@ -69,6 +69,7 @@ __all__ = [
     "restore",
     "run_saver",
     "save_in_tries",
+    "saved_mode",
     "saved_run",
     "step_in",
     "surplus",

@@ -3,7 +3,8 @@
     recipe in the checkpoint, recipe now --field by field--> refused (all at once), or recorded
 
 A field marked ``fixed`` in its section defines the model, the order of the data or the trajectory; a change there would
-make it another run. Which corpus a run reads is decided by the content of the prepared data, not by its path.
+make it another run. Which corpus a run reads is decided by the content of the prepared data, not by its path. Both
+recipes name the precision mode that was resolved, never ``auto``.
 """
 
 import platform
@@ -16,8 +17,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hlat.checkpoint.reading import Checkpoint
-from hlat.config import Recipe
+from hlat.config import PrecisionConfig, Recipe
 from hlat.runtime import CheckpointError
+
+_MODE = "precision.mode"
+_OTHER_MODE = (
+    "A mode computes other numbers from the same state, and what one keeps besides (wider weights or moments, "
+    "compensation) another would drop. With checkpoint.init_from a new run takes the weights into any mode."
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,15 @@ def _refusal(refused: list[Change]) -> str:
     head = "the run cannot go on with this recipe: it would be another model, other data or another trajectory"
     lines = [f"{change.path}: saved with {change.old!r}, now {change.new!r}" for change in refused]
     remedy = "Set the saved values again, or use another run.dir (run.name) for a new run."
+    if any(change.path == _MODE for change in refused):
+        remedy += f"\n{_OTHER_MODE}"
     return "\n  ".join([head, *lines]) + "\n" + remedy
+
+
+def saved_mode(saved_recipe: Mapping[str, Any]) -> str:
+    """The precision mode of the run that a checkpoint belongs to, from ``recipe`` in its meta."""
+    section = _saved_value(saved_recipe, "precision", Recipe.model_fields["precision"])
+    return str(_saved_value(section if isinstance(section, dict) else {}, "mode", PrecisionConfig.model_fields["mode"]))
 
 
 def _compare(saved: Mapping[str, Any], recipe: Recipe) -> tuple[list[Change], list[Change]]:
@@ -138,11 +153,15 @@ def _is_fixed(field: FieldInfo) -> bool:
 
 
 def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -> Any:
-    """A field that the checkpoint does not know yet had its default's effect when it was saved."""
+    """A field that the checkpoint does not know yet had its default's effect when it was saved, or the former one."""
     if name in saved or field is None or field.is_required():
         return saved.get(name)
+    if isinstance(field.json_schema_extra, dict) and "formerly" in field.json_schema_extra:
+        return field.json_schema_extra["formerly"]
     default = field.get_default(call_default_factory=True)
-    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    if not isinstance(default, BaseModel):
+        return default
+    return {inner: _saved_value({}, inner, field) for inner, field in type(default).model_fields.items()}
 
 
 def _meaning(name: str, value: Any, values: Mapping[str, Any]) -> Any:

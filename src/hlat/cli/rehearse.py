@@ -43,3 +43,5 @@ def rehearse(
     found = rehearse_world(resolved, world, ranks or None, processes=os.cpu_count() or 1, done=show)
     if as_json:
         say(json.dumps(plain(found), indent=2))
+    elif resolved.precision.mode != found.recipe.precision.mode:
+        say(f"precision.mode=auto was taken for {found.recipe.precision.mode}, which it is where bf16 is fast")

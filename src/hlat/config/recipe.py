@@ -86,6 +86,10 @@ class Recipe(Section):
         """Step at which the learning-rate schedule ends."""
         return self.schedule.horizon_steps or self.total_steps
 
+    def in_mode(self, mode: str) -> "Recipe":
+        """The same recipe with this ``precision.mode``."""
+        return self.model_copy(update={"precision": PrecisionConfig.model_validate({"mode": mode})})
+
     def data_parallel(self, world: int) -> int:
         """The data-parallel degree on so many processes; the recipe must have been validated for them."""
         degree, rest = divmod(world, self.parallel.model_ranks)

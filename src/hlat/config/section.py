@@ -15,6 +15,13 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-def fixed(default: Any = ..., **constraints: Any) -> Any:
-    """A field that must not change within one run, because the model or its data would be another one."""
-    return Field(default, json_schema_extra={"resume": "fixed"}, **constraints)
+def fixed(default: Any = ..., *, formerly: Any = None, **constraints: Any) -> Any:
+    """A field that must not change within one run, because the model, its data or its numbers would be others.
+
+    Args:
+        default: of the field; none makes it required.
+        formerly: the effect of a recipe from before there was such a field, where it is not that of the default.
+        constraints: as of pydantic's ``Field``.
+    """
+    extra = {"resume": "fixed"} | ({} if formerly is None else {"formerly": formerly})
+    return Field(default, json_schema_extra=extra, **constraints)

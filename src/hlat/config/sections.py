@@ -92,9 +92,10 @@ class EvaluationConfig(Section):
 class PrecisionConfig(Section):
     """What is computed in which dtype."""
 
-    mode: Literal["fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan", "fp8"] = "fp32"
-    """fp32; mixed (bf16 products over fp32 weights and optimizer); bf16-sr (everything bf16, updates rounded
-    stochastically); bf16 (rounded to nearest: known to stall); bf16-kahan (what rounding loses is kept); fp8."""
+    mode: Literal["auto", "fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan", "fp8"] = fixed("auto", formerly="fp32")
+    """auto (mixed where every device has fast bf16, else fp32; a resumed run keeps what it began with); fp32; mixed
+    (bf16 products over fp32 weights and optimizer); bf16-sr (everything bf16, updates rounded stochastically); bf16
+    (rounded to nearest: known to stall); bf16-kahan (what rounding loses is kept); fp8."""
 
 
 class TrackingConfig(Section):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint import check_same_tokenizer, load_model, resolve
+from hlat.checkpoint import check_same_tokenizer, load_model, resolve, saved_mode
 from hlat.config import CheckpointError, DataError, ModelConfig, Recipe
 from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared
 from hlat.precision import MODES
@@ -65,7 +65,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
     _check(prepared, folder, model.config)
     if recipe is not None:
         length, batch = recipe.data.sequence_length, recipe.batch.micro_batch
-        model.compute = MODES[recipe.precision.mode].compute
+        model.compute = MODES[saved_mode(meta["recipe"])].compute
     else:
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
         batch = max(1, _IMPORT_PASS // length)

@@ -89,7 +89,8 @@ def _published(chip: Chip, catalog: Catalog, dtype: str, environment: Mapping[st
 
 
 def _measured(device: torch.device, dtype: torch.dtype) -> PeakFlops:
-    used = torch.float32 if dtype == torch.bfloat16 and not has_fast_bf16(device) else dtype
+    widened = dtype == torch.bfloat16 and device.type == "cpu" and not has_fast_bf16(device)
+    used = torch.float32 if widened else dtype
     best = measure_matmul(device, used)
     name = str(used).removeprefix("torch.")
     threads = f" on {torch.get_num_threads()} threads" if device.type == "cpu" else ""

@@ -13,12 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from hlat.config import PRESETS, ModelConfig, Recipe, RecipeError, hf_to_model, load_recipe
-from hlat.hardware import Cluster, PriceKind
+from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model import count_parameters
-from hlat.precision import MODES
+from hlat.precision import AUTO, MODES, resolved_mode
 from hlat.runtime import HardwareError, PlanError
 
-DEFAULT_MODE = "mixed"
 _TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3: where nobody says how long to train
 _DEFAULT_TOKENS_PER_STEP = 4 << 20  # of HLAT and LLaMA, where nobody says
 
@@ -34,7 +33,7 @@ class Question:
         tokens: to train on, in all.
         sequence: tokens per sequence.
         global_batch: sequences per step.
-        mode: of precision.
+        mode: of precision, one of ``MODES``.
         price: of which kind; None for the first that is known.
         recipe: where the model was given as one.
         assumed: defaults that were filled in, in words.
@@ -46,7 +45,7 @@ class Question:
     tokens: int
     sequence: int
     global_batch: int
-    mode: str = DEFAULT_MODE
+    mode: str = "mixed"
     price: PriceKind | None = None
     recipe: Recipe | None = None
     assumed: tuple[str, ...] = ()
@@ -104,10 +103,18 @@ def ask(
         else:
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
             assumed.append(f"{tokens:.3g} tokens, 20 per parameter (--tokens)")
-    mode = mode or (recipe.precision.mode if recipe else DEFAULT_MODE)
+    asked = mode or (recipe.precision.mode if recipe else AUTO)
+    mode = resolved_mode(asked, _has_fast_bf16(cluster.chip))
+    if asked == AUTO:
+        assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # a recipe's
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} has no 8-bit products; --precision mixed does it")
     return Question(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
+
+
+def _has_fast_bf16(chip: Chip) -> bool:
+    """Whether its products in bf16 are faster than those in fp32, as ``hlat.runtime.has_fast_bf16`` asks a device."""
+    return (chip.flops("bfloat16") or 0.0) > (chip.flops("float32") or 0.0)
 
 
 def _default_batch(sequence: int, devices: int) -> int:
@@ -126,8 +133,8 @@ def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None
         for name, value in numbers.items()
         if value is not None and value < 1
     ]
-    if mode is not None and mode not in MODES:
-        problems.append(f"--precision {mode}: no such mode; there are {', '.join(MODES)}")
+    if mode is not None and mode not in (AUTO, *MODES):
+        problems.append(f"--precision {mode}: no such mode; there are {', '.join((AUTO, *MODES))}")
     elif mode == "fp8" and cluster.chip.flops("float8") is None:
         problems.append(f"--precision fp8: {cluster.chip.name} has no 8-bit products; use mixed")
     try:

@@ -14,14 +14,16 @@ RoPE tables and the loss are fp32 in all modes. Within a step mixed has a bf16 c
 """  # noqa: E501
 
 from hlat.precision.fp8 import check_fp8, to_fp8
-from hlat.precision.modes import MODES, Mode
+from hlat.precision.modes import AUTO, MODES, Mode, resolved_mode
 from hlat.precision.rounding import element_bits, step_keys, stochastic_round, stream_keys
 
 __all__ = [
+    "AUTO",
     "MODES",
     "Mode",
     "check_fp8",
     "element_bits",
+    "resolved_mode",
     "step_keys",
     "stochastic_round",
     "stream_keys",

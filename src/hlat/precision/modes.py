@@ -7,6 +7,21 @@ import torch
 _FP32, _BF16 = torch.float32, torch.bfloat16
 
 
+AUTO = "auto"
+
+
+def resolved_mode(mode: str, fast_bf16: bool) -> str:
+    """The mode that a recipe's ``precision.mode`` means.
+
+    Args:
+        mode: one of ``MODES``, or ``AUTO``.
+        fast_bf16: whether the devices multiply bf16 faster than fp32.
+    """
+    if mode != AUTO:
+        return mode
+    return "mixed" if fast_bf16 else "fp32"
+
+
 @dataclass(frozen=True)
 class Mode:
     """Dtypes of a precision mode.

@@ -13,7 +13,6 @@ from hlat.checkpoint import export_hf
 from hlat.config import LaunchError, Recipe, load_recipe
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
 from hlat.quickstart.corpus import standard_library
-from hlat.runtime import has_fast_bf16, start
 from hlat.training import DataProgress, Outcome, no_progress, run
 
 PROMPT = "def read(self, size=-1):\n"
@@ -31,9 +30,8 @@ class Result:
 
 
 def quickstart_recipe(folder: Path, steps: int | None) -> Recipe:
-    """The shipped recipe, on this machine's standard library and in the precision that is fast here."""
-    mode = "mixed" if has_fast_bf16(start().device) else "fp32"
-    overrides = [f"run.dir={folder}", f"precision.mode={mode}", f"data.sources={standard_library()}"]
+    """The shipped recipe, on this machine's standard library."""
+    overrides = [f"run.dir={folder}", f"data.sources={standard_library()}"]
     if steps is not None:
         overrides += [f"training.steps={steps}", f"schedule.warmup_steps={min(30, steps // 2)}"]
     return load_recipe("quickstart", overrides)

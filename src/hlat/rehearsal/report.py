@@ -44,6 +44,7 @@ def plain(rehearsal: Rehearsal) -> dict[str, Any]:
             "zero": layout.zero,
             "replicas": layout.replicas,
         },
+        "precision": rehearsal.recipe.precision.mode,
         "micro_batches": rehearsal.recipe.micro_batches(layout.world),
         "tokens_per_step": rehearsal.recipe.tokens_per_step,
         "ranks": [_plain_rank(report) for report in rehearsal.ranks],

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+import torch
+
 from hlat.config import Problem, Recipe, RecipeError
 from hlat.parallel import Coordinates, Cut, Layout, fullest_rank
+from hlat.precision import resolved_mode
 from hlat.rehearsal.rank import RankReport, rehearse_rank
-from hlat.runtime import LaunchError, pretended
+from hlat.runtime import LaunchError, has_fast_bf16, pretended
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Rehearsal:
     """What was found.
 
     Attributes:
-        recipe: as it was rehearsed.
+        recipe: as it was rehearsed, its precision mode resolved.
         layout: of all ranks.
         ranks: those that were rehearsed, ascending.
     """
@@ -65,6 +68,7 @@ def rehearse(
     wrong = [rank for rank in chosen if not 0 <= rank < world]
     if wrong:
         raise LaunchError(f"no rank {wrong[0]} in a world of {world}. The ranks are 0 to {world - 1}.")
+    recipe = _resolved(recipe)
     eager = recipe.model_copy(update={"run": recipe.run.model_copy(update={"compile": "none"})})
     reports: list[RankReport] = []
     problems: dict[str, Problem] = {}
@@ -77,6 +81,12 @@ def rehearse(
     if problems:
         raise RecipeError(list(problems.values()))
     return Rehearsal(recipe, layout, tuple(reports))
+
+
+def _resolved(recipe: Recipe) -> Recipe:
+    """With a mode that has dtypes; ``auto`` as on an accelerator, where the recipe does not ask for the CPU."""
+    fast = recipe.run.device != "cpu" or has_fast_bf16(torch.device("cpu"))
+    return recipe.in_mode(resolved_mode(recipe.precision.mode, fast))
 
 
 Outcome = RankReport | tuple[Problem, ...]

@@ -107,8 +107,13 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+_FIRST_WITH_BF16 = (8, 0)  # NVIDIA Ampere; AMD's that torch runs on call themselves (9, 0) and more
+
+
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products run in hardware here, rather than being emulated."""
+    if device.type == "cuda":
+        return compute_capability(device) >= _FIRST_WITH_BF16
     if device.type != "cpu":
         return True
     capabilities = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

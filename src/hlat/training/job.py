@@ -1,7 +1,7 @@
 """Everything a run consists of, built in one visible order, by all its processes together.
 
-processes agree on recipe and code -> data -> this rank's share of the model -> optimizer
-    -> newest checkpoint loaded into both
+processes agree on recipe and code -> data -> newest checkpoint, precision -> this rank's share of the model, optimizer
+    -> that checkpoint loaded into both
 """
 
 from collections.abc import Callable
@@ -49,6 +49,7 @@ from hlat.precision import MODES
 from hlat.resilience import AnomalyPolicy
 from hlat.runtime import Runtime, check_same, code_identity, place, seed_generators
 from hlat.training.faulty_disk import disk_of
+from hlat.training.precision import resolve_precision
 from hlat.training.reading import OnlineSamples, PreparedSamples, Samples
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
@@ -80,7 +81,7 @@ class Damage:
 class Job:
     """A run, ready for its next step."""
 
-    recipe: Recipe
+    recipe: Recipe  # its precision.mode resolved
     runtime: Runtime
     prepared: Prepared
     training_data: Samples
@@ -95,6 +96,7 @@ class Job:
     changes: list[Change]  # what differs from the recipe of the checkpoint that was loaded
     damaged: list[Damage]  # checkpoints that were found damaged and set aside
     anomalies: AnomalyPolicy
+    precision: str | None  # what precision.mode=auto has come to, in words; None where the recipe names a mode
     batch: Batch | None = None  # this rank's sequences of the last step
 
     @property
@@ -227,6 +229,7 @@ def build_job(
     )
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
     newest, changes = tiers.newest(require_step), []
+    recipe, precision = resolve_precision(recipe, runtime, newest.meta["recipe"] if newest is not None else None)
     if newest is not None:
         changes = check_resume(*saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
@@ -254,4 +257,5 @@ def build_job(
         changes=changes,
         damaged=damaged,
         anomalies=anomalies,
+        precision=precision,
     )

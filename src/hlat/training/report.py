@@ -32,6 +32,8 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         f"attention: {attention_backend(*heads, compute, job.runtime.device, recipe.data.isolate)}; "
         f"blocks: {compilation(recipe, job.runtime.device, job.runtime.world)}"
     )
+    if job.precision is not None:
+        tracker.message(job.precision)
     if recipe.precision.mode == "bf16":
         tracker.message(
             "precision.mode=bf16 rounds small updates away: training stalls as the learning rate falls. "

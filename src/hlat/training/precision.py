@@ -1,0 +1,49 @@
+"""The precision of a run whose recipe leaves it open: decided once, before anything that depends on it is built.
+
+    precision.mode=auto, devices of all ranks, checkpoint -> the recipe with a mode that has dtypes
+
+A checkpoint records the mode that was resolved. A resumed run keeps it, on whatever device it goes on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hlat.checkpoint import saved_mode
+from hlat.config import Recipe
+from hlat.precision import AUTO, MODES, resolved_mode
+from hlat.runtime import Runtime, has_fast_bf16
+
+
+def resolve_precision(
+    recipe: Recipe, runtime: Runtime, saved_recipe: Mapping[str, Any] | None
+) -> tuple[Recipe, str | None]:
+    """The recipe with a precision mode of ``MODES``, the same on every rank. Collective.
+
+    Args:
+        recipe: of the run.
+        runtime: this process of it.
+        saved_recipe: ``recipe`` in the meta of the checkpoint that the run goes on from; None for a new run.
+
+    Returns:
+        The recipe, and what is to be said about it: None where it names a mode itself.
+    """
+    if recipe.precision.mode != AUTO:
+        return recipe, None
+    fast = all(runtime.ranks.all_gather(has_fast_bf16(runtime.device)))
+    mode = resolved_mode(AUTO, fast) if saved_recipe is None else saved_mode(saved_recipe)
+    if mode not in MODES:  # nothing that any version has written
+        return recipe.in_mode(resolved_mode(AUTO, fast)), None
+    return recipe.in_mode(mode), f"precision.mode=auto: {_reason(mode, fast, new=saved_recipe is None)}"
+
+
+def _reason(mode: str, fast: bool, new: bool) -> str:
+    if new:
+        return f"{mode}, as {'every' if fast else 'not every'} device has fast bf16"
+    reason = f"{mode}, which the run began with"
+    if MODES[mode].compute == torch.bfloat16 and not fast:
+        return f"{reason}; not every device here has fast bf16, so that fp32 might be faster"
+    if mode == "fp32" and fast:
+        return f"{reason}; every device here has fast bf16: a new run would be mixed, which is faster"
+    return reason

@@ -1,0 +1,136 @@
+"""The precision of a run: decided once where the recipe leaves it open, kept when the run goes on, never another."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hlat.checkpoint import read_meta, resolve
+from hlat.config import CheckpointError, Recipe, parse_recipe
+from hlat.evaluation import evaluate_checkpoint
+from hlat.runtime import Ranks, Runtime
+from hlat.training import precision, run
+from hlat.training.job import build_job
+from same_runs import assert_same_state
+
+ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")
+
+
+class _Peers(Ranks):
+    """One process that hears what ranks on other machines would say."""
+
+    def __init__(self, others: list[bool]) -> None:
+        super().__init__()
+        self._others = others
+
+    def all_gather(self, value: bool) -> list[bool]:
+        return [value, *self._others]
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch):
+    """Says whether this device has fast bf16."""
+    return lambda answer: monkeypatch.setattr(precision, "has_fast_bf16", lambda device: answer)
+
+
+@pytest.fixture
+def recipe_in(tiny_recipe: str, corpus: Path, tmp_path: Path):
+    """The tiny recipe in a mode, of a run with a name."""
+
+    def recipe(mode: str | None, name: str = "run", steps: int = 4, **sections: dict[str, object]) -> Recipe:
+        content = yaml.safe_load(tiny_recipe)
+        del content["precision"]
+        if mode is not None:
+            content["precision"] = {"mode": mode}
+        content["run"]["dir"] = str(tmp_path / name)
+        content["data"] |= {"path": str(corpus), "prepared_dir": str(tmp_path / "data")}
+        content["schedule"]["warmup_steps"] = 2
+        content["training"] |= {"steps": 4, "stop_after": steps, "log_every": 1}
+        content["checkpoint"] |= {"every_steps": 2}
+        content["tracking"] = {"tensorboard": False, "console": "plain"}
+        for section, values in sections.items():
+            content[section] |= values
+        return parse_recipe(content)
+
+    return recipe
+
+
+def trained(recipe: Recipe) -> str:
+    """What a run says."""
+    said = io.StringIO()
+    run(recipe, stream=said)
+    return said.getvalue()
+
+
+def mode_of(recipe: Recipe) -> str:
+    return read_meta(resolve(recipe.run_dir))["recipe"]["precision"]["mode"]
+
+
+@pytest.mark.parametrize(
+    ("here", "others", "mode"),
+    [
+        (True, [], "mixed"),
+        (False, [], "fp32"),
+        (True, [True], "mixed"),
+        (True, [False], "fp32"),
+        (False, [True], "fp32"),
+    ],
+)
+def test_auto_is_mixed_where_every_device_has_fast_bf16(fast, recipe_in, here, others, mode):
+    fast(here)
+    runtime = Runtime(torch.device("cpu"), ranks=_Peers(others))
+    resolved, said = precision.resolve_precision(recipe_in(None), runtime, None)
+    assert resolved.precision.mode == mode
+    assert said is not None and f"auto: {mode}" in said
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_mode_that_the_recipe_names_is_not_touched(fast, recipe_in, answer):
+    fast(answer)
+    for mode in (*ON_A_CPU, "fp8"):
+        recipe = recipe_in(mode)
+        assert precision.resolve_precision(recipe, Runtime(torch.device("cpu")), None) == (recipe, None)
+
+
+@pytest.mark.parametrize(("began", "mode"), [(True, "mixed"), (False, "fp32")])
+def test_a_run_that_began_on_one_kind_of_device_goes_on_alike_on_another(fast, recipe_in, began, mode):
+    """It ends with the bits of the run whose recipe named the mode, says so, and records the mode."""
+    fast(began)
+    assert f"precision.mode=auto: {mode}, as" in trained(recipe_in(None, steps=2))
+    assert mode_of(recipe_in(None)) == mode
+    fast(not began)
+    said = trained(recipe_in(None))
+    assert f"precision.mode=auto: {mode}, which the run began with; " in said and "resumed at step 2" in said
+    assert "changed since the checkpoint: precision" not in said
+    assert mode_of(recipe_in(None)) == mode
+    trained(recipe_in(mode, "named"))
+    assert_same_state(recipe_in(None).run_dir, recipe_in(mode, "named").run_dir)
+    assert evaluate_checkpoint(recipe_in(None).run_dir) == evaluate_checkpoint(recipe_in(mode, "named").run_dir)
+
+
+@pytest.mark.parametrize("old", ON_A_CPU)
+def test_a_run_is_not_resumed_in_another_mode(recipe_in, old):
+    trained(recipe_in(old, steps=2))
+    cpu = Runtime(torch.device("cpu"))
+    for new in (*ON_A_CPU, "fp8"):
+        if new != old:
+            with pytest.raises(CheckpointError, match=f"precision.mode: saved with '{old}', now '{new}'"):
+                build_job(recipe_in(new), cpu)
+    assert build_job(recipe_in(old), cpu).step == 2
+    assert build_job(recipe_in("auto"), cpu).recipe.precision.mode == old
+
+
+@pytest.mark.parametrize(("old", "new"), [("bf16-kahan", "bf16-sr"), ("bf16-sr", "fp32"), ("mixed", "bf16")])
+def test_a_new_run_takes_weights_of_any_mode(recipe_in, old, new):
+    """``init_from`` is about weights: bf16 to fp32 is exact, and the other way they are rounded."""
+    source = recipe_in(old, steps=2)
+    trained(source)
+    job = build_job(
+        recipe_in(new, "another", checkpoint={"init_from": str(source.run_dir)}), Runtime(torch.device("cpu"))
+    )
+    assert job.step == 0 and job.recipe.precision.mode == new
+    weights = build_job(source, Runtime(torch.device("cpu"))).model.held
+    for ours, theirs in zip(job.model.held, weights, strict=True):
+        assert torch.equal(ours.tensor, theirs.tensor.to(ours.tensor.dtype))
