@@ -186,7 +186,7 @@ class ParallelModel:
         Args:
             batches: whole sequences, on the CPU, for this rank's data-parallel index; as many for every rank.
         """
-        local = [self._local(batch) for batch in batches]
+        local = (self._local(batch) for batch in batches)  # one after another: the device holds what is computed now
         if self._pipeline is not None:
             nats = self._pipeline.evaluate(local)
         else:

@@ -6,7 +6,7 @@ A stage is built with its own layers only. What it hands on is the residual stre
 the positions that the rank has (a shard of the sequence under sequence parallelism).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,7 @@ class Pipeline:
     def _divided(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         return loss / self._divisor
 
-    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+    def evaluate(self, batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Summed loss in float64 of micro-batches, forward only; zero but on the last stage."""
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
         pending: list[tuple[dist.Work, torch.Tensor]] = []  # what is being sent must stay alive

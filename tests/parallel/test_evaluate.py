@@ -1,0 +1,47 @@
+"""A validation share goes onto the device a micro-batch at a time, with a pipeline and without."""
+
+import weakref
+
+import pytest
+import torch
+
+from hlat.config import parse_recipe
+from hlat.parallel import MicroBatch, build_parallel
+from hlat.runtime import Runtime
+
+
+class _Stages:
+    """Evaluates as a pipeline does: one micro-batch after another."""
+
+    def evaluate(self, batches):
+        return sum(batch.inputs_BS.sum() for batch in batches).double()
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_one_micro_batch_is_on_the_device_at_a_time(monkeypatch, pipeline):
+    """Beside it only the one before, which a loop variable still names while the next is made."""
+    recipe = parse_recipe(
+        {
+            "model": {"vocab_size": 64, "layers": 1, "hidden_size": 16, "intermediate_size": 32, "heads": 2},
+            "data": {"path": "none", "sequence_length": 16, "tokenizer": {"train": "char"}},
+            "training": {"steps": 9},
+            "precision": {"mode": "fp32"},
+        }
+    )
+    model = build_parallel(recipe, Runtime(torch.device("cpu")), 1)
+    if pipeline:
+        monkeypatch.setattr(model, "_pipeline", _Stages())
+    there: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def moved(batch: MicroBatch) -> MicroBatch:
+        nonlocal most
+        copy = MicroBatch(batch.inputs_BS.clone(), batch.labels_BS.clone())
+        there.append(weakref.ref(copy.inputs_BS))
+        most = max(most, sum(one() is not None for one in there))
+        return copy
+
+    monkeypatch.setattr(model, "_local", moved)
+    tokens = torch.randint(0, 64, (12, 16))
+    model.evaluate([MicroBatch(part, part) for part in tokens.split(2)])
+    assert len(there) == 6 and most <= 2
