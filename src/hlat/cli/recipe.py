@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
-from hlat.config import Recipe, load_recipe, recipe_schema
+from hlat.config import Recipe, load_recipe, recipe_notes, recipe_schema
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,15 @@ def check(
     say(f"  run    {resolved.total_steps:,} steps of {resolved.tokens_per_step:,} tokens = {tokens:,} tokens")
     if world is not None or resolved.parallel.model_ranks > 1:
         say(f"  layout {_layout(resolved, world)}")
+    say(f"  precision {_precision(resolved)}")
     say(f"  folder {resolved.run_dir}")
+    for note in recipe_notes(resolved):
+        say(f"note: {note}")
+
+
+def _precision(recipe: Recipe) -> str:
+    mode = recipe.precision.mode
+    return "auto: mixed where every device has fast bf16, else fp32" if mode == "auto" else mode
 
 
 def _layout(recipe: Recipe, world: int | None) -> str:

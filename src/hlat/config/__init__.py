@@ -12,6 +12,7 @@ from hlat.config.errors import Fix, Problem, RecipeError
 from hlat.config.hf import hf_to_model
 from hlat.config.layout_checks import CHECKS as LAYOUT_CHECKS
 from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
+from hlat.config.notes import recipe_notes
 from hlat.config.parallel import (
     INTERLEAVED,
     ZERO_BUBBLE,
@@ -113,6 +114,7 @@ __all__ = [
     "load_recipe",
     "model_problems",
     "parse_recipe",
+    "recipe_notes",
     "recipe_schema",
     "refuse_faults",
     "secret_in",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hlat.config import recipe_notes
 from hlat.model import attention_backend, count_parameters
 from hlat.parallel import compilation
 from hlat.precision import MODES
@@ -47,7 +48,7 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
         f"vocabulary {prepared.manifest.vocab_size:,}"
     )
     tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens")
-    for note in job.training_data.notes:
+    for note in (*recipe_notes(recipe), *job.training_data.notes):
         tracker.message(note)
     for note in [*prepared.notes, *prepared.advice]:
         tracker.message(f"data: {note}")

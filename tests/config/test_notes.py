@@ -1,0 +1,49 @@
+"""What a recipe may say and will be surprised by is said."""
+
+import pytest
+from typer.testing import CliRunner
+
+from hlat.cli import app
+from hlat.config import RecipeError, parse_recipe, recipe_notes
+
+
+def recipe(steps: int, warmup: int, horizon: int | None):
+    return parse_recipe(
+        {
+            "model": {"preset": "tiny-1m"},
+            "data": {"path": "x"},
+            "optimizer": {"lr": 0.01},
+            "schedule": {"warmup_steps": warmup, "horizon_steps": horizon},
+            "training": {"steps": steps},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "horizon", "said"),
+    [
+        (100, 500, 1000, "no further than 0.002; optimizer.lr=0.01 is never reached"),
+        (500, 500, 1000, "reached in its last step"),
+        (501, 500, 1000, None),
+        (1000, 500, None, None),
+        (100, 0, 1000, None),
+    ],
+)
+def test_a_run_that_ends_within_its_warm_up_is_told_so(steps, warmup, horizon, said):
+    notes = list(recipe_notes(recipe(steps, warmup, horizon)))
+    assert len(notes) == (said is not None)
+    assert said is None or said in notes[0]
+
+
+def test_a_schedule_that_is_all_warm_up_is_refused_as_before():
+    with pytest.raises(RecipeError, match="peak is never reached"):
+        recipe(100, 100, None)
+    with pytest.raises(RecipeError, match="peak is never reached"):
+        recipe(2000, 1000, 1000)
+
+
+def test_check_says_it_and_the_precision():
+    asked = ["check", "quickstart", "data.path=x", "training.steps=10", "schedule.warmup_steps=20"]
+    done = CliRunner().invoke(app, [*asked, "schedule.horizon_steps=100"])
+    assert done.exit_code == 0 and "note: schedule.warmup_steps=20: the run ends at step 10" in done.output
+    assert "precision auto: mixed where every device has fast bf16, else fp32" in done.output
