@@ -22,6 +22,9 @@ class RunConfig(Section):
     compile: Literal["auto", "blocks", "none"] = "auto"
     """What goes through torch.compile: every block, nothing, or auto: blocks where it pays, on GPUs and in long
     bf16 runs on CPUs that have bf16 instructions."""
+    deterministic: bool = True
+    """Whether kernels that may give other bits each time are refused, as bitwise resume needs; false lets a GPU take
+    them, which may be faster, and a resumed run then ends near the one that was not interrupted, not with its bits."""
 
 
 class BatchConfig(Section):

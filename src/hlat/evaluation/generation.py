@@ -86,7 +86,8 @@ def _total_length(prompt: int, max_tokens: int, longest: int | None) -> int:
 def _choose(logits_V: torch.Tensor, sampling: Sampling, index: int) -> int:
     if sampling.temperature == 0.0:
         return int(logits_V.argmax())
-    scores, ids = (logits_V.double() / sampling.temperature).sort(descending=True, stable=True)
+    # On the CPU, as one token's numbers are few: CUDA has no running sum of floats that gives the same bits each time.
+    scores, ids = (logits_V.cpu().double() / sampling.temperature).sort(descending=True, stable=True)
     shares = scores[: sampling.top_k].softmax(0)
     if sampling.top_p is not None:
         # a token stays while the tokens before it have not reached p; the likeliest always stays

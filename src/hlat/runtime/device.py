@@ -43,16 +43,43 @@ def choose_device(device: str, here: Place) -> torch.device:
     return torch.device(chosen, index)
 
 
-def make_deterministic(device: torch.device) -> None:
-    """Ask for kernels whose result depends on nothing but their input."""
+_COMPILER_SETTINGS = "torch._inductor.config"
+
+
+def set_arithmetic(device: torch.device, deterministic: bool = True) -> None:
+    """Have products of this process accumulate in fp32, and its kernels give the same bits each time.
+
+    Args:
+        device: that the process computes on.
+        deterministic: refuse kernels whose bits may differ from one call to the next. Only warned of, torch would
+            still take such for the backward pass of fused attention on CUDA.
+    """
     if device.type == "cuda":
+        # By default cuBLAS may add up parts of a product of 16-bit numbers in 16 bits.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    if deterministic and device.type == "cuda":
         # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # use_deterministic_algorithms(True, warn_only=True) does the same, and imports the compiler for its own switch,
-    # which costs over a second at each start. Nothing here is compiled.
-    torch.set_deterministic_debug_mode("warn")
+    # use_deterministic_algorithms(True) does the same, and imports the compiler to tell it so, which costs over a
+    # second at each start. Here the compiler is told by what it reads when it is imported, or is there already.
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1" if deterministic else "0"
+    if _COMPILER_SETTINGS in sys.modules:
+        sys.modules[_COMPILER_SETTINGS].deterministic = deterministic  # type: ignore[attr-defined]
     # Filling new memory is for finding reads of uninitialised data, not for reproducibility, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def refused_kernel(error: BaseException) -> LaunchError | None:
+    """What to say of an error by which torch refuses a kernel that is not deterministic; None for any other."""
+    if not isinstance(error, RuntimeError) or "use_deterministic_algorithms" not in str(error):
+        return None
+    found = str(error).strip().splitlines()[0].partition(". ")[0]
+    return LaunchError(
+        f"run.deterministic=true allows only kernels that give the same bits each time, and torch has none: {found}. "
+        "With run.deterministic=false the run goes on with another; resumed, it may then differ in the last bits."
+    )
 
 
 def synchronize(device: torch.device) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from hlat.runtime.allocator import keep_freed_memory
-from hlat.runtime.device import choose_device, make_deterministic
+from hlat.runtime.device import choose_device, refused_kernel, set_arithmetic
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.place import Place, place
 from hlat.runtime.ranks import Ranks
@@ -57,18 +57,19 @@ class Runtime:
     meeting: str = ""  # where at the store its processes met; those beside them meet below it
 
 
-def start(device: str = "auto") -> Runtime:
+def start(device: str = "auto", deterministic: bool = True) -> Runtime:
     """Pick the device of this process, make its arithmetic reproducible, and join the other processes if there are any.
 
     Args:
         device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+        deterministic: refuse kernels that may give other bits each time.
 
     Raises:
         LaunchError: the asked type is not present on this machine, or the processes do not find each other.
     """
     here = place()
     chosen = choose_device(device, here)
-    make_deterministic(chosen)
+    set_arithmetic(chosen, deterministic)
     if chosen.type == "cpu":  # where tensors are memory of the C library
         keep_freed_memory()
     if here.world == 1:
@@ -113,17 +114,19 @@ def abandon(runtime: Runtime) -> None:
 
 
 @contextmanager
-def joined(device: str = "auto") -> Iterator[Runtime]:
+def joined(device: str = "auto", deterministic: bool = True) -> Iterator[Runtime]:
     """``start``, and at the end ``finish``, or ``abandon`` where an exception passes.
 
     Raises:
-        LaunchError: as ``start``.
+        LaunchError: as ``start``; or torch refused a kernel within the block because it is not deterministic.
     """
-    runtime = start(device)
+    runtime = start(device, deterministic)
     try:
         yield runtime
-    except BaseException:
+    except BaseException as error:
         abandon(runtime)
+        if (refusal := refused_kernel(error)) is not None:
+            raise refusal from error
         raise
     finish(runtime)
 

@@ -77,7 +77,7 @@ def run(
     with (
         rank_log(recipe.run_dir, here.rank, here.world),
         saver_beside(recipe, here) as saver,  # early: a copy of this process is cheap, and possible, only now
-        joined(recipe.run.device) as runtime,
+        joined(recipe.run.device, recipe.run.deterministic) as runtime,
         ExitStack() as stack,
     ):
         lock = runtime.ranks.first(lambda: _lock(stack, recipe, stream))

@@ -1,0 +1,94 @@
+"""What is asked of torch before anything is computed, and how its refusals are said."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+from hlat.runtime import LaunchError, has_fast_bf16, joined, start
+from hlat.runtime import device as device_module
+from hlat.runtime.device import set_arithmetic
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch):
+    """Everything as it was, afterwards."""
+    products = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = torch.get_deterministic_debug_mode(), [getattr(products, name) for name in names]
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    for name in names:
+        setattr(products, name, True)
+    yield
+    torch.set_deterministic_debug_mode(before[0])
+    for name, value in zip(names, before[1], strict=True):
+        setattr(products, name, value)
+
+
+def test_deterministic_means_refused_and_not_only_warned_of():
+    """Where torch only warns, the backward pass of fused attention on CUDA stays as it is."""
+    for device in (CPU, CUDA):
+        set_arithmetic(device, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        set_arithmetic(device, deterministic=False)
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_cublas_has_a_fixed_workspace_where_that_is_asked_for_and_nobody_chose_another(monkeypatch):
+    set_arithmetic(CUDA, deterministic=False)
+    set_arithmetic(CPU, deterministic=True)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    set_arithmetic(CUDA, deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    set_arithmetic(CUDA, deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_products_of_16_bit_numbers_are_added_up_in_fp32(deterministic):
+    set_arithmetic(CUDA, deterministic)
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+
+
+def test_the_compiler_is_told_before_and_after_it_is_loaded(monkeypatch):
+    """It reads the variable when it is imported, which takes over a second; ``start`` must not import it."""
+    import torch._inductor.config as settings  # noqa: PLC0415
+
+    monkeypatch.setattr(settings, "deterministic", False)
+    set_arithmetic(CPU, deterministic=True)
+    assert settings.deterministic and os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "1"
+    set_arithmetic(CPU, deterministic=False)
+    assert not settings.deterministic and os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "0"
+    monkeypatch.delitem(sys.modules, "torch._inductor.config")
+    set_arithmetic(CPU, deterministic=True)
+    assert "torch._inductor.config" not in sys.modules
+
+
+def test_a_kernel_that_torch_refuses_is_said_with_the_field():
+    place = torch.tensor([1])
+    with pytest.raises(LaunchError, match=r"run\.deterministic=false") as refused, joined("cpu"):
+        torch.zeros(3).put_(place, torch.ones(1), accumulate=False)
+    assert "put_" in str(refused.value) and isinstance(refused.value.__cause__, RuntimeError)
+    with joined("cpu", deterministic=False):
+        torch.zeros(3).put_(place, torch.ones(1), accumulate=False)
+    with pytest.raises(RuntimeError, match="size"), joined("cpu"):
+        torch.zeros(3) @ torch.zeros(4)
+
+
+def test_by_default_kernels_are_deterministic():
+    start("cpu")
+    assert torch.get_deterministic_debug_mode() == 2
+
+
+@pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_bf16_is_fast_on_nvidia_gpus_from_ampere_on(monkeypatch, capability, fast):
+    monkeypatch.setattr(device_module, "compute_capability", lambda device: capability)
+    assert has_fast_bf16(CUDA) is fast

@@ -1,0 +1,72 @@
+"""A run computes with kernels that give the same bits each time, unless its recipe says that it need not."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hlat.config import LaunchError, parse_recipe
+from hlat.training import loop, run
+
+
+@pytest.fixture
+def recipe(tiny_recipe: str, corpus: Path, tmp_path: Path):
+    def made(deterministic: bool | None, mode: str = "fp32", **sections: dict[str, object]):
+        content = yaml.safe_load(tiny_recipe) | {"precision": {"mode": mode}}
+        content["run"] |= {"dir": str(tmp_path / "run")}
+        if deterministic is not None:
+            content["run"]["deterministic"] = deterministic
+        content["data"]["path"] = str(corpus)
+        content["schedule"]["warmup_steps"] = 1
+        content["training"]["steps"] = 2
+        for section, values in sections.items():
+            content[section] = content.get(section, {}) | values
+        return parse_recipe(content)
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _mode():
+    before = torch.get_deterministic_debug_mode()
+    yield
+    torch.set_deterministic_debug_mode(before)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sections"),
+    [
+        ("fp32", {"optimizer": {"clip_norm": 0.1}, "memory": {"activation_checkpointing": "full"}}),
+        ("mixed", {"data": {"isolate": True}}),
+        ("bf16-sr", {"model": {"tie_embeddings": True, "qkv_bias": True, "qk_norm": True}}),
+        ("bf16-kahan", {"optimizer": {"betas": [0.9, 0.999]}}),
+    ],
+)
+def test_a_run_needs_no_kernel_that_torch_refuses_in_deterministic_mode(recipe, monkeypatch, mode, sections):
+    """Steps, validation and saving of every kind of block, with refusals in force, as they are by default."""
+    seen = []
+    real = loop.accumulate_gradients
+
+    def watched(*arguments):
+        seen.append(torch.get_deterministic_debug_mode())
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "accumulate_gradients", watched)
+    assert run(recipe(None, mode, **sections), stream=io.StringIO()).finished
+    assert seen == [2, 2]
+
+
+def test_the_recipe_may_allow_others(recipe, monkeypatch):
+    """Here a step that uses one which torch has no deterministic form of, on a CPU either."""
+    real = loop.accumulate_gradients
+
+    def other(*arguments):
+        torch.zeros(3).put_(torch.tensor([1]), torch.ones(1))
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "accumulate_gradients", other)
+    with pytest.raises(LaunchError, match=r"run\.deterministic=false"):
+        run(recipe(True), stream=io.StringIO())
+    assert run(recipe(False), stream=io.StringIO()).finished
