@@ -10,7 +10,7 @@ from small_recipes import recipe_of
 from hlat.config import RecipeError
 from hlat.model import count_parameters, flops_per_token
 from hlat.parallel import Layout
-from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks
+from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks, world
 from hlat.runtime import LaunchError, Runtime, host_values, is_pretended, pretended
 
 PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
@@ -52,6 +52,17 @@ def test_what_all_ranks_save_is_the_model(mode: str, each: int) -> None:
     alone = rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks[0].checkpoint_bytes
     assert sum(report.checkpoint_bytes for report in reports) == alone
     assert 0 < alone - each * count_parameters(recipe.model).total < 20_000, "generators and a counter"
+
+
+@pytest.mark.parametrize(
+    ("device", "fast", "mode"), [("auto", False, "mixed"), ("cpu", True, "mixed"), ("cpu", False, "fp32")]
+)
+def test_auto_is_what_it_is_on_the_device_of_the_run(monkeypatch, device: str, fast: bool, mode: str) -> None:
+    """Of which nothing is known but for this machine's CPU: accelerators are taken to be fast in bf16."""
+    monkeypatch.setattr(world, "has_fast_bf16", lambda device: fast)
+    found = rehearse(recipe_of(1, run={"device": device}, precision={"mode": "auto"}), 1)
+    assert found.recipe.precision.mode == plain(found)["precision"] == mode
+    assert found.ranks == rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks
 
 
 def test_a_thousand_times_the_ranks_are_no_more_work() -> None:

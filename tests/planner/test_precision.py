@@ -1,0 +1,36 @@
+"""A plan's precision: where nobody names one it is what a run on that chip would take."""
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from hlat.hardware import load_catalog, parse_cluster
+from hlat.planner import ask
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    content = {"model": {"preset": "llama-2-7b"}, "data": {"path": "x"}, "training": {"steps": 7}}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("mode", [None, "auto"])
+@pytest.mark.parametrize("known", ["bfloat16 and float32", "float32 alone", "bfloat16 emulated"])
+def test_auto_is_mixed_where_the_planned_chip_is_faster_in_bf16(recipe, mode, known):
+    cluster = parse_cluster("h100:8", load_catalog())
+    figures = dict(cluster.chip.tflops)
+    if known == "float32 alone":
+        figures = {"float32": figures["float32"]}
+    if known == "bfloat16 emulated":  # as on a CPU without bf16 instructions that was measured
+        slow = figures["bfloat16"].model_copy(update={"dense": figures["float32"].dense / 100})
+        figures = {"float32": figures["float32"], "bfloat16": slow}
+    cluster = replace(cluster, chip=cluster.chip.model_copy(update={"tflops": figures}))
+    expected = "mixed" if known == "bfloat16 and float32" else "fp32"
+    for model in (recipe, "llama-2-7b"):
+        asked = ask(model, cluster, mode=mode)
+        assert asked.mode == expected
+        assert any(f"precision {expected}, which is what precision.mode=auto is on" in said for said in asked.assumed)
+    assert ask(recipe, cluster, mode="bf16-sr").mode == "bf16-sr"
