@@ -19,7 +19,7 @@ class EventLog:
     """Appends events to a file. Each survives a power cut when ``append`` returns: events are rare.
 
     Args:
-        path: the file; created if it does not exist.
+        path: the file; created if it does not exist, in a folder that does.
         clock: seconds since 1970, UTC.
 
     Raises:

@@ -39,30 +39,31 @@ def storage_errors(path: Path, action: str) -> Iterator[None]:
 
 def encode(record: dict[str, Any]) -> bytes:
     """One line of strict JSON. Floats keep every bit; NaN and the infinities, which JSON lacks, become strings."""
-    return json.dumps(_expressible(record), allow_nan=False).encode("ascii") + b"\n"
+    return json.dumps(expressible(record), allow_nan=False).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
     """The record of a line, or None if it is not a whole JSON object."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of a line of brackets
         return None
     return record if isinstance(record, dict) else None
 
 
-def _expressible(value: Any) -> Any:
+def expressible(value: Any) -> Any:
+    """A value as strict JSON can hold it: NaN and the infinities become strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _expressible(item) for key, item in value.items()}
+        return {key: expressible(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_expressible(item) for item in value]
+        return [expressible(item) for item in value]
     return value
 
 
 def with_non_finite(value: Any) -> Any:
-    """The inverse of what ``encode`` does to NaN and the infinities, for records whose strings are never names."""
+    """The inverse of what ``expressible`` does to NaN and the infinities, for records whose strings are never names."""
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, dict):
@@ -71,7 +72,7 @@ def with_non_finite(value: Any) -> Any:
 
 
 class JsonLines:
-    """A file of JSON lines, opened for appending. Closing it twice is harmless.
+    """A file of JSON lines in a folder that exists, opened for appending. Closing it twice is harmless.
 
     Raises:
         StorageError: the file cannot be opened, repaired or written; its whole lines are left as they were.
@@ -80,7 +81,6 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         with storage_errors(path, "open"):
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             with storage_errors(path, "repair"), _exclusive(self._descriptor):

@@ -42,8 +42,8 @@ class MetricsFile:
     def __init__(self, path: Path, *, start_step: int) -> None:
         with JsonLines(path):  # cuts off a half-written last line
             pass
-        self.unreadable = _cut_back(path, start_step)
-        """Damaged lines inside the file, which were dropped."""
+        self.unreadable, self.last = _cut_back(path, start_step)
+        """Damaged lines inside the file, which were dropped; the last step that it has, 0 for none."""
         self._file = JsonLines(path)
 
     def rewind(self, step: int) -> None:
@@ -66,13 +66,13 @@ class MetricsFile:
         self._file.close()
 
 
-def _cut_back(path: Path, last: int) -> int:
-    """Drop the lines of later steps, and damaged ones. Returns how many of these there were."""
+def _cut_back(path: Path, last: int) -> tuple[int, int]:
+    """Drop the lines of later steps, and damaged ones. Returns how many of these there were, and the last step kept."""
     with storage_errors(path, "read"), path.open("rb") as lines:
         steps = [_step_of(line) for line in lines]
     if any(step is None or step > last for step in steps):
         keep_lines(path, lambda line: (step := _step_of(line)) is not None and step <= last)
-    return steps.count(None)
+    return steps.count(None), max((step for step in steps if step is not None and step <= last), default=0)
 
 
 def _step_of(line: bytes) -> int | None:

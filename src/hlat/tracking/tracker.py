@@ -5,12 +5,12 @@ open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, tensorboard/, c
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from hlat.config import TrackingConfig
+from hlat.config import StorageError, TrackingConfig
 from hlat.tracking.console import Console, Silent, make_console
 from hlat.tracking.eta import Eta
 from hlat.tracking.events import EventLog
@@ -22,7 +22,8 @@ class Tracker:
     """Tells files and the console about a run. A context manager; leaving it closes everything.
 
     A file that cannot be written raises StorageError, because a run without a record is worth little. A console that
-    has gone away (a closed terminal, the end of ``| head``) is forgotten: it must not end the run.
+    has gone away (a closed terminal, the end of ``| head``) is forgotten, and TensorBoard on a disk that refuses is
+    told once and forgotten: they must not end the run.
     """
 
     def __init__(
@@ -42,10 +43,13 @@ class Tracker:
     def log(self, metrics: Metrics) -> None:
         """Record one step; see ``Metrics`` for its keys."""
         self._metrics.append(metrics)
-        if self._tensorboard is not None:
-            self._tensorboard.log(metrics)
+        self._plot(lambda plots: plots.log(metrics))
         eta = self._eta.mark(metrics["step"])
         self._show(lambda console: console.log(metrics, self._total_steps, eta))
+
+    def lacks(self, step: int) -> bool:
+        """Whether the record that was opened ends before a step."""
+        return self._metrics.last < step
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Record that something happened to the run; it and all metrics before it now survive a power cut."""
@@ -55,8 +59,7 @@ class Tracker:
     def rewind(self, step: int) -> None:
         """Drop the metrics of every step after ``step``, which is done again. Events stay: they happened."""
         self._metrics.rewind(step)
-        if self._tensorboard is not None:
-            self._tensorboard.rewind(step)
+        self._plot(lambda plots: plots.rewind(step))
         self._eta = Eta(self._total_steps, self._clock)
 
     def message(self, text: str) -> None:
@@ -71,6 +74,22 @@ class Tracker:
             if self._tensorboard is not None:
                 stack.callback(self._tensorboard.close)
             stack.callback(self._show, lambda console: console.close())
+
+    def _plot(self, plot: Callable[[TensorBoard], None]) -> None:
+        if self._tensorboard is None:
+            return
+        try:
+            plot(self._tensorboard)
+        except StorageError as error:
+            self._tensorboard.close()
+            self._tensorboard = None
+            self.without_plots(str(error))
+
+    def without_plots(self, why: str) -> None:
+        """Tell that TensorBoard is written no more, and why. A disk that refuses that too is left to the metrics."""
+        with suppress(StorageError):
+            self.event("tensorboard_dropped", message=why)
+        self.message(f"going on without TensorBoard, metrics.jsonl has every number: {why}")
 
     def _show(self, show: Callable[[Console], None]) -> None:
         try:
@@ -100,7 +119,7 @@ def open_tracker(
     """Open the record of a run, to continue after ``start_step``.
 
     Args:
-        run_dir: folder of the run; created if it does not exist.
+        run_dir: folder of the run, which exists.
         config: who listens, besides the two files.
         total_steps: steps of the whole run, for percent and time left.
         start_step: steps done so far; metrics of later steps are dropped from what is there.
@@ -116,9 +135,13 @@ def open_tracker(
         opened.callback(metrics.close)
         events = EventLog(run_dir / "events.jsonl", wall_clock)
         opened.callback(events.close)
-        tensorboard = TensorBoard(run_dir / "tensorboard", start_step=start_step) if config.tensorboard else None
-        if tensorboard is not None:
-            opened.callback(tensorboard.close)
+        tensorboard, refusal = None, ""
+        if config.tensorboard:
+            try:
+                tensorboard = TensorBoard(run_dir / "tensorboard", start_step=start_step)
+                opened.callback(tensorboard.close)
+            except StorageError as error:
+                refusal = str(error)
         if metrics.unreadable:
             events.append("metrics_damaged", lines=metrics.unreadable)
         console = make_console(config, stream, total_steps=total_steps, start_step=start_step)
@@ -126,4 +149,6 @@ def open_tracker(
     tracker = Tracker(metrics, events, tensorboard, console, total_steps=total_steps, clock=clock)
     if metrics.unreadable:
         tracker.message(f"{run_dir / 'metrics.jsonl'}: {metrics.unreadable} damaged lines were dropped")
+    if refusal:
+        tracker.without_plots(refusal)
     return tracker
