@@ -1,5 +1,6 @@
 """One failure makes several. Whatever order they are noticed in, the user reads the one that the others came of."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hlat.launch.verdict import judge
 from hlat.launch.watch import End
 from hlat.runtime import STOP_CODES, STOPPING, stop_code
 
+_NOBODY = 65534
 NOWHERE = Path("/no/such/run")
 OURS = 1.0  # the second in which it all happens
 
@@ -139,3 +141,23 @@ def test_logs_are_named_where_there_are_any(tmp_path):
     assert verdict.message == (
         f"rank 1 was ended by SIGSEGV; see {logs}/rank-00001.log\neach rank's log: {logs}/rank-*.log"
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["closed/run", "\ud800", "run\0"], ids=["a folder not to be entered", "no text", "zero"]
+)
+def test_a_folder_that_cannot_be_looked_at_leaves_the_explanation_as_it_is(tmp_path, name):
+    """It may be the very error that is explained."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(0)
+    ends = [end(0, -signal.SIGKILL), end(1, 0)]
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(_NOBODY)  # root may enter everything
+    try:
+        verdict = judge(ends, [], tmp_path / name)
+    finally:
+        os.seteuid(before)
+        closed.chmod(0o700)
+    assert verdict.message == "rank 0 was ended by SIGKILL, as the system does where memory runs out"

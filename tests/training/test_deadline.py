@@ -1,30 +1,42 @@
 """A run stops in time to save: at its own deadline, and before the end of its Slurm job."""
 
+import subprocess
+import sys
+import time
+
 import pytest
 
 from hlat.config import RecoveryConfig
+from hlat.launch.supervisor import _deadline
 from hlat.runtime import DEADLINE
 from hlat.training.deadline import Deadline
 
+SINCE_1970 = 1e9
+SINCE_BOOT = 5e3
+
 
 class Clock:
-    """Seconds since 1970, moved by hand."""
+    """Seconds since the machine was started, moved by hand; the time of day, which may be set besides."""
 
     def __init__(self):
-        self.now = 1e9
+        self.now, self.was_set_by = SINCE_BOOT, 0.0
 
     def __call__(self):
         return self.now
 
+    def time_of_day(self):
+        return SINCE_1970 + (self.now - SINCE_BOOT) + self.was_set_by
+
 
 def deadline(clock, environment=None, seconds=None, longest_save=0.0):
-    return Deadline(RecoveryConfig(deadline_seconds=seconds), lambda: longest_save, environment or {}, clock)
+    recovery = RecoveryConfig(deadline_seconds=seconds)
+    return Deadline(recovery, lambda: longest_save, environment or {}, clock, clock.time_of_day)
 
 
-def comes_after(one, clock, begin=1e9):
+def comes_after(one, clock):
     """Seconds until it has come."""
     for second in range(10_000):
-        clock.now = begin + second
+        clock.now = SINCE_BOOT + second
         if one.has_come:
             return second
     return None
@@ -42,14 +54,39 @@ def test_it_is_counted_from_the_start_of_the_process_where_nobody_supervises():
 
 def test_a_supervisor_counts_from_the_start_of_the_command():
     clock = Clock()
-    assert comes_after(deadline(clock, {DEADLINE: str(1e9 + 40)}, seconds=100), clock) == 40
+    assert comes_after(deadline(clock, {DEADLINE: str(SINCE_BOOT + 40)}, seconds=100), clock) == 40
 
 
 @pytest.mark.parametrize(("longest_save", "margin"), [(0, 60), (10, 60), (100, 200)])
 def test_of_a_slurm_job_there_is_time_left_for_twice_the_longest_save(longest_save, margin):
     clock = Clock()
-    one = deadline(clock, {"SLURM_JOB_END_TIME": str(int(1e9) + 3600)}, longest_save=longest_save)
+    one = deadline(clock, {"SLURM_JOB_END_TIME": str(int(SINCE_1970) + 3600)}, longest_save=longest_save)
     assert comes_after(one, clock) == 3600 - margin
+
+
+@pytest.mark.parametrize("set_by", [-3600.0, 86400.0], ids=["an hour back", "a day forward"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"seconds": 100}, 100),
+        ({"seconds": 100, "environment": {DEADLINE: str(SINCE_BOOT + 40)}}, 40),
+        ({"environment": {"SLURM_JOB_END_TIME": str(int(SINCE_1970) + 3600)}}, 3600 - 60),
+    ],
+    ids=["alone", "supervised", "Slurm"],
+)
+def test_setting_the_clock_of_the_machine_moves_no_deadline(given, expected, set_by):
+    clock = Clock()
+    one = deadline(clock, **given)
+    clock.was_set_by = set_by
+    assert comes_after(one, clock) == expected
+
+
+def test_a_supervisor_and_its_attempts_count_by_the_same_clock():
+    """Of which time.time() is none: who sets it moves no deadline."""
+    [left] = _deadline(RecoveryConfig(deadline_seconds=50)).values()
+    script = "from hlat.runtime import machine_clock; print(machine_clock())"
+    there = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+    assert 0 < float(left) - there < 50 < abs(float(left) - time.time())
 
 
 def test_what_is_not_a_time_is_no_deadline():

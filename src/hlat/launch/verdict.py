@@ -82,7 +82,7 @@ def _stopped_with(end: End) -> int:
 
 def _message(cause: End, ends: Sequence[End], run_dir: Path) -> str:
     log = log_path(run_dir, cause.rank)
-    where = [f"each rank's log: {log.parent}/rank-*.log"] if log.parent.is_dir() else []
+    where = [f"each rank's log: {log.parent}/rank-*.log"] if _is_there(log.parent) else []
     return "\n".join([_what(cause, ends, log), *where])
 
 
@@ -94,11 +94,19 @@ def _what(cause: End, ends: Sequence[End], log: Path) -> str:
     if report is not None:
         together = all(end.report is not None and end.report.message == report.message for end in ends)
         return f"error: {report.message}" if together else f"{who} failed: {report.message}"
-    see = f"; see {log}" if log.exists() else ""
+    see = f"; see {log}" if _is_there(log) else ""
     if cause.code < 0:
         memory = ", as the system does where memory runs out" if -cause.code == signal.SIGKILL else ""
         return f"{who} was ended by {signal_name(-cause.code)}{memory}{see}"
     return f"{who} ended with exit code {cause.code} and reported nothing{see}"
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file or folder, as far as this user may know: what is explained here is another error."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a folder that may not be entered, a name that no file can have
+        return False
 
 
 def signal_name(number: int) -> str:

@@ -13,7 +13,7 @@ REQUEUE = 75
 """EX_TEMPFAIL of sysexits.h, "try again later": the state is saved, and the same command goes on from there."""
 
 DEADLINE = "HLAT_DEADLINE"
-"""The environment variable of the time at which a run saves and stops, in seconds since 1970."""
+"""The environment variable of the time at which a run saves and stops, by ``machine_clock``."""
 
 INTERRUPTED = "interrupted: what was complete is kept, and the same command goes on from there"
 """What is said after Ctrl-C."""

@@ -2,6 +2,9 @@
 
 recovery.deadline_seconds, counted by the supervisor --HLAT_DEADLINE--> that moment
 the end of the Slurm job --SLURM_JOB_END_TIME--> that moment, less the time that saving takes
+
+A clock that is set while the run trains changes nothing: time is counted by one that nobody sets. The time of day is
+looked at once, for what another machine has written down in it.
 """
 
 import os
@@ -9,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hlat.config import RecoveryConfig
-from hlat.runtime import DEADLINE
+from hlat.runtime import DEADLINE, machine_clock
 
 _MARGIN = 60.0  # seconds that are left for the last save at least
 _TIMES = 2.0  # of the longest save so far
@@ -22,7 +25,8 @@ class Deadline:
         recovery: of the recipe.
         longest_save: seconds that the longest save so far has taken until it was durable.
         environment: what whoever started this process has set.
-        clock: seconds since 1970.
+        clock: seconds that only go forward, the same clock in all processes of the machine.
+        time_of_day: seconds since 1970.
     """
 
     def __init__(
@@ -30,13 +34,15 @@ class Deadline:
         recovery: RecoveryConfig,
         longest_save: Callable[[], float],
         environment: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = machine_clock,
+        time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._longest_save, self._clock = longest_save, clock
         self._own = _number(environment.get(DEADLINE))
         if self._own is None and recovery.deadline_seconds is not None:  # nobody supervises
             self._own = clock() + recovery.deadline_seconds
-        self._end_of_job = _number(environment.get("SLURM_JOB_END_TIME"))
+        end_of_job = _number(environment.get("SLURM_JOB_END_TIME"))
+        self._end_of_job = None if end_of_job is None else clock() + (end_of_job - time_of_day())
 
     @property
     def has_come(self) -> bool:
