@@ -44,6 +44,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
+        self.run_dir.mkdir(exist_ok=True)
         self.damaged: list[tuple[str, list[str]]] = []
         self.tokenizer = folder / "tokenizer.json"
         self.tokenizer.write_text('{"a": 1}')

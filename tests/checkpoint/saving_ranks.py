@@ -34,7 +34,7 @@ from hlat.checkpoint import (
     whole_tensors,
 )
 from hlat.config import CheckpointConfig
-from hlat.runtime import Beside, Runtime, joined, place, start_beside
+from hlat.runtime import Beside, Runtime, held_run_folder, joined, place, start_beside
 from hlat.training import run_lock
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -201,13 +201,15 @@ def _rank(
     if at_start is not None:
         at_start(number, process)
     with run_lock(folder) if number == 0 else nullcontext() as lock, joined("cpu") as runtime:
-        store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks)
-        saver = BackgroundSaver(process, runtime, store, retries, lock, tiers)
-        rank = Rank(runtime, store, process, saver, {}, folder)
-        rank.go_to(0)
-        saver.prepare(rank.content(0).blocks)
-        assert at_start is not None or rank.wait() is None
-        script(rank, pipe)
+        runtime.ranks.barrier()  # the lock is there
+        with held_run_folder(folder, lock, number) as held:
+            store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks, folder=held)
+            saver = BackgroundSaver(process, runtime, store, retries, tiers)
+            rank = Rank(runtime, store, process, saver, {}, folder)
+            rank.go_to(0)
+            saver.prepare(rank.content(0).blocks)
+            assert at_start is not None or rank.wait() is None
+            script(rank, pipe)
     process.leave()
     process.wait()
 

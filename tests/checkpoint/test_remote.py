@@ -67,6 +67,7 @@ class Run:
     def __init__(self, folder: Path, url: str, keep_last: int = 3, name: str = "tiny") -> None:
         self.folder, self.url, self.keep_last, self.name = folder, url, keep_last, name
         self.damaged: list[tuple[str, list[str]]] = []
+        folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def root(self) -> Path:

@@ -12,8 +12,8 @@ from launching import wait_for, wait_until, wait_until_gone
 
 from hlat.config import RecoveryConfig
 from hlat.launch import Supervised, forked, supervise, working
-from hlat.resilience import BEATS, PARTS, Sizes, count_steps, secured
-from hlat.runtime import REQUEUE, DataError, StorageError, enter_phase
+from hlat.resilience import BEATS, PARTS, Sizes, count_steps, fell_back, secured, trains_in
+from hlat.runtime import GONE_ON, ID_NAME, REQUEUE, DataError, LostError, StorageError, enter_phase
 
 
 class Run:
@@ -21,6 +21,8 @@ class Run:
 
     def __init__(self, folder: Path, *attempts, saved=(), **recovery) -> None:
         self.folder, self._attempts, self._saved = folder, attempts, saved
+        (folder / "run").mkdir(exist_ok=True)
+        (folder / "run" / ID_NAME).write_text("its number")
         self.said: list[str] = []
         self.complaints: list[str] = []
         self._recovery = RecoveryConfig(**{"backoff_seconds": 0.05, **recovery})
@@ -28,7 +30,9 @@ class Run:
     def _work(self) -> int:
         number = len(list(self.folder.glob("attempt-*")))
         (self.folder / f"attempt-{number}").write_text(str(os.getpid()))
+        (self.folder / f"left-{number}").write_text(os.environ.get(GONE_ON, ""))
         with working():
+            trains_in("its number")
             enter_phase("start")
             if number < len(self._attempts) and self._attempts[number] in BEFORE:
                 return BEFORE[self._attempts[number]](self.folder)
@@ -51,6 +55,11 @@ class Run:
                 say=self.said.append,
             )
         )
+
+    @property
+    def left(self) -> list[str]:
+        """What each attempt was told that the one before had left."""
+        return [path.read_text() for path in sorted(self.folder.glob("left-*"))]
 
     @property
     def attempts(self) -> int:
@@ -94,6 +103,12 @@ def leaves_a_writer(folder):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def falls_back(folder):
+    """A rollback finds that what it had saved is damaged."""
+    fell_back(20)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def saves_when_asked(folder):
     asked = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -113,6 +128,8 @@ DURING = {
     "stopped": dies(signal.SIGSTOP),
     "hangs": hangs,
     "writer": leaves_a_writer,
+    "falls back": falls_back,
+    "lost": raises(LostError("the state of step 40 has gone")),
     "saves": saves_when_asked,
 }
 
@@ -128,6 +145,30 @@ BEFORE = {
     "early disk": raises(StorageError("disk full")),
     "prepares": prepares,
 }
+
+
+def test_an_attempt_is_told_what_the_one_before_left(tmp_path):
+    """The newest step that it knew to be durable, or what it fell back to when that was found damaged."""
+    run = Run(tmp_path, "killed", "early bug", "killed", "falls back", "killed", saved=(40, None, 60, 80, None))
+    assert run.supervise() == 0
+    # An early end says nothing new; an attempt that began had found what it had to, here with nothing saved since: 0.
+    assert run.left == ["", "40 its number", "40 its number", "60 its number", "20 its number", "0 its number"]
+
+
+@pytest.mark.parametrize("there", [None, "another number"], ids=["an empty folder", "another run's folder"])
+def test_nothing_is_told_to_a_folder_that_is_not_the_run_s(tmp_path, there):
+    run = Run(tmp_path, "killed")
+    (tmp_path / "run" / ID_NAME).unlink()
+    if there is not None:
+        (tmp_path / "run" / ID_NAME).write_text(there)
+    assert run.supervise() == 0 and run.attempts == 2
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ([] if there is None else [ID_NAME])
+
+
+def test_what_is_lost_is_not_looked_for_again(tmp_path):
+    run = Run(tmp_path, "killed", "lost")
+    assert run.supervise() == 3 and run.attempts == 2
+    assert "the state of step 40 has gone" in run.complaints[-1]
 
 
 def test_faults_are_restarted_until_the_run_finishes(tmp_path, capfd):

@@ -147,6 +147,7 @@ SCENARIOS = [talk, refused_on_one, bug_on_one, killed, wait_to_stop]
 def main():
     scenario, folder = sys.argv[1], Path(sys.argv[2])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    (folder / "run").mkdir(exist_ok=True)
     with working():
         action = {function.__name__: function for function in SCENARIOS}[scenario]
         with rank_log(folder / "run", rank, world), joined("cpu") as runtime:

@@ -15,6 +15,7 @@ from hlat.training.lock import run_lock
 
 def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool = False) -> int:
     """The id of a process that holds the directory for so long; if it dies, what it has started does."""
+    (folder / "run").mkdir(exist_ok=True)
     child = os.fork()
     if child == 0:
         if launcher is not None:

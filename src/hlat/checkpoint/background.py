@@ -48,9 +48,8 @@ class BackgroundSaver:
     Args:
         process: does ``run_saver``.
         runtime: this rank.
-        store: where checkpoints go.
+        store: where checkpoints go. The saver holds the run's folder too, with the lock on rank 0, while it may write.
         retries: how many more tries a save has that failed.
-        lock: descriptor of the run's lock, on rank 0: the saver holds it too, for as long as it may write.
         tiers: where else the state is kept; None for nowhere.
     """
 
@@ -60,7 +59,6 @@ class BackgroundSaver:
         runtime: Runtime,
         store: CheckpointStore,
         retries: int,
-        lock: int | None,
         tiers: TierSettings | None = None,
     ) -> None:
         self._process, self._runtime = process, runtime
@@ -73,7 +71,10 @@ class BackgroundSaver:
         self._met = False  # whether that has been waited for
         self._gone = ""  # why this rank's saver cannot go on
         settings = Settings(runtime.meeting, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
-        self._send(settings, [] if lock is None else [lock])
+        folder = store.folder
+        if folder is not None:
+            settings = replace(settings, run_dir=folder.path, number=folder.number)
+        self._send(settings, [] if folder is None else [folder.descriptor])
 
     def prepare(self, blocks: Sequence[Block]) -> None:
         """Have memory fetched for copies of such blocks, while training goes on."""

@@ -29,7 +29,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.disk import IN_A_RUN, Disk, FileRecord, WayOut, copy_file, human_bytes, storage_error, write_file
+from hlat.checkpoint.disk import (
+    IN_A_RUN,
+    Disk,
+    FileRecord,
+    WayOut,
+    copy_file,
+    human_bytes,
+    make_folders,
+    storage_error,
+    write_file,
+)
 from hlat.checkpoint.index import INDEX_NAME, write_index
 from hlat.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -41,7 +51,7 @@ from hlat.checkpoint.manifest import (
 from hlat.checkpoint.meta import META_NAME
 from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.writing import Written, write_blocks
-from hlat.runtime import CheckpointError, Ranks, StorageError
+from hlat.runtime import CheckpointError, Ranks, RunFolder, StorageError
 
 STAGING, REPLACED, TRASH = ".staging-", ".replaced-", ".trash-"
 
@@ -71,7 +81,14 @@ class Content:
     parts: Sequence[PartCopy] = ()
 
 
-def commit(disk: Disk, final: Path, content: Content, way_out: WayOut = IN_A_RUN, ranks: Ranks | None = None) -> None:
+def commit(
+    disk: Disk,
+    final: Path,
+    content: Content,
+    way_out: WayOut = IN_A_RUN,
+    ranks: Ranks | None = None,
+    folder: RunFolder | None = None,
+) -> None:
     """Write a checkpoint folder by the protocol above. Collective.
 
     Args:
@@ -80,20 +97,26 @@ def commit(disk: Disk, final: Path, content: Content, way_out: WayOut = IN_A_RUN
         content: what this rank has of it.
         way_out: what a user can do when the disk refuses.
         ranks: the processes that write together; None for this one alone.
+        folder: of the run that the checkpoint belongs to, in which ``final`` lies; None where it belongs to none, and
+            folders above ``final`` that are missing are made.
 
     Raises:
+        LostError: the folder of the run is gone, for whichever rank.
         StorageError: a disk refused, on whichever rank; nothing appeared and nothing is left behind, as far as the disk
             allows.
         CheckpointError: a name in ``files`` leaves the folder.
     """
-    _Commit(disk, final, content, way_out, ranks or Ranks()).run()
+    _Commit(disk, final, content, way_out, ranks or Ranks(), folder).run()
 
 
 class _Commit:
     """One run of the protocol."""
 
-    def __init__(self, disk: Disk, final: Path, content: Content, way_out: WayOut, ranks: Ranks) -> None:
+    def __init__(
+        self, disk: Disk, final: Path, content: Content, way_out: WayOut, ranks: Ranks, folder: RunFolder | None
+    ) -> None:
         self._disk, self._final, self._content, self._way_out, self._ranks = disk, final, content, way_out, ranks
+        self._folder = folder
         token = ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
         self._staging = final.with_name(f"{STAGING}{final.name}-{token}")
         self._doing = f"cannot save the checkpoint {final.name}"
@@ -105,7 +128,7 @@ class _Commit:
         meta = self._together(lambda: self._check() if self._ranks.is_first else b"")
         self._needed = sum(self._ranks.all_gather(self._needed))
         try:
-            self._together(lambda: self._begin() if self._ranks.is_first else None)
+            self._together(self._begin)
             written = self._ranks.gather(self._together(self._write))
             self._together(lambda: self._finish(written, meta) if written is not None else None)
         except BaseException:
@@ -128,7 +151,7 @@ class _Commit:
             return self._ranks.each(lambda: self._translated(action))
         except StorageError as error:
             if self._ranks.world > 1 and error.from_rank is None:
-                raise StorageError(f"rank {self._ranks.rank}: {error}") from error
+                raise type(error)(f"rank {self._ranks.rank}: {error}") from error
             raise
 
     def _translated(self, action: Callable[[], T]) -> T:
@@ -138,7 +161,11 @@ class _Commit:
             raise storage_error(exc, self._doing, self._final.parent, self._needed, self._way_out) from exc
 
     def _begin(self) -> None:
-        self._disk.make_folder(self._final.parent)
+        if self._folder is not None:
+            self._folder.check()
+        if not self._ranks.is_first:
+            return
+        make_folders(self._disk, self._final.parent, inside=self._folder.path if self._folder is not None else None)
         own = re.compile(re.escape(STAGING + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
         for entry in sorted(self._final.parent.iterdir()):
             if own.fullmatch(entry.name):  # of a try that failed on a disk that did not even let it be removed
@@ -192,7 +219,7 @@ def _copy(disk: Disk, staging: Path, files: Mapping[str, Path]) -> dict[str, Fil
     records = {}
     for name, source in sorted(files.items()):
         target = staging / name
-        disk.make_folder(target.parent)
+        make_folders(disk, target.parent, inside=staging)
         records[name] = copy_file(disk, source, target)
     for folder in sorted(
         {parent for name in files for parent in (staging / name).parents if staging in parent.parents}

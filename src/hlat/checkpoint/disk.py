@@ -27,8 +27,8 @@ class Disk:
     """The operations that change a file system. Each is one system call, or close to it."""
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents; an existing one is left alone."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Create a folder in one that exists; an existing one is left alone."""
+        path.mkdir(exist_ok=True)
 
     def create(self, path: Path) -> FileIO:
         """Create a file that must not exist, for unbuffered writing."""
@@ -77,6 +77,29 @@ class Disk:
         """Remove a tree as far as the disk allows; what stays is removed when the store is opened next."""
         with contextlib.suppress(OSError):
             self.remove_tree(path)
+
+
+def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
+    """Create a folder, and those above it that are missing.
+
+    Args:
+        disk: where.
+        path: the folder.
+        inside: a folder above it that has to exist: where it is gone, its file system may be, and nothing is made in
+            its place. None where all of them may be made.
+
+    Raises:
+        OSError: the disk refused, or there is no ``inside``.
+    """
+    if path == inside:
+        return
+    try:
+        disk.make_folder(path)
+    except FileNotFoundError:
+        if path.parent in (inside, path):
+            raise
+        make_folders(disk, path.parent, inside)
+        disk.make_folder(path)
 
 
 @dataclass(frozen=True)

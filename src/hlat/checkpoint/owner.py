@@ -11,9 +11,8 @@ from pathlib import Path
 
 from hlat.checkpoint.disk import Disk, storage_error, write_file
 from hlat.checkpoint.objects import Objects
-from hlat.runtime import CheckpointError
+from hlat.runtime import ID_NAME, CheckpointError
 
-ID_NAME = ".run-id"
 RUN_NAME = "run.json"
 
 
@@ -21,7 +20,7 @@ class Owner:
     """A run.
 
     Args:
-        run_dir: its folder.
+        run_dir: its folder, which exists.
         name: what its recipe calls it.
         disk: where its number is written.
     """
@@ -56,7 +55,6 @@ class Owner:
         number = adopted or secrets.token_hex(16)
         temporary = self.run_dir / f"{ID_NAME}.tmp"
         try:
-            self._disk.make_folder(self.run_dir)
             self._disk.remove_tree(temporary)
             write_file(self._disk, temporary, number.encode())
             self._disk.rename(temporary, self.run_dir / ID_NAME)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.disk import Disk, FileRecord, copy_file, write_file
+from hlat.checkpoint.disk import Disk, FileRecord, copy_file, make_folders, write_file
 from hlat.checkpoint.index import StoredBlock
 from hlat.checkpoint.manifest import MARKER_NAME, hash_file, is_safe_name
 from hlat.checkpoint.writing import write_blocks
@@ -84,11 +84,11 @@ def write_part(
     """
     staging = final.with_name(STAGED + final.name)
     disk.remove_tree(staging)
-    disk.make_folder(staging)
+    make_folders(disk, staging, inside=final.parent.parent)  # the run's, on this machine
     written = write_blocks(disk, staging, blocks, part.rank)
     records = dict(written.files)
     for name, source in copied.items():
-        disk.make_folder((staging / name).parent)
+        make_folders(disk, (staging / name).parent, inside=staging)
         records[name] = copy_file(disk, source, staging / name)
     whole = Part(part.token, part.step, part.rank, part.world, records, written.blocks, part.meta)
     text = _text(whole)
@@ -165,7 +165,7 @@ class PartCopy:
             CheckpointError: a file is no longer what it was.
         """
         for name, record in sorted(self.part.files.items()):
-            disk.make_folder((target / name).parent)
+            make_folders(disk, (target / name).parent, inside=target)
             if copy_file(disk, self.folder / name, target / name) != record:
                 raise CheckpointError(f"{self.folder / name}: does not match its checksum")
         for folder in sorted({(target / name).parent for name in self.part.files} - {target}):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hlat.checkpoint.commit import STAGING, appear, require_space
-from hlat.checkpoint.disk import IN_A_RUN, Disk, FileRecord, storage_error, write_file
+from hlat.checkpoint.disk import IN_A_RUN, Disk, FileRecord, make_folders, storage_error, write_file
 from hlat.checkpoint.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
@@ -236,12 +236,12 @@ class RemoteTier:
 
     def _stage(self, staging: Path, manifest: Manifest) -> None:
         disk, needed = self._disk, sum(manifest.file_bytes.values())
-        disk.make_folder(staging.parent)
         disk.remove_tree(staging)
         doing = f"cannot fetch {self._objects.place(staging.name.removeprefix(STAGING))}"
         require_space(disk, staging.parent, needed, doing, IN_A_RUN)
-        for folder in sorted({(staging / name).parent for name in manifest.files} | {staging}):
-            disk.make_folder(folder)
+        make_folders(disk, staging, inside=staging.parents[1])  # the run's folder
+        for folder in sorted({(staging / name).parent for name in manifest.files}):
+            make_folders(disk, folder, inside=staging)
 
     def _receive(self, name: str, staging: Path, manifest: Manifest) -> list[str]:
         mine = self._share(manifest)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.disk import Disk, HashedFile
+from hlat.checkpoint.disk import Disk, HashedFile, make_folders
 from hlat.checkpoint.parts import STAGED, Part, finish_part, parse_part
 from hlat.runtime import CheckpointError, Ranks
 
@@ -155,11 +155,11 @@ class _Arrival:
     def _received(self) -> Generator[None, memoryview | None, None]:
         """Writes what is sent into it, file by file."""
         self._disk.remove_tree(self._staging)
-        self._disk.make_folder(self._staging)
+        make_folders(self._disk, self._staging, inside=self._final.parents[2])
         data = memoryview(b"")
         for name, record in sorted(parse_part(self._text).files.items()):
             path, left = self._staging / name, record.bytes
-            self._disk.make_folder(path.parent)
+            make_folders(self._disk, path.parent, inside=self._staging)
             with HashedFile(self._disk, path) as file:
                 while left:
                     if not data:

@@ -27,14 +27,15 @@ from hlat.checkpoint.host_copy import Slot, attach, blocks_in
 from hlat.checkpoint.store import CheckpointStore
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
 from hlat.checkpoint.tries import Refusal, SaveResult, save_in_tries
-from hlat.runtime import HlatError, Line, Place, Ranks, join_beside
+from hlat.runtime import HlatError, Line, Place, Ranks, RunFolder, join_beside
 
 _LINGERING = 600.0  # seconds in which a save is finished that outlives its run: others wait for the run's lock
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where checkpoints go; with it comes, from rank 0, the lock of the run, held as long as the saver lives."""
+    """Where checkpoints go; with it comes what the run's folder is held by, for as long as the saver lives: on rank 0
+    the lock of the run."""
 
     meeting: str
     root: Path
@@ -42,6 +43,8 @@ class Settings:
     keep_every_steps: int | None
     retries: int
     tiers: TierSettings | None = None
+    run_dir: Path | None = None
+    number: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,13 @@ class Farewell:
     message: str
 
 
+def _folder(settings: Settings, held: list[int]) -> RunFolder | None:
+    """The run's folder, as the trainer holds it."""
+    if settings.run_dir is None:
+        return None
+    return RunFolder(settings.run_dir, held[0], settings.number)
+
+
 def run_saver(line: Line, here: Place, make_disk: Callable[[], Disk]) -> None:
     """Write what is ordered until the line ends.
 
@@ -103,12 +113,13 @@ class _Saver:
 
     def run(self) -> None:
         self._line.when_ended(lambda: os._exit(1), self._lingering)
-        settings, _lock = self._next()  # which is held by being open
+        settings, held = self._next()  # the lock is held by being open
         ranks = join_beside("savers", settings.meeting, self._here)
         self._finishes = self._joined = True
         self._line.send(Joined())
         disk = self._make_disk()
-        store = CheckpointStore(settings.root, settings.keep_last, settings.keep_every_steps, disk=disk, ranks=ranks)
+        keep = settings.keep_last, settings.keep_every_steps
+        store = CheckpointStore(settings.root, *keep, disk=disk, ranks=ranks, folder=_folder(settings, held))
         tiers = None if settings.tiers is None else settings.tiers.open(store, self._here.node, ranks, disk)
         memory: mmap | None = None
         while True:

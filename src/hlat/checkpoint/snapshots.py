@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from hlat.checkpoint.blocks import Block
 from hlat.checkpoint.commit import TRASH, remove_checkpoint
-from hlat.checkpoint.disk import Disk, WayOut, storage_error
+from hlat.checkpoint.disk import Disk, WayOut, make_folders, storage_error
 from hlat.checkpoint.manifest import step_name
 from hlat.checkpoint.owner import Owner
 from hlat.checkpoint.parts import STAGED, Part, PartCopy, part_folder, part_problems, read_part, write_part
@@ -250,7 +250,7 @@ class SnapshotTier:
     def _open(self) -> None:
         if not self._leads:
             return
-        self._disk.make_folder(self._home)
+        make_folders(self._disk, self._home)
         for path in (self._home, self._home / _PEER):
             for entry in _listed(path):
                 if entry.name.startswith((TRASH, _MACHINE)):

@@ -16,11 +16,11 @@ from typing import Any
 
 from hlat.checkpoint.blocks import Block
 from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, remove_checkpoint
-from hlat.checkpoint.disk import Disk, storage_error
+from hlat.checkpoint.disk import Disk, make_folders, storage_error
 from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
 from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, step_folders
-from hlat.runtime import CheckpointError, Ranks, StorageError
+from hlat.runtime import CheckpointError, Ranks, RunFolder, StorageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class CheckpointStore:
         on_damage: DamageReport = warn_of_damage,
         disk: Disk | None = None,
         ranks: Ranks | None = None,
+        folder: RunFolder | None = None,
     ) -> None:
         """Open the store, creating its folder.
 
@@ -62,8 +63,10 @@ class CheckpointStore:
                 with it; by default a warning is logged.
             disk: the file system's operations; another one for another kind of storage.
             ranks: the processes of the run; None for this one alone.
+            folder: of the run, held: nothing is written once it is gone. None for a store outside of any run.
 
         Raises:
+            LostError: the folder of the run is gone.
             StorageError: the folder cannot be created or cleaned, or the ranks do not share a file system.
         """
         self.root = Path(root)
@@ -72,6 +75,7 @@ class CheckpointStore:
         self._on_damage = on_damage
         self._disk = disk or Disk()
         self._ranks = ranks or Ranks()
+        self.folder = folder
         self._verified: set[int] = set()  # steps that were written by this run, or read in full by this process
         self.clean_up()
         if self._ranks.world > 1:
@@ -81,13 +85,25 @@ class CheckpointStore:
         """Remove what an interrupted save or removal left behind. Collective; there must be no other writer.
 
         Raises:
+            LostError: the folder of the run is gone.
             StorageError: the folder cannot be created or cleaned.
         """
         self._ranks.first(self._open)
 
+    def check_folder(self) -> None:
+        """See that the run's folder is there, on every rank; a store outside of any run has none. Collective.
+
+        Raises:
+            LostError: it is gone.
+        """
+        if self.folder is not None:
+            self._ranks.each(self.folder.check)
+
     def _open(self) -> None:
+        if self.folder is not None:
+            self.folder.check()
         try:
-            self._disk.make_folder(self.root)
+            make_folders(self._disk, self.root, inside=self.folder.path if self.folder is not None else None)
         except OSError as exc:
             raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         clean_up(self._disk, self.root)
@@ -141,7 +157,7 @@ class CheckpointStore:
                 untouched.
         """
         final = self.root / step_name(step)
-        commit(self._disk, final, Content(step, blocks, meta, files or {}), ranks=self._ranks)
+        commit(self._disk, final, Content(step, blocks, meta, files or {}), ranks=self._ranks, folder=self.folder)
         self._verified.add(step)
         return final
 
@@ -153,7 +169,7 @@ class CheckpointStore:
             CheckpointError: a part is no longer what it was.
         """
         final = self.root / step_name(step)
-        commit(self._disk, final, Content(step, [], meta, {}, parts), ranks=self._ranks)
+        commit(self._disk, final, Content(step, [], meta, {}, parts), ranks=self._ranks, folder=self.folder)
         self._verified.add(step)
         return final
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hlat.checkpoint.commit import Content
 from hlat.checkpoint.store import CheckpointStore
-from hlat.runtime import StorageError
+from hlat.runtime import LostError, StorageError
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ def save_in_tries(
         tries += 1
         try:
             path = store.save(content.step, content.blocks, content.meta, content.files)
+        except LostError as error:
+            return SaveResult(content.step, None, clock() - begin, tries, str(error))
         except StorageError as error:
             message = str(error)
         else:

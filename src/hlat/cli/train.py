@@ -13,7 +13,7 @@ import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.config import LaunchError, Recipe, RecipeError, load_recipe, refuse_faults
-from hlat.runtime import REQUEUE, place, stop_code
+from hlat.runtime import REQUEUE, EarlierAttempt, place, stop_code
 
 if TYPE_CHECKING:
     from hlat.launch import Workers
@@ -84,7 +84,7 @@ class _Given:
 
     def work(self) -> int:
         """Train in this process; gives its exit code."""
-        from hlat.launch import GONE_ON, working
+        from hlat.launch import working
 
         with working():
             from hlat.training import run
@@ -92,12 +92,14 @@ class _Given:
             ready()  # not before: an exception in the midst of an import can come out of it as another one
             here = place()
             recipe = self.load(here.world)
+            earlier = EarlierAttempt.read()
             outcome = run(
                 recipe,
                 data_progress=data_progress,
                 profile=self.profile,
                 allow_faults=self.allow_faults,
-                require_step=None if GONE_ON in os.environ else self.require_step,
+                require_step=None if earlier is not None else self.require_step,
+                earlier=earlier,
             )
         if here.rank == 0:
             say(summary(outcome))

@@ -6,7 +6,7 @@ What needs torch is imported when it is first asked for: the supervisor of one p
 from typing import TYPE_CHECKING
 
 from hlat.launch.forked import forked
-from hlat.launch.supervisor import GONE_ON, Start, Supervised, supervise
+from hlat.launch.supervisor import Start, Supervised, supervise
 from hlat.launch.worker import working
 from hlat.launch.workers import Workers
 from hlat.runtime import lazily
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 __getattr__ = lazily(__name__, {"local": ("hlat_command", "several")})
 
 
-__all__ = ["GONE_ON", "Start", "Supervised", "Workers", "forked", "hlat_command", "several", "supervise", "working"]
+__all__ = ["Start", "Supervised", "Workers", "forked", "hlat_command", "several", "supervise", "working"]

@@ -7,6 +7,7 @@ is not the supervisor's to hold, and a run directory that somebody else trains i
 to say.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,16 @@ class Chronicle:
 
     Args:
         path: of the events.
+        is_there: whether the folder is the run's; nothing is written to another one.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, is_there: Callable[[], bool]) -> None:
+        self._path, self._is_there = path, is_there
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Record that something happened now."""
+        if not self._is_there():
+            return
         with suppress(StorageError):
             events = EventLog(self._path)
             try:

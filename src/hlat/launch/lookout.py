@@ -46,6 +46,7 @@ class Lookout:
         watchdog: finds hangs; it learns over all attempts.
         slowness: finds slow ranks.
         on_slow: told of each.
+        is_there: whether the folder of that name is the run's.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Lookout:
         watchdog: Watchdog,
         slowness: Slowness,
         on_slow: Callable[[Slow], None],
+        is_there: Callable[[], bool],
     ) -> None:
         self._workers, self._beats, self._run_dir = workers, beats, run_dir
-        self._watchdog, self._slowness, self._on_slow = watchdog, slowness, on_slow
+        self._watchdog, self._slowness, self._on_slow, self._is_there = watchdog, slowness, on_slow, is_there
         self._next = time.monotonic()
         self.seen: Seen | None = None
         self._when_seen: list[Reading] | None = None
@@ -92,8 +94,10 @@ class Lookout:
         texts = self._ask()
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
         content = "\n\n".join(f"{_line(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
+        if not self._is_there():
+            return Seen(hang, main_stack(texts.get(hang.ranks[0], "")), None)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(exist_ok=True)
             with file.open("a", encoding="utf-8") as log:  # the step may have hung before
                 log.write(content)
         except OSError:  # what is wrong with the disk will be said by those who need it

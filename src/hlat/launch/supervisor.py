@@ -21,14 +21,23 @@ from hlat.launch.lookout import Lookout, Seen
 from hlat.launch.verdict import Verdict, judge
 from hlat.launch.watch import End, Stops, watch
 from hlat.launch.workers import Workers, clear_away
-from hlat.resilience import BEATS, Failure, Goodput, Kind, Reading, Restarts, Sizes, Slow, Slowness, Watchdog
-from hlat.runtime import DEADLINE, INTERRUPTED, stop_code
+from hlat.resilience import (
+    BEATS,
+    Failure,
+    Goodput,
+    Kind,
+    Reading,
+    Restarts,
+    Sizes,
+    Slow,
+    Slowness,
+    Watchdog,
+    number_of_run,
+)
+from hlat.runtime import DEADLINE, GONE_ON, INTERRUPTED, EarlierAttempt, machine_clock, run_number, stop_code
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[Workers]]
 """Starts so many processes with these variables besides, whose reports go into this folder."""
-
-GONE_ON = "HLAT_GONE_ON"
-"""The environment variable that is there in an attempt after one that trained: what is newest now is the run's own."""
 
 _SAVING = 60.0  # seconds in which a save that was under way when its rank ended may still become whole
 _POLL = 0.05
@@ -90,10 +99,12 @@ class _Supervisor:
         self._restarts = Restarts(run.recovery.restarts, run.recovery.backoff_seconds)
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
-        self._chronicle = Chronicle(run.run_dir / "events.jsonl")
+        self._chronicle = Chronicle(run.run_dir / "events.jsonl", self._is_there)
         self._deadline = _deadline(run.recovery)
         self._count = 0
         self._trained = False
+        self._durable = 0  # the newest step that is known to be
+        self._number: str | None = None  # of the run's folder
 
     def run(self) -> int:
         while True:
@@ -102,6 +113,7 @@ class _Supervisor:
                 return self._end(stop_code(self._stops.received[0]))
             attempt = self._attempt()
             first = attempt.beats.get(0)
+            self._durable = _durable(attempt, self._durable)
             self._goodput.ended(time.monotonic(), first, attempt.failed)
             if first is not None and first.began is not None:
                 self._trained = True
@@ -151,13 +163,13 @@ class _Supervisor:
         beats = self._beats / f"attempt-{self._count}"
         beats.mkdir()
         self._count += 1
-        environment = {BEATS: str(beats), **self._deadline, **({GONE_ON: "1"} if self._trained else {})}
+        environment = {BEATS: str(beats), **self._deadline, **self._left()}
         with (
             tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder,
             run.start(run.sizes.now, environment, Path(folder)) as workers,
         ):
             slowness = Slowness(run.recovery.slow_factor)
-            lookout = Lookout(workers, beats, run.run_dir, self._watchdog, slowness, self._tell_slow)
+            lookout = Lookout(workers, beats, run.run_dir, self._watchdog, slowness, self._tell_slow, self._is_there)
             ends = watch(workers, stops, lookout)
             readings = {beat.rank: beat for beat in lookout.readings()}
             savers = {beat.saver for beat in readings.values() if beat.saver is not None}
@@ -166,6 +178,16 @@ class _Supervisor:
         if lookout.seen is not None:
             verdict = Verdict(1, str(lookout.seen), ends[lookout.seen.hang.ranks[0]])
         return _Attempt(ends, verdict, lookout.seen, readings)
+
+    def _left(self) -> dict[str, str]:
+        """What the next attempt has to find, as an environment variable; nothing before one has trained."""
+        return {GONE_ON: EarlierAttempt(self._durable, self._number or "").variable()} if self._trained else {}
+
+    def _is_there(self) -> bool:
+        """Whether the run's folder is still that of the attempt that is under way, or was the last."""
+        if self._number is None and self._count:
+            self._number = number_of_run(self._beats / f"attempt-{self._count - 1}")
+        return self._number is None or run_number(self._run.run_dir) == self._number
 
     def _tell_slow(self, slow: Slow) -> None:
         self._chronicle.event("slow_rank", **asdict(slow))
@@ -197,6 +219,14 @@ def _failure(attempt: _Attempt, cause: End, trained: bool) -> Failure:
     return Failure(_kind(attempt, cause), cause.rank, trained, max(began, default=None), max(saved, default=None))
 
 
+def _durable(attempt: _Attempt, before: int) -> int:
+    """The newest step that is durable after an attempt. One that began found what there was before it, or was told that
+    it is damaged."""
+    began = [beat.began for beat in attempt.beats.values() if beat.began is not None]
+    saved = [beat.saved for beat in attempt.beats.values() if beat.saved is not None]
+    return max(began + saved) if began else before
+
+
 def _kind(attempt: _Attempt, cause: End) -> Kind:
     report = cause.report
     if attempt.seen is not None:
@@ -212,8 +242,9 @@ def _beats_root() -> Path | None:
 
 
 def _deadline(recovery: RecoveryConfig) -> dict[str, str]:
-    """The time by which every attempt has to save and stop, seconds since 1970, as an environment variable."""
-    return {} if recovery.deadline_seconds is None else {DEADLINE: repr(time.time() + recovery.deadline_seconds)}
+    """The time by which every attempt has to save and stop, as an environment variable."""
+    seconds = recovery.deadline_seconds
+    return {} if seconds is None else {DEADLINE: repr(machine_clock() + seconds)}
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:

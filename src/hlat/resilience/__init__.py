@@ -6,7 +6,18 @@ What needs torch is imported when it is first asked for: a supervisor does witho
 from typing import TYPE_CHECKING
 
 from hlat.resilience.anomalies import APPLY, AnomalyPolicy, Verdict
-from hlat.resilience.beats import BEATS, Reading, beating, count_steps, read_beat, saves_beside, secured
+from hlat.resilience.beats import (
+    BEATS,
+    Reading,
+    beating,
+    count_steps,
+    fell_back,
+    number_of_run,
+    read_beat,
+    saves_beside,
+    secured,
+    trains_in,
+)
 from hlat.resilience.goodput import PARTS, Goodput
 from hlat.resilience.interval import best_interval, expected_goodput
 from hlat.resilience.restarts import Decision, Failure, Kind, Restarts, Sizes
@@ -60,9 +71,12 @@ __all__ = [
     "count_steps",
     "digest",
     "expected_goodput",
+    "fell_back",
     "main_stack",
+    "number_of_run",
     "read_beat",
     "saves_beside",
     "secured",
     "stacks_path",
+    "trains_in",
 ]

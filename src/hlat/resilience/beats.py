@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ _STARTS = {name: len(_PLACES) + number * len(PHASES) for number, name in enumera
 _NUMBERS = len(_PLACES) + len(_TABLES) * len(PHASES)
 _BYTES = 8 * _NUMBERS + _TEXT
 _TRIES = 5
+_NUMBER = "run"
 
 
 def beat_path(folder: Path, rank: int) -> Path:
@@ -86,7 +87,7 @@ class Beat:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self._clock, self._folder = clock, path.parent
         self._step: Callable[[], int] = lambda: 0
         self._productive_at: dict[int, float] = {}  # by step that is being saved
         with path.open("w+b") as file:
@@ -122,9 +123,18 @@ class Beat:
         self._productive_at = {later: value for later, value in self._productive_at.items() if later > step}
         self._put(saved_seconds=seconds, saved=step)
 
+    def fell_back(self, step: int | None) -> None:
+        """The newest durable state is of this step now, or there is none: what was newer is damaged."""
+        self._put(saved=-1 if step is None else step)
+
     def saves_beside(self, pid: int) -> None:
         """Another process writes the checkpoints of this rank."""
         self._put(saver=pid)
+
+    def trains_in(self, number: str) -> None:
+        """The run whose heart beats here."""
+        with suppress(OSError):  # whoever looks has gone
+            (self._folder / _NUMBER).write_text(number)
 
     def look(self, waiting: bool, where: str, seconds: float) -> None:
         """Told by the sampling thread: whether the rank waits for another one, and since its last look."""
@@ -181,10 +191,30 @@ def secured(step: int) -> None:
         _own.secured(step)
 
 
+def fell_back(step: int | None) -> None:
+    """Say that the newest durable state is of an earlier step, or that there is none: what was newer is damaged."""
+    if _own is not None:
+        _own.fell_back(step)
+
+
+def trains_in(number: str) -> None:
+    """Say which run it is, by the number of its folder."""
+    if _own is not None:
+        _own.trains_in(number)
+
+
 def saves_beside(pid: int) -> None:
     """Say which process writes the checkpoints of this one: it may outlive it for a while."""
     if _own is not None:
         _own.saves_beside(pid)
+
+
+def number_of_run(folder: Path) -> str | None:
+    """The number of the run whose heartbeats these are; None if it has not said it yet."""
+    try:
+        return (folder / _NUMBER).read_text() or None
+    except FileNotFoundError:
+        return None
 
 
 def read_beat(folder: Path, rank: int) -> Reading | None:

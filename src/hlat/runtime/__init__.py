@@ -5,6 +5,7 @@ What needs torch is imported when it is first asked for: ``hlat check`` and a re
 
 from typing import TYPE_CHECKING
 
+from hlat.runtime.clock import machine_clock
 from hlat.runtime.errors import (
     CheckpointError,
     CorruptionError,
@@ -12,6 +13,7 @@ from hlat.runtime.errors import (
     HardwareError,
     HlatError,
     LaunchError,
+    LostError,
     NumericsError,
     PersistentCorruptionError,
     PlanError,
@@ -23,6 +25,16 @@ from hlat.runtime.lazy import lazily
 from hlat.runtime.others import LAUNCHER, is_running, is_stopped, session_lives
 from hlat.runtime.phase import PHASES, current_phase, enter_phase, observed_phases
 from hlat.runtime.place import Place, place
+from hlat.runtime.run_folder import (
+    GONE_ON,
+    ID_NAME,
+    LOCK_NAME,
+    EarlierAttempt,
+    RunFolder,
+    enter_run_folder,
+    held_run_folder,
+    run_number,
+)
 from hlat.runtime.stopping import DEADLINE, INTERRUPTED, REQUEUE, STOP_CODES, STOPPING, stop_code
 from hlat.runtime.store_faults import Fault, Kind, Transient, fault_of
 from hlat.runtime.torch_private import TESTED as TESTED_TORCH
@@ -79,8 +91,11 @@ __getattr__ = lazily(__name__, _WITH_TORCH)
 
 __all__ = [
     "DEADLINE",
+    "GONE_ON",
+    "ID_NAME",
     "INTERRUPTED",
     "LAUNCHER",
+    "LOCK_NAME",
     "PHASES",
     "REQUEUE",
     "STOPPING",
@@ -91,18 +106,21 @@ __all__ = [
     "CheckpointError",
     "CorruptionError",
     "DataError",
+    "EarlierAttempt",
     "Fault",
     "HardwareError",
     "HlatError",
     "Kind",
     "LaunchError",
     "Line",
+    "LostError",
     "NumericsError",
     "Once",
     "PersistentCorruptionError",
     "Place",
     "PlanError",
     "Ranks",
+    "RunFolder",
     "Runtime",
     "StorageError",
     "Transient",
@@ -115,9 +133,11 @@ __all__ = [
     "current_phase",
     "describe",
     "enter_phase",
+    "enter_run_folder",
     "fault_of",
     "finish",
     "has_fast_bf16",
+    "held_run_folder",
     "host_values",
     "is_pretended",
     "is_running",
@@ -127,6 +147,7 @@ __all__ = [
     "joined",
     "lazily",
     "log_path",
+    "machine_clock",
     "normal_block",
     "normal_range",
     "observed_phases",
@@ -140,6 +161,7 @@ __all__ = [
     "refusal",
     "refuse_unusable",
     "rng_state",
+    "run_number",
     "secret_in",
     "seed_generators",
     "session_lives",

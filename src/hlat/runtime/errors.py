@@ -63,3 +63,9 @@ class StorageError(HlatError):
 
     exit_code = 3
     may_pass = True
+
+
+class LostError(StorageError):
+    """What a run had stored is not there any more: another attempt would find no more, or begin another run."""
+
+    may_pass = False

@@ -14,7 +14,7 @@ class Once:
     """What has happened already, as empty files of a folder.
 
     Args:
-        folder: where; made when something happens first.
+        folder: where; made when something happens first, in a folder that exists.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class Once:
             StorageError: the folder cannot be written.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             os.close(os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             sync_to_disk(self._folder)
         except FileExistsError:

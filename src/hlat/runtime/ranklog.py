@@ -37,6 +37,10 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
     Rank 0 prints on the console as well, the others in their file only. An exception that passes is written to the
     file, with its traceback unless it is the user's to put right, and goes on.
 
+    Args:
+        run_dir: the folder of the run, which exists.
+        rank, world: of this process.
+
     Raises:
         StorageError: the file cannot be opened.
     """
@@ -45,7 +49,7 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
         return
     path = log_path(run_dir, rank)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         log = path.open("ab", buffering=0)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}. Give another run.dir.") from error

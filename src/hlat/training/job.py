@@ -4,7 +4,7 @@ processes agree on recipe and code -> data -> newest checkpoint, precision -> th
     -> that checkpoint loaded into both
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +47,10 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
 from hlat.resilience import AnomalyPolicy
-from hlat.runtime import Runtime, check_same, code_identity, place, seed_generators
+from hlat.runtime import EarlierAttempt, RunFolder, Runtime, check_same, code_identity, place, seed_generators
+from hlat.tracking import expressible, with_non_finite
 from hlat.training.faulty_disk import disk_of
+from hlat.training.left import Damage, Saved, refuse_lost
 from hlat.training.precision import resolve_precision
 from hlat.training.reading import OnlineSamples, PreparedSamples, Samples
 
@@ -59,22 +61,6 @@ DataProgress = Callable[[], AbstractContextManager[Progress | None]]
 def no_progress() -> AbstractContextManager[None]:
     """Prepare without a word."""
     return nullcontext()
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint of this run."""
-
-    step: int
-    path: Path
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A checkpoint, or a part of a snapshot, that did not verify: where it lies now, and what is wrong with it."""
-
-    path: Path | str
-    problems: list[str]
 
 
 @dataclass
@@ -88,6 +74,7 @@ class Job:
     validation_data: ValidationData | None
     model: ParallelModel  # this rank's share
     optimizer: torch.optim.Optimizer
+    folder: RunFolder
     store: CheckpointStore
     tiers: Tiers  # where else its state is kept
     peak: PeakFlops
@@ -97,6 +84,7 @@ class Job:
     damaged: list[Damage]  # checkpoints that were found damaged and set aside
     anomalies: AnomalyPolicy
     precision: str | None  # what precision.mode=auto has come to, in words; None where the recipe names a mode
+    numbers: dict[str, Any] | None = None  # of the step just done, for its line of metrics, until that is written
     batch: Batch | None = None  # this rank's sequences of the last step
 
     @property
@@ -123,6 +111,7 @@ class Job:
             "anomalies": self.anomalies.state(),
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
+            "metrics": expressible(self.numbers),
             "versions": versions(),
         }
         files = carried_tokenizer(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
@@ -187,15 +176,22 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def build_job(
-    recipe: Recipe, runtime: Runtime, data_progress: DataProgress = no_progress, require_step: int | None = None
+    recipe: Recipe,
+    runtime: Runtime,
+    folder: RunFolder,
+    data_progress: DataProgress = no_progress,
+    require_step: int | None = None,
+    earlier: EarlierAttempt | None = None,
 ) -> Job:
     """Build a run and bring it to where its newest valid checkpoint left off. Collective.
 
     Args:
         recipe: of the run.
         runtime: this process of it.
+        folder: of the run, held.
         data_progress: opens a display for the time that text is prepared.
         require_step: the step that the newest valid checkpoint has to be of; None takes what there is.
+        earlier: what the attempt before this one left; None in the first one.
 
     Raises:
         HlatError: of any kind; each names what is wrong and what would work.
@@ -217,19 +213,23 @@ def build_job(
         on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
         disk=disk,
         ranks=runtime.ranks,
+        folder=folder,
     )
+    owner = Owner(recipe.run_dir, recipe.run.name)
     tiers = Tiers(
         recipe.checkpoint,
         store,
-        Owner(recipe.run_dir, recipe.run.name),
+        owner,
         place().node,
         runtime.ranks,
         on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
         disk=disk,
     )
+    folder.number = runtime.ranks.first(owner.number)  # not before: a prefix of an object store may give it its own
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
     newest, changes = tiers.newest(require_step), []
-    recipe, precision = resolve_precision(recipe, runtime, newest.meta["recipe"] if newest is not None else None)
+    refuse_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
+    recipe, precision = resolve_precision(recipe, runtime, saved_run(newest)[0] if newest is not None else None)
     if newest is not None:
         changes = check_resume(*saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
@@ -249,6 +249,7 @@ def build_job(
         validation_data=validation_data,
         model=model,
         optimizer=optimizer,
+        folder=folder,
         store=store,
         tiers=tiers,
         peak=runtime.ranks.first(lambda: peak_flops(runtime.device, MODES[recipe.precision.mode].compute)),
@@ -258,4 +259,11 @@ def build_job(
         damaged=damaged,
         anomalies=anomalies,
         precision=precision,
+        numbers=_numbers(newest.meta) if newest is not None else None,
     )
+
+
+def _numbers(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Those of the step of a checkpoint, for its line of metrics; None where it gets none, or was saved without."""
+    numbers = with_non_finite(meta.get("metrics"))
+    return numbers if isinstance(numbers, dict) and numbers.get("step") == meta["step"] else None

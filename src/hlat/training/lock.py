@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from hlat.config import LaunchError, StorageError
-from hlat.runtime import LAUNCHER, is_running
+from hlat.runtime import LAUNCHER, LOCK_NAME, is_running
 
 _PATIENCE = 900.0  # seconds
 _LOOK_EVERY = 0.1
@@ -22,13 +22,13 @@ def _quietly(text: str) -> None:
 
 @contextmanager
 def run_lock(run_dir: Path, say: Callable[[str], None] = _quietly, patience: float = _PATIENCE) -> Iterator[int]:
-    """Hold the run directory, creating it if need be. The lock ends with the process, however it ends.
+    """Hold the run directory. The lock ends with the process, however it ends.
 
     A process that is about to end is waited for: one whose supervisor has been killed saves and stops, and one that has
     been killed itself may have left a process that finishes writing a checkpoint.
 
     Args:
-        run_dir: the folder.
+        run_dir: the folder, which exists.
         say: told, once, that another process is waited for.
         patience: seconds that it is waited for.
 
@@ -37,11 +37,10 @@ def run_lock(run_dir: Path, say: Callable[[str], None] = _quietly, patience: flo
 
     Raises:
         LaunchError: another process holds it.
-        StorageError: the folder cannot be created or written.
+        StorageError: it cannot be written.
     """
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        file = (run_dir / ".lock").open("a+")
+        file = (run_dir / LOCK_NAME).open("a+")
     except OSError as error:
         raise StorageError(f"run.dir {run_dir}: cannot be written: {error.strerror}. Give another run.dir.") from error
     with file:

@@ -1,6 +1,6 @@
 """The whole story of a run, told in order.
 
-build or resume -> [ batch -> forward and backward -> verdict -> clip -> AdamW -> validate? -> metrics -> save? ] -> end
+build or resume -> [ batch -> forward and backward -> verdict -> clip -> AdamW -> save? -> validate? -> metrics ] -> end
                                                        |-> back to a checkpoint
 """
 
@@ -10,9 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from hlat.config import HlatError, Recipe, refuse_faults
-from hlat.resilience import Verdict, count_steps
-from hlat.runtime import enter_phase, joined, observed_phases, place, rank_log
+from hlat.config import HlatError, Recipe, StorageError, refuse_faults
+from hlat.resilience import Verdict, count_steps, trains_in
+from hlat.runtime import (
+    EarlierAttempt,
+    RunFolder,
+    Runtime,
+    enter_phase,
+    enter_run_folder,
+    held_run_folder,
+    joined,
+    observed_phases,
+    place,
+    rank_log,
+)
 from hlat.tracking import OtherRank, Tracker, open_tracker
 from hlat.training.deadline import Deadline
 from hlat.training.faults import injected_faults
@@ -20,16 +31,17 @@ from hlat.training.feed import Feed
 from hlat.training.garbage import controlled_garbage
 from hlat.training.integrity import Integrity
 from hlat.training.job import DataProgress, Job, build_job, no_progress
+from hlat.training.line import Lines
 from hlat.training.lock import run_lock
-from hlat.training.numbers import check_numbers, tell_verdict
+from hlat.training.numbers import tell_verdict
 from hlat.training.profile import profiled
-from hlat.training.report import announce, step_metrics
+from hlat.training.report import announce
 from hlat.training.rollback import roll_back
 from hlat.training.saving import Saving, background_saver, saver_beside
 from hlat.training.signals import StopRequest
 from hlat.training.step import StepResult, accumulate_gradients, update
 from hlat.training.stopwatch import Stopwatch
-from hlat.training.validation import ValidationResult, validate
+from hlat.training.validation import ValidationResult
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,7 @@ def run(
     profile: bool = False,
     allow_faults: bool = False,
     require_step: int | None = None,
+    earlier: EarlierAttempt | None = None,
 ) -> Outcome:
     """Train as the recipe says, from the newest valid checkpoint in its run directory if there is one.
 
@@ -68,30 +81,44 @@ def run(
         profile: write a trace of steps 4 to 6 of this process, and a table, to <run.dir>/profile.
         allow_faults: inject the faults that the recipe lists; a recipe that lists some is refused otherwise.
         require_step: go on from the checkpoint of this step, which has to be the newest, or not at all.
+        earlier: what the attempt of this run before this one left: it goes on from there, or not at all.
 
     Raises:
         HlatError: the run cannot start or go on; the message says why and what would work.
     """
     refuse_faults(recipe.faults, allow_faults)
     here = place()
+    enter_run_folder(recipe.run_dir, earlier)
     with (
         rank_log(recipe.run_dir, here.rank, here.world),
         saver_beside(recipe, here) as saver,  # early: a copy of this process is cheap, and possible, only now
         joined(recipe.run.device, recipe.run.deterministic) as runtime,
         ExitStack() as stack,
     ):
-        lock = runtime.ranks.first(lambda: _lock(stack, recipe, stream))
-        job = build_job(recipe, runtime, data_progress, require_step)
+        folder = _held(stack, recipe, runtime, stream)
+        enter_run_folder(recipe.run_dir, earlier)  # again: the lock may have been waited for
+        job = build_job(recipe, runtime, folder, data_progress, require_step, earlier)
+        if folder.number is not None:
+            trains_in(folder.number)
         tracker = _tracker(job, stream)
         stack.enter_context(tracker)
         announce(job, tracker)
         integrity = Integrity(job, tracker)
-        saving = Saving(job, tracker, integrity, background_saver(saver, job, lock))
+        saving = Saving(job, tracker, integrity, background_saver(saver, job))
         try:
             return _train(job, tracker, profile, integrity, saving)
         except HlatError as error:
-            tracker.event("error", step=job.step, message=str(error))
+            with suppress(StorageError):  # the disk that the error may be about
+                tracker.event("error", step=job.step, message=str(error))
             raise
+
+
+def _held(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream: TextIO | None) -> RunFolder:
+    """The run's folder, locked by rank 0 and held by every rank."""
+    locks: list[int] = []
+    runtime.ranks.first(lambda: locks.append(_lock(stack, recipe, stream)))
+    lock = locks[0] if locks else None
+    return runtime.ranks.each(lambda: stack.enter_context(held_run_folder(recipe.run_dir, lock, runtime.ranks.rank)))
 
 
 def _lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
@@ -116,7 +143,7 @@ def _tracker(job: Job, stream: TextIO | None) -> Tracker | OtherRank:
 def _train(job: Job, tracker: Tracker | OtherRank, profile: bool, integrity: Integrity, saving: Saving) -> Outcome:
     recipe, total = job.recipe, job.recipe.total_steps
     last = min(total, job.step + recipe.training.stop_after) if recipe.training.stop_after else total
-    logged, validation, result, signalled = job.step, None, None, None
+    result, signalled = None, None
 
     def heard(name: str) -> None:
         tracker.message(f"{name}: ending after this step; once more ends at once")
@@ -133,6 +160,8 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool, integrity: Int
             profiled(profile, recipe.run_dir / "profile", job.runtime.rank, tracker.message)
         )
         faults = stack.enter_context(injected_faults(job))
+        lines = Lines(job, tracker, watch)
+        validation = lines.owed()
         while job.step < last and signalled is None:
             stop.ask()
             saving.ask()
@@ -143,21 +172,17 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool, integrity: Int
             tell_verdict(job, result, tracker)
             if result.verdict.action == "rollback":
                 roll_back(job, feed, tracker)
-                logged, validation, result = job.step, None, None
-                watch.reset()
+                lines.go_back()
+                validation, result = None, None
                 signalled = stop.agreed()
                 continue
             integrity.after_step()
-            validation = _validate(job) if _due(job.step, recipe.evaluation.every_steps, total) else None
-            if validation is not None or _due(job.step, recipe.training.log_every, total):
-                tracker.log(step_metrics(job, result, validation, job.step - logged, watch))
-                logged = job.step
-                check_numbers(job, result)
-            if job.step < last:
-                saving.after_step(result)
+            signalled = stop.agreed()
+            lines.begin(result)
+            saving.after_step(result, is_last=job.step == last or signalled is not None)
+            validation = lines.finish()
             step_done()
             garbage.after_step(job.step)
-            signalled = stop.agreed()
         saving.at_end(result)
         enter_phase("end")
 
@@ -189,17 +214,4 @@ def _step(job: Job, feed: Feed) -> StepResult:
     job.training_data.advance(reading.progress)
     job.batch = reading.batch
     job.step += 1
-    return result
-
-
-def _due(step: int, every: int | None, total: int) -> bool:
-    return step == total or (every is not None and step % every == 0)
-
-
-def _validate(job: Job) -> ValidationResult | None:
-    if job.validation_data is None:
-        return None
-    enter_phase("evaluation")
-    result = validate(job.model, job.validation_data, job.recipe.batch.micro_batch)
-    enter_phase("between")
     return result

@@ -73,7 +73,7 @@ def profiled(wanted: bool, folder: Path, rank: int, say: Callable[[str], None]) 
         return
 
     def write(finished: profile) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         finished.export_chrome_trace(str(folder / f"rank-{rank}.json"))
         text = table(_costs(finished), _STEPS)
         (folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")

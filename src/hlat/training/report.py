@@ -13,10 +13,10 @@ from hlat.precision import MODES
 from hlat.runtime import Vote, describe, enter_phase, peak_memory_bytes, synchronize
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.copies import tell_notes
-from hlat.training.job import Damage, Job
+from hlat.training.job import Job
+from hlat.training.left import Damage
 from hlat.training.step import StepResult
 from hlat.training.stopwatch import Stopwatch
-from hlat.training.validation import ValidationResult
 
 
 def announce(job: Job, tracker: Tracker | OtherRank) -> None:
@@ -73,18 +73,15 @@ def tell_damage(damaged: Sequence[Damage], tracker: Tracker | OtherRank) -> None
         tracker.message(f"damaged checkpoint set aside: {damage.path}: {'; '.join(damage.problems)}")
 
 
-def step_metrics(
-    job: Job, result: StepResult, validation: ValidationResult | None, steps: int, watch: Stopwatch
-) -> dict[str, Any]:
-    """The line of ``metrics.jsonl`` for the step just done; ``steps`` have passed since the last line.
+def step_numbers(job: Job, result: StepResult) -> dict[str, Any]:
+    """What the line of ``metrics.jsonl`` says of the step just done on any machine: numbers, and place in the data.
 
-    Collective. Reading the loss waits for the device, so that the time of the steps is known when it has been read.
+    Collective. Reading them waits for the device, so that the time of the steps is known then.
     """
     enter_phase("device")
     synchronize(job.runtime.device)
     enter_phase("between")
-    rate = steps * job.recipe.tokens_per_step / watch.training_seconds
-    metrics: dict[str, Any] = {
+    return {
         "step": job.step,
         "tokens": job.tokens,
         "samples": job.samples,
@@ -93,15 +90,19 @@ def step_metrics(
         "grad_norm": float(result.gradient_norm),
         "param_norm": float(job.model.parameter_norm()),
         "lr": result.learning_rate,
+    }
+
+
+def step_times(job: Job, steps: int, watch: Stopwatch) -> dict[str, Any]:
+    """The rest of that line, of the machine and the moment; ``steps`` have passed since the last line. Collective."""
+    rate = steps * job.recipe.tokens_per_step / watch.training_seconds
+    return {
         "tokens_per_second": rate,
         "mfu": job.utilization(rate, "causal"),
         "mfu_full": job.utilization(rate, "full"),
         "memory_bytes": _largest_memory(job),
         "seconds": watch.reset(),
     }
-    if validation is not None:
-        metrics |= {"val_loss": validation.loss, "val_bits_per_byte": validation.bits_per_byte}
-    return metrics
 
 
 def batch_crc32(job: Job) -> int:

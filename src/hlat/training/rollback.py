@@ -10,10 +10,12 @@ from pathlib import Path
 
 from hlat.checkpoint import load_weights, restore
 from hlat.model import initialise
-from hlat.runtime import enter_phase, seed_generators
+from hlat.resilience import fell_back
+from hlat.runtime import EarlierAttempt, enter_phase, seed_generators
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.feed import Feed
-from hlat.training.job import Job, Saved
+from hlat.training.job import Job
+from hlat.training.left import Saved, refuse_lost
 from hlat.training.report import tell_damage
 
 
@@ -22,13 +24,20 @@ def roll_back(job: Job, feed: Feed, tracker: Tracker | OtherRank) -> None:
 
     Raises:
         CheckpointError: there are checkpoints and none is whole.
+        LostError: the newest checkpoint has gone, or the run's folder.
         StorageError: the storage cannot be read.
     """
     enter_phase("checkpoint")
     undone, known = job.step, len(job.damaged)
     feed.drop()
+    job.store.check_folder()  # or what is gone would read as a run without checkpoints
     checkpoint = job.store.newest()
     tell_damage(job.damaged[known:], tracker)
+    found, left = checkpoint.step if checkpoint is not None else None, job.saved
+    had = EarlierAttempt(left.step, "") if left is not None else None
+    refuse_lost(job.runtime.ranks, job.recipe.run_dir, found, had, job.damaged[known:])
+    if left is not None and (found or 0) < left.step:
+        fell_back(found)
     if checkpoint is None:
         _begin_again(job)
     else:

@@ -35,7 +35,8 @@ from hlat.tracking import OtherRank, Tracker
 from hlat.training.copies import SnapshotClock, tell_notes
 from hlat.training.faulty_disk import disk_of
 from hlat.training.integrity import Integrity
-from hlat.training.job import Job, Saved
+from hlat.training.job import Job
+from hlat.training.left import Saved
 from hlat.training.numbers import check_numbers
 from hlat.training.step import StepResult
 
@@ -65,14 +66,13 @@ def saver_beside(recipe: Recipe, here: Place) -> Iterator[Beside | None]:
     process.wait()
 
 
-def background_saver(process: Beside | None, job: Job, lock: int) -> BackgroundSaver | None:
-    """That process as the saver of a job; rank 0 hands on the run's lock, so that it ends with the last writer."""
+def background_saver(process: Beside | None, job: Job) -> BackgroundSaver | None:
+    """That process as the saver of a job."""
     if process is None:
         return None
-    held = lock if job.runtime.ranks.is_first else None
     recipe = job.recipe
     tiers = TierSettings(recipe.checkpoint, recipe.run_dir, recipe.run.name)
-    return BackgroundSaver(process, job.runtime, job.store, recipe.checkpoint.retries, held, tiers)
+    return BackgroundSaver(process, job.runtime, job.store, recipe.checkpoint.retries, tiers)
 
 
 class Saving:
@@ -113,16 +113,21 @@ class Saving:
         """Before a step: have the ranks agree on whether it is time for a snapshot. Waits for nobody."""
         self._snapshots.ask(busy=self._unheard)
 
-    def after_step(self, result: StepResult) -> None:
+    def after_step(self, result: StepResult, *, is_last: bool = False) -> None:
         """Save, or write a snapshot, if it is time. Collective.
 
+        Args:
+            result: of the step just done.
+            is_last: whether no other follows, so that its state is saved in any case; ``at_end`` waits for it.
+
         Raises:
+            LostError: the run's folder has gone.
             StorageError: so many saves in a row have failed as the recipe allows.
         """
         self._hear(wait=False)
         self._prepare()
         is_time = self._snapshots.is_time()
-        due = any(self._job.step % every == 0 for every in _periods(self._config))
+        due = is_last or any(self._job.step % every == 0 for every in _periods(self._config))
         if not due and not is_time:
             return
         enter_phase("checkpoint")
@@ -148,23 +153,20 @@ class Saving:
             self._do_without_savers(settled)
 
     def at_end(self, result: StepResult | None) -> None:
-        """Save what has not been saved, if there was a step at all, and wait for it. Collective.
+        """Wait for the save of the last step, if there was a step at all and it was not undone. Collective.
 
         Raises:
+            LostError: the run's folder has gone.
             StorageError: the disk refused.
         """
         self._snapshots.is_time()  # nothing stays unanswered
         if result is None:
             return
         enter_phase("checkpoint")
-        self._prepare()  # there may have been one step only
         self.settle()
         if not self._is_saved():
-            self._check(result)
-            self._save(self._clock(), 0.0)
-            self.settle()
-            if not self._is_saved():
-                raise StorageError(self._failures[-1].message)
+            self._job.store.check_folder()
+            raise StorageError(self._failures[-1].message)
         enter_phase("end")  # which may take any time: a store may be slow
         if self._background is not None:
             self._tell_all(self._background.copied())
@@ -179,6 +181,7 @@ class Saving:
         return self._job.saved is not None and self._job.saved.step == self._job.step
 
     def _check(self, result: StepResult) -> None:
+        self._job.store.check_folder()
         check_numbers(self._job, result)
         self._integrity.before_save()
 
