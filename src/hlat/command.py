@@ -1,4 +1,7 @@
-"""The command ``hlat``: what has to be settled before the program proper, and torch, are imported."""
+"""The command ``hlat``: what has to be settled before the program proper, and torch, are imported.
+
+It imports what Python loads in a few milliseconds and nothing else: before ``main`` Ctrl-C gives a traceback.
+"""
 
 import os
 import signal

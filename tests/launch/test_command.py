@@ -41,3 +41,13 @@ def test_the_supervisor_of_one_process_brings_no_torch_along(recipe_file, tiny):
     arguments = ["train", str(recipe_file), *tiny]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_nothing_stands_between_python_and_listening_to_ctrl_c():
+    """What is imported before ``main`` is interrupted with a traceback; python -m hlat imports hlat first, too."""
+    script = (
+        "import os, signal, sys, types; before = set(sys.modules)\n"
+        "import hlat.command; print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "['hlat', 'hlat.command']\n"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config import StorageError
+from hlat.config import DataError, StorageError
 from hlat.tracking import EventLog, MetricsFile, read_events, read_metrics
 from hlat.tracking.jsonl import encode
 
@@ -106,3 +106,22 @@ def test_events_are_never_cut_back_and_carry_the_time_they_were_given(tmp_path: 
         "changes": [{"path": "optimizer.lr", "old": 1e-3}],
     }
     assert (second["time"], second["event"], second["step"]) == ("2027-01-15T08:00:00.125+00:00", "resume", 10)
+
+
+@pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
+def test_a_line_of_brackets_is_a_damaged_line(tmp_path: Path, bracket: bytes) -> None:
+    """Python's parser gives up on them in another way than on other damage."""
+    path = tmp_path / "metrics.jsonl"
+    nested = bracket * 100_000
+    path.write_bytes(encode({"step": 1}) + nested + b"\n" + encode({"step": 2}) + nested)
+    file = MetricsFile(path, start_step=2)
+    assert file.unreadable == 1
+    file.close()
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
+    events = tmp_path / "events.jsonl"
+    events.write_bytes(nested + b"\n" + nested)
+    log = EventLog(events)
+    log.append("start")
+    log.close()
+    with pytest.raises(DataError, match=r"events\.jsonl, line 1: .* is not a JSON object"):
+        read_events(events)

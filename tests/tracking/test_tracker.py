@@ -262,3 +262,52 @@ def test_going_back_drops_the_metrics_of_undone_steps_and_no_event(tmp_path: Pat
         "eta -",
         "eta 0:03:14",
     ]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")  # noqa: PTH110
+def test_tensorboard_on_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, capfd) -> None:
+    stream = io.StringIO()
+    config = TrackingConfig(console="plain", tensorboard=True)
+    with open_tracker(tmp_path, config, total_steps=10, start_step=0, stream=stream) as tracker:
+        tracker.log(line(1))
+        [events] = (tmp_path / "tensorboard").iterdir()
+        [ours] = [one for one in psutil.Process().open_files() if one.path == str(events)]
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, ours.fd)
+        os.close(full)
+        for step in (2, 3, 4):
+            tracker.log(line(step))
+        tracker.rewind(3)
+        tracker.log(line(4))
+    assert stream.getvalue().count("going on without TensorBoard") == 1
+    [dropped] = read_events(tmp_path / "events.jsonl")
+    assert dropped["event"] == "tensorboard_dropped" and "No space left on device" in dropped["message"]
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_tensorboard_that_cannot_begin_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("a file where the folder should be")
+    stream = io.StringIO()
+    config = TrackingConfig(console="plain", tensorboard=True)
+    with open_tracker(tmp_path, config, total_steps=10, start_step=0, stream=stream) as tracker:
+        tracker.log(line(1))
+    assert stream.getvalue().count("going on without TensorBoard") == 1
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["tensorboard_dropped"]
+
+
+def test_the_record_knows_whether_it_lacks_a_step(tmp_path: Path) -> None:
+    with open_tracker(tmp_path, PLAIN, total_steps=9, start_step=0, stream=io.StringIO()) as tracker:
+        assert tracker.lacks(1)
+        for step in (2, 4):
+            tracker.log(line(step))
+    for start, lacks in ((4, False), (3, True), (2, False)):
+        with open_tracker(tmp_path, PLAIN, total_steps=9, start_step=start, stream=io.StringIO()) as tracker:
+            assert tracker.lacks(start) == lacks, start
+
+
+def test_nothing_is_recorded_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """It was, and is no more: making it anew would hide that."""
+    with pytest.raises(StorageError, match=r"run/metrics\.jsonl: cannot open: No such file"):
+        open_tracker(tmp_path / "run", PLAIN, total_steps=8, start_step=0)
+    assert not (tmp_path / "run").exists()

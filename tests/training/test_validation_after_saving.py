@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from same_runs import assert_same_run, events_of, metrics_of
 
 from hlat.checkpoint import open_checkpoint
+from same_runs import assert_same_run, events_of, metrics_of
 
 # Steps 20 and 40, the last one, are saved, validated and logged; step 30 is saved and logged.
 RUN = ["recovery.backoff_seconds=0.05", "tracking.tensorboard=false", "checkpoint.keep_last=9"]

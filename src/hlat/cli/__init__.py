@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat import __version__
 from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, train
 from hlat.cli.common import say
 from hlat.config import HlatError
@@ -47,7 +46,9 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        say(f"hlat {__version__}")
+        import hlat
+
+        say(f"hlat {hlat.__version__}")
         raise typer.Exit
 
 

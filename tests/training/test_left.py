@@ -1,0 +1,66 @@
+"""A run goes back to an older state where the newer one was found damaged, and never because it has vanished."""
+
+import shutil
+
+import pytest
+
+from hlat.checkpoint import resolve
+from hlat.config import LostError
+from hlat.runtime import EarlierAttempt, Ranks
+from hlat.training.left import Damage, refuse_lost
+
+
+def left(saved):
+    return None if saved is None else EarlierAttempt(saved, "a1")
+
+
+@pytest.mark.parametrize(
+    ("found", "saved", "damaged"),
+    [
+        (None, None, []),  # a first attempt
+        (200, None, []),
+        (None, 0, []),  # one that had saved nothing
+        (400, 400, []),
+        (425, 400, []),  # a saver finished what it was writing
+        (200, 400, ["run/checkpoints/step-00000400.bad"]),
+        (200, 400, ["local/run/step-00000410.0123456789abcdef/rank-00003.bad"]),  # of a snapshot
+        (200, 400, ["s3://bucket/run/step-00000400"]),
+    ],
+)
+def test_what_is_as_new_as_it_has_to_be_is_gone_on_from(tmp_path, found, saved, damaged):
+    refuse_lost(Ranks(), tmp_path, found, left(saved), [Damage(path, ["torn"]) for path in damaged])
+
+
+@pytest.mark.parametrize(
+    ("found", "damaged", "there"),
+    [
+        (None, [], "there is none now"),
+        (200, [], "the newest one now is of step 200"),
+        (200, ["run/checkpoints/step-00000300.bad"], "the newest one now is of step 200"),  # an older one
+    ],
+)
+def test_what_has_vanished_is_not_passed_over(tmp_path, found, damaged, there):
+    with pytest.raises(LostError, match=f"the state of step 400 was durable, and {there}"):
+        refuse_lost(Ranks(), tmp_path, found, left(400), [Damage(path, ["torn"]) for path in damaged])
+
+
+@pytest.mark.parametrize("spoiled", ["removed", "damaged"])
+def test_the_attempt_after_one_that_saved(cli, recipe_file, tiny, tmp_path, monkeypatch, spoiled):
+    """What the supervisor hands on, with a folder that another hand has changed between two attempts."""
+    quiet = ["tracking.tensorboard=false", "evaluation.every_steps=null", "--no-supervisor"]
+    done = cli("train", recipe_file, *tiny, *quiet, "training.stop_after=20")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    newest = resolve(run)
+    assert newest.name == "step-00000020"
+    if spoiled == "removed":
+        shutil.rmtree(newest)
+    else:
+        (newest / "meta.json").write_text("{}")
+    monkeypatch.setenv("HLAT_GONE_ON", f"20 {(run / '.run-id').read_text()}")
+    done = cli("train", recipe_file, *tiny, *quiet, "training.stop_after=5")
+    if spoiled == "damaged":
+        assert done.returncode == 0 and "resumed at step 10" in done.stdout, done.stderr
+        return
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert "the state of step 20 was durable, and the newest one now is of step 10" in done.stderr
