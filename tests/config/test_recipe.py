@@ -1,7 +1,6 @@
 """Laws of the recipe: all mistakes at once, each with its remedy; resolved once, the same for ever."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -175,9 +174,3 @@ def test_a_name_that_no_file_can_have_is_refused(recipe_file, field, name):
         load_recipe(str(recipe_file), ["data.path=x", f"{field}={json.dumps(name)}"])
     [problem] = refused.value.problems
     assert problem.path == field and "file name" in problem.reason
-
-
-def test_a_name_of_bytes_that_are_no_text_is_a_file_name(recipe_file, tmp_path):
-    """As the command line hands them on."""
-    name = os.fsdecode(b"caf\xe9")
-    assert load_recipe(str(recipe_file), ["data.path=x", f"run.dir={name}"]).run_dir.name == name
