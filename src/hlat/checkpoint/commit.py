@@ -161,11 +161,11 @@ class _Commit:
             raise storage_error(exc, self._doing, self._final.parent, self._needed, self._way_out) from exc
 
     def _begin(self) -> None:
-        if self._folder is not None:
-            self._folder.check()
         if not self._ranks.is_first:
+            if self._folder is not None:
+                self._folder.check()
             return
-        make_folders(self._disk, self._final.parent, inside=self._folder.path if self._folder is not None else None)
+        make_root(self._disk, self._final.parent, self._folder)
         own = re.compile(re.escape(STAGING + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
         for entry in sorted(self._final.parent.iterdir()):
             if own.fullmatch(entry.name):  # of a try that failed on a disk that did not even let it be removed
@@ -191,6 +191,32 @@ class _Commit:
         write_manifest(disk, staging, Manifest(self._content.step, records))
         disk.sync_folder(staging)
         appear(disk, staging, self._final)
+
+
+def make_root(disk: Disk, root: Path, folder: RunFolder | None) -> None:
+    """Make the folder that checkpoints lie in, if it is missing, and never in place of a run's folder that has gone.
+
+    Args:
+        disk: where.
+        root: the folder.
+        folder: of the run, in which it lies; None for no run.
+
+    Raises:
+        LostError: the run's folder is gone.
+        OSError: the disk refused.
+    """
+    if folder is None:
+        make_folders(disk, root)
+        return
+    folder.check()
+    if root.is_dir():
+        return
+    make_folders(disk, root, inside=folder.path)
+    try:
+        folder.check()
+    except StorageError:  # it went in between
+        disk.discard(root)
+        raise
 
 
 def require_space(disk: Disk, folder: Path, needed: int, doing: str, way_out: WayOut) -> None:

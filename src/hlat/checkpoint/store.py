@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, remove_checkpoint
-from hlat.checkpoint.disk import Disk, make_folders, storage_error
+from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, make_root, remove_checkpoint
+from hlat.checkpoint.disk import Disk, storage_error
 from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
 from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, step_folders
@@ -100,10 +100,8 @@ class CheckpointStore:
             self._ranks.each(self.folder.check)
 
     def _open(self) -> None:
-        if self.folder is not None:
-            self.folder.check()
         try:
-            make_folders(self._disk, self.root, inside=self.folder.path if self.folder is not None else None)
+            make_root(self._disk, self.root, self.folder)
         except OSError as exc:
             raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         clean_up(self._disk, self.root)

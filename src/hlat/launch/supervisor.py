@@ -181,13 +181,18 @@ class _Supervisor:
 
     def _left(self) -> dict[str, str]:
         """What the next attempt has to find, as an environment variable; nothing before one has trained."""
-        return {GONE_ON: EarlierAttempt(self._durable, self._number or "").variable()} if self._trained else {}
+        return {GONE_ON: EarlierAttempt(self._durable, self._known() or "").variable()} if self._trained else {}
+
+    def _known(self) -> str | None:
+        """The number of the run's folder, once an attempt has told it."""
+        if self._number is None and self._count:
+            self._number = number_of_run(self._beats / f"attempt-{self._count - 1}")
+        return self._number
 
     def _is_there(self) -> bool:
         """Whether the run's folder is still that of the attempt that is under way, or was the last."""
-        if self._number is None and self._count:
-            self._number = number_of_run(self._beats / f"attempt-{self._count - 1}")
-        return self._number is None or run_number(self._run.run_dir) == self._number
+        number = self._known()
+        return number is None or run_number(self._run.run_dir) == number
 
     def _tell_slow(self, slow: Slow) -> None:
         self._chronicle.event("slow_rank", **asdict(slow))
