@@ -159,11 +159,11 @@ class _Supervisor:
             self._run.complain(f"rank {failure.rank} of {before} was lost twice in a row: going on with {now}")
 
     def _attempt(self) -> _Attempt:
-        run, stops = self._run, self._stops
+        run, stops, left = self._run, self._stops, self._left()
         beats = self._beats / f"attempt-{self._count}"
         beats.mkdir()
         self._count += 1
-        environment = {BEATS: str(beats), **self._deadline, **self._left()}
+        environment = {BEATS: str(beats), **self._deadline, **left}
         with (
             tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder,
             run.start(run.sizes.now, environment, Path(folder)) as workers,
