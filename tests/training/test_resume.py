@@ -186,6 +186,7 @@ def test_other_changes_are_allowed_and_recorded(cli, recipe_file, tiny, straight
 
 
 def test_two_processes_cannot_share_a_run_directory(cli, recipe_file, tiny, tmp_path):
+    (tmp_path / "run").mkdir()
     with run_lock(tmp_path / "run"):
         second = cli("train", recipe_file, *tiny)
     assert second.returncode == 2 and f"pid {os.getpid()}" in second.stderr
