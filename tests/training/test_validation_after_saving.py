@@ -82,3 +82,13 @@ def test_what_is_saved_with_a_state_is_what_its_line_says_but_for_times(cli, rec
     for step in (6, 10):
         assert {key: value for key, value in lines[step].items() if not key.startswith("val_")} == saved[step]
     assert saved[10]["grad_norm"] == "NaN"
+
+
+def test_weights_that_are_not_finite_are_not_saved_and_their_step_has_its_line(cli, recipe_file, tiny, tmp_path):
+    """Without validation, of which there would be nothing to learn."""
+    both = ["checkpoint.every_steps=5", "evaluation.every_steps=5", "optimizer.lr=1e38", "schedule.warmup_steps=1"]
+    done = cli("train", recipe_file, *tiny, *RUN, *both)
+    assert done.returncode == 4 and "training has diverged" in done.stderr
+    [line] = metrics_of(tmp_path / "run")
+    assert line["step"] == 5 and line["param_norm"] == "NaN" and "val_loss" not in line
+    assert not any((tmp_path / "run" / "checkpoints").iterdir())
