@@ -91,7 +91,7 @@ def test_every_rank_is_told_and_none_tries_again(tmp_path: Path) -> None:
             store = CheckpointStore(run / "checkpoints", 9, ranks=ranks, folder=folder)
             ranks.first(lambda: unmount(run))
             with pytest.raises(LostError, match="the folder of this run is gone"):
-                store.check_folder()
+                ranks.each(folder.check)
             return save_in_tries(store, content(1), 3, pytest.fail, never)
 
     for result in all_done(on_ranks(WORLD, work)):

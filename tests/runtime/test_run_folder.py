@@ -107,6 +107,15 @@ def test_a_first_attempt_makes_the_folder_and_a_later_one_never(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_disk_that_does_not_answer_the_next_attempt_may_answer_the_one_after(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ID_NAME).mkdir()  # reading it is an error that is not "there is none"
+    with pytest.raises(StorageError, match="does not answer: Is a directory") as error:
+        enter_run_folder(path, EarlierAttempt(0, "a1"))
+    assert error.value.may_pass
+
+
 @pytest.mark.parametrize("left", [EarlierAttempt(400, "a1"), EarlierAttempt(0, "")])
 def test_what_an_attempt_left_is_read_by_the_next(left):
     assert EarlierAttempt.read({GONE_ON: left.variable()}) == left

@@ -37,6 +37,7 @@ from hlat.checkpoint.disk import (
     copy_file,
     human_bytes,
     make_folders,
+    make_root,
     storage_error,
     write_file,
 )
@@ -191,32 +192,6 @@ class _Commit:
         write_manifest(disk, staging, Manifest(self._content.step, records))
         disk.sync_folder(staging)
         appear(disk, staging, self._final)
-
-
-def make_root(disk: Disk, root: Path, folder: RunFolder | None) -> None:
-    """Make the folder that checkpoints lie in, if it is missing, and never in place of a run's folder that has gone.
-
-    Args:
-        disk: where.
-        root: the folder.
-        folder: of the run, in which it lies; None for no run.
-
-    Raises:
-        LostError: the run's folder is gone.
-        OSError: the disk refused.
-    """
-    if folder is None:
-        make_folders(disk, root)
-        return
-    folder.check()
-    if root.is_dir():
-        return
-    make_folders(disk, root, inside=folder.path)
-    try:
-        folder.check()
-    except StorageError:  # it went in between
-        disk.discard(root)
-        raise
 
 
 def require_space(disk: Disk, folder: Path, needed: int, doing: str, way_out: WayOut) -> None:

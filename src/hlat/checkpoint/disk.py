@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hlat.runtime import StorageError, sync_to_disk
+from hlat.runtime import RunFolder, StorageError, sync_to_disk
 
 _COPY_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
@@ -100,6 +100,32 @@ def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
             raise
         make_folders(disk, path.parent, inside)
         disk.make_folder(path)
+
+
+def make_root(disk: Disk, root: Path, folder: RunFolder | None) -> None:
+    """Make the folder that checkpoints lie in, if it is missing, and never in place of a run's folder that has gone.
+
+    Args:
+        disk: where.
+        root: the folder.
+        folder: of the run, in which it lies; None for no run.
+
+    Raises:
+        LostError: the run's folder is gone.
+        OSError: the disk refused.
+    """
+    if folder is None:
+        make_folders(disk, root)
+        return
+    folder.check()
+    if root.is_dir():
+        return
+    make_folders(disk, root, inside=folder.path)
+    try:
+        folder.check()
+    except StorageError:  # it went in between
+        disk.discard(root)
+        raise
 
 
 @dataclass(frozen=True)

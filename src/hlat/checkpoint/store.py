@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, make_root, remove_checkpoint
-from hlat.checkpoint.disk import Disk, storage_error
+from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, remove_checkpoint
+from hlat.checkpoint.disk import Disk, make_root, storage_error
 from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
 from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, step_folders
@@ -66,8 +66,7 @@ class CheckpointStore:
             folder: of the run, held: nothing is written once it is gone. None for a store outside of any run.
 
         Raises:
-            LostError: the folder of the run is gone.
-            StorageError: the folder cannot be created or cleaned, or the ranks do not share a file system.
+            StorageError: the folder cannot be created or cleaned, the run's is gone, or the ranks do not share it.
         """
         self.root = Path(root)
         self.keep_last = keep_last
@@ -85,19 +84,9 @@ class CheckpointStore:
         """Remove what an interrupted save or removal left behind. Collective; there must be no other writer.
 
         Raises:
-            LostError: the folder of the run is gone.
-            StorageError: the folder cannot be created or cleaned.
+            StorageError: the folder cannot be created or cleaned, or that of the run is gone.
         """
         self._ranks.first(self._open)
-
-    def check_folder(self) -> None:
-        """See that the run's folder is there, on every rank; a store outside of any run has none. Collective.
-
-        Raises:
-            LostError: it is gone.
-        """
-        if self.folder is not None:
-            self._ranks.each(self.folder.check)
 
     def _open(self) -> None:
         try:

@@ -62,16 +62,29 @@ def enter_run_folder(run_dir: Path, earlier: EarlierAttempt | None = None) -> No
 
     Raises:
         LostError: the folder of the attempt before is gone.
-        StorageError: the folder cannot be made.
+        StorageError: the folder cannot be made, or does not answer now.
     """
     if earlier is not None and earlier.number:
-        if run_number(run_dir) != earlier.number:
-            raise _lost(run_dir, earlier.number)
+        _see_that_it_is(run_dir, earlier.number)
         return
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"run.dir {run_dir}: cannot be written: {error.strerror}. Give another run.dir.") from error
+
+
+def _see_that_it_is(run_dir: Path, number: str) -> None:
+    try:
+        found = (run_dir / ID_NAME).read_bytes().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _lost(run_dir, number) from None
+    except OSError as error:
+        raise StorageError(
+            f"run.dir {run_dir}: does not answer: {error.strerror}. See that the storage is there and healthy, then "
+            "give the same command: the run goes on from the newest checkpoint."
+        ) from error
+    if found != number.encode():
+        raise _lost(run_dir, number)
 
 
 class RunFolder:
@@ -143,7 +156,7 @@ def _lost(path: Path, number: str | None) -> StorageError:
             f"run.dir {path}: the folder of this run was mounted anew or copied, and the run's lock is not on it. "
             "Nothing was written there. The same command goes on from the newest checkpoint."
         )
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112  (which raises nothing where it may not be looked at)
         what = "the folder of this run is gone: removed, renamed or unmounted"
     elif found is None:
         what = "the folder of this run is gone; what lies there is no run, as in a mount point without its file system"

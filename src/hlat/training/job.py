@@ -102,6 +102,14 @@ class Job:
         flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
         return flops * tokens_per_second / (self.peak.value * self.runtime.world)
 
+    def check_folder(self) -> None:
+        """See that the run's folder is there, for every rank. Collective.
+
+        Raises:
+            LostError: it is gone.
+        """
+        self.runtime.ranks.each(self.folder.check)
+
     def content(self) -> Content:
         """Everything that defines the run at this step; tensors as they are until the next one. Collective."""
         meta = {

@@ -30,7 +30,7 @@ def roll_back(job: Job, feed: Feed, tracker: Tracker | OtherRank) -> None:
     enter_phase("checkpoint")
     undone, known = job.step, len(job.damaged)
     feed.drop()
-    job.store.check_folder()  # or what is gone would read as a run without checkpoints
+    job.check_folder()  # or what is gone would read as a run without checkpoints
     checkpoint = job.store.newest()
     tell_damage(job.damaged[known:], tracker)
     found, left = checkpoint.step if checkpoint is not None else None, job.saved

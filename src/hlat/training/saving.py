@@ -165,7 +165,7 @@ class Saving:
         enter_phase("checkpoint")
         self.settle()
         if not self._is_saved():
-            self._job.store.check_folder()
+            self._job.check_folder()
             raise StorageError(self._failures[-1].message)
         enter_phase("end")  # which may take any time: a store may be slow
         if self._background is not None:
@@ -181,7 +181,7 @@ class Saving:
         return self._job.saved is not None and self._job.saved.step == self._job.step
 
     def _check(self, result: StepResult) -> None:
-        self._job.store.check_folder()
+        self._job.check_folder()
         check_numbers(self._job, result)
         self._integrity.before_save()
 
