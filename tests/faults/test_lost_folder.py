@@ -47,10 +47,17 @@ def said(process: "subprocess.Popen[str]") -> str:
     return process.communicate(timeout=_TIMEOUT)[0]
 
 
-RANKS = [pytest.param([], id="one process"), pytest.param(["--nproc", "2"], id="two ranks")]
+TWO = ["--nproc", "2"]
 
 
-@pytest.mark.parametrize("change", [*RANKS, pytest.param(["checkpoint.background=false"], id="no saver")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param([], id="one process"),
+        pytest.param(["checkpoint.background=false"], id="no saver", marks=pytest.mark.slow),
+        pytest.param(TWO, id="two ranks", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_whose_folder_is_removed_ends_and_makes_no_other(recipe_file, tiny, tmp_path, change):
     run = tmp_path / "run"
     process = subprocess.Popen(
@@ -103,15 +110,20 @@ def mounts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mounts")
-@pytest.mark.parametrize("inside", ["", "run"], ids=["the mount point", "a folder in it"])
-@pytest.mark.parametrize("killed", [False, True], ids=["all live", "a rank is killed"])
-@pytest.mark.parametrize("change", RANKS)
+@pytest.mark.parametrize(
+    ("change", "killed", "inside"),
+    [
+        pytest.param([], True, "", id="one process, which is killed"),
+        pytest.param(TWO, False, "", id="two ranks"),
+        pytest.param([], False, "run", id="one process in a folder below", marks=pytest.mark.slow),
+        pytest.param([], False, "", id="one process", marks=pytest.mark.slow),
+        pytest.param(TWO, True, "", id="two ranks of which one is killed", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_whose_file_system_is_unmounted_writes_nothing_into_the_mount_point(
     recipe_file, tiny, tmp_path, change, killed, inside
 ):
     """With a rank killed, the supervisor's next attempt is what meets the empty folder."""
-    if inside and (killed or change):
-        pytest.skip("the path below the mount point changes nothing of that")
     point = tmp_path / "disk"
     point.mkdir()
     run = point / inside
