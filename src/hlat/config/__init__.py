@@ -1,5 +1,6 @@
 """The recipe: its sections, how it is read, and everything that can be wrong with it."""
 
+from hlat.config.content import size_problem
 from hlat.config.data import (
     DataConfig,
     PhaseConfig,
@@ -8,8 +9,9 @@ from hlat.config.data import (
     ValidationSplitConfig,
 )
 from hlat.config.data_rules import LONGEST_PERIOD, whole_weights
-from hlat.config.errors import Fix, Problem, RecipeError
+from hlat.config.errors import Fix, Problem, RecipeError, short
 from hlat.config.hf import hf_to_model
+from hlat.config.hf_file import read_config_json
 from hlat.config.layout_checks import CHECKS as LAYOUT_CHECKS
 from hlat.config.model import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
 from hlat.config.notes import recipe_notes
@@ -46,6 +48,7 @@ from hlat.config.sections import (
     TrainingConfig,
 )
 from hlat.config.values import Check, Values, divisors, holds
+from hlat.config.yamltext import YamlError, load_yaml
 from hlat.runtime import (
     CheckpointError,
     CorruptionError,
@@ -108,18 +111,23 @@ __all__ = [
     "TrainingConfig",
     "ValidationSplitConfig",
     "Values",
+    "YamlError",
     "default_virtual_stages",
     "divisors",
     "hf_to_model",
     "holds",
     "is_url",
     "load_recipe",
+    "load_yaml",
     "model_problems",
     "parse_recipe",
+    "read_config_json",
     "recipe_notes",
     "recipe_schema",
     "refuse_faults",
     "secret_in",
+    "short",
+    "size_problem",
     "whole_weights",
     "without_secrets",
 ]

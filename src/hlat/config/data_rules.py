@@ -7,7 +7,6 @@ from typing import Any
 
 from hlat.config.errors import Problem
 from hlat.config.values import Rule, Values
-from hlat.runtime import is_url, secret_in, without_secrets
 
 LONGEST_PERIOD = 100_000
 """Samples after which weights have to come out even: what repeats has to be laid out once."""
@@ -110,16 +109,6 @@ def _proportions(path: str, weights: list[float]) -> Iterator[Problem]:
         yield _wrong(path, None, reason, "Round the weights to fewer digits, 35.47 for one.")
 
 
-def _secrets(v: Values) -> Iterator[Problem]:
-    paths = {"data.path": v("data.path"), "data.validation.path": v("data.validation.path")}
-    paths |= {f"data.sources.{index}.path": source.path for index, source in enumerate(v("data.sources"))}
-    for field, path in paths.items():
-        if path is not None and is_url(path) and (secret := secret_in(path)) is not None:
-            reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."
-            remedy = "Give it without; credentials come from the environment."
-            yield _wrong(field, without_secrets(path), reason, remedy)
-
-
 def _online(v: Values) -> Iterator[Problem]:
     if v("data.mode") != "online":
         return
@@ -137,4 +126,4 @@ def _online(v: Values) -> Iterator[Problem]:
                 yield _wrong(f"data.sources.{index}.{name}", getattr(source, name), reason, remedy)
 
 
-DATA_RULES: tuple[Rule, ...] = (_corpus, _names, _weights, _phases, _last_phase, _secrets, _online)
+DATA_RULES: tuple[Rule, ...] = (_corpus, _names, _weights, _phases, _last_phase, _online)

@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.runtime import HlatError
+from hlat.runtime import HlatError, value_without_secrets, visible_name
+
+_MUCH = 10_000  # characters that are looked at
+_MOST = 100  # problems that a message lists
+_LONGEST = 200  # characters of a name or a path that it repeats
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,14 @@ class Problem:
     fixes: tuple[Fix, ...] = ()  # what the remedy names, for programs; empty where it is not a matter of values
 
     def __str__(self) -> str:
-        shown = f" = {_short(self.value)}" if self.has_value else ""
+        place = _within(visible_name(value_without_secrets(self.path)), _LONGEST)
+        shown = f" = {short(self.value)}" if self.has_value else ""
         remedy = f" {self.remedy}" if self.remedy else ""
-        return f"{self.path}{shown}: {self.reason}{remedy}"
+        return f"{place}{shown}: {self.reason}{remedy}"
 
 
 class RecipeError(HlatError):
-    """A recipe with one or more problems; all of them are listed.
+    """A recipe with one or more problems; the message lists them.
 
     Attributes:
         problems: every problem found, in the order of the recipe's sections.
@@ -42,10 +47,17 @@ class RecipeError(HlatError):
     def __init__(self, problems: Sequence[Problem], source: str = "recipe") -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = f"{source}: {count} problem{'s' if count > 1 else ''}"
-        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+        head = f"{_within(visible_name(source), _LONGEST)}: {count} problem{'s' if count > 1 else ''}"
+        more = [f"  and {count - _MOST:,} more"] if count > _MOST else []
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems[:_MOST]), *more]))
 
 
-def _short(value: Any, limit: int = 60) -> str:
-    text = repr(list(value) if isinstance(value, tuple) else value)  # as a recipe writes it
+def short(value: Any, limit: int = 60) -> str:
+    """A value as a recipe writes it, cut off at so many characters, without what its URLs may open."""
+    if isinstance(value, str):
+        value = value_without_secrets(value[:_MUCH])
+    return _within(repr(list(value) if isinstance(value, tuple) else value), limit)
+
+
+def _within(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."

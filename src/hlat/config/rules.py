@@ -14,7 +14,7 @@ from hlat.config.layout_rules import LAYOUT_RULES
 from hlat.config.model import ModelConfig
 from hlat.config.recovery import FaultConfig
 from hlat.config.values import Rule, Unavailable, Values, divisors
-from hlat.runtime import is_url, protocol_of, secret_in, without_secrets
+from hlat.runtime import is_url, protocol_of
 
 
 def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:
@@ -166,11 +166,7 @@ def _remote(v: Values) -> Iterator[Problem]:
     if url is None:
         return
     wanted = "Name a prefix of an object store, s3://bucket/prefix or gs://bucket/prefix."
-    if (secret := secret_in(url)) is not None:
-        reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."
-        remedy = "Give it without; credentials come from the environment."
-        yield Problem(path, reason, remedy, without_secrets(url), True)
-    elif not is_url(url) or "::" in url or protocol_of(url) in _NO_STORES:
+    if not is_url(url) or "::" in url or protocol_of(url) in _NO_STORES:
         yield _wrong(v, path, "it is no object store that can be written to.", wanted)
     elif not url.partition("://")[2].partition("/")[2].strip("/"):
         yield _wrong(v, path, "it is a whole bucket, where each run needs a place of its own.", wanted)

@@ -5,49 +5,21 @@
 Mappings merge key by key, everything else replaces. Relative includes start at the file that names them.
 """
 
-import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
+from hlat.config.content import size_problem
+from hlat.config.errors import Problem, RecipeError, short
+from hlat.config.yamltext import YamlError, load_yaml
+from hlat.runtime import read_small
 
-from hlat.config.errors import Problem, RecipeError
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML where 3e-4 is a number, as in YAML 1.2, and a key given twice is a mistake."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)(?:[eE][-+]?\d+)$"),
-    list("-+0123456789."),
-)
-
-
-def _mapping_without_duplicates(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    seen: set[str] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if not isinstance(key, str):
-            problem = f"key {key!r} is not a name"
-            raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands here twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
-
-
-def _parse(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise RecipeError([Problem(source, f"is not valid YAML: {error}", "Correct that line.")]) from error
+_DEEPEST_FIELD = 32  # parts of an override's path
+_LARGEST = 1 << 18  # bytes of a recipe, thousands of sources
+_DEEPEST_INCLUDE = 32  # files that include one another
+_DIGITS = 10  # of the number of a list's element
+_NAMED = 10  # files of a folder that a message lists
 
 
 def find_recipe(name: str | Path) -> Path:
@@ -57,9 +29,16 @@ def find_recipe(name: str | Path) -> Path:
         RecipeError: neither exists; the shipped names are listed.
     """
     path = Path(name)
-    if path.is_file():
-        return path
     shipped = {file.stem: file for file in _shipped_folder().glob("*.yaml")}
+    try:
+        if path.is_file():
+            return path
+        if path.is_dir():
+            inside = sorted(file.name for file in path.glob("*.y*ml"))[:_NAMED]
+            remedy = f"Name a file in it: {', '.join(inside)}." if inside else "Name a recipe file."
+            raise RecipeError([Problem(str(name), "is a folder.", remedy)])
+    except (OSError, ValueError):  # a name that no file can have
+        pass
     if path.name == str(name) and path.stem in shipped:
         return shipped[path.stem]
     problem = Problem(str(name), "there is no such recipe file.", f"Shipped recipes: {', '.join(sorted(shipped))}.")
@@ -82,35 +61,49 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def read_file(path: Path, _including: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
     """The mapping in a recipe file, with its includes merged in.
 
     Raises:
         RecipeError: unreadable, not YAML, not a mapping, or includes that form a circle.
     """
-    here = path.resolve()
-    if here in _including:
-        circle = " -> ".join(str(p) for p in (*_including, here))
-        raise RecipeError([Problem(str(path), f"includes form a circle: {circle}.", "Remove one of them.")])
+    return _read(path, (), {})
+
+
+def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+    """A file with its includes; ``known`` are the files read so far, since two may include the same one."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError([Problem(str(path), f"cannot be read: {error}.")]) from error
-    content = _parse(text, str(path))
+        here = path.resolve()
+        if here in including:
+            circle = " -> ".join(str(p) for p in (*including, here))
+            problem = Problem(str(path), f"includes form a circle: {circle}.", "Remove one of them.")
+            raise RecipeError([problem])
+        if here in known:
+            return known[here]
+        content = load_yaml(read_small(path, _LARGEST))
+    except YamlError as error:
+        raise RecipeError([Problem(str(path), f"is not valid YAML: {error}.")]) from error
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links that form a circle
+        raise RecipeError([Problem(str(path), f"cannot be read: {_reason(error)}.")]) from error
     if content is None:
         content = {}
     if not isinstance(content, dict):
         raise RecipeError(
             [Problem(str(path), "is not a mapping of sections.", "Start with 'run:', 'model:', 'data:'.")]
         )
+    if (too_large := size_problem(content)) is not None:
+        raise RecipeError([Problem(str(path), too_large)])
     includes = content.pop("include", [])
     names = [includes] if isinstance(includes, str) else includes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RecipeError([Problem("include", "is not a file name or a list of them.", "", includes, True)])
+        raise RecipeError([Problem("include", "is not a file name or a list of them.", "", includes, True)], str(path))
+    if names and len(including) == _DEEPEST_INCLUDE:
+        raise RecipeError([Problem(str(path), f"is included over {_DEEPEST_INCLUDE} files, and includes another.")])
     base: dict[str, Any] = {}
     for name in names:
-        base = merge(base, read_file(path.parent / name, (*_including, here)))
-    return merge(base, content)
+        base = merge(base, _read(path.parent / name, (*including, here), known))
+    known[here] = merge(base, content)
+    return known[here]
 
 
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
@@ -120,29 +113,54 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
         path, equals, text = override.partition("=")
         keys = path.split(".")
         if not equals or not all(keys):
-            problems.append(
-                Problem(override, "is not an override.", "Write section.field=value, as in training.steps=100.")
-            )
+            remedy = "Write section.field=value, as in training.steps=100."
+            problems.append(Problem(override, "is not an override.", remedy))
             continue
         try:
-            # An alias would mean nothing here, but a glob does: data.path=*.jsonl
-            value = text if text.startswith("*") else _parse(text, override)
-            content = _put(content, keys, value)
-        except (RecipeError, LookupError, ValueError, TypeError) as error:
-            problems.append(Problem(override, f"cannot be applied: {error}"))
+            content = _put(content, keys, _value(text))
+        except YamlError as error:
+            problems.append(Problem(override, f"is not valid YAML: {error}."))
+        except _Unplaced as error:
+            problems.append(Problem(override, f"cannot be applied: {error}."))
     return content, problems
 
 
-def _put(node: Any, keys: list[str], value: Any) -> Any:
+class _Unplaced(Exception):
+    """An override that names no place in the recipe."""
+
+
+def _value(text: str) -> Any:
+    if text.startswith("*"):
+        return text  # an alias would mean nothing here, but a glob does: data.path=*.jsonl
+    value = load_yaml(text)
+    if (too_large := size_problem(value)) is not None:
+        raise YamlError(too_large.rstrip("."))
+    return value
+
+
+def _put(content: Any, keys: list[str], value: Any) -> Any:
+    """A copy of the content with a value at a place."""
+    if len(keys) > _DEEPEST_FIELD:
+        raise _Unplaced(f"no field is {len(keys):,} levels deep")
+    return _put_below(content, keys, value)
+
+
+def _put_below(node: Any, keys: list[str], value: Any) -> Any:
     if not keys:
         return value
     head, *rest = keys
     if isinstance(node, list):
+        if not (head.isascii() and head.isdigit() and len(head) < _DIGITS):
+            raise _Unplaced(f"{short(head)} is not the number of an element of a list")
         index = int(head)
-        if not 0 <= index < len(node):
-            raise IndexError(f"there is no element {index}, the list has {len(node)}")
-        return [*node[:index], _put(node[index], rest, value), *node[index + 1 :]]
+        if index >= len(node):
+            raise _Unplaced(f"there is no element {index}, the list has {len(node)}")
+        return [*node[:index], _put_below(node[index], rest, value), *node[index + 1 :]]
     if node is None or isinstance(node, dict):
         mapping = node or {}
-        return {**mapping, head: _put(mapping.get(head), rest, value)}
-    raise TypeError(f"{node!r} is a value, it has no field {head!r}")
+        return {**mapping, head: _put_below(mapping.get(head), rest, value)}
+    raise _Unplaced(f"{short(node)} is a value, it has no field {short(head)}")
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

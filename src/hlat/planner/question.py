@@ -3,16 +3,14 @@
 preset | config.json | recipe, "INSTANCE:N", options -> Question, every default resolved | PlanError, RecipeError
 """
 
-import json
 import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from hlat.config import PRESETS, ModelConfig, Recipe, RecipeError, hf_to_model, load_recipe
+from hlat.config import PRESETS, ModelConfig, Recipe, RecipeError, hf_to_model, load_recipe, read_config_json
 from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model import count_parameters
 from hlat.precision import AUTO, MODES, resolved_mode
@@ -180,8 +178,8 @@ def _unknown(error: RecipeError) -> bool:
 
 def _from_json(path: Path) -> ModelConfig:
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = read_config_json(path)
+    except ValueError as error:
         raise PlanError(f"{path} cannot be read as a config.json: {error}") from error
     try:
         return ModelConfig.model_validate(hf_to_model(content))

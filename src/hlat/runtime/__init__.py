@@ -19,7 +19,7 @@ from hlat.runtime.errors import (
     PlanError,
     StorageError,
 )
-from hlat.runtime.file_systems import WEB, connect, protocol_of, refusal, refuse_unusable
+from hlat.runtime.file_systems import connect, protocol_of, refusal, refuse_unusable
 from hlat.runtime.keys import stream_key
 from hlat.runtime.lazy import lazily
 from hlat.runtime.others import LAUNCHER, is_running, is_stopped, session_lives
@@ -35,11 +35,20 @@ from hlat.runtime.run_folder import (
     held_run_folder,
     run_number,
 )
+from hlat.runtime.small_files import read_small
 from hlat.runtime.stopping import DEADLINE, INTERRUPTED, REQUEUE, STOP_CODES, STOPPING, stop_code
 from hlat.runtime.store_faults import Fault, Kind, Transient, fault_of
 from hlat.runtime.torch_private import TESTED as TESTED_TORCH
 from hlat.runtime.torch_private import untested_torch
-from hlat.runtime.urls import is_url, secret_in, without_secrets
+from hlat.runtime.urls import (
+    WEB,
+    is_url,
+    secret_in,
+    tree_without_secrets,
+    value_without_secrets,
+    without_secrets,
+)
+from hlat.runtime.visible import Shown, show_beneath_rich, visible, visible_name
 
 if TYPE_CHECKING:
     from hlat.runtime.beside import Beside, Line, start_beside
@@ -122,6 +131,7 @@ __all__ = [
     "Ranks",
     "RunFolder",
     "Runtime",
+    "Shown",
     "StorageError",
     "Transient",
     "Vote",
@@ -158,6 +168,7 @@ __all__ = [
     "pretended",
     "protocol_of",
     "rank_log",
+    "read_small",
     "refusal",
     "refuse_unusable",
     "rng_state",
@@ -166,13 +177,18 @@ __all__ = [
     "seed_generators",
     "session_lives",
     "set_rng_state",
+    "show_beneath_rich",
     "start",
     "start_beside",
     "stop_code",
     "stream_key",
     "sync_to_disk",
     "synchronize",
+    "tree_without_secrets",
     "unpin",
     "untested_torch",
+    "value_without_secrets",
+    "visible",
+    "visible_name",
     "without_secrets",
 ]

@@ -4,6 +4,8 @@
 and leaves with its exit code; any other exception is our own bug and keeps its traceback.
 """
 
+from hlat.runtime.urls import without_secrets
+
 
 class HlatError(Exception):
     """Something that the user can put right. ``exit_code`` is what the process ends with.
@@ -16,6 +18,10 @@ class HlatError(Exception):
     exit_code = 2
     may_pass = False
     from_rank: int | None = None
+
+    def __init__(self, *arguments: object) -> None:
+        # Messages go into logs, reports and events: no URL in them may open anything.
+        super().__init__(*(without_secrets(one) if isinstance(one, str) else one for one in arguments))
 
 
 class DataError(HlatError):

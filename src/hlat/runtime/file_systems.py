@@ -11,10 +11,7 @@ from typing import Any
 
 from hlat.runtime.errors import HlatError
 from hlat.runtime.store_faults import Fault, Kind
-from hlat.runtime.urls import secret_in, without_secrets
-
-WEB = ("http", "https")
-"""Protocols whose stores are read only and have no folders."""
+from hlat.runtime.urls import WEB, secret_in, without_secrets
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _ACCESS = {

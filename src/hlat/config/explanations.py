@@ -1,0 +1,119 @@
+"""What pydantic finds wrong with a field, in the words of recipes.
+
+place, kind of mistake, value --explain--> Problem: field, value, reason, and what the field means
+"""
+
+import difflib
+import re
+import typing
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from hlat.config.errors import Problem
+from hlat.config.recipe import Recipe
+from hlat.config.section import Section
+
+_SHORTHAND = re.compile(r"\s*(\d{1,15})(?:\.(\d{1,12}))?\s*([KMBGT])\s*", re.IGNORECASE)
+_TIMES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
+_WHOLE = "must be a whole number"
+_REASONS = {
+    "int_parsing": _WHOLE,
+    "int_parsing_size": _WHOLE,
+    "int_type": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
+    "model_type": "must be a section: fields with their values",
+    "model_attributes_type": "must be a section: fields with their values",
+    "missing": "is required",
+}
+_LONGEST_NAME = 100  # a longer one is no misspelling
+
+
+def explain(detail: ErrorDetails) -> Problem:
+    """A mistake that pydantic found in a recipe as a problem.
+
+    Args:
+        detail: one of ``ValidationError.errors()`` of ``Recipe``.
+    """
+    path = _written_place(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        section, name = _section_at(detail["loc"][:-1]), str(detail["loc"][-1])
+        known = list(section.model_fields) if section is not None else []
+        remedy = suggestion(name, known) or f"Fields here: {', '.join(known)}."
+        return Problem(path, "there is no such field.", remedy.strip())
+    if detail["type"] == "missing":
+        return Problem(path, "is required.", _description(detail["loc"]))
+    value, reason = detail["input"], _reason(detail)
+    written = _written_out(value) if reason == _WHOLE else None
+    remedy = f"Write {written}." if written else _description(detail["loc"])
+    return Problem(path, f"{reason}.", remedy, value, not isinstance(value, dict))
+
+
+def suggestion(name: str, known: typing.Iterable[str]) -> str:
+    """``Did you mean 'name'? `` where a known name is close to it, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
+    return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def _reason(detail: ErrorDetails) -> str:
+    known = _REASONS.get(detail["type"])
+    if known is not None:
+        return known
+    message = detail["msg"]
+    return (message[:1].lower() + message[1:]).replace("input should be", "must be").replace("input should", "must")
+
+
+def _written_out(value: Any) -> str | None:
+    """``100_000_000`` for ``100M``, where a field takes whole numbers."""
+    found = _SHORTHAND.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    whole, fraction, letter = found[1], found[2] or "", found[3].upper()
+    zeros = _TIMES[letter] - len(fraction)
+    return f"{int(whole + fraction + '0' * zeros):_}" if zeros >= 0 else None
+
+
+def _section_classes(annotation: Any) -> list[type[Section]]:
+    """The section classes in an annotation such as ``RopeConfig``, ``tuple[SourceConfig, ...]`` or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [section for inner in typing.get_args(annotation) for section in _section_classes(inner)]
+
+
+def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
+    """The section at a place in a recipe; of a union, the one that its tag (a part of pydantic's place) names."""
+    candidates: list[type[Section]] = [Recipe]
+    for part in location:
+        if len(candidates) > 1:
+            candidates = [c for c in candidates if part in typing.get_args(c.model_fields["kind"].annotation)]
+        elif candidates and isinstance(part, str):
+            field = candidates[0].model_fields.get(part)
+            candidates = _section_classes(field.annotation) if field is not None else []
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _written_place(location: tuple[int | str, ...]) -> str:
+    """The dotted path as it is written in a recipe, without the tags of unions that pydantic puts in."""
+    parts = [part for index, part in enumerate(location) if not (index and _is_tag(location[:index], part))]
+    return ".".join(map(str, parts))
+
+
+def _is_tag(before: tuple[int | str, ...], part: int | str) -> bool:
+    section = _section_at(before[:-1])
+    field = section.model_fields.get(str(before[-1])) if section is not None else None
+    union = _section_classes(field.annotation) if field is not None else []
+    return len(union) > 1 and any(part in typing.get_args(c.model_fields["kind"].annotation) for c in union)
+
+
+def _description(location: tuple[int | str, ...]) -> str:
+    section = _section_at(location[:-1])
+    field = section.model_fields.get(str(location[-1])) if section is not None else None
+    return f"It means: {' '.join(field.description.split())}" if field is not None and field.description else ""

@@ -1,0 +1,107 @@
+"""Text in YAML -> plain values, with every way in which a text can be wrong told in one sentence with its line.
+
+    text --load_yaml--> None, bool, int, float, str, lists and mappings of them; YamlError
+
+YAML as its version 1.2 has it, where recipes would be misread otherwise: 3e-4 is a number, 1:40 is not 100, 0100 is not
+64, 2001-01-01 is a text. A key given twice is a mistake.
+"""
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+_SHOWN = 100  # characters of a line that a message repeats
+_SIGNED = list("-+0123456789.")
+
+
+class YamlError(ValueError):
+    """A text that is not valid YAML; the message is a clause that begins with the line, where there is one."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the numbers of YAML 1.2."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
+            # So SafeLoader fails at "!!int abc", "!!bool abc" or a number of 5,000 digits.
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(None, None, f"this is no {kind}", node.start_mark) from error
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("int", "float", "timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(?:0|[1-9][\d_]*|0x[\da-fA-F_]+|0b[01_]+)$", re.ASCII),
+    _SIGNED,
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\.\d[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(?:inf|Inf|INF))$"
+        r"|^\.(?:nan|NaN|NAN)$",
+        re.ASCII,
+    ),
+    _SIGNED,
+)
+
+
+def _mapping_without_duplicates(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    seen: set[str] = set()
+    for key_node, _ in node.value:
+        mark = key_node.start_mark
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            raise yaml.constructor.ConstructorError(None, None, "<< is not read here; write the keys out", mark)
+        key = loader.construct_object(key_node)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a name", mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands here twice", mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
+
+
+def load_yaml(text: str) -> Any:
+    """The value that a text in YAML says.
+
+    Raises:
+        YamlError: not valid YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(f"line {line}: the character {_code(error.character)} may not stand in YAML") from None
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(_sentence(error, text)) from None
+    except yaml.YAMLError as error:
+        raise YamlError(str(error)) from None
+    except RecursionError:
+        raise YamlError("it is nested too deeply") from None
+
+
+def _code(character: Any) -> str:
+    return f"U+{character if isinstance(character, int) else ord(character):04X}"
+
+
+def _sentence(error: yaml.MarkedYAMLError, text: str) -> str:
+    what = ", ".join(part for part in (error.context, error.problem) if part)
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return what
+    lines = text.splitlines()
+    if mark.line >= len(lines) and lines:
+        return f"at its end, after line {len(lines)}: {what}"
+    line = lines[mark.line].strip() if lines else ""
+    shown = line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+    beside = f", column {mark.column + 1}" if lines[1:] else ""
+    return f"line {mark.line + 1}{beside}: {what}" + (f": {shown}" if shown else "")
