@@ -1,16 +1,16 @@
 """The command line: one small module per verb. It parses, calls one function and prints."""
 
-import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, train
-from hlat.cli.common import say
+from hlat.cli.common import complain, say
 from hlat.config import HlatError
-from hlat.runtime import INTERRUPTED
+from hlat.runtime import INTERRUPTED, value_without_secrets, visible
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -18,21 +18,33 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 class _Verbs(TyperGroup):
     """A user's mistake is one message and its exit code, never a traceback; nor is an interruption."""
 
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        with _visible_usage():
+            return super().make_context(*given, **options)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _visible_usage():
+                return super().invoke(ctx)
         except HlatError as error:
-            _complain(f"error: {error}")
+            complain(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            _complain(INTERRUPTED)
+            complain(INTERRUPTED)
             raise typer.Exit(_INTERRUPTED) from interrupt
 
 
-def _complain(message: str) -> None:
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()  # what was said before stands before the complaint
-    typer.echo(message, err=True)
+@contextmanager
+def _visible_usage() -> Iterator[None]:
+    """What is wrong with the command line repeats words of it: without secrets, and so that they steer no terminal."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str) and hasattr(error, "format_message"):
+            option = getattr(error, "option_name", "")  # typer's exceptions, which it does not all export
+            hint = f". Overrides take no dashes: {option.lstrip('-')}=VALUE" if "." in option else ""
+            error.message = visible(value_without_secrets(message) + hint)  # type: ignore[attr-defined]
+        raise
 
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ import typer
 
 from hlat.cli.common import ready, say
 from hlat.config import CheckpointError, LaunchError
-from hlat.runtime import is_url
+from hlat.runtime import is_url, tree_without_secrets, visible_name
 
 if TYPE_CHECKING:
     from hlat.checkpoint import Entry
@@ -57,7 +57,7 @@ def show_command(checkpoint: OneOrAllArgument, as_json: JsonOption = False) -> N
         place, meta, groups = str(found.path), found.meta, contents(found)
     if as_json:
         tensors = {group.name: asdict(group) for group in groups}
-        say(json.dumps({"path": place, **meta, "tensors": tensors}, indent=2))
+        say(json.dumps(tree_without_secrets({"path": place, **meta, "tensors": tensors}), indent=2))
         return
     say(place)
     say(", ".join(f"{name} {meta[name]:,}" for name in ("step", "samples", "tokens") if name in meta))
@@ -159,7 +159,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def _line(entry: "Entry") -> str:
-    name = entry.name
+    name = visible_name(entry.name)
     if entry.state != "committed":
         return f"{name:24} {entry.state}{': ' + entry.problem if entry.problem else ''}"
     saved = "" if entry.saved is None else f"{entry.saved:%Y-%m-%d %H:%M:%S} UTC"

@@ -5,13 +5,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.runtime import LAUNCHER, untested_torch
+from hlat.runtime import LAUNCHER, show_beneath_rich, untested_torch, visible
 
 if TYPE_CHECKING:
     from hlat.data import Progress
@@ -46,11 +46,21 @@ def ready() -> None:
 
 
 def say(text: str = "") -> None:
-    """One line to standard output. A reader that has gone away (``| head``) must not end the work."""
+    """One line, or several, to standard output: everything that verbs print goes through here.
+
+    Control characters are shown (``runtime.visible``). A reader that has gone away (``| head``) must not end the work.
+    """
     try:
-        typer.echo(text)
+        typer.echo(visible(text))
     except BrokenPipeError:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (for the rest of the process)
+
+
+def complain(message: str) -> None:
+    """A message to standard error, after what was said before it."""
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+        typer.echo(visible(message), err=True)
 
 
 @contextmanager
@@ -77,6 +87,8 @@ def _bar() -> Iterator["Progress"]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(), transient=True) as bar:
+    # The stream is named, since sys.stdout is another one while the bar is drawn.
+    with Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stdout), transient=True) as bar:
+        show_beneath_rich()
         task = bar.add_task("prepare", total=None)
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

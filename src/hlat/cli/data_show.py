@@ -9,6 +9,7 @@ import typer
 
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
 from hlat.config import DataConfig, load_recipe
+from hlat.runtime import visible, visible_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -155,7 +156,7 @@ def _passages(sample: "TextSample") -> "Text":
             shown.append(f"[document {passage.document:,}, {passage.document_tokens:,} tokens, begins]\n", "bold cyan")
         else:
             shown.append(f"[in document {passage.document:,}]\n", "dim")
-        shown.append(_visible(passage.text))
+        shown.append(visible(passage.text))
         if passage.ends:
             shown.append(f"\n[document {passage.document:,} ends]", "bold cyan")
         shown.append("\n")
@@ -176,13 +177,4 @@ def _table(*names: str) -> "Table":
 def _cell(text: str) -> "Text":
     from rich.text import Text
 
-    return Text(_visible(text))  # no markup in it is obeyed
-
-
-def _visible(text: str) -> str:
-    """Text as it may go to a terminal: what would steer it is shown instead of sent."""
-    return "".join(char if char.isprintable() or char in "\n\t\N{NO-BREAK SPACE}" else _symbol(char) for char in text)
-
-
-def _symbol(char: str) -> str:
-    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"\\u{ord(char):04x}"
+    return Text(visible_name(text))  # no markup in it is obeyed

@@ -9,6 +9,7 @@ import typer
 from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption, catalog_of
 from hlat.cli.plan_options import check_outputs, parse_rank_by, parse_tokens, price_of
+from hlat.runtime import visible_name
 
 if TYPE_CHECKING:
     from hlat.planner import Plan, Planned
@@ -105,6 +106,7 @@ def _say(plans: "list[tuple[Plan, Planned | None]]", refused: dict[str, str], *,
 def _say_table(plans: list["Plan"]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from hlat.planner import described, front_of, short
 
@@ -133,7 +135,7 @@ def _say_table(plans: list["Plan"]) -> None:
             said = described(one.question, planned)
             cost = "" if planned.cost_usd is None else short(planned.cost_usd, 0)
             table.add_row(
-                one.question.cluster.name if index == 0 else "",
+                Text(visible_name(one.question.cluster.name) if index == 0 else ""),  # no markup in it is obeyed
                 *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages")),
                 _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
                 str(said["zero"]),

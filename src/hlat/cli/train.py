@@ -2,16 +2,15 @@
 
 import os
 import signal
-import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
+from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say
 from hlat.config import LaunchError, Recipe, RecipeError, load_recipe, refuse_faults
 from hlat.runtime import REQUEUE, EarlierAttempt, place, stop_code
 
@@ -163,7 +162,7 @@ def _supervise(given: _Given, least: int, most: int, *, once: bool) -> int:
     if once:
         recovery = recovery.model_copy(update={"restarts": 0, "hang_seconds": None})
     sizes = Sizes(least, most, lambda nproc: _fits(given, nproc))
-    return supervise(Supervised(given.start, sizes, recipe.run_dir, recovery, _complain, say))
+    return supervise(Supervised(given.start, sizes, recipe.run_dir, recovery, complain, say))
 
 
 def _fits(given: _Given, nproc: int) -> bool:
@@ -172,9 +171,3 @@ def _fits(given: _Given, nproc: int) -> bool:
     except RecipeError:
         return False
     return True
-
-
-def _complain(message: str) -> None:
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-        typer.echo(message, err=True)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from hlat.data.content import Content
 from hlat.data.decompression import DamagedStream
 from hlat.data.endings import kind_of
-from hlat.runtime import DataError
+from hlat.runtime import DataError, visible_name
 
 ANOTHER_COLUMN = "Set data.text_column to one of these."
 _NAMES = 20  # names of columns that a message lists
@@ -86,5 +86,5 @@ def _damaged(file: Path, what: str, error: object) -> DataError:
 
 def no_column(column: str, names: list[str]) -> str:
     """That there is no column of this name, and which there are."""
-    known = ", ".join(names[:_NAMES]).encode(errors="backslashreplace").decode()  # a key may be half a surrogate pair
+    known = ", ".join(visible_name(name) for name in names[:_NAMES])
     return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _NAMES else ''}"

@@ -14,10 +14,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from hlat.config import load_yaml, short, size_problem
 from hlat.hardware.catalog import Catalog
-from hlat.runtime import HardwareError
+from hlat.runtime import HardwareError, read_small, visible_name
 
 _SECTIONS = ("chips", "instances")
+_NAMED = 20  # mistakes that a message lists
 
 
 @cache
@@ -50,9 +52,11 @@ def _shipped() -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = load_yaml(read_small(path))
+    except (OSError, ValueError) as error:
         raise HardwareError(f"{path} cannot be read as YAML: {error}") from error
+    if (too_large := size_problem(content)) is not None:
+        raise HardwareError(f"{path}: {too_large}")
     if not isinstance(content, dict) or not content.keys() <= {"sources", *_SECTIONS}:
         raise HardwareError(f"{path}: a catalog is a mapping with the sections sources, chips, instances")
     wrong = [name for name in _SECTIONS if not isinstance(content.get(name, []), list)]
@@ -65,7 +69,7 @@ def _merged(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {"sources": ours["sources"] | theirs.get("sources", {})}
     for section in _SECTIONS:
         added = theirs.get(section, [])
-        names = {one.get("name") for one in added if isinstance(one, dict)}
+        names = [one.get("name") for one in added if isinstance(one, dict)]
         merged[section] = [one for one in ours[section] if one["name"] not in names] + added
     return merged
 
@@ -78,6 +82,7 @@ def _mistakes(error: ValidationError, content: dict[str, Any]) -> str:
         if len(place) > 1 and place[0] in _SECTIONS and isinstance(place[1], int):
             entry = content[str(place[0])][place[1]]
             place[1] = entry.get("name", place[1]) if isinstance(entry, dict) else place[1]
-        value = mistake["input"] if isinstance(mistake["input"], str | int | float) else ""
-        lines.append(f"{'.'.join(map(str, place))} {value}: {mistake['msg']}".strip())
-    return "; ".join(lines)
+        value = short(mistake["input"]) if isinstance(mistake["input"], str | int | float) else ""
+        lines.append(f"{visible_name('.'.join(map(str, place)))} {value}: {mistake['msg']}".strip())
+    more = f"; and {len(lines) - _NAMED:,} more" if len(lines) > _NAMED else ""
+    return "; ".join(lines[:_NAMED]) + more

@@ -35,6 +35,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from hlat.runtime.device import is_in_use
+from hlat.runtime.visible import Shown
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _NICENESS = 10  # a tenth of a busy core: it is to finish, and not to hold training up
@@ -237,4 +238,5 @@ def _settle_in() -> None:
         os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # Linux may share out processors among sessions first, and this is one
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
-    sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    error = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stderr = Shown(error)

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hlat.runtime.errors import HlatError, StorageError
+from hlat.runtime.urls import without_secrets
+from hlat.runtime.visible import visible
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
@@ -67,7 +69,7 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
 def _header(rank: int, world: int) -> str:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     place = f"rank {rank} of {world}, pid {os.getpid()} on {platform.node()}"
-    return f"==== {now} {place}: {' '.join(sys.argv)}\n"
+    return f"==== {now} {place}: {without_secrets(' '.join(sys.argv))}\n"
 
 
 def _report(error: BaseException) -> str:
@@ -78,7 +80,7 @@ def _report(error: BaseException) -> str:
 
 def _write(log: io.FileIO, text: str) -> None:
     with suppress(OSError):  # a full disk must not replace the error that is being told, or end a run that goes well
-        log.write(text.encode("utf-8", "backslashreplace"))
+        log.write(visible(text).encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
@@ -187,6 +189,12 @@ class Tee(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
+
+    @property
+    def rich_proxied_file(self) -> "TextIO | Tee":
+        """The same copying onto the stream that rich is to write to (see ``visible.Shown``)."""
+        beneath = getattr(self._console, "rich_proxied_file", self._console)
+        return self if beneath is self._console else Tee(beneath, self._copy)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute, which is None in TextIOBase

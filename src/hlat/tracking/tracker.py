@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from hlat.config import StorageError, TrackingConfig
+from hlat.runtime import tree_without_secrets, without_secrets
 from hlat.tracking.console import Console, Silent, make_console
 from hlat.tracking.eta import Eta
 from hlat.tracking.events import EventLog
@@ -52,9 +53,12 @@ class Tracker:
         return self._metrics.last < step
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Record that something happened to the run; it and all metrics before it now survive a power cut."""
+        """Record that something happened to the run; it and all metrics before it now survive a power cut.
+
+        URLs are recorded without what they may open: a checkpoint of an earlier version may hold such.
+        """
         self._metrics.sync()
-        self._events.append(kind, **fields)
+        self._events.append(kind, **tree_without_secrets(fields))
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of every step after ``step``, which is done again. Events stay: they happened."""
@@ -63,8 +67,8 @@ class Tracker:
         self._eta = Eta(self._total_steps, self._clock)
 
     def message(self, text: str) -> None:
-        """Tell the person at the console."""
-        self._show(lambda console: console.message(text))
+        """Tell the person at the console; URLs without what they may open."""
+        self._show(lambda console: console.message(without_secrets(text)))
 
     def close(self) -> None:
         """Close everything, even if closing one of them fails."""
