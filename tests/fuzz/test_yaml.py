@@ -63,7 +63,6 @@ HOSTILE = {
     "1,000 unknown keys": "\n".join(f"key{n}: {n}" for n in range(1_000)),
     "20,000 unknown fields": "run: {" + ", ".join(f"key{n}: {n}" for n in range(20_000)) + "}",
     "20,000 sources": "data: {sources: [" + ", ".join("1" for _ in range(20_000)) + "]}",
-
     "long numbers": f"training: {{steps: {'9' * 5_000}}}\noptimizer: {{lr: 1e{'9' * 400}}}",
     "a long hexadecimal number": f"training: {{steps: 0x{'f' * 20_000}}}",
     "a bracket of JSON": '{"model": {"preset": "tiny-1m"}, "data": {"path": "x"}, "training": {"steps": 1}',

@@ -4,15 +4,32 @@ A field says in its schema whether a run may be resumed after it changed: ``fixe
 the model, the data order or the trajectory. Everything else may change between two parts of a run and is recorded.
 """
 
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
     """A section of a recipe: unknown keys are refused, values are immutable once validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, values: Any) -> Any:
+        """Give ``steps: yes`` on as a text, which is refused; a truth would be taken for the number 1."""
+        if not isinstance(values, dict):
+            return values
+        numbers = [name for name, field in cls.model_fields.items() if _is_number(field.annotation)]
+        return {**values, **{name: str(values[name]).lower() for name in numbers if isinstance(values.get(name), bool)}}
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether a field takes a number, or a number or nothing."""
+    if get_origin(annotation) is Annotated:
+        return _is_number(get_args(annotation)[0])
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return annotation in (int, float) or (len(kinds) == 1 and _is_number(kinds[0]))
 
 
 def fixed(default: Any = ..., *, formerly: Any = None, **constraints: Any) -> Any:

@@ -1,0 +1,83 @@
+"""What of a URL may be recorded: nothing that may open something, in whatever way it is written; and all else."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlat.runtime import DataError, secret_in, tree_without_secrets, value_without_secrets, without_secrets
+
+HOLDS = [
+    ("https://me:S3CR3T@host/a.jsonl", "https://...@host/a.jsonl", "a password"),
+    ("https://S3CR3T@host/a.jsonl", "https://...@host/a.jsonl", "a user name or a token"),
+    ("https://u%3AS3CR3T@host/a", "https://...@host/a", "a password"),
+    ("https://u%3AS3CR3T%40host/a", "https://...@host/a", "a password"),
+    ("https://u%253AS3CR3T%2540host/a", "https://...@host/a", "a password"),
+    ("https://u:pa/S3CR3T@host/a", "https://...@", "a password"),
+    ("https://host/a?k=S3CR3T", "https://host/a?...", "a query"),
+    ("https://host/a?S3CR3T", "https://host/a?...", "a query"),
+    ("https://host/a?X-Amz-Signature=S3CR3T&x=1", "https://host/a?...", "X-Amz-Signature"),
+    ("https://host/a?a=1;Signature=S3CR3T", "https://host/a?...", "Signature"),
+    ("https://host/a;jsessionid=S3CR3T", "https://host/a;...", "jsessionid"),
+    ("https://host/a?download=true&k=S3CR3T", "https://host/a?...", "a query"),
+    ("https://host/a?download=S3CR3T", "https://host/a?...", "a query"),
+    ("https://host/a#access_token=S3CR3T", "https://host/a#...", "a fragment"),
+    ("HTTPS://S3CR3T@host/a", "HTTPS://...@host/a", "a user name or a token"),
+    ("s3://key:S3CR3T@bucket/a", "s3://...@bucket/a", "a password"),
+    ("s3://bucket/a?AWSAccessKeyId=S3CR3T", "s3://bucket/a?...", "AWSAccessKeyId"),
+    ("s3://bucket/a#token=S3CR3T", "s3://bucket/a#...", "a fragment"),
+    ("abfs://container:S3CR3T@account.net/a", "abfs://...@account.net/a", "a password"),
+    ("simplecache::https://S3CR3T@host/a", "simplecache::https://...@host/a", "a user name"),
+    ("zip://a.csv::https://S3CR3T@host/a", "zip://a.csv::https://...@host/a", "a user name"),
+    ("runs/https://S3CR3T@host/a", "runs/https://...@host/a", "a user name"),
+]  # fmt: skip
+
+FREE = [
+    "corpus.txt",
+    "/data/a@b/c?.txt",
+    "https://host/npm/pkg@1.0/x.jsonl",
+    "https://host:8080/x",
+    "https://[::1]:80/x",
+    "https://host/x?download=true",
+    "https://host/x?dl=1&raw",
+    "https://bucket.s3.amazonaws.com/x?versionId=3HL4kqtJlcpXroDTDmJ",
+    "s3://bucket/part-?.jsonl",
+    "s3://bucket/year=202?/month=*/x.parquet",
+    "s3://bucket/C#/x.jsonl",
+    "s3://bucket/x?versionId=abc",
+    "gs://bucket/x#1712345678901234",
+    "hf://datasets/user/set@main/x.parquet",
+    "abfs://container@account.dfs.core.windows.net/x",
+    "memory://corpus",
+]
+
+
+@pytest.mark.parametrize(("url", "shown", "what"), HOLDS)
+def test_what_may_open_something_is_found_and_not_shown(url: str, shown: str, what: str) -> None:
+    found = secret_in(url)
+    assert found is not None and what in found and "S3CR3T" not in found
+    assert value_without_secrets(url) == shown
+    assert without_secrets(f"reading {url}, again: ('{url}')") == f"reading {shown}, again: ('{shown}')"
+    assert str(DataError(f"{url}: gone")) == f"{shown}: gone"
+    assert tree_without_secrets({"a": [url, 1, None]}) == {"a": [shown, 1, None]}
+
+
+@pytest.mark.parametrize("url", FREE)
+def test_what_names_a_place_only_stays_as_it_is(url: str) -> None:
+    assert secret_in(url) is None
+    assert value_without_secrets(url) == url
+    assert without_secrets(f"reading {url}, again: ({url})") == f"reading {url}, again: ({url})"
+
+
+def test_a_value_is_one_url_to_its_end() -> None:
+    """A blank or a quote ends a URL in a sentence, not in a value."""
+    assert value_without_secrets("https://host/a?k='S3 CR3T") == "https://host/a?..."
+
+
+@given(st.text("ab:/?#@%40;=&.' \n", max_size=60))
+def test_what_is_recorded_is_what_holds_no_secret(text: str) -> None:
+    """The two functions agree: what may be recorded is shown whole, and what is shown may be recorded."""
+    url = f"https://{text}"
+    shown = value_without_secrets(url)
+    if secret_in(url) is None and "/" * 2 not in text:
+        assert shown == url
+    assert without_secrets(without_secrets(url)) == without_secrets(url)
