@@ -45,8 +45,8 @@ def test_names_of_hardware(cli, hardware):
 
 
 @pytest.mark.parametrize(
-    "text", ["chips: [{name: [a]}]", "instances: [5]", "chips: !!int abc", "[" * 3000, "chips: {}", 'a: "\\ud800"', "\0",
-             "chips: [{name: 2001-99-99}]", "x", "- 1", "instances: [{name: {}}]", "sources: {a: 1}"]
+    "text", ["chips: [{name: [a]}]", "instances: [5]", "chips: !!int abc", "[" * 3000, "chips: {}", "\0",
+             "chips: [{name: 2001-99-99}]", "x", "- 1", "instances: [{name: {}}]", "sources: {a: 1}", 'a: "\\ud800"']
 )  # fmt: skip
 def test_hardware_files_that_are_none(cli, tmp_path, text):
     (tmp_path / "h.yaml").write_text(text)

@@ -37,7 +37,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest share p.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
 ) -> None:
-    """Continue a prompt."""
+    """Continue a prompt. Control characters of the text are shown, as \\u001b, but for newlines and tabs."""
     from hlat.evaluation import Sampling, generate_text
 
     ready()
