@@ -311,3 +311,14 @@ def test_nothing_is_recorded_in_a_folder_that_is_not_there(tmp_path: Path) -> No
     with pytest.raises(StorageError, match=r"run/metrics\.jsonl: cannot open: No such file"):
         open_tracker(tmp_path / "run", PLAIN, total_steps=8, start_step=0)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_told_holds_no_secret_of_a_url_and_steers_no_terminal(tmp_path):
+    """A checkpoint of an earlier version may say where its text came from, with all that opened it."""
+    stream = io.StringIO()
+    with open_tracker(tmp_path, TrackingConfig(console="plain"), total_steps=2, start_step=0, stream=stream) as tracker:
+        tracker.message("changed: 'https://S3CR3T@host/x?k=S3CR3T' -> 'x\x1b[2J\x9b'")
+        tracker.event("resume", changes=[{"path": "data.path", "old": "https://host/x#a=S3CR3T", "new": "x"}])
+    assert stream.getvalue() == "changed: 'https://...@host/x?...' -> 'x\\u001b[2J\\u009b'\n"
+    assert "S3CR3T" not in (tmp_path / "events.jsonl").read_text()
+    assert "https://host/x#..." in (tmp_path / "events.jsonl").read_text()
