@@ -1,0 +1,104 @@
+"""What a person reads about a recipe that is none: file, line, field, what it means and what to write."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hlat.config import RecipeError, load_recipe, parse_recipe
+
+GOOD = {"model": {"preset": "tiny-1m"}, "data": {"path": "corpus.txt"}, "training": {"steps": 100}}
+
+
+def message(path: Path, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, overrides)
+    return str(caught.value)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    (tmp_path / "good.yaml").write_text(json.dumps(GOOD))
+    return tmp_path / "good.yaml"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("100M", "= '100M': must be a whole number. Write 100_000_000."),
+        ("1.5B", "= '1.5B': must be a whole number. Write 1_500_000_000."),
+        ("2k", "= '2k': must be a whole number. Write 2_000."),
+        ("three", "= 'three': must be a whole number. It means: Optimizer steps of the whole run; or give tokens."),
+        ("2001-99-99", "= '2001-99-99': must be a whole number."),
+        ("1:40", "= '1:40': must be a whole number."),
+        ("yes", "= 'true': must be a whole number."),
+        ("1.5", "= 1.5: must be a whole number."),
+        ("1e400", "= inf: must be a finite number."),
+        ("1" + "0" * 30, "no field takes a number of about 30 digits. Use one below 2**63."),
+        ("!!int abc", "is not valid YAML: line 1: this is no int"),
+        ("!!timestamp abc", "is not valid YAML: line 1: this is no timestamp"),
+    ],
+)
+def test_a_number_that_is_none(good: Path, value: str, says: str) -> None:
+    said = message(good, f"training.steps={value}")
+    assert says in said and "  training.steps" in said
+
+
+def test_numbers_of_yaml_1_2(good: Path) -> None:
+    for text, steps in (("1_000", 1000), ("0100", 100), ("1e3", 1000), ("0x10", 16), ("+5", 5)):
+        assert load_recipe(good, [f"training.steps={text}"]).training.steps == steps
+    for text, rate in (("3e-4", 3e-4), (".5", 0.5), ("1.", 1.0), ("1.0E-3", 1e-3)):
+        assert load_recipe(good, [f"optimizer.lr={text}"]).optimizer.lr == rate
+    assert load_recipe(good, ["run.name=2026-01-31"]).run.name == "2026-01-31"
+
+
+def test_the_file_and_the_line_are_named(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("run: {name: x}\nmodel:\n\theads: 3\n")
+    said = message(tmp_path / "r.yaml")
+    assert f"{tmp_path / 'r.yaml'}: is not valid YAML: line 3, column 1: " in said and "unicode string" not in said
+    (tmp_path / "b.yaml").write_bytes(b"a: 1\nb: \xff\n")
+    assert "b.yaml: cannot be read: it is not text in UTF-8: line 2 holds the byte 0xff." in message(
+        tmp_path / "b.yaml"
+    )
+
+
+def test_a_folder_is_not_a_recipe(good: Path) -> None:
+    assert f"{good.parent}: is a folder. Name a file in it: good.yaml." in message(good.parent)
+
+
+def test_an_empty_file_lacks_three_sections_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(tmp_path / "r.yaml")
+    assert [(p.path, p.reason) for p in caught.value.problems] == [
+        (section, "is required.") for section in ("model", "data", "training")
+    ]
+
+
+def test_files_included_twice_are_read_once_and_a_circle_is_refused(good: Path) -> None:
+    for number in range(30):
+        (good.parent / f"{number}.yaml").write_text(f"include: [{number + 1}.yaml, {number + 1}.yaml]\n")
+    (good.parent / "30.yaml").write_text("include: good.yaml\n")
+    assert load_recipe(good.parent / "0.yaml") == load_recipe(good)
+    (good.parent / "30.yaml").write_text("include: 0.yaml\n")
+    assert "includes form a circle" in message(good.parent / "0.yaml")
+
+
+def test_many_problems_are_counted() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe({**GOOD, "data": {"sources": [1] * 500}})
+    assert "500 problems" in str(caught.value) and "and 400 more" in str(caught.value)
+
+
+def test_names_on_one_line(good: Path) -> None:
+    assert "run.a\\u000ab\\u001b" in message(good, "run.a\nb\x1b=1")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/", "none", "pipe", "n" * 5000])
+def test_a_configuration_that_cannot_be_read_says_why(tmp_path: Path, name: str) -> None:
+    content = {**GOOD, "model": {"hf_config": name}}
+    with pytest.raises(
+        RecipeError, match=r"model\.hf_config = .*: cannot be read: .*\. Name a Hugging Face config"
+    ) as caught:
+        parse_recipe(content)
+    assert len(caught.value.problems) == 1
