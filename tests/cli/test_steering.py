@@ -86,7 +86,7 @@ def test_a_traceback_and_a_warning_of_ours(tmp_path):
         "from hlat.cli import recipe\n"
         "def fail(*given, **options):\n"
         "    warnings.warn('warned \\x9b', stacklevel=1)\n"
-        "    raise RuntimeError('failed \\x1b[2J\\x9b')\n"
+        "    raise RuntimeError('failed \\x1b[2J\\x9b https://u:S3CR3T@host/x?sig=S3CR3T')\n"
         "recipe.load_recipe = fail\n"
         "from hlat.command import main\n"
         "sys.argv = ['hlat', 'check', 'quickstart']\n"
@@ -94,6 +94,7 @@ def test_a_traceback_and_a_warning_of_ours(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and "RuntimeError: failed \\u001b[2J\\u009b" in done.stderr, done.stderr
+    assert "https://...@host/x?..." in done.stderr and "S3CR3T" not in done.stderr.rpartition("RuntimeError")[2]
     assert "warned \\u009b" in done.stderr and not {*"\x1b\x9b"} & set(done.stderr)
 
 

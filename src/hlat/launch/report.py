@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from hlat.runtime import HlatError
+from hlat.runtime import HlatError, without_secrets
 
 Kind = Literal["own", "told", "connection"]
 """Where an error began: in this process, in another that told this one, or in another that is just gone."""
@@ -73,7 +73,7 @@ def describe(error: Exception) -> Report:
     kind: Kind = "told" if told else "connection" if _lost_a_peer(error) else "own"
     if isinstance(error, HlatError):
         return Report(kind, str(error), False, error.exit_code, time.time(), error.may_pass)
-    text = "".join(traceback.format_exception(error)).rstrip()
+    text = without_secrets("".join(traceback.format_exception(error)).rstrip())
     return Report(kind, text, is_bug=True, exit_code=1, time=time.time())
 
 

@@ -75,7 +75,7 @@ def _header(rank: int, world: int) -> str:
 def _report(error: BaseException) -> str:
     if isinstance(error, HlatError):
         return f"error: {error}\n"
-    return "".join(traceback.format_exception(error))
+    return without_secrets("".join(traceback.format_exception(error)))
 
 
 def _write(log: io.FileIO, text: str) -> None:

@@ -76,8 +76,8 @@ def value_without_secrets(value: str) -> str:
 
 def tree_without_secrets(value: Any) -> Any:
     """A value of JSON whose texts are without the users, queries and fragments of their URLs, as is to be recorded."""
-    if isinstance(value, str):
-        return value_without_secrets(value)
+    if isinstance(value, str):  # a text with blanks is a sentence, in which a URL ends somewhere
+        return without_secrets(value) if any(char.isspace() for char in value) else value_without_secrets(value)
     if isinstance(value, Mapping):
         return {key: tree_without_secrets(inner) for key, inner in value.items()}
     return [tree_without_secrets(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -13,6 +13,7 @@ are shown as JSON writes them, so that JSON remains what it was.
 import io
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -38,10 +39,14 @@ class Shown(io.TextIOBase):
 
     What rich draws goes past it, since its colours and movements are control characters (``rich_proxied_file`` is how
     rich asks for the stream beneath); text that is handed to rich has to be made visible before.
+
+    Args:
+        stream: the original.
+        first: done to a text before.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, first: Callable[[str], str] | None = None) -> None:
+        self._stream, self._first = stream, first
 
     @property
     def rich_proxied_file(self) -> TextIO:
@@ -50,7 +55,7 @@ class Shown(io.TextIOBase):
         return beneath
 
     def write(self, text: str) -> int:
-        self._stream.write(visible(text))
+        self._stream.write(visible(text if self._first is None else self._first(text)))
         return len(text)
 
     def flush(self) -> None:

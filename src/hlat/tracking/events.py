@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hlat.runtime import tree_without_secrets
 from hlat.tracking.jsonl import JsonLines, read_records
 
 
@@ -31,10 +32,14 @@ class EventLog:
         self._file = JsonLines(path)
 
     def append(self, kind: str, /, **fields: Any) -> None:
-        """Record that ``kind`` happened now. Fields must be what JSON can express."""
+        """Record that ``kind`` happened now. Fields must be what JSON can express.
+
+        URLs are recorded without what they may open, which a checkpoint of an earlier version or a library's error may
+        hold.
+        """
         assert not fields.keys() & {"time", "event"}, "time and event are set here"
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-        self._file.append({"time": now, "event": kind, **fields})
+        self._file.append({"time": now, "event": kind, **tree_without_secrets(fields)})
         self._file.sync()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from hlat.config import StorageError, TrackingConfig
-from hlat.runtime import tree_without_secrets, without_secrets
+from hlat.runtime import without_secrets
 from hlat.tracking.console import Console, Silent, make_console
 from hlat.tracking.eta import Eta
 from hlat.tracking.events import EventLog
@@ -53,12 +53,9 @@ class Tracker:
         return self._metrics.last < step
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Record that something happened to the run; it and all metrics before it now survive a power cut.
-
-        URLs are recorded without what they may open: a checkpoint of an earlier version may hold such.
-        """
+        """Record that something happened to the run; it and all metrics before it now survive a power cut."""
         self._metrics.sync()
-        self._events.append(kind, **tree_without_secrets(fields))
+        self._events.append(kind, **fields)
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of every step after ``step``, which is done again. Events stay: they happened."""
