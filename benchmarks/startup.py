@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 from hlat.launch.local import open_store
-from hlat.runtime import finish, processes, start
+from hlat.runtime import finish, meeting, start
 
 HEAD = f"{'processes':>9}  {'waited':>8}  {'CPU':>8}  {'CPU per peer':>12}  {'store keys each':>15}"
 
@@ -35,7 +35,7 @@ def join_once(rank: int, world: int, port: int, gate: Barrier, pipe: Connection)
     runtime = start("cpu")
     waited, computed = time.perf_counter() - waited, time.process_time() - computed
     runtime.ranks.barrier()
-    keys = processes._connect("127.0.0.1", port, rank).num_keys() if rank == 0 else 0
+    keys = meeting._connect("127.0.0.1", port, rank).num_keys() if rank == 0 else 0
     runtime.ranks.barrier()
     finish(runtime)
     pipe.send((waited, computed, keys))

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hlat.runtime import HlatError, LaunchError, Ranks, Vote, check_same, finish, joined, processes, start
+from hlat.runtime import HlatError, LaunchError, Ranks, Vote, check_same, finish, joined, meeting, start
 
 
 @pytest.fixture
 def store(monkeypatch):
     """A store on loopback, as a launcher serves it, for two processes of which this one is rank 0."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(processes, "ARRIVAL", timedelta(seconds=0.3))
+    monkeypatch.setattr(meeting, "ARRIVAL", timedelta(seconds=0.3))
     environment = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": server.port}
     for name, value in {**environment, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
@@ -66,7 +66,7 @@ def test_processes_that_do_not_arrive_are_counted(store):
 def test_two_processes_with_the_same_rank_are_told(store, monkeypatch):
     with pytest.raises(LaunchError, match=r"only 1 of 2"):
         start("cpu")
-    processes._joins.clear()  # as another process counts
+    meeting._joins.clear()  # as another process counts
     with pytest.raises(LaunchError, match=r"two processes say that they are rank 0 of 2.*own RANK"):
         start("cpu")
 

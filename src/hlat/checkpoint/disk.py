@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hlat.runtime import RunFolder, StorageError, sync_to_disk
+from hlat.runtime import RunFolder, StorageError, sendable, sync_to_disk
 
 _COPY_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
@@ -128,6 +128,7 @@ def make_root(disk: Disk, root: Path, folder: RunFolder | None) -> None:
         raise
 
 
+@sendable
 @dataclass(frozen=True)
 class FileRecord:
     """What the manifest says of one file."""

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import (
 from hlat.checkpoint.covering import Box, cover_problem
 from hlat.checkpoint.disk import Disk, FileRecord, write_file
 from hlat.checkpoint.pickled import Made, Name, read_pickle
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, sendable
 
 INDEX_NAME = ".metadata"
 
@@ -68,6 +68,7 @@ _LARGEST = 2**63 - 1  # torch's sizes and strides, and a file's offsets, are 64-
 _DIMENSIONS = 64  # more than any tensor has
 
 
+@sendable
 @dataclass(frozen=True)
 class StoredBlock:
     """A block of a tensor and where it was written: ``length`` bytes from ``begin`` on in ``file``."""

@@ -20,7 +20,7 @@ from typing import Any
 from hlat.checkpoint.disk import READING, Disk, FileRecord, storage_error, write_file
 from hlat.checkpoint.index import INDEX_NAME, read_index
 from hlat.checkpoint.meta import META_NAME, check_meta
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, sendable
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -33,6 +33,7 @@ _READERS = min(8, os.cpu_count() or 1)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+@sendable
 @dataclass(frozen=True)
 class Manifest:
     """The files of a checkpoint, by path inside its folder ('/' between parts), and the step they belong to."""

@@ -23,7 +23,7 @@ from hlat.checkpoint.disk import Disk, FileRecord, copy_file, make_folders, writ
 from hlat.checkpoint.index import StoredBlock
 from hlat.checkpoint.manifest import MARKER_NAME, hash_file, is_safe_name
 from hlat.checkpoint.writing import write_blocks
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, sendable
 
 PART_NAME = "part.json"
 STAGED = ".staging-"
@@ -31,6 +31,7 @@ STAGED = ".staging-"
 _FORMAT = 1
 
 
+@sendable
 @dataclass(frozen=True)
 class Part:
     """What a part says of itself.

@@ -13,7 +13,7 @@ from hlat.checkpoint.index import INDEX_NAME, parse_index
 from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, STEP_NAME, Manifest, check_manifest, step_name
 from hlat.checkpoint.meta import META_NAME, check_meta
 from hlat.checkpoint.objects import Objects
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, sendable
 
 SET_ASIDE = f"{MARKER_NAME}.bad"
 """What the marker of a damaged checkpoint is called in a store, which has no folders to rename."""
@@ -22,6 +22,7 @@ TRANSFERS = 4
 """Files that a process sends or receives at a time."""
 
 
+@sendable
 @dataclass(frozen=True)
 class Vouched:
     """A manifest of the store, and the bytes of it and of its marker."""

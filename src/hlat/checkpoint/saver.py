@@ -27,7 +27,7 @@ from hlat.checkpoint.host_copy import Slot, attach, blocks_in
 from hlat.checkpoint.store import CheckpointStore
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
 from hlat.checkpoint.tries import Refusal, SaveResult, save_in_tries
-from hlat.runtime import HlatError, Line, Place, Ranks, RunFolder, join_beside
+from hlat.runtime import HlatError, Line, Meeting, Place, Ranks, RunFolder, join_beside
 
 _LINGERING = 600.0  # seconds in which a save is finished that outlives its run: others wait for the run's lock
 
@@ -37,7 +37,7 @@ class Settings:
     """Where checkpoints go; with it comes what the run's folder is held by, for as long as the saver lives: on rank 0
     the lock of the run."""
 
-    meeting: str
+    meeting: Meeting
     root: Path
     keep_last: int
     keep_every_steps: int | None

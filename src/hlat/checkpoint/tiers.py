@@ -20,7 +20,7 @@ from hlat.checkpoint.remote import RemoteTier
 from hlat.checkpoint.snapshots import SnapshotTier
 from hlat.checkpoint.store import CheckpointStore, DamageReport, warn_of_damage
 from hlat.config import CheckpointConfig
-from hlat.runtime import CheckpointError, Ranks, StorageError
+from hlat.runtime import CheckpointError, Ranks, StorageError, sendable
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class TierNote:
     seconds: float = 0.0
 
 
+@sendable
 @dataclass(frozen=True)
 class SnapshotResult:
     """What came of a snapshot."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hlat.checkpoint.commit import Content
 from hlat.checkpoint.store import CheckpointStore
-from hlat.runtime import LostError, StorageError
+from hlat.runtime import LostError, StorageError, sendable
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Refusal:
     message: str
 
 
+@sendable
 @dataclass(frozen=True)
 class SaveResult:
     """What came of a save in the end."""

@@ -12,7 +12,7 @@ import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say
 from hlat.config import LaunchError, Recipe, RecipeError, load_recipe, refuse_faults
-from hlat.runtime import REQUEUE, EarlierAttempt, place, stop_code
+from hlat.runtime import REQUEUE, EarlierAttempt, place, slurm, stop_code
 
 if TYPE_CHECKING:
     from hlat.launch import Workers
@@ -51,6 +51,7 @@ def train(
     ] = None,
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
+    _join_job(nproc)
     given = _Given(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
     least, most = _numbers(nproc)
     if most > 1:
@@ -150,6 +151,17 @@ def _refuse_worker(nproc: str) -> None:
             f"--nproc {nproc} starts the processes of a run, but this is one already: {', '.join(set_already)} is set."
         )
         raise LaunchError(f"{message} Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE.")
+
+
+def _join_job(nproc: str | None) -> None:
+    """As a task of Slurm, be the process of the run that the task stands for."""
+    if nproc is None:
+        os.environ.update(slurm.variables())
+    elif slurm.in_step() and "WORLD_SIZE" not in os.environ and (slurm.tasks() or 1) > 1:
+        message = f"--nproc {nproc} starts the processes of a run, but srun has started {slurm.tasks()} tasks already."
+        raise LaunchError(
+            f"{message} Leave --nproc out, and every task is a process of one run; or start one task, `srun -n 1`."
+        )
 
 
 def _supervise(given: _Given, least: int, most: int, *, once: bool) -> int:

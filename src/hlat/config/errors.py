@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.runtime import HlatError, value_without_secrets, visible_name
+from hlat.runtime import HlatError, sendable, value_without_secrets, visible_name
 
 _MUCH = 10_000  # characters that are looked at
 _MOST = 100  # problems that a message lists
 _LONGEST = 200  # characters of a name or a path that it repeats
 
 
+@sendable
 @dataclass(frozen=True)
 class Fix:
     """A value of one field that would put a problem right."""
@@ -19,6 +20,7 @@ class Fix:
     value: Any
 
 
+@sendable
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with a recipe."""

@@ -8,6 +8,7 @@ cannot know about itself, its network to others, its price and how often it fail
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from hlat.hardware.measure import measure_matmul
-from hlat.runtime import LaunchError, describe, synchronize
+from hlat.runtime import RUN_SECRET, LaunchError, describe, synchronize
 
 _COPY_BYTES = 256 << 20  # larger than any cache
 _MESSAGE_BYTES = 32 << 20
@@ -120,7 +121,7 @@ def _copy_rate(device: torch.device, seconds: float, clock: Callable[[], float])
 
 def _all_reduce_rate(device_type: str, world: int) -> float:
     """Bytes per second that each of so many processes on this machine sends."""
-    port = _free_port()
+    port, secret = _free_port(), secrets.token_hex(32)
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "hlat.hardware.exchange", device_type, str(_MESSAGE_BYTES)],
@@ -133,6 +134,7 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
                 "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                RUN_SECRET: secret,
             },
         )
         for rank in range(world)

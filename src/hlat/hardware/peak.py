@@ -14,12 +14,13 @@ import torch
 from hlat.hardware.catalog import Catalog, Chip
 from hlat.hardware.loading import load_catalog
 from hlat.hardware.measure import measure_matmul
-from hlat.runtime import has_fast_bf16
+from hlat.runtime import has_fast_bf16, sendable
 
 # The hypervisor of EC2 writes the instance type here; Neuron devices report no chip name of their own.
 _PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 
+@sendable
 @dataclass(frozen=True)
 class PeakFlops:
     """What one device can do at its best."""

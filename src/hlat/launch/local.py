@@ -9,6 +9,7 @@ no host name is looked up.
 
 import logging
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
 
-from hlat.runtime import LAUNCHER
+from hlat.runtime import LAUNCHER, RUN_SECRET
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -64,7 +65,8 @@ def several(command: Sequence[str], nproc: int, environment: Mapping[str, str], 
     """
     _quieten_elastic()
     with open_store() as port:
-        envs = {rank: {**_environment(rank, nproc, port), **environment} for rank in range(nproc)}
+        shared = {RUN_SECRET: secrets.token_hex(32), **environment}
+        envs = {rank: {**_environment(rank, nproc, port), **shared} for rank in range(nproc)}
         context = _start(command, envs, str(folder))
         try:
             yield Several(context)

@@ -6,8 +6,9 @@ phases, steps --> heartbeat
 
 import os
 import signal
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from hlat.launch.follow import follow_launcher
@@ -39,4 +40,9 @@ def _stop_early() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    # The others' console is their log, where that is open already; before, one of several processes says it.
+    if os.environ.get("RANK", "0") == "0" or stat.S_ISREG(os.fstat(2).st_mode):
+        name = signal.Signals(number).name
+        with suppress(OSError):
+            os.write(2, f"{name}: ended before the first step; the same command begins again\n".encode())
     os._exit(stop_code(number))

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hlat.config import ModelConfig
 from hlat.model import kv_copies
 from hlat.parallel.layout import AXES, Layout
+from hlat.runtime import audibly
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class _Maker:
 
     def __call__(self, ranks: tuple[int, ...]) -> ProcessGroup:
         if ranks not in self._known:
-            group = dist.new_group(list(ranks), use_local_synchronization=True)
+            group = audibly(lambda: dist.new_group(list(ranks), use_local_synchronization=True))
             assert isinstance(group, ProcessGroup), "this rank is a member"
             self._known[ranks] = group
         return self._known[ranks]

@@ -18,11 +18,12 @@ import torch
 from hlat.model import HeldParameter, Piece
 from hlat.optim import state_tensors
 from hlat.resilience.digests import digest
-from hlat.runtime import Ranks
+from hlat.runtime import Ranks, sendable
 
 STEPS = "count of optimizer steps"
 
 
+@sendable
 @dataclass(frozen=True)
 class Mismatch:
     """Copies that differ.

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlat.resilience.copies import Mismatch
+from hlat.runtime import sendable
 
 
+@sendable
 @dataclass(frozen=True)
 class Incident:
     """Copies that differed.

@@ -5,6 +5,7 @@ What needs torch is imported when it is first asked for: ``hlat check`` and a re
 
 from typing import TYPE_CHECKING
 
+from hlat.runtime import slurm
 from hlat.runtime.clock import machine_clock
 from hlat.runtime.errors import (
     CheckpointError,
@@ -35,6 +36,8 @@ from hlat.runtime.run_folder import (
     held_run_folder,
     run_number,
 )
+from hlat.runtime.secret import RUN_SECRET
+from hlat.runtime.sendable import SENDABLE, sendable
 from hlat.runtime.small_files import read_small
 from hlat.runtime.stopping import DEADLINE, INTERRUPTED, REQUEUE, STOP_CODES, STOPPING, stop_code
 from hlat.runtime.store_faults import Fault, Kind, Transient, fault_of
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     )
     from hlat.runtime.disk import sync_to_disk
     from hlat.runtime.identity import check_same, code_identity
+    from hlat.runtime.meeting import Meeting
     from hlat.runtime.once import Once
     from hlat.runtime.pretence import host_values, is_pretended, pretended
     from hlat.runtime.processes import Runtime, abandon, finish, join_beside, joined, start
@@ -71,6 +75,7 @@ if TYPE_CHECKING:
     from hlat.runtime.ranks import Ranks
     from hlat.runtime.rng import rng_state, seed_generators, set_rng_state
     from hlat.runtime.vote import Vote
+    from hlat.runtime.waiting import audibly
 
 _WITH_TORCH = {
     "beside": ("Beside", "Line", "start_beside"),
@@ -84,6 +89,7 @@ _WITH_TORCH = {
         "unpin",
     ),
     "disk": ("sync_to_disk",),
+    "meeting": ("Meeting",),
     "once": ("Once",),
     "identity": ("check_same", "code_identity"),
     "processes": ("Runtime", "abandon", "finish", "join_beside", "joined", "start"),
@@ -93,6 +99,7 @@ _WITH_TORCH = {
     "ranks": ("Ranks",),
     "rng": ("rng_state", "seed_generators", "set_rng_state"),
     "vote": ("Vote",),
+    "waiting": ("audibly",),
 }
 
 __getattr__ = lazily(__name__, _WITH_TORCH)
@@ -107,6 +114,8 @@ __all__ = [
     "LOCK_NAME",
     "PHASES",
     "REQUEUE",
+    "RUN_SECRET",
+    "SENDABLE",
     "STOPPING",
     "STOP_CODES",
     "TESTED_TORCH",
@@ -123,6 +132,7 @@ __all__ = [
     "LaunchError",
     "Line",
     "LostError",
+    "Meeting",
     "NumericsError",
     "Once",
     "PersistentCorruptionError",
@@ -136,6 +146,7 @@ __all__ = [
     "Transient",
     "Vote",
     "abandon",
+    "audibly",
     "check_same",
     "code_identity",
     "compute_capability",
@@ -175,9 +186,11 @@ __all__ = [
     "run_number",
     "secret_in",
     "seed_generators",
+    "sendable",
     "session_lives",
     "set_rng_state",
     "show_beneath_rich",
+    "slurm",
     "start",
     "start_beside",
     "stop_code",

@@ -6,27 +6,38 @@
     rank 0:      action --first-----> its result, or its error, on every rank
     every rank:  action --each------> its own result, or an error on every rank
 
-One process is a run like any other: each of these is then the obvious, without torch.distributed.
+What is said travels as ``hlat.runtime.wire`` writes it: no pickle, which could run code where it is read. While a rank
+waits for the others it hears signals. One process is a run like any other: each of these is then the obvious, without
+torch.distributed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from hlat.runtime.errors import HlatError, LaunchError
+from hlat.runtime.sendable import sendable
+from hlat.runtime.waiting import audibly, wait_for
+from hlat.runtime.wire import Malformed, decode, encode
 
 T = TypeVar("T")
 
 
+_HEAD = 1024  # bytes of the first message, which is the only one where it holds all there is to say
+_LENGTH = 8  # of these, for the number of bytes in all
+_INLINE = _HEAD - _LENGTH
+
+
+@sendable
 @dataclass(frozen=True)
 class _Failure:
-    """An error on its way to the other ranks. The exception itself may not survive pickling: its constructor may
-    take other arguments than the message."""
+    """An error on its way to the other ranks: its type by name, those that it is a special case of after it."""
 
-    kind: type[HlatError]
+    kinds: tuple[str, ...]
     message: str
     attributes: dict[str, Any]
     rank: int
@@ -35,15 +46,35 @@ class _Failure:
     @classmethod
     def of(cls, error: Exception, rank: int) -> "_Failure":
         if isinstance(error, HlatError):
-            return cls(type(error), str(error), dict(vars(error)), rank)
+            kinds = tuple(kind.__name__ for kind in type(error).__mro__ if issubclass(kind, HlatError))
+            return cls(kinds, str(error), {name: v for name, v in vars(error).items() if _may_be_sent(v)}, rank)
         text = f"rank {rank} failed with {type(error).__name__}: {error}"
-        return cls(LaunchError, f"{text}. The traceback is in what that rank reports, and in its log.", {}, rank, True)
+        text = f"{text}. The traceback is in what that rank reports, and in its log."
+        return cls((LaunchError.__name__,), text, {}, rank, is_bug=True)
 
     def error(self, message: str | None = None) -> HlatError:
-        error = self.kind.__new__(self.kind, message or self.message)
+        known = _errors(HlatError)
+        kind = next((known[name] for name in self.kinds if name in known), HlatError)
+        error = kind.__new__(kind, message or self.message)
         vars(error).update(self.attributes)
         error.from_rank = self.rank
         return error
+
+
+def _errors(kind: type[HlatError]) -> dict[str, type[HlatError]]:
+    """The types of errors that this process knows, by name."""
+    found = {kind.__name__: kind}
+    for special in kind.__subclasses__():
+        found |= _errors(special)
+    return found
+
+
+def _may_be_sent(value: object) -> bool:
+    try:
+        encode(value)
+    except TypeError:
+        return False
+    return True
 
 
 class Ranks:
@@ -66,41 +97,62 @@ class Ranks:
         return self.rank == 0
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank. It has to be picklable; the values of the other ranks are not looked at."""
+        """Rank 0's value, on every rank: anything ``wire.encode`` takes; the others' values are not looked at."""
         if self.group is None:
             return value
-        box = [value if self.is_first else None]
-        dist.broadcast_object_list(box, group_src=0, group=self.group)
-        return value if self.is_first else box[0]  # type: ignore[return-value]  # rank 0 put a T into it
+        message = encode(value) if self.is_first else b""
+        head = _head(message)
+        wait_for(dist.broadcast(head, group_src=0, group=self.group, async_op=True))
+        length = _length(head)
+        if length > _INLINE:
+            rest = _padded(message[_INLINE:], length - _INLINE)
+            wait_for(dist.broadcast(rest, group_src=0, group=self.group, async_op=True))
+        else:
+            rest = _padded(b"", 0)
+        return value if self.is_first else _value(head, rest, 0)
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value on rank 0, in the order of ranks; None on the others."""
-        if self.group is None:
-            return [value]
-        values: list[Any] | None = [None] * self.world if self.is_first else None
-        dist.gather_object(value, values, group_dst=0, group=self.group)
-        return values
+        """Every rank's value on rank 0, in the order of ranks; None on the others. Values as for ``broadcast``."""
+        return self._collected(value, everywhere=False)
 
     def all_gather(self, value: T) -> list[T]:
-        """Every rank's value on every rank, in the order of ranks."""
+        """Every rank's value on every rank, in the order of ranks. Values as for ``broadcast``."""
+        values = self._collected(value, everywhere=True)
+        assert values is not None, "every rank gets them"
+        return values
+
+    def _collected(self, value: T, everywhere: bool) -> list[T] | None:
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        message = encode(value)
+        heads = [torch.empty(_HEAD, dtype=torch.uint8) for _ in range(self.world)]
+        wait_for(dist.all_gather(heads, _head(message), group=self.group, async_op=True))
+        longest = max(map(_length, heads)) - _INLINE
+        rests = [_padded(b"", max(0, longest)) for _ in range(self.world)]
+        if longest > 0:
+            own = _padded(message[_INLINE:], longest)
+            if everywhere:
+                work = dist.all_gather(rests, own, group=self.group, async_op=True)
+            else:
+                to = rests if self.is_first else None
+                work = dist.gather(own, to, group_dst=0, group=self.group, async_op=True)
+            wait_for(work)
+        if not everywhere and not self.is_first:
+            return None
+        return [_value(head, rest, rank) for rank, (head, rest) in enumerate(zip(heads, rests, strict=True))]
 
     def gather_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor on every rank, in the order of ranks: (world, *shape); on the CPU, of one shape."""
         if self.group is None:
             return values.unsqueeze(0)
         rows = [torch.empty_like(values) for _ in range(self.world)]
-        dist.all_gather(rows, values, group=self.group)
+        wait_for(dist.all_gather(rows, values, group=self.group, async_op=True))
         return torch.stack(rows)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's tensor, on every rank; on the CPU, added up in place."""
         if self.group is not None:
-            dist.all_reduce(values, group=self.group)
+            wait_for(dist.all_reduce(values, group=self.group, async_op=True))
         return values
 
     def exchange(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
@@ -114,20 +166,20 @@ class Ranks:
         works += [dist.irecv(tensor, group=self.group, group_src=rank) for rank, tensor in sorted(received.items())]
         for work in works:
             assert work is not None, "this process is a member of the group"
-            work.wait()
+            audibly(work.wait)
 
     def part(self, members: Sequence[int]) -> "Ranks":
         """Some of the ranks, this one among them, as ranks of their own; only they call it, each with the same ones."""
         if len(members) == 1:
             return Ranks()
-        group = dist.new_group(list(members), backend="gloo", use_local_synchronization=True)
+        group = audibly(lambda: dist.new_group(list(members), backend="gloo", use_local_synchronization=True))
         assert isinstance(group, dist.ProcessGroup), "this rank is a member"
         return Ranks(list(members).index(self.rank), len(members), group)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.group is not None:
-            dist.barrier(group=self.group)
+            wait_for(dist.barrier(group=self.group, async_op=True))
 
     def first(self, action: Callable[[], T]) -> T:
         """Do something on rank 0 only; its result is every rank's.
@@ -174,6 +226,33 @@ class Ranks:
             others = f" ({in_words([failure.rank for failure in failures])} failed)" if len(failures) > 1 else ""
             raise first.error(f"{named}{others}")
         return result
+
+
+def _head(message: bytes) -> torch.Tensor:
+    """The length of a message, and as much of it as fits: (1024,), uint8."""
+    return _padded(len(message).to_bytes(_LENGTH, "little") + message[:_INLINE], _HEAD)
+
+
+def _padded(content: bytes, size: int) -> torch.Tensor:
+    """Bytes, with zeros after them, as a tensor: (size,), uint8."""
+    out = torch.zeros(size, dtype=torch.uint8)
+    out.numpy()[: len(content)] = np.frombuffer(content, dtype=np.uint8)
+    return out
+
+
+def _length(head: torch.Tensor) -> int:
+    return int.from_bytes(head[:_LENGTH].numpy().tobytes(), "little")
+
+
+def _value(head: torch.Tensor, rest: torch.Tensor, rank: int) -> Any:
+    """What a rank has sent."""
+    length = _length(head)
+    message = head[_LENGTH : _LENGTH + length].numpy().tobytes() + rest[: max(0, length - _INLINE)].numpy().tobytes()
+    try:
+        return decode(message)
+    except Malformed as error:
+        reason = f"what came as rank {rank}'s message is none of this program ({error})."
+        raise LaunchError(f"{reason} Another program answers in its place, or runs another version of hlat.") from error
 
 
 def in_words(ranks: list[int]) -> str:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hlat.runtime.ranks import Ranks
+from hlat.runtime.waiting import wait_for
 
 
 class Vote:
@@ -33,7 +34,7 @@ class Vote:
         """The largest flag that any rank cast: the same on all of them. Waits for the slowest to cast."""
         assert self._open, "nothing has been cast"
         if self._work is not None:
-            self._work.wait()
+            wait_for(self._work)
             self._work = None
         self._open = False
         return int(self._flag.item())

@@ -1,7 +1,7 @@
 """The time by which a run has to have saved, so that it stops before somebody stops it.
 
 recovery.deadline_seconds, counted by the supervisor --HLAT_DEADLINE--> that moment
-the end of the Slurm job --SLURM_JOB_END_TIME--> that moment, less the time that saving takes
+the end of the Slurm job --SLURM_JOB_END_TIME, squeue--> that moment, less the time that saving takes
 
 A clock that is set while the run trains changes nothing: time is counted by one that nobody sets. The time of day is
 looked at once, for what another machine has written down in it.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hlat.config import RecoveryConfig
-from hlat.runtime import DEADLINE, machine_clock
+from hlat.runtime import DEADLINE, machine_clock, slurm
 
 _MARGIN = 60.0  # seconds that are left for the last save at least
 _TIMES = 2.0  # of the longest save so far
@@ -41,7 +41,7 @@ class Deadline:
         self._own = _number(environment.get(DEADLINE))
         if self._own is None and recovery.deadline_seconds is not None:  # nobody supervises
             self._own = clock() + recovery.deadline_seconds
-        end_of_job = _number(environment.get("SLURM_JOB_END_TIME"))
+        end_of_job = slurm.end_of_job(environment)
         self._end_of_job = None if end_of_job is None else clock() + (end_of_job - time_of_day())
 
     @property

@@ -92,7 +92,7 @@ def run(
     with (
         rank_log(recipe.run_dir, here.rank, here.world),
         saver_beside(recipe, here) as saver,  # early: a copy of this process is cheap, and possible, only now
-        joined(recipe.run.device, recipe.run.deterministic) as runtime,
+        joined(recipe.run.device, recipe.run.deterministic, recipe.run_dir) as runtime,
         ExitStack() as stack,
     ):
         folder = _held(stack, recipe, runtime, stream)

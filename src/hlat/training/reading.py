@@ -17,11 +17,12 @@ import torch
 from hlat.checkpoint import Block, Checkpoint, whole_tensors
 from hlat.data import Batch, OnlineData, OnlineFeed, StreamProgress, TrainingData
 from hlat.parallel import ParallelModel
-from hlat.runtime import DataError, Ranks
+from hlat.runtime import DataError, Ranks, sendable
 
 _CURSORS = "data.cursors"
 
 
+@sendable
 @dataclass(frozen=True)
 class Reading:
     """A rank's part of a step, and where the data goes on after it."""

@@ -21,11 +21,12 @@ from hlat.data.online.dealing import streams_of
 from hlat.data.online.plan import BUG, DISK, NOTE, REFUSED, ROW, Frame, Plan, unpack_rows
 from hlat.data.samples import Batch
 from hlat.model import IGNORED
-from hlat.runtime import DataError, StorageError
+from hlat.runtime import DataError, StorageError, sendable
 
 Int64s = npt.NDArray[np.int64]
 
 
+@sendable
 class StreamProgress(NamedTuple):
     """Where streams go on after a batch.
 
