@@ -3,8 +3,9 @@
     SLURM_PROCID, SLURM_NTASKS, ... of a task of a step --variables--> RANK, WORLD_SIZE, ... as torchrun would set them
     SLURM_JOB_END_TIME, or what squeue says --end_of_job--> seconds since 1970
 
-``srun hlat train`` starts a process per task, and tells each which one it is. Without a look at that each would be a run
-of its own. The batch script and the shell of salloc are no tasks: they are told to use srun where the job has several.
+``srun hlat train`` starts a process per task, and tells each which one it is. Without a look at that each would be a
+run of its own. The batch script and the shell of salloc are no tasks: they are told to use srun where the job has
+several.
 """
 
 import os
@@ -23,8 +24,8 @@ _PATIENCE = 10.0  # seconds for an answer of Slurm's controller
 _NO_TASKS = 0xFFFFFFF0  # steps with a higher number are the batch script, an interactive shell, ...
 _PORTS = range(20000, 30000)  # below those that systems give out by themselves
 _REMEDY = (
-    "Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process yourself, or WORLD_SIZE=1 in one that "
-    "is to be a run of its own."
+    "Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process yourself, or WORLD_SIZE=1 in one "
+    "that is to be a run of its own."
 )
 
 

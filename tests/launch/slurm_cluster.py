@@ -1,0 +1,116 @@
+"""A whole Slurm on this machine, private to a folder: munged, slurmctld, and a slurmd for each of its machines.
+
+with cluster(folder, machines=2) as environment:
+    subprocess.run(["srun", "-N2", ...], env=environment)
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue")
+_SETTINGS = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+RequeueExit=75
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+_BOUND = 30.0  # seconds for a test that would otherwise never end
+
+
+def missing() -> str:
+    """Why there can be no cluster here; empty if there can be one."""
+    gone = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if gone:
+        return f"no {', '.join(gone)} here: apt-get install slurm-wlm munge"
+    return "" if os.geteuid() == 0 else "Slurm's daemons are started by root here"
+
+
+@contextmanager
+def cluster(folder: Path, machines: int) -> Iterator[dict[str, str]]:
+    """Start it; yields the environment in which its commands find it. All of it is ended, by pid, at the end."""
+    for name in ("state", "spool", "munge"):
+        (folder / name).mkdir(parents=True)
+    host, cores = socket.gethostname().partition(".")[0], os.cpu_count()
+    ports = _free_ports(machines + 1)
+    nodes = "\n".join(
+        f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1 + i]} CPUs={cores} RealMemory=1000"
+        for i in range(machines)
+    )
+    (folder / "slurm.conf").write_text(_SETTINGS.format(host=host, folder=folder, ports=ports, nodes=nodes))
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
+    key = folder / "munge/key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(1024))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    environment["SLURM_CONF"] = str(folder / "slurm.conf")
+    munge = [f"--{name.replace('_', '-')}={folder}/munge/{name}" for name in ("socket", "key_file", "pid_file")]
+    munge = [word.replace("/key_file", "/key").replace("/pid_file", "/pid") for word in munge]
+    own = [f"--log-file={folder}/munge/log", f"--seed-file={folder}/munge/seed"]
+    try:
+        subprocess.run(["munged", "--force", *munge, *own], env=environment, check=True, capture_output=True)
+        subprocess.run(["slurmctld"], env=environment, check=True, capture_output=True)
+        for i in range(machines):
+            subprocess.run(["slurmd", "-N", f"n{i}"], env=environment, check=True, capture_output=True)
+        _wait_for_machines(environment, machines)
+        yield environment
+    finally:
+        for file in [*folder.glob("slurmd-*.pid"), folder / "slurmctld.pid", folder / "munge/pid"]:
+            _end(file)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _wait_for_machines(environment: dict[str, str], machines: int) -> None:
+    deadline = time.monotonic() + _BOUND
+    command = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
+    while len(subprocess.run(command, env=environment, capture_output=True, check=False).stdout.split()) < machines:
+        assert time.monotonic() < deadline, "its machines are not idle after half a minute"
+        time.sleep(0.1)
+
+
+def _end(file: Path) -> None:
+    if not file.exists():
+        return
+    pid = int(file.read_text())
+    deadline = time.monotonic() + _BOUND
+    try:
+        os.kill(pid, 15)
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.05)
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        pass
