@@ -1,0 +1,164 @@
+"""Processes of a run that wait for one another: they hear signals, and nobody else hears them.
+
+Each is the command ``hlat train`` in a process of its own, as a scheduler's script starts it.
+"""
+
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import wait_until
+
+from hlat.runtime import Meeting, Place, meeting
+from hlat.runtime.secret import Seal
+
+LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
+BOUND = 120.0  # seconds for a process that would otherwise never end
+
+
+@pytest.fixture
+def begin(recipe_file, tiny, tmp_path):
+    """Start the command with these variables; what still runs is killed at the end."""
+    started = []
+
+    def start(*words: str, **variables: object) -> "subprocess.Popen[str]":
+        environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | {name: str(value) for name, value in variables.items()},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def of_two(rank: int, port: int) -> dict[str, object]:
+    return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def waits(tmp_path: Path, rank: int, pid: int) -> bool:
+    """Whether a process has come to where it waits for the others: its log is open, and its saver beside it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    return (tmp_path / f"run/logs/rank-0000{rank}.log").exists() and bool(children.read_text().split())
+
+
+ENDS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 129, signal.SIGINT: 130}
+
+
+@pytest.mark.parametrize(
+    ("rank", "number"), [(0, signal.SIGTERM), (0, signal.SIGINT), (1, signal.SIGTERM), (1, signal.SIGINT)]
+)
+def test_a_signal_ends_a_process_whose_peers_do_not_come(begin, tmp_path, rank, number):
+    """Rank 0 waits in its own store, rank 1 for somebody to listen; ten minutes would pass until either gave up."""
+    process = begin(**of_two(rank, free_port()))
+    wait_until(lambda: waits(tmp_path, rank, process.pid))
+    time.sleep(1.0)  # from there to the wait it is a few instructions
+    process.send_signal(number)
+    out, err = process.communicate(timeout=BOUND)
+    assert (process.returncode, out) == (ENDS[number], "")
+    said = err.splitlines()
+    if rank == 0:
+        assert len(said) == 1 and ("SIGTERM: ended before" if number == signal.SIGTERM else "interrupted") in said[0]
+    else:
+        assert said == [], "the others say it in their logs"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_whose_peer_has_come_and_does_not_go_on(begin, tmp_path, number):
+    """The peer proves that it is of the run and then connects to nobody: rank 0 waits inside gloo."""
+    port, key = free_port(), "of this run"
+    process = begin(**of_two(0, port), HLAT_RUN_SECRET=key)
+    store = meeting._client("127.0.0.1", port, 1)
+    meeting._arrive(store, Meeting("hlat/0/1", Seal(key.encode())), Place(1, 2))
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=BOUND)
+    assert process.returncode == ENDS[number] and len(err.splitlines()) == 1, err
+
+
+def test_a_peer_that_comes_late_is_found(begin, tmp_path):
+    """Rank 1 waits for rank 0, hears a signal that it ignores, and both train."""
+    port = free_port()
+    last = begin("training.steps=2", **of_two(1, port))
+    wait_until(lambda: waits(tmp_path, 1, last.pid))
+    time.sleep(2.5)  # more than two looks
+    first = begin("training.steps=2", **of_two(0, port))
+    out, err = first.communicate(timeout=BOUND)
+    assert (first.returncode, last.wait(timeout=BOUND)) == (0, 0), err
+    assert "finished at step 2" in out
+    assert not list((tmp_path / "run").glob(".secret*")), "it is removed once all have met"
+
+
+# --- who listens ------------------------------------------------------------------------------------------------------
+
+
+def family_of(pid: int) -> Iterator[int]:
+    """A process and all that it has started, and so on."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from family_of(int(child))
+
+
+def sockets_of(pid: int) -> set[str]:
+    """The numbers of a process's sockets."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            found.add(target[len("socket:[") : -1])
+    return found
+
+
+def listeners(pids: list[int]) -> list[str]:
+    """The addresses on which processes listen."""
+    numbers = {number for pid in pids for number in sockets_of(pid)}
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        lines = Path(table).read_text().splitlines()[1:] if Path(table).exists() else []
+        for fields in (line.split() for line in lines):
+            if fields[3] == LISTENS and fields[9] in numbers:
+                digits = bytes.fromhex(fields[1].partition(":")[0])
+                words = [digits[at : at + 4][::-1] for at in range(0, len(digits), 4)]  # as the machine has them
+                found.append(str(ipaddress.ip_address(b"".join(words))))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="this system has no /proc/net/tcp to look at")
+@pytest.mark.parametrize("how", ["--nproc 2", "two processes"])
+def test_a_run_on_this_machine_listens_on_loopback_alone(begin, tmp_path, how):
+    words = ("training.steps=100000", "checkpoint.every_steps=5", "training.log_every=1")
+    if how == "--nproc 2":
+        processes = [begin("--nproc", "2", *words)]
+    else:
+        port = free_port()
+        processes = [begin(*words, **of_two(rank, port)) for rank in range(2)]
+    wait_until(lambda: (tmp_path / "run/checkpoints/step-00000005").exists())  # so the savers have met, too
+    found = listeners([pid for process in processes for pid in family_of(process.pid)])
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    assert [process.wait(timeout=BOUND) for process in processes] == [75] * len(processes)
+    assert len(found) >= 5, "the store, and gloo of two ranks and of their savers"
+    assert all(ipaddress.ip_address(address).is_loopback for address in found), found

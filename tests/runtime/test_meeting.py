@@ -1,0 +1,170 @@
+"""Meeting: who does not know the secret stays outside, and what he writes into the store is not believed."""
+
+import socket
+import stat
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from hlat.runtime import LaunchError, Meeting, Place, meeting, secret
+from hlat.runtime.addresses import candidates, interface_of, listen, reach
+from hlat.runtime.secret import Seal, run_seal
+
+IPV6 = (
+    Path("/proc/net/if_inet6").exists() and "00000000000000000000000000000001" in Path("/proc/net/if_inet6").read_text()
+)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A store that anybody may write to."""
+    monkeypatch.setattr(meeting, "ARRIVAL", timedelta(seconds=20))
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def arrive(server, *seals, name="run"):
+    """Processes, here threads with a connection each, that arrive with these seals: what each got or met."""
+
+    def one(rank):
+        client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+        try:
+            return meeting._arrive(client, Meeting(name, seals[rank]), Place(rank, len(seals)))[0]
+        except LaunchError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(seals)) as pool:
+        return list(pool.map(one, range(len(seals))))
+
+
+def test_processes_that_know_the_secret_believe_each_other(server):
+    first, second, third = arrive(server, *[Seal(b"secret")] * 3)
+    first.set("0/peer", b"\0address")
+    second.set("text", "words")
+    assert second.get("0/peer") == third.get("0/peer") == b"\0address"
+    assert first.multi_get(["text", "0/peer"]) == [b"words", b"\0address"]
+
+
+@pytest.mark.parametrize("stranger", [0, 1, 2])
+@pytest.mark.parametrize("known", [b"", b"wrong"])
+def test_a_process_without_the_secret_ends_the_meeting_for_all(server, stranger, known):
+    seals = [Seal(known if rank == stranger else b"secret") for rank in range(3)]
+    said = arrive(server, *seals)
+    assert all(isinstance(one, str) for one in said)
+    others = f"rank {stranger}" if stranger else "ranks 1-2"
+    assert said[0].startswith(f"the secret of this run is not known to {others}:") and "HLAT_RUN_SECRET" in said[0]
+    assert all("it met a process that does not know the secret" in one for one in said[1:])
+
+
+def test_what_a_stranger_writes_is_not_believed(server):
+    first, second = arrive(server, Seal(b"secret"), Seal(b"secret"))
+    first.set("0/peer", b"10.0.0.1")
+    outside = dist.PrefixStore("run", dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False))
+    signed = outside.get("0/peer")
+    for forged in (b"", b"10.6.6.6", signed[:32] + b"10.6.6.6", Seal(b"").sign(b"0/peer", b"10.6.6.6") + b"10.6.6.6"):
+        outside.set("0/peer", forged)
+        with pytest.raises(LaunchError, match="no process of the run has written"):
+            second.get("0/peer")
+    outside.set("0/other", signed)  # as it was written, in another place
+    with pytest.raises(LaunchError):
+        second.get("0/other")
+
+
+def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
+    """A stranger repeats it all: it passes for rank 1, and cannot write what rank 0 believes."""
+    arrive(server, Seal(b"secret"), Seal(b"secret"))
+    other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    old, new = dist.PrefixStore("run", server), dist.PrefixStore("run", other)
+    found = []
+    first = threading.Thread(
+        target=lambda: found.append(meeting._arrive(other, Meeting("run", Seal(b"secret")), Place(0, 2)))
+    )
+    first.start()
+    new.set("hello/1", old.get("hello/1"))
+    if new.add("arrived", 1) == 2:
+        new.set("complete", "")
+    first.join()
+    [(store, _)] = found
+    new.set("0/peer", Seal(b"").derive(b"session", b"run", old.get("verdict")[32:]).sign(b"0/peer", b"x") + b"x")
+    with pytest.raises(LaunchError, match="no process of the run"):
+        store.get("0/peer")
+
+
+def test_the_secret_is_the_launchers_or_one_in_a_file_for_the_user_only(tmp_path, monkeypatch):
+    file = tmp_path / "run" / ".secret-1-0"
+    monkeypatch.setenv(secret.RUN_SECRET, "given")
+    assert run_seal(file).sign(b"a") == Seal(b"given").sign(b"a") and not file.exists()
+    monkeypatch.delenv(secret.RUN_SECRET)
+    with ThreadPoolExecutor(8) as pool:  # whoever comes first makes it
+        signed = set(pool.map(lambda _: run_seal(file).sign(b"a"), range(8)))
+    assert len(signed) == 1 and signed != {run_seal(tmp_path / "other").sign(b"a")}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(file.read_text()) == 64
+    assert run_seal(None).sign(b"a") == Seal(b"").sign(b"a")
+    monkeypatch.setattr(secret, "_WRITING", 0.0)
+    file.write_text("")
+    with pytest.raises(LaunchError, match=r"holds no secret of a run\. Remove it"):
+        run_seal(file)
+
+
+def test_a_seal_tells_parts_from_their_sum_and_does_not_show_its_key():
+    assert Seal(b"k").sign(b"ab", b"c") != Seal(b"k").sign(b"a", b"bc")
+    assert "key" not in repr(Meeting("m", Seal(b"key")))
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not IPV6, reason="no IPv6"))]
+)
+def test_rank_0_listens_on_the_address_asked_for_alone(host, monkeypatch):
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        port = probe.getsockname()[1]
+    with listen(host, port) as listener:
+        assert listener.getsockname()[:2] == (host, port)
+        assert reach(host, port, 5.0) == (host, host)
+    monkeypatch.setattr(meeting, "ARRIVAL", timedelta(seconds=5))
+    store = meeting._served(host, port)
+    store.set("a", "b")
+    assert meeting._client(host, port, 1).get("a") == b"b"
+    others = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)} - {host}
+    for address in others:
+        with pytest.raises(OSError), socket.create_connection((address, port), 2.0):
+            pass
+
+
+def test_an_address_of_another_machine_is_refused(monkeypatch):
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR=192\.0\.2\.7 .*one of this machine's own"):
+        meeting._served("192.0.2.7", 29500)
+
+
+def test_who_comes_first_waits_for_who_listens():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(reach, "127.0.0.1", port, 60.0)
+        time.sleep(0.5)
+        with listen("127.0.0.1", port):
+            assert found.result() == ("127.0.0.1", "127.0.0.1")
+
+
+def test_names_become_addresses_that_others_reach(monkeypatch):
+    entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    known = {"here": ["127.0.1.1"], "there": ["10.0.0.5", "10.0.0.5"], "localhost": ["127.0.0.1"]}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(*entry, (a, 0)) for a in known[host]])
+    assert candidates("there") == ["10.0.0.5"] and candidates("localhost") == ["127.0.0.1"]
+    assert candidates("here")[-1] == "127.0.1.1", "its own name, as Debian has it; before it the one of the network"
+    assert candidates("10.9.8.7") == ["10.9.8.7"]
+
+
+def test_the_interface_of_an_address_is_known():
+    assert interface_of("127.0.0.1") == interface_of("::1") == "lo"
+    assert interface_of("192.0.2.7") is None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network but itself")
+        own = asking.getsockname()[0]
+    assert interface_of(own) in [path.name for path in Path("/sys/class/net").iterdir()]
