@@ -11,6 +11,7 @@ with a signature, and what a stranger writes ends the meeting with an error at w
 import os
 import secrets
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -148,30 +149,27 @@ def _stranger(who: str) -> LaunchError:
 
 
 def _wait(store: Store, key: str, world: int) -> None:
-    """Wait for a key of the store in slices, after each of which signals are heard.
+    """Wait for a key of the store, and hear signals meanwhile.
 
     Raises:
         LaunchError: it did not come.
     """
-
-    def arrived() -> str:
-        return f"only {store.add('arrived', 0)} of {world} processes arrived"
-
-    begin, told = time.monotonic(), False
-    whole, minutes = ARRIVAL.total_seconds(), f"{ARRIVAL / timedelta(minutes=1):g} minutes"
-    while (waited := time.monotonic() - begin) < whole:
-        try:
-            store.wait([key], min(SLICE, timedelta(seconds=whole - waited)))
-        except dist.DistNetworkError as error:
-            raise LaunchError("the store of the run, which rank 0 or the launcher serves, has gone.") from error
-        except RuntimeError:
-            if not told and waited > _SILENCE:
-                _say(f"{arrived()} so far; waiting for up to {minutes}")
-                told = True
-        else:
-            return
-    remedy = "Check that all were started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
-    raise LaunchError(f"{arrived()} within {minutes}. {remedy}")
+    minutes = f"{ARRIVAL / timedelta(minutes=1):g} minutes"
+    saying = threading.Timer(_SILENCE, _say, [f"waiting for all of {world} processes to arrive, for up to {minutes}"])
+    saying.daemon = True
+    saying.start()
+    try:
+        # On a thread, not in slices: of each that passes torch's store prints a warning.
+        audibly(lambda: store.wait([key], ARRIVAL))
+    except dist.DistNetworkError as error:
+        raise LaunchError("the store of the run, which rank 0 or the launcher serves, has gone.") from error
+    except RuntimeError as error:
+        arrived = store.add("arrived", 0)
+        remedy = "Check that all were started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+        message = f"only {arrived} of {world} processes arrived within {minutes}."
+        raise LaunchError(f"{message} {remedy}") from error
+    finally:
+        saying.cancel()
 
 
 def _say(text: str) -> None:
