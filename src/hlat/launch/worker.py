@@ -6,7 +6,6 @@ phases, steps --> heartbeat
 
 import os
 import signal
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -14,7 +13,7 @@ from types import FrameType
 from hlat.launch.follow import follow_launcher
 from hlat.launch.report import reported
 from hlat.resilience import beating
-from hlat.runtime import STOPPING, place, stop_code
+from hlat.runtime import LAUNCHER, STOPPING, place, stop_code
 
 
 @contextmanager
@@ -40,8 +39,8 @@ def _stop_early() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # The others' console is their log, where that is open already; before, one of several processes says it.
-    if os.environ.get("RANK", "0") == "0" or stat.S_ISREG(os.fstat(2).st_mode):
+    # Where a launcher started this process it is for that to speak: it may have signalled after another one's failure.
+    if os.environ.get("RANK", "0") == "0" and not {LAUNCHER, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
         name = signal.Signals(number).name
         with suppress(OSError):
             os.write(2, f"{name}: ended before the first step; the same command begins again\n".encode())
