@@ -60,6 +60,16 @@ def test_a_process_without_the_secret_ends_the_meeting_for_all(server, stranger,
     assert all("it met a process that does not know the secret" in one for one in said[1:])
 
 
+def test_who_says_that_he_is_rank_0_has_to_know_the_secret(server):
+    store = dist.PrefixStore("run", server)
+    with ThreadPoolExecutor(1) as pool:
+        client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+        other = pool.submit(meeting._arrive, client, Meeting("run", Seal(b"secret")), Place(1, 2))
+        store.set("verdict", bytes(Seal.SIZE) + bytes(16) + store.get("hello/1")[:16])
+        with pytest.raises(LaunchError, match="not known to rank 0"):
+            other.result()
+
+
 def test_what_a_stranger_writes_is_not_believed(server):
     first, second = arrive(server, Seal(b"secret"), Seal(b"secret"))
     first.set("0/peer", b"10.0.0.1")
@@ -76,7 +86,8 @@ def test_what_a_stranger_writes_is_not_believed(server):
 
 def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
     """A stranger repeats it all: it passes for rank 1, and cannot write what rank 0 believes."""
-    arrive(server, Seal(b"secret"), Seal(b"secret"))
+    before, _ = arrive(server, Seal(b"secret"), Seal(b"secret"))
+    before.set("0/peer", b"x")
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     old, new = dist.PrefixStore("run", server), dist.PrefixStore("run", other)
     found = []
@@ -89,9 +100,11 @@ def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
         new.set("complete", "")
     first.join()
     [(store, _)] = found
-    new.set("0/peer", Seal(b"").derive(b"session", b"run", old.get("verdict")[32:]).sign(b"0/peer", b"x") + b"x")
-    with pytest.raises(LaunchError, match="no process of the run"):
-        store.get("0/peer")
+    guessed = Seal(b"").derive(b"session", b"run", new.get("verdict")[Seal.SIZE :]).sign(b"0/peer", b"x") + b"x"
+    for forged in (guessed, old.get("0/peer")):
+        new.set("0/peer", forged)
+        with pytest.raises(LaunchError, match="no process of the run"):
+            store.get("0/peer")
 
 
 def test_the_secret_is_the_launchers_or_one_in_a_file_for_the_user_only(tmp_path, monkeypatch):
