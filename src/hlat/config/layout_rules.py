@@ -49,9 +49,8 @@ def _degrees(v: Values, *others: str) -> list[int]:
 
 
 def _pipelines(v: Values, most: int) -> list[int]:
-    """Pipeline-parallel degrees up to a limit that they must keep; where the world is stated, those that divide it."""
-    dividing = _degrees(v, "tensor", "context")
-    return dividing or [1, *range(max(1, most - _WINDOW), most + 1)]
+    """Pipeline-parallel degrees up to a limit that they must keep."""
+    return [1, *range(max(1, most - _WINDOW), most + 1), *_degrees(v, "tensor", "context")]
 
 
 def _micro_batch_sizes(v: Values) -> list[int]:
