@@ -108,7 +108,7 @@ def test_a_recipe_of_another_version_is_refused(tmp_path: Path, run: Path) -> No
     meta = {"model": {"vocab_size": 8, "layers": 1, "hidden_size": 8, "intermediate_size": 8, "heads": 1}}
     config = Recipe.model_fields["model"].annotation.model_validate(meta["model"])
     state = collect(config, held_parameters(build(config, device="cpu", seed=0)))
-    CheckpointStore(tmp_path / "other" / "checkpoints", 1).save(1, state, meta | {"recipe": {"model": 5}})
+    CheckpointStore(tmp_path / "other" / "checkpoints", 1).save(1, state, meta | {"recipe": {"model": {"experts": 8}}})
     with pytest.raises(CheckpointError, match="not one that this version knows"):
         evaluate_checkpoint(tmp_path / "other", data=run / "data")
 
