@@ -13,6 +13,7 @@ from preparing import training_data
 from hlat.config import DataConfig
 from hlat.data import Prepared, ValidationData, prepare
 from hlat.data.fitting import fit
+from hlat.data.rows import FittedRows, RowReader
 
 _fixture = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _packings = st.sampled_from(["concat", "best-fit"])
@@ -56,6 +57,33 @@ def test_fitting_loses_nothing_and_is_the_textbooks(sizes: list[int], room: int)
     used = np.add.reduceat(fitted.lengths, fitted.rows[:-1]) if len(fitted.rows) > 1 else np.zeros(0)
     assert (used <= room).all() and (np.diff(fitted.rows) > 0).all()
     assert len(fitted.rows) - 1 == _bins_of_the_textbook(sizes, room)
+
+
+class _Numbered:
+    """Tokens that are their own place, counted from 1: padding is 0."""
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return np.arange(start + 1, stop + 1)
+
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        out[:] = self.read(start, start + len(out))
+
+
+@given(sizes=st.lists(st.integers(1, 150), min_size=1, max_size=40), room=st.integers(2, 60), isolate=st.booleans())
+def test_every_label_is_what_follows_its_token(sizes: list[int], room: int, isolate: bool) -> None:
+    """Inside a document its next token, in another row too; after its last one the first of a document that begins
+    there, unless documents are isolated; never a token from the middle of another document."""
+    starts = np.cumsum([0, *sizes]).astype(np.uint64)
+    rows = FittedRows(starts, 0, fit(sizes, room))
+    reader = RowReader(_Numbered(), room, starts if isolate else None)  # type: ignore[arg-type]
+    read = reader.read([rows.pieces(row) for row in range(len(rows))])
+    firsts = {start + 1 for start in starts.tolist()}
+    for inputs, labels in zip(read.inputs_BS.tolist(), read.labels_BS.tolist(), strict=True):
+        for token, label, beside in zip(inputs, labels, [*inputs[1:], 0], strict=True):
+            if token and token + 1 not in firsts:
+                assert label == token + 1
+            else:
+                assert label == (beside if token and beside in firsts and not isolate else -100)
 
 
 @given(length=st.integers(2, 900), seed=st.integers(0, 2**32), isolate=st.booleans(), epoch=st.integers(0, 2))

@@ -121,7 +121,7 @@ class RowReader:
 
     def read(self, rows: list[list[Piece]]) -> Read:
         """One row for each list of pieces."""
-        if rows and self._starts is None and all(len(row) == 1 and row[0].length == self._length for row in rows):
+        if rows and self._starts is None and all(self._is_whole(row) for row in rows):
             return self._read_whole([row[0].start for row in rows])
         shape = (len(rows), self._length)
         inputs, labels = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
@@ -135,6 +135,10 @@ class RowReader:
                     highest = (int(part.tokens.max()), piece.start + int(part.tokens.argmax()))
         labels[labels == NO_LABEL] = IGNORED
         return Read(inputs, labels, positions, highest)
+
+    def _is_whole(self, row: list[Piece]) -> bool:
+        """True for consecutive tokens whose last one has a label, the token after it; not so where a document ends."""
+        return len(row) == 1 and row[0].length == self._length and row[0].follows
 
     def _read_whole(self, starts: list[int]) -> Read:
         """Rows of S consecutive tokens and the one after them: most there are."""
