@@ -70,7 +70,7 @@ NEAR: dict[str, str] = {
     "checkpoint/tiers.py": "training/test_tiers checkpoint/test_snapshots checkpoint/test_remote",
     "checkpoint/owner.py": "checkpoint/test_snapshots checkpoint/test_remote training/test_tiers",
     "checkpoint/remote.py": "checkpoint/test_remote",
-    "checkpoint/objects.py": "checkpoint/test_remote",
+    "checkpoint/objects.py": "checkpoint/test_uploads checkpoint/test_remote",
     "checkpoint/remote_": "checkpoint/test_remote",
     "checkpoint/index.py": "checkpoint/test_hostile checkpoint/test_store checkpoint/test_damage",
     "checkpoint/inventory.py": "cli/test_checkpoint_verbs checkpoint/test_store",
