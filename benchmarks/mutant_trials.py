@@ -55,7 +55,7 @@ NEAR: dict[str, str] = {
     "training/faulty_disk.py": "training/test_saving training/test_faulty_text",
     "training/faults.py": "resilience/test_faults training/test_anomalous_runs",
     "training/": "training/test_witness training/test_resume training/test_anomalous_runs",
-    "checkpoint/regions.py": "checkpoint/test_resharding checkpoint/test_state",
+    "checkpoint/regions.py": "checkpoint/test_store checkpoint/test_state checkpoint/test_resharding",
     "checkpoint/state.py": "checkpoint/test_state optim/test_restart checkpoint/test_resharding",
     "checkpoint/blocks.py": "checkpoint/test_state checkpoint/test_store checkpoint/test_resharding",
     "checkpoint/export.py": "checkpoint/test_export training/test_witness",

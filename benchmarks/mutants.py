@@ -13,7 +13,8 @@ testing", table 2): constants, comparisons, arithmetic, conditions, statements l
 Messages, docstrings, types, assertions and errors raised are left alone: what they say is not what is computed.
 
 The tests that are about the file run, until one fails; with --wide, those of its room after them. Tests that take too
-long are counted apart: a fault that hangs is noticed, a machine that is busy is not, and who reads the table looks.
+long are counted apart: a fault that hangs is noticed, a machine that is busy is not, and who reads the table looks. One
+call at a time: the results are written whole.
 """
 
 import argparse
