@@ -31,6 +31,7 @@ NEAR: dict[str, str] = {
     "parallel/compiling.py": "parallel/test_compiling",
     "parallel/footprint.py": "parallel/test_arithmetic distributed/test_memory memory/test_budget",
     "parallel/gradients.py": "training/test_witness distributed/test_norms distributed/test_same_model",
+    "parallel/norms.py": "training/test_witness parallel/test_sums_of_squares distributed/test_norms",
     "parallel/sharding.py": "training/test_witness distributed/test_gradients "
     "distributed/test_communication distributed/test_same_model distributed/test_memory",
     "parallel/model.py": "training/test_witness training/test_step precision/test_modes distributed/test_same_model",

@@ -183,7 +183,7 @@ HUGE = 2**40
         ([4], [([2], [4])], {}, "outside its shape"),
         ([4, 4], [([0], [16])], {}, "a piece of another number of dimensions"),
         ([4], [([0], [3]), ([2], [1])], {}, "two of its pieces overlap"),
-        ([3], [([0], [1]), ([0], [1]), ([2], [1])], {}, "two of its pieces overlap"),
+        ([3], [([0], [1]), ([0], [1]), ([2], [1])], {}, "more pieces of tensors than places"),
         ([4, 4], [([0, 0], [4, 2]), ([2, 1], [2, 2]), ([0, 2], [2, 2])], {}, "two of its pieces overlap"),
         ([17], [([0], [17])], {"length": 64}, "claims 68 bytes"),
         ([4], [([0], [4])], {"offset": 1 << 30}, "beyond the end"),

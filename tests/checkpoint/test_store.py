@@ -237,7 +237,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy_as_step(source: Path, target: Path, step: int) -> None:
     shutil.copytree(source, target)
+    meta = json.dumps(json.loads((target / "meta.json").read_text()) | {"step": step}).encode()
+    (target / "meta.json").write_bytes(meta)
     manifest = json.loads((target / "manifest.json").read_text()) | {"step": step}
+    manifest["files"]["meta.json"] = {"bytes": len(meta), "sha256": sha256(meta).hexdigest()}
     data = json.dumps(manifest).encode()
     (target / "manifest.json").write_bytes(data)
     (target / "COMMITTED").write_text(sha256(data).hexdigest())

@@ -19,7 +19,7 @@ def tensor(step: int) -> torch.Tensor:
 
 
 def tier_of(runtime: Runtime, folder: Path, per_machine: int) -> SnapshotTier:
-    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run").mkdir(parents=True, exist_ok=True)
     owner = Owner(folder / "run", "run")
     return SnapshotTier(str(folder / "machine{node}"), runtime.ranks, owner, runtime.rank // per_machine)
 

@@ -108,7 +108,7 @@ def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
 
 
 def test_the_secret_is_the_launchers_or_one_in_a_file_for_the_user_only(tmp_path, monkeypatch):
-    file = tmp_path / "run" / ".secret-1-0"
+    file = tmp_path / ".secret-1-0"
     monkeypatch.setenv(secret.RUN_SECRET, "given")
     assert run_seal(file).sign(b"a") == Seal(b"given").sign(b"a") and not file.exists()
     monkeypatch.delenv(secret.RUN_SECRET)

@@ -234,8 +234,19 @@ def test_tokens_per_second_and_utilization_follow_from_that_stopwatch(run: Run) 
 
 
 def line_ends(diary: list[tuple[str, float]], index: int) -> bool:
-    """A line is written when its last wait for the device is over, which the update of a step would follow else."""
-    return index > 0 and (diary[index - 1][0], diary[index][0]) == ("device", "between")
+    """A line is written once its step has been read from the device, saved and validated, as far as it is either.
+
+    The device is waited for in an update too, which the optimizer follows, not ``between``.
+    """
+    phases = [phase for phase, _ in diary[: index + 3]]
+    begin = max((place for place, phase in enumerate(phases[:index]) if phase == "device"), default=None)
+    if begin is None or phases[begin + 1] != "between":
+        return False
+    end = begin + 1
+    for done in ("checkpoint", "evaluation"):
+        if phases[end + 1 : end + 3] == [done, "between"]:
+            end += 2
+    return index == end
 
 
 def own_sums(diary: list[tuple[str, float]]) -> list[dict[str, float]]:

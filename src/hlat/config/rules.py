@@ -4,7 +4,6 @@ A rule sees the recipe through ``Values``, where a field that is itself wrong is
 skipped, because its answer would only repeat that mistake.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -172,32 +171,6 @@ def _remote(v: Values) -> Iterator[Problem]:
         yield _wrong(v, path, "it is a whole bucket, where each run needs a place of its own.", wanted)
 
 
-def _file_names(v: Values) -> Iterator[Problem]:
-    for path in _FILES:
-        name = v(path)
-        if name is None:
-            continue
-        try:
-            encoded = os.fsencode(name)
-        except UnicodeEncodeError:
-            yield _wrong(v, path, "half of a surrogate pair is no character that a file name can hold.", _ANOTHER_NAME)
-        else:
-            if b"\0" in encoded:
-                yield _wrong(v, path, "a file name holds no zero character.", _ANOTHER_NAME)
-
-
-_FILES = (
-    "run.dir",
-    "data.path",
-    "data.validation.path",
-    "data.tokenizer.path",
-    "data.prepared_dir",
-    "data.cache_dir",
-    "checkpoint.init_from",
-)
-
-_ANOTHER_NAME = "Give another name."
-
 _NO_STORES = ("file", "local", "memory", "http", "https")
 
 _FOR_EVER = FaultConfig.model_fields["seconds"].default
@@ -221,7 +194,6 @@ RULES: tuple[Rule, ...] = (
     _memory_budget,
     _faults,
     _remote,
-    _file_names,
     *LAYOUT_RULES,
 )
 

@@ -63,12 +63,12 @@ def rehearse(
         LaunchError: no such rank, or what the recipe asks for cannot be rehearsed on a CPU.
         RecipeError: everything that is wrong with the recipe on any of these ranks.
     """
+    recipe = _resolved(recipe)
     layout = Layout.of(recipe.parallel, world)
     chosen = usual_ranks(recipe, world) if ranks is None else sorted(set(ranks))
     wrong = [rank for rank in chosen if not 0 <= rank < world]
     if wrong:
         raise LaunchError(f"no rank {wrong[0]} in a world of {world}. The ranks are 0 to {world - 1}.")
-    recipe = _resolved(recipe)
     eager = recipe.model_copy(update={"run": recipe.run.model_copy(update={"compile": "none"})})
     reports: list[RankReport] = []
     problems: dict[str, Problem] = {}

@@ -17,7 +17,9 @@ SEEN = ("2.12", "2.13", "2.14")
 PRIVATE_NAMES: dict[str, str] = {
     # where it is found, as module.name or module.class.name -> what it is for
     "torch._C._TorchDispatchModeKey": "rehearsals: fake tensors, put aside and taken up again",
+    "torch._C._distributed_c10d.PrefixStore": "meeting: names of one meeting, apart from those of others",
     "torch._C._distributed_c10d.Store": "the type of a rendezvous store",
+    "torch._C._distributed_c10d.TCPStore": "meeting: a store on a socket of our own",
     "torch._C._get_dispatch_mode": "rehearsals: fake tensors, put aside and taken up again",
     "torch._C._set_dispatch_mode": "rehearsals: fake tensors, put aside and taken up again",
     "torch._C._unset_dispatch_mode": "rehearsals: fake tensors, put aside and taken up again",
