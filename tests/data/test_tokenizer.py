@@ -349,7 +349,7 @@ def _with(change: dict[str, object]) -> bytes:
         (b"[]", "a JSON list, not an object"),
         (b"", "not a tokenizer.json"),
         (train_char("abc").files["tokenizer.json"].replace(b'"a"', b'"aa"').replace(b'"b"', b'"bb"')
-         .replace(b'"c"', b'"cc"'), "has none"),
+         .replace(b'"c"', b'"cc"'), "empty vocabulary"),
     ],
 )  # fmt: skip
 def test_a_malformed_tokenizer_json_is_an_error_that_names_it(content: bytes, told: str) -> None:

@@ -65,4 +65,4 @@ def send_a_pickle(runtime: Runtime) -> tuple[str, bool]:
 
 def test_a_pickle_in_place_of_a_message_is_refused_and_runs_nothing(pool: Pool) -> None:
     (message, ran), _ = pool.run(2, send_a_pickle)
-    assert not ran and message.startswith("LaunchError: what came as rank 1's message is none of this program")
+    assert not ran and message.startswith("LaunchError: received an invalid message in place of rank 1's")

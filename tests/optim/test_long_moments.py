@@ -43,7 +43,7 @@ def truth(betas: tuple[float, float]) -> dict[str, torch.Tensor]:
 
 
 def deviation(beta: float, power: int) -> float:
-    """Of a stochastically rounded moment, as a share of it: an upper bound.
+    """Upper bound of the relative standard deviation of a stochastically rounded moment.
 
     A step takes a moment x to y = x + (1 - beta)(g - x). Of the two neighbours of y, s apart, one is chosen at random
     without moving the mean, with a variance of f (1 - f) s^2 <= |y - x| s, since x is such a value itself. A spacing

@@ -86,7 +86,7 @@ def earlier_take_more(layers: int, layer: float, extra: Sequence[float]) -> list
 
 
 def _slowest(layers: int, layer: float, extra: Sequence[float]) -> float:
-    """Of the best split: the shortest time in which all stages together can have so many layers."""
+    """Slowest-stage time of the best split: the shortest in which all stages together can have so many layers."""
     times = sorted({n * layer + end for n, end in product(range(1, layers + 1), set(extra))})
     return next(most for most in times if _most(most, layer, extra) >= layers)
 

@@ -58,7 +58,7 @@ def test_what_all_ranks_save_is_the_model(mode: str, each: int) -> None:
     ("device", "fast", "mode"), [("auto", False, "mixed"), ("cpu", True, "mixed"), ("cpu", False, "fp32")]
 )
 def test_auto_is_what_it_is_on_the_device_of_the_run(monkeypatch, device: str, fast: bool, mode: str) -> None:
-    """Of which nothing is known but for this machine's CPU: accelerators are taken to be fast in bf16."""
+    """A rehearsal takes accelerators to be fast in bf16, and asks this machine only for run.device=cpu."""
     monkeypatch.setattr(world, "has_fast_bf16", lambda device: fast)
     found = rehearse(recipe_of(1, run={"device": device}, precision={"mode": "auto"}), 1)
     assert found.recipe.precision.mode == plain(found)["precision"] == mode

@@ -84,7 +84,7 @@ def model_config(checkpoint: Checkpoint) -> ModelConfig:
     except ValidationError as exc:
         raise CheckpointError(f"{checkpoint.path}: its model is not one that this version knows: {exc}") from exc
     if problems := model_problems(config):
-        raise CheckpointError(f"{checkpoint.path}: its model cannot be: {'; '.join(map(str, problems))}")
+        raise CheckpointError(f"{checkpoint.path}: invalid model configuration: {'; '.join(map(str, problems))}")
     _check_weights(checkpoint, config)
     return config
 

@@ -1,4 +1,4 @@
-"""Whether a run may go on with a recipe that is not quite the one it was saved with.
+"""Compatibility of a recipe with the one in a checkpoint that a run goes on from.
 
     recipe in the checkpoint, recipe now --field by field--> refused (all at once), or recorded
 

@@ -147,7 +147,7 @@ def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredT
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Nothing is looked for that could be freed: with millions of new objects, that takes longer than to make them."""
+    """Disable the cyclic garbage collector: with millions of new objects, that takes longer than to make them."""
     collecting = gc.isenabled()
     gc.disable()
     try:

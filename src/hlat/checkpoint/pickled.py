@@ -51,8 +51,7 @@ def read_pickle(data: bytes, is_known: Callable[[str], bool]) -> Any:
         return _run(machine, data)
     except (IndexError, KeyError, struct.error):
         raise ValueError(
-            f"at byte {machine.at} it ends too early, wants a value where there is none, or has an instruction that "
-            "data does not need"
+            f"at byte {machine.at}: truncated, a value is missing, or an opcode that plain data does not use"
         ) from None
 
 
@@ -79,7 +78,7 @@ def _run(machine: "_Machine", data: bytes) -> Any:
 
 
 class _Machine:
-    """Where it is, the stack, what is below the open marks, and the memo.
+    """State of the pickle machine: position, stack, stacks below open marks, and memo.
 
     The memo is a dictionary, so that an entry with a large number takes no more room than any other.
     """
@@ -212,7 +211,7 @@ def _call(it: _Machine) -> None:
 def _give_state(it: _Machine) -> None:
     state, target = it.stack.pop(), it.stack[-1]
     if type(target) is not Made or target.state is not None:
-        raise ValueError("a state is given to what was not made, or was given one")
+        raise ValueError("BUILD applied to something other than a new object, or applied twice")
     target.state = state
 
 

@@ -75,7 +75,7 @@ def remote_problems(objects: Objects, step: int) -> list[str]:
 
 
 def _problems_inside(objects: Objects, manifest: Manifest) -> list[str]:
-    """What of a checkpoint whose files are as listed does not make sense."""
+    """Problems of the meta.json and the index of a checkpoint whose checksums match."""
     try:
         check_meta(_content(objects, manifest.step, META_NAME), manifest.step)
         parse_index(_content(objects, manifest.step, INDEX_NAME), manifest.file_bytes)

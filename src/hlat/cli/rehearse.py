@@ -44,4 +44,4 @@ def rehearse(
     if as_json:
         say(json.dumps(plain(found), indent=2))
     elif resolved.precision.mode != found.recipe.precision.mode:
-        say(f"precision.mode=auto was taken for {found.recipe.precision.mode}, which it is where bf16 is fast")
+        say(f"precision.mode=auto: rehearsed as {found.recipe.precision.mode}, its value on devices with fast bf16")

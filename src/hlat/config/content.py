@@ -1,4 +1,4 @@
-"""What may stand in a recipe at all, whatever the field: plain values, of bounded size, without secrets.
+"""Checks of every value of a recipe, independent of its field: plain values, of bounded size, without secrets.
 
     mapping, as read --plain_content--> the same mapping with every refused value made harmless, problems
 
@@ -18,7 +18,7 @@ _LONGEST = 10_000  # characters of a text; paths of file systems end at 4,096 by
 _BITS = 63
 
 NO_SECRETS = (
-    "Give it without; credentials come from the environment (docs/data.md). Where a server asks for more in the URL, "
+    "Remove that part; credentials come from the environment (docs/data.md). Where a server asks for more in the URL, "
     "fetch the file and give its path: the same text is the same data, and a run that has begun goes on."
 )
 
@@ -89,7 +89,9 @@ def _plain_text(text: str, path: str, problems: list[Problem]) -> str:
         return text.replace("\0", "?")
     if any("\ud800" <= char <= "\udfff" for char in text):
         remedy = "Write it in UTF-8; rename a file whose name is not."
-        problems.append(Problem(path, "it is not text in Unicode: half a character, or a byte.", remedy, text, True))
+        problems.append(
+            Problem(path, "invalid Unicode: an unpaired surrogate, or an undecodable byte.", remedy, text, True)
+        )
         return text.encode(errors="replace").decode()
     if (secret := secret_in(text)) is not None:
         reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."

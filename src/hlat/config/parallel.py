@@ -44,7 +44,8 @@ class ParallelConfig(Section):
     schedule: Schedule = "1f1b"
     """Order of forward and backward passes in a pipeline; no effect at pipeline 1."""
     split: tuple[Positive, ...] | None = None
-    """Layers of each stage, in order, as in [3, 2]; null: the slowest rank, then the fullest, is smallest."""
+    """Layers of each stage, in order, as in [3, 2]; null: balanced, by the time of
+    the slowest rank first, then by the memory of the fullest."""
     context: Positive = 1
     """Context-parallel degree: ranks that each sequence is cut over, in 2 * context chunks, zig-zag."""
     zero: Literal[0, 1, 2, 3] = 1

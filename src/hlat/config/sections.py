@@ -20,11 +20,11 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
     """Device type to run on; auto takes the accelerator if torch finds one, else the CPU."""
     compile: Literal["auto", "blocks", "none"] = "auto"
-    """What goes through torch.compile: every block, nothing, or auto: blocks where it pays, on GPUs and in long
-    bf16 runs on CPUs that have bf16 instructions."""
+    """Scope of torch.compile: blocks, none, or auto: blocks on GPUs, and in long bf16 runs on CPUs with bf16
+    instructions."""
     deterministic: bool = True
-    """Whether kernels that may give other bits each time are refused, as bitwise resume needs; false lets a GPU take
-    them, which may be faster, and a resumed run then ends near the one that was not interrupted, not with its bits."""
+    """Use deterministic kernels only, which bitwise resume requires. false allows other GPU kernels, which may be
+    faster; a resumed run is then close to one that was not interrupted, but not bitwise equal."""
 
 
 class BatchConfig(Section):

@@ -1,4 +1,4 @@
-"""What a manifest says, held against itself, its files and the tokenizer beside them: one sentence for each problem.
+"""Consistency of a manifest with itself, its files and the tokenizer beside them: one sentence for each problem.
 
     counts --sums--> counts of parts, fingerprint
     counts --sizes, a few boundaries--> files
@@ -37,7 +37,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
     if content_fingerprint(*stated) != manifest.fingerprint:
         yield f"{MANIFEST}: the fingerprint does not belong to the shards it lists"
     if manifest.dtype != token_dtype(manifest.vocab_size):
-        yield f"{MANIFEST}: says {manifest.dtype}, and ids of {manifest.vocab_size:,} tokens are written otherwise"
+        yield f"{MANIFEST}: dtype {manifest.dtype} does not match a vocabulary of {manifest.vocab_size:,} tokens"
     for split, record in manifest.splits.items():
         yield from _of_split(split, record, np.dtype(manifest.dtype).itemsize)
     yield from _of_rows(manifest)
@@ -62,7 +62,7 @@ def _of_rows(manifest: Manifest) -> Iterator[str]:
     for source in manifest.rows:
         told = source.null_rows + source.empty_documents + source.unreadable_rows + source.documents
         if told != source.rows:
-            yield f"{MANIFEST}: source {source.source} has {source.rows} rows, what became of them adds up to {told}"
+            yield f"{MANIFEST}: source {source.source} has {source.rows} rows, its kept and dropped ones sum to {told}"
         if source.copies > source.documents:
             yield f"{MANIFEST}: source {source.source} has {source.copies} copies among {source.documents} documents"
     listed = 0 if manifest.quarantine is None else manifest.quarantine.rows
@@ -80,7 +80,7 @@ def _of_sources(manifest: Manifest) -> Iterator[str]:
     for split, record in manifest.splits.items():
         places = [list(rows).index(part.source) if part.source in rows else -1 for part in record.sources]
         if -1 in places or places != sorted(set(places)):
-            yield f"{MANIFEST}: {split} has tokens of sources in an order that its files do not have"
+            yield f"{MANIFEST}: the order of sources in {split} differs from the order of the files"
             return
     for row in manifest.rows:
         yield from _of_documents(manifest, row)

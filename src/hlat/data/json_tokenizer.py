@@ -130,7 +130,7 @@ class CharTokenizer(JsonTokenizer):
         super().__init__(content, config, eos_token, where)
         vocabulary = self._description["model"]["vocab"]
         if not any(len(char) == 1 for char in vocabulary):
-            raise data_error(f"{self._where}: a tokenizer of characters that has none. Train it again.")
+            raise data_error(f"{self._where}: the character tokenizer has an empty vocabulary. Train it again.")
         items = sorted((ord(char), index) for char, index in vocabulary.items() if len(char) == 1)
         self._points = np.array([point for point, _ in items], dtype=np.uint32)
         self._ids = np.array([index for _, index in items], dtype=np.uint32)

@@ -197,10 +197,10 @@ class Manifest(Record):
         if set(self.splits) != set(SPLITS):
             raise ValueError(f"splits: has {sorted(self.splits)}, and these are {sorted(SPLITS)}")
         if set(self.places) != {"corpus", "tokenizer"}:
-            raise ValueError("places: says of corpus and tokenizer where they are, and nothing else")
+            raise ValueError("places: must have exactly the keys corpus and tokenizer")
         for where, name, written in _file_names(self):
             if name != written:
-                raise ValueError(f"{where}: names {name!r}, and the only name there is {written!r}")
+                raise ValueError(f"{where}: file name is {name!r}, expected {written!r}")
         return self
 
     @property

@@ -114,7 +114,7 @@ class Prepared:
 
     @cached_property
     def _boundaries(self) -> dict[Split, npt.NDArray[np.uint64]]:
-        """What ``documents`` has compared."""
+        """Cache of verified document boundaries, by split."""
         return {}
 
 

@@ -176,7 +176,7 @@ def token_name(config: dict[str, Any] | None, key: str) -> str | None:
     value = (config or {}).get(key)
     name = value.get("content", value) if isinstance(value, dict) else value
     if name is not None and not isinstance(name, str):
-        raise data_error(f"tokenizer_config.json: {key} is {value!r}, and not the name of a token.")
+        raise data_error(f"tokenizer_config.json: {key} is {value!r}, expected the text of a token.")
     return name
 
 

@@ -180,7 +180,7 @@ class _Supervisor:
         return _Attempt(ends, verdict, lookout.seen, readings)
 
     def _left(self) -> dict[str, str]:
-        """What the next attempt has to find, as an environment variable; nothing before one has trained."""
+        """Environment variable with the folder's number and the newest durable step; none before an attempt trained."""
         return {GONE_ON: EarlierAttempt(self._durable, self._known() or "").variable()} if self._trained else {}
 
     def _known(self) -> str | None:

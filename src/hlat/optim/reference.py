@@ -38,7 +38,7 @@ SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", 
 """The numbers of a step, in the order in which the kernels take them; decay is lr times weight decay."""
 
 ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
-"""How a step may write what it computes."""
+"""Rounding schemes of a step: stochastic, to nearest, compensated (Kahan)."""
 
 _LONGEST_TO_NEAREST = 1 - 2.0**-5
 _CHUNK = 1 << 15  # elements at a time: temporaries stay in cache, and torch starts no threads for as few

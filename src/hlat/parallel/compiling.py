@@ -23,7 +23,7 @@ _FLEX_DEVICES = ("cuda", "xpu")  # with gradients, and compiled
 LONG_RUN = 1.5e14
 """FLOPs of a run, per thread of all its processes, from which compiling pays on a CPU: ten minutes on a core with AMX.
 
-Measured: 3 to 30 s of start-up for 1.15 to 1.25 times the speed (docs/experiments.md). A count of the recipe and no
+Measured: 5 to 26 s of start-up for 1.18 to 1.30 times the speed (docs/experiments.md). A count of the recipe and no
 measurement, so that a resumed run compiles if the run did that it goes on from."""
 
 
@@ -73,19 +73,19 @@ def _against(recipe: Recipe, device: torch.device, world: int) -> str:
         if reason:
             return reason
     elif device.type != "cuda":
-        return f"not known to pay on {device.type}; run.compile=blocks does it"
+        return f"not known to pay on {device.type}; run.compile=blocks forces it"
     language = "C++" if device.type == "cpu" else "C"
-    return "" if _has_compiler(device) else f"it needs a {language} compiler, and finds none"
+    return "" if _has_compiler(device) else f"no {language} compiler found"
 
 
 def _against_on_cpu(recipe: Recipe, world: int) -> str:
     """Name what speaks against compiling on this CPU; nothing where the run is long enough to win back the start-up."""
     if MODES[recipe.precision.mode].compute != torch.bfloat16 or not has_fast_bf16(torch.device("cpu")):
-        return "a few percent on a CPU, but for bf16 in hardware; run.compile=blocks does it"
+        return "little gain on a CPU without bf16 instructions or in fp32; run.compile=blocks forces it"
     tokens = recipe.total_steps * recipe.tokens_per_step
     flops = flops_per_token(recipe.model, recipe.data.sequence_length) * tokens
     if flops < LONG_RUN * torch.get_num_threads() * world:
-        return "the run is too short to win back the start-up; run.compile=blocks does it"
+        return "the run is too short to win back the start-up; run.compile=blocks forces it"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What remains to be added up after backward, and which rows a rank counts in a norm.
+"""Gradient reductions that remain after backward, and the rows that a rank counts in a norm.
 
     copies of a parameter on several ranks that saw different parts of the computation: sum over those ranks
         norm weights under sequence parallelism      each tensor rank saw its shard of the sequence

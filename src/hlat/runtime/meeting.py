@@ -142,8 +142,8 @@ def _stranger(who: str) -> LaunchError:
         f"the secret of this run is not known to {who}: another run uses the same MASTER_PORT, or a stranger does."
     )
     remedy = (
-        f"Of one run all processes have the same {RUN_SECRET}, or none has, and then one run.dir that all of their "
-        "machines share. Give each run its own MASTER_PORT."
+        f"Set the same {RUN_SECRET} in all processes of a run, or leave it unset and use a run.dir on a file system "
+        "that all machines share. Give each run its own MASTER_PORT."
     )
     return LaunchError(f"{message} {remedy}")
 
@@ -217,7 +217,8 @@ def _client(address: str, port: int, rank: int) -> Store:
     except (RuntimeError, ValueError, OSError) as error:
         message = f"rank {rank} cannot reach rank 0 at MASTER_ADDR={address} MASTER_PORT={port} ({_line(error)})."
         remedy = (
-            "Check that the address is that of rank 0's machine, and that the port is free and not behind a firewall."
+            "Check that the address is that of rank 0's machine, the only one on which its store listens (write "
+            "it as a number where a name means several), and that the port is free and not behind a firewall."
         )
         raise LaunchError(f"{message} {remedy}") from error
     _talk_over(own)

@@ -251,7 +251,7 @@ def _value(head: torch.Tensor, rest: torch.Tensor, rank: int) -> Any:
     try:
         return decode(message)
     except Malformed as error:
-        reason = f"what came as rank {rank}'s message is none of this program ({error})."
+        reason = f"received an invalid message in place of rank {rank}'s ({error})."
         raise LaunchError(f"{reason} Another program answers in its place, or runs another version of hlat.") from error
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 SLICE = timedelta(seconds=1)
-"""How long a process waits before it looks up."""
+"""Interval at which a waiting process hears signals."""
 
 
 class _Outcome(Generic[T]):

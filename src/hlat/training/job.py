@@ -272,6 +272,6 @@ def build_job(
 
 
 def _numbers(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Those of the step of a checkpoint, for its line of metrics; None where it gets none, or was saved without."""
+    """Read a checkpoint's step metrics; None where the step is not logged or was saved without."""
     numbers = with_non_finite(meta.get("metrics"))
     return numbers if isinstance(numbers, dict) and numbers.get("step") == meta["step"] else None

@@ -67,7 +67,7 @@ def saver_beside(recipe: Recipe, here: Place) -> Iterator[Beside | None]:
 
 
 def background_saver(process: Beside | None, job: Job) -> BackgroundSaver | None:
-    """That process as the saver of a job."""
+    """Wrap the saver process as the background saver of a job."""
     if process is None:
         return None
     recipe = job.recipe
