@@ -19,6 +19,9 @@ def main() -> None:
     from hlat.runtime.openmp import ProcessorTime, set_spin_count  # noqa: PLC0415
 
     before = ProcessorTime.read()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before the command was started (>&-)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  (for as long as we run)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark

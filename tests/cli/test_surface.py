@@ -1,5 +1,9 @@
 """The command line is public: this list changes only together with the changelog."""
 
+import subprocess
+import sys
+
+import pytest
 import typer
 
 from hlat.cli import app
@@ -75,3 +79,12 @@ def test_every_verb_and_option_says_what_it_does():
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help":
                 assert parameter.help, f"{path} {parameter.name}"
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_streams_that_are_closed_change_no_exit_code(closed):
+    """As a daemon or a job of cron may start it."""
+    number = {"stdout": 1, "stderr": 2}[closed]
+    command = f"exec {sys.executable} -m hlat check nosuch.yaml {number}>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr

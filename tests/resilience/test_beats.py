@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from hlat.resilience import BEATS, beating, read_beat, secured
 from hlat.resilience.beats import Beat, beat_path
 from hlat.resilience.sampling import is_waiting, where
 from hlat.runtime import current_phase, enter_phase
+from hlat.runtime.waiting import audibly, wait_for
 
 
 class Clock:
@@ -122,6 +125,26 @@ def test_who_waits_for_other_ranks_is_seen_by_where_it_is(file, waits):
     assert is_waiting(inner) is waits
     own = f"{file.partition('/hlat/')[2]}:5 inner"
     assert where(inner) == (own if "/hlat/" in file else "training/step.py:36 accumulate_gradients")
+
+
+def test_a_thread_that_waits_audibly_is_seen_to_wait():
+    """Looked at from the call that it waits for, as the sampling thread does."""
+    seen = []
+
+    def call():
+        time.sleep(0.05)  # until the main thread waits
+        frame = sys._current_frames()[threading.main_thread().ident]
+        seen.append((is_waiting(frame), where(frame)))
+
+    audibly(call)
+    [(waits, place)] = seen
+    assert waits and "waiting.py" not in place
+
+
+def test_a_wait_for_a_collective_is_a_wait():
+    assert wait_for.__code__.co_filename.endswith("hlat/runtime/waiting.py")
+    inner = SimpleNamespace(f_code=wait_for.__code__, f_lineno=1, f_back=None)
+    assert is_waiting(inner)
 
 
 def test_phases_reach_the_heart_of_this_process(tmp_path, monkeypatch):

@@ -31,6 +31,15 @@ def test_what_is_as_new_as_it_has_to_be_is_gone_on_from(tmp_path, found, saved, 
     refuse_lost(Ranks(), tmp_path, found, left(saved), [Damage(path, ["torn"]) for path in damaged])
 
 
+def test_what_an_attempt_before_this_one_has_set_aside_is_passed_over(tmp_path):
+    """It ended before its first step, so that nobody was told."""
+    (tmp_path / "checkpoints" / "step-00000300.bad").mkdir(parents=True)
+    with pytest.raises(LostError):
+        refuse_lost(Ranks(), tmp_path, 200, left(400), [])
+    (tmp_path / "checkpoints" / "step-00000400.bad").mkdir()
+    refuse_lost(Ranks(), tmp_path, 200, left(400), [])
+
+
 @pytest.mark.parametrize(
     ("found", "damaged", "there"),
     [

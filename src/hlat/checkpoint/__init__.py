@@ -21,12 +21,13 @@ from hlat.checkpoint.reading import Checkpoint, open_checkpoint, read_meta, reso
 from hlat.checkpoint.remote_inventory import RemotePrefix
 from hlat.checkpoint.saver import run_saver
 from hlat.checkpoint.state import collect, load_weights, restore
-from hlat.checkpoint.store import CheckpointStore, surplus
+from hlat.checkpoint.store import BAD_SUFFIX, CheckpointStore, surplus
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
 from hlat.checkpoint.tokenizer import carried_tokenizer, check_same_tokenizer, has_tokenizer, read_tokenizer
 from hlat.checkpoint.tries import Refusal, SaveResult, save_in_tries
 
 __all__ = [
+    "BAD_SUFFIX",
     "BackgroundSaver",
     "Block",
     "Change",

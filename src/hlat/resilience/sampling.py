@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Protocol
 
 _EVERY = 0.05  # seconds
-_TALK = ("hlat/runtime/vote.py", "hlat/runtime/ranks.py")
+_WAITING = "hlat/runtime/waiting.py"  # called by whoever waits for other ranks
+_TALK = ("hlat/runtime/vote.py", "hlat/runtime/ranks.py", _WAITING)
 
 
 class Sampled(Protocol):
@@ -53,7 +54,12 @@ def _sample(beat: Sampled, over: threading.Event) -> None:
 
 
 def is_waiting(frame: FrameType) -> bool:
-    """Whether the code at the end of a stack waits for other ranks: a collective, a message, a vote."""
+    """Whether the code at the end of a stack waits for other ranks: a collective, a message, a vote.
+
+    A wait may be inside Python's own ``threading``: then whoever called that decides.
+    """
+    while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
+        frame = frame.f_back
     file = PurePath(frame.f_code.co_filename).as_posix()
     if "/torch/distributed/" in file:
         return "/torch/distributed/tensor/" not in file  # which computes
@@ -65,7 +71,7 @@ def where(frame: FrameType) -> str:
     innermost: FrameType | None = frame
     while innermost is not None:
         file = PurePath(innermost.f_code.co_filename).as_posix()
-        if "/hlat/" in file:
+        if "/hlat/" in file and not file.endswith(_WAITING):
             return f"{file.rpartition('/hlat/')[2]}:{innermost.f_lineno} {innermost.f_code.co_name}"
         innermost = innermost.f_back
     return ""

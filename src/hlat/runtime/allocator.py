@@ -10,6 +10,7 @@ import ctypes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 _MAPPED_FROM = 1 << 30  # bytes; blocks of this size and more are mapped and unmapped one by one
+_OLD_LARGEST = 32 << 20  # bytes; the most that glibc before 2.35 takes
 _NEVER = (1 << 31) - 1  # the largest value that mallopt takes, in bytes
 
 
@@ -26,4 +27,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)) and bool(mallopt(_M_TRIM_THRESHOLD, _NEVER))
+    kept = bool(mallopt(_M_TRIM_THRESHOLD, _NEVER))
+    return kept and any(mallopt(_M_MMAP_THRESHOLD, size) for size in (_MAPPED_FROM, _OLD_LARGEST))

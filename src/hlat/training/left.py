@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint import step_in
+from hlat.checkpoint import BAD_SUFFIX, step_in
 from hlat.config import LostError
 from hlat.runtime import EarlierAttempt, Ranks
 
@@ -56,7 +56,8 @@ def refuse_lost(
         return
 
     def refuse() -> None:
-        if any(damage.step >= earlier.saved for damage in damaged):
+        aside = [step_in(path) for path in run_dir.glob(f"checkpoints/*{BAD_SUFFIX}*")]  # by an attempt before this one
+        if any(step is not None and step >= earlier.saved for step in [*aside, *(one.step for one in damaged)]):
             return
         there = "there is none now" if found is None else f"the newest one now is of step {found}"
         raise LostError(
