@@ -89,7 +89,8 @@ def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
     before, _ = arrive(server, Seal(b"secret"), Seal(b"secret"))
     before.set("0/peer", b"x")
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    old, new = dist.PrefixStore("run", server), dist.PrefixStore("run", other)
+    own = dist.TCPStore("127.0.0.1", other.port, is_master=False, wait_for_workers=False)  # who waits holds a client
+    old, new = dist.PrefixStore("run", server), dist.PrefixStore("run", own)
     found = []
     first = threading.Thread(
         target=lambda: found.append(meeting._arrive(other, Meeting("run", Seal(b"secret")), Place(0, 2)))

@@ -10,9 +10,10 @@ import yaml
 from hlat.checkpoint import read_meta, resolve
 from hlat.config import CheckpointError, Recipe, parse_recipe
 from hlat.evaluation import evaluate_checkpoint
-from hlat.runtime import Ranks, Runtime
+from hlat.runtime import Ranks, Runtime, held_run_folder
 from hlat.training import precision, run
-from hlat.training.job import build_job
+from hlat.training.job import Job, build_job
+from hlat.training.lock import run_lock
 from same_runs import assert_same_state
 
 ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")
@@ -110,16 +111,22 @@ def test_a_run_that_began_on_one_kind_of_device_goes_on_alike_on_another(fast, r
     assert evaluate_checkpoint(recipe_in(None).run_dir) == evaluate_checkpoint(recipe_in(mode, "named").run_dir)
 
 
+def job_of(recipe: Recipe) -> Job:
+    """Build the job of a recipe in this process, in the run's folder."""
+    recipe.run_dir.mkdir(parents=True, exist_ok=True)
+    with run_lock(recipe.run_dir) as lock, held_run_folder(recipe.run_dir, lock, 0) as folder:
+        return build_job(recipe, Runtime(torch.device("cpu")), folder)
+
+
 @pytest.mark.parametrize("old", ON_A_CPU)
 def test_a_run_is_not_resumed_in_another_mode(recipe_in, old):
     trained(recipe_in(old, steps=2))
-    cpu = Runtime(torch.device("cpu"))
     for new in (*ON_A_CPU, "fp8"):
         if new != old:
             with pytest.raises(CheckpointError, match=f"precision.mode: saved with '{old}', now '{new}'"):
-                build_job(recipe_in(new), cpu)
-    assert build_job(recipe_in(old), cpu).step == 2
-    assert build_job(recipe_in("auto"), cpu).recipe.precision.mode == old
+                job_of(recipe_in(new))
+    assert job_of(recipe_in(old)).step == 2
+    assert job_of(recipe_in("auto")).recipe.precision.mode == old
 
 
 @pytest.mark.parametrize(("old", "new"), [("bf16-kahan", "bf16-sr"), ("bf16-sr", "fp32"), ("mixed", "bf16")])
@@ -127,10 +134,8 @@ def test_a_new_run_takes_weights_of_any_mode(recipe_in, old, new):
     """``init_from`` is about weights: bf16 to fp32 is exact, and the other way they are rounded."""
     source = recipe_in(old, steps=2)
     trained(source)
-    job = build_job(
-        recipe_in(new, "another", checkpoint={"init_from": str(source.run_dir)}), Runtime(torch.device("cpu"))
-    )
+    job = job_of(recipe_in(new, "another", checkpoint={"init_from": str(source.run_dir)}))
     assert job.step == 0 and job.recipe.precision.mode == new
-    weights = build_job(source, Runtime(torch.device("cpu"))).model.held
+    weights = job_of(source).model.held
     for ours, theirs in zip(job.model.held, weights, strict=True):
         assert torch.equal(ours.tensor, theirs.tensor.to(ours.tensor.dtype))
