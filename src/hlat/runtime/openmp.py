@@ -39,9 +39,9 @@ def set_spin_count(
     """Set GOMP_SPINCOUNT, which torch's libgomp reads when it is loaded; a value that is there stays.
 
     A thread that spins for long takes its core from other programs in this machine: with one of two cores busy,
-    training has twice the speed with 20,000 turns that it has with the library's own 300,000. On a quiet machine both
-    are as fast. Where the host of a virtual machine is busy it is the other way round, by 6 to 26 %: a core that sleeps
-    is given away and comes back late. So the library's own value stays where the host has been seen to take time away
+    training has twice the speed with 20,000 turns that it has with the library's own 300,000. On a quiet machine it
+    has 3 to 8 % less, and where the host of a virtual machine is busy 6 to 26 %: a core that sleeps is given away and
+    comes back late. So the library's own value stays where the host has been seen to take time away
     (docs/experiments.md has the measurements).
 
     Args:
