@@ -26,7 +26,7 @@ NEAR: dict[str, str] = {
     "data/packing.py": "data/test_packing data/test_weights",
     "data/fitting.py": "data/test_packing",
     "data/": "data/test_samples data/test_packing data/test_weights",
-    "parallel/layout.py": "parallel/test_arithmetic distributed/test_same_model",
+    "parallel/layout.py": "parallel/test_arithmetic distributed/test_same_model distributed/test_communication",
     "parallel/stages.py": "parallel/test_arithmetic distributed/test_memory",
     "parallel/compiling.py": "parallel/test_compiling",
     "parallel/footprint.py": "parallel/test_arithmetic distributed/test_memory memory/test_budget",

@@ -213,27 +213,7 @@ def build_job(
     if prepared.validation_tokens:
         validation_data = ValidationData(prepared, length, recipe.evaluation.sequences, recipe.data.isolate)
     damaged: list[Damage] = []
-    disk = disk_of(recipe, runtime.rank)
-    store = CheckpointStore(
-        recipe.run_dir / "checkpoints",
-        recipe.checkpoint.keep_last,
-        recipe.checkpoint.keep_every_steps,
-        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
-        disk=disk,
-        ranks=runtime.ranks,
-        folder=folder,
-    )
-    owner = Owner(recipe.run_dir, recipe.run.name)
-    tiers = Tiers(
-        recipe.checkpoint,
-        store,
-        owner,
-        place().node,
-        runtime.ranks,
-        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
-        disk=disk,
-    )
-    folder.number = runtime.ranks.first(owner.number)  # not before: a prefix of an object store may give it its own
+    store, tiers = _kept_states(recipe, runtime, folder, damaged)
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
     newest, changes = tiers.newest(require_step), []
     refuse_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
@@ -271,7 +251,42 @@ def build_job(
     )
 
 
+def _kept_states(
+    recipe: Recipe, runtime: Runtime, folder: RunFolder, damaged: list[Damage]
+) -> tuple[CheckpointStore, Tiers]:
+    """Open the run's checkpoints and the other places that keep its state. Collective.
+
+    Args:
+        recipe: of the run.
+        runtime: this process of it.
+        folder: of the run; gets the run's number.
+        damaged: gets what is found damaged, now and later.
+    """
+    disk = disk_of(recipe, runtime.rank)
+    store = CheckpointStore(
+        recipe.run_dir / "checkpoints",
+        recipe.checkpoint.keep_last,
+        recipe.checkpoint.keep_every_steps,
+        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+        disk=disk,
+        ranks=runtime.ranks,
+        folder=folder,
+    )
+    owner = Owner(recipe.run_dir, recipe.run.name)
+    tiers = Tiers(
+        recipe.checkpoint,
+        store,
+        owner,
+        place().node,
+        runtime.ranks,
+        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+        disk=disk,
+    )
+    folder.number = runtime.ranks.first(owner.number)  # not before: a prefix of an object store may give it its own
+    return store, tiers
+
+
 def _numbers(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     """Read a checkpoint's step metrics; None where the step is not logged or was saved without."""
     numbers = with_non_finite(meta.get("metrics"))
-    return numbers if isinstance(numbers, dict) and numbers.get("step") == meta["step"] else None
+    return numbers if isinstance(numbers, dict) and numbers.get("step") == meta.get("step") else None
