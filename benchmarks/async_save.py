@@ -62,7 +62,7 @@ class Run:
         import torch
 
         from hlat.data import Batch
-        from hlat.runtime import synchronize
+        from hlat.runtime.backend import synchronize
         from hlat.training.step import accumulate_gradients, update
 
         self.step += 1
@@ -184,7 +184,8 @@ def print_verify(root):
 def work(arguments):
     """One rank."""
     from hlat.checkpoint import Disk, run_saver
-    from hlat.runtime import joined, place, start_beside
+    from hlat.runtime import place
+    from hlat.runtime.distributed import joined, start_beside
 
     process = start_beside(partial(run_saver, here=place(), make_disk=Disk))
     with joined(arguments.device) as runtime:

@@ -59,11 +59,12 @@ def worker(model_name, mode, options):
     from hlat.data import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
-    from hlat.runtime import Runtime, peak_memory_bytes
+    from hlat.runtime.backend import peak_memory_bytes
+    from hlat.runtime.distributed import Runtime
     from hlat.training.step import accumulate_gradients, update
 
     if "keep" in options:
-        from hlat.runtime.allocator import keep_freed_memory
+        from hlat.runtime.backend import keep_freed_memory
 
         assert keep_freed_memory()
     shape, length, batch_size = MODELS[model_name]

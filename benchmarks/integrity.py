@@ -21,7 +21,8 @@ from hlat.data import Batch
 from hlat.optim import build_optimizer, state_tensors
 from hlat.parallel import build_parallel
 from hlat.resilience import digest
-from hlat.runtime import Runtime, synchronize
+from hlat.runtime.backend import synchronize
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 
 LENGTH = 256

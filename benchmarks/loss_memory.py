@@ -20,7 +20,7 @@ def worker(side, vocabulary, tokens, width):
     import torch.nn.functional as F
 
     from hlat.model import CrossEntropy, head_loss
-    from hlat.runtime import peak_memory_bytes
+    from hlat.runtime.backend import peak_memory_bytes
 
     torch.manual_seed(0)
     cpu = torch.device("cpu")

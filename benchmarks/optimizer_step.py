@@ -30,7 +30,7 @@ from hlat.optim import build_optimizer, native, reference
 from hlat.optim.bf16 import kernel_for
 from hlat.optim.lines import Lines
 from hlat.optim.reference import Operands
-from hlat.runtime import synchronize
+from hlat.runtime.backend import synchronize
 
 WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}
 PLAIN = "bf16-sr, plain torch"

@@ -47,7 +47,8 @@ def main():
     parser.add_argument("--nproc", type=int, default=os.cpu_count() or 2)
     asked = parser.parse_args()
     from hlat.quickstart.corpus import standard_library
-    from hlat.runtime import has_fast_bf16, start
+    from hlat.runtime.backend import has_fast_bf16
+    from hlat.runtime.distributed import start
 
     mode = "mixed" if has_fast_bf16(start().device) else "fp32"  # as the quickstart chooses
 

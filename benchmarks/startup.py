@@ -20,7 +20,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 from hlat.launch.local import open_store
-from hlat.runtime import finish, meeting, start
+from hlat.runtime.distributed import rendezvous as meeting
+from hlat.runtime.distributed import start
+from hlat.runtime.distributed.join import finish
 
 HEAD = f"{'processes':>9}  {'waited':>8}  {'CPU':>8}  {'CPU per peer':>12}  {'store keys each':>15}"
 

@@ -32,7 +32,7 @@ def hlat_step(device, mode, compiled):
     from hlat.data import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
-    from hlat.runtime import Runtime
+    from hlat.runtime.distributed import Runtime
     from hlat.training.step import accumulate_gradients, update
 
     recipe = parse_recipe(
@@ -104,7 +104,7 @@ def worker(side, mode, steps, device_name):
     from hlat.config import ModelConfig
     from hlat.hardware import peak_flops
     from hlat.model import flops_per_token
-    from hlat.runtime import peak_memory_bytes, synchronize
+    from hlat.runtime.backend import peak_memory_bytes, synchronize
 
     device = torch.device(device_name)
     build = hlat_step if side.startswith("hlat") else transformers_step
@@ -149,7 +149,7 @@ def sides_of(device_name):
     """What is measured here: (side, mode)."""
     import torch
 
-    from hlat.runtime import has_fast_bf16
+    from hlat.runtime.backend import has_fast_bf16
 
     fast = has_fast_bf16(torch.device(device_name))
     return [

@@ -16,7 +16,7 @@ def main() -> None:
     heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not hear Ctrl-C
     if heard:
         signal.signal(signal.SIGINT, _interrupted_early)
-    from hlat.runtime.openmp import ProcessorTime, set_spin_count  # noqa: PLC0415
+    from hlat.runtime.backend import ProcessorTime, set_spin_count  # noqa: PLC0415
 
     before = ProcessorTime.read()
     for name in ("stdout", "stderr"):

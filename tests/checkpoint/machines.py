@@ -11,7 +11,7 @@ from thread_ranks import all_done, on_ranks
 
 from hlat.checkpoint import Block, Checkpoint, CheckpointStore, Disk, Owner
 from hlat.checkpoint.snapshots import SnapshotTier
-from hlat.runtime import Ranks
+from hlat.runtime.distributed import Ranks
 
 T = TypeVar("T")
 

@@ -34,7 +34,9 @@ from hlat.checkpoint import (
     whole_tensors,
 )
 from hlat.config import CheckpointConfig
-from hlat.runtime import Beside, Runtime, held_run_folder, joined, place, start_beside
+from hlat.runtime import place
+from hlat.runtime.distributed import Beside, Runtime, joined, start_beside
+from hlat.runtime.storage import held_run_folder
 from hlat.training import run_lock
 
 SERVER = multiprocessing.get_context("forkserver")

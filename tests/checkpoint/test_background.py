@@ -27,7 +27,8 @@ from saving_ranks import (
 
 from hlat.checkpoint import Disk, Refusal, SaveResult, open_checkpoint, run_saver, save_in_tries
 from hlat.checkpoint.saver import Memory, Settings
-from hlat.runtime import Beside, Place, start_beside
+from hlat.runtime import Place
+from hlat.runtime.distributed import Beside, start_beside
 
 WORLDS = [1, 2]
 

@@ -14,7 +14,8 @@ from hlat.checkpoint import Checkpoint, CheckpointStore, verify
 from hlat.checkpoint.blocks import Block, whole_tensors
 from hlat.checkpoint.disk import Disk
 from hlat.checkpoint.reading import open_everywhere
-from hlat.runtime import CheckpointError, LaunchError, Ranks, StorageError
+from hlat.runtime import CheckpointError, LaunchError, StorageError
+from hlat.runtime.distributed import Ranks
 
 WORLD = 3
 

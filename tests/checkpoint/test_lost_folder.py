@@ -13,7 +13,9 @@ from saving_ranks import Rank, ranks, succeeded
 from thread_ranks import all_done, on_ranks
 
 from hlat.checkpoint import CheckpointStore, Content, Disk, SaveResult, save_in_tries, whole_tensors
-from hlat.runtime import LOCK_NAME, LostError, Ranks, RunFolder, StorageError
+from hlat.runtime import LostError, StorageError
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import LOCK_NAME, RunFolder
 
 WORLD = 3
 

@@ -23,7 +23,9 @@ from hlat.checkpoint.objects import Objects
 from hlat.checkpoint.remote import RemoteTier
 from hlat.checkpoint.remote_reading import remote_problems
 from hlat.config import CheckpointConfig
-from hlat.runtime import CheckpointError, HlatError, Ranks, StorageError, connect
+from hlat.runtime import CheckpointError, HlatError, StorageError
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import connect
 from object_store import ObjectStore
 
 T = TypeVar("T")

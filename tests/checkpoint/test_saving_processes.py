@@ -33,7 +33,8 @@ from hlat.checkpoint import CheckpointStore, collect, open_checkpoint, restore
 from hlat.checkpoint.disk import Disk
 from hlat.config import ModelConfig
 from hlat.model import Decoder, ModelPart, held_parameters, parameter_layouts
-from hlat.runtime import Ranks, StorageError
+from hlat.runtime import StorageError
+from hlat.runtime.distributed import Ranks
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch", "torch.distributed.fsdp", "hlat.checkpoint", "stamped_parts", "saved_states"])

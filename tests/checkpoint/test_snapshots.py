@@ -16,7 +16,8 @@ from saved_states import save
 
 from hlat.checkpoint import CheckpointStore, replication, verify
 from hlat.checkpoint.replication import next_in_ring
-from hlat.runtime import LaunchError, Ranks, StorageError
+from hlat.runtime import LaunchError, StorageError
+from hlat.runtime.distributed import Ranks
 
 TWO_BY_TWO: Machines = (0, 0, 1, 1)
 

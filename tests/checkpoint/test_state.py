@@ -15,7 +15,8 @@ from hlat.checkpoint.blocks import whole_tensors
 from hlat.config import ModelConfig, OptimizerConfig
 from hlat.model import Decoder, build, canonical_shapes, held_parameters
 from hlat.optim import build_optimizer
-from hlat.runtime import CheckpointError, rng_state, set_rng_state
+from hlat.runtime import CheckpointError
+from hlat.runtime.randomness import rng_state, set_rng_state
 
 PLAIN = {
     "vocab_size": 61,

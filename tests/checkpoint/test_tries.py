@@ -9,7 +9,7 @@ from saved_states import assert_is_step, save, state
 from thread_ranks import all_done, on_ranks
 
 from hlat.checkpoint import CheckpointStore, Content, Refusal, SaveResult, save_in_tries, whole_tensors
-from hlat.runtime import Ranks
+from hlat.runtime.distributed import Ranks
 
 
 class RefusingDisk(CountingDisk):

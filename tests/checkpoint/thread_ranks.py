@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hlat.runtime import Ranks
+from hlat.runtime.distributed import Ranks
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ import pytest
 import yarl
 
 from hlat.data.retries import PATIENCE, Abandoned, Away, Retries
-from hlat.runtime import DataError, Fault, Kind, StorageError, fault_of
+from hlat.runtime import DataError, StorageError
+from hlat.runtime.storage import Fault, Kind, fault_of
 
 
 class World:

@@ -19,7 +19,7 @@ from jobs import Trained, assemble, train
 from layouts import GLOBAL_BATCH, SEQUENCE_LENGTH, Case, recipe_content
 
 from hlat.config import parse_recipe
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 

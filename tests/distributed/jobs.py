@@ -11,7 +11,7 @@ from hlat.data import IGNORED, Batch
 from hlat.model import HeldParameter
 from hlat.optim import build_optimizer
 from hlat.parallel import MicroBatch, ParallelModel, build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 
 Block = tuple[str, int, int, np.ndarray]

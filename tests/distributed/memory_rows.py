@@ -23,7 +23,7 @@ import hlat.parallel.model
 from hlat.config import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import Cut, ParallelModel, StateBytes, build_parallel, state_bytes
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 
 _ODD = {

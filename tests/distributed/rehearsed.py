@@ -28,7 +28,7 @@ from hlat.config import Recipe, parse_recipe
 from hlat.data import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, controlled_garbage, update
 
 _LETTING_GO = 0.005  # seconds in which a thread of gloo drops what it has sent or reduced

@@ -22,7 +22,8 @@ from hlat.memory import Plan, plan_activations
 from hlat.model import Decoder
 from hlat.model.layers import Attention
 from hlat.parallel import Cut, ParallelModel, build_parallel, held_parts
-from hlat.runtime import Runtime, has_fast_bf16
+from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients
 from storages import Allocated
 

@@ -11,7 +11,7 @@ import yaml
 from workers import Pool
 
 from hlat.config import parse_recipe
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training import run
 from same_runs import assert_same_state, events_of, metrics_of, newest, rewrite
 

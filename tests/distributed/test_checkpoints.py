@@ -15,7 +15,7 @@ from hlat.checkpoint import CheckpointStore, collect, export_hf, open_checkpoint
 from hlat.config import Recipe, parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import Cut, ParallelModel, build_parallel, stage_layers
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 
 SAVED, GONE_ON = 3, 5  # steps before the checkpoint, and after it

@@ -11,7 +11,7 @@ from workers import Pool
 
 from hlat.config import parse_recipe
 from hlat.parallel import build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -16,7 +16,7 @@ from hlat.config import CorruptionError, PersistentCorruptionError, parse_recipe
 from hlat.optim import build_optimizer, state_tensors
 from hlat.parallel import build_parallel
 from hlat.resilience import Copies
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training import run
 from hlat.training.step import accumulate_gradients, update
 from same_runs import assert_same_run, events_of, newest

@@ -19,7 +19,7 @@ from workers import Pool
 from hlat.config import Recipe, parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients
 
 WITHIN = 1e-9

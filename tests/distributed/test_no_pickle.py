@@ -11,7 +11,7 @@ from layouts import SOME, Case, recipe_content
 from torch.distributed import distributed_c10d
 from workers import Pool
 
-from hlat.runtime import Ranks, Runtime
+from hlat.runtime.distributed import Ranks, Runtime
 
 
 def _refuse(*arguments: object, **options: object) -> Any:

@@ -10,7 +10,7 @@ from workers import Pool
 from hlat.config import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 
 

@@ -11,7 +11,7 @@ from layouts import Case
 from workers import Pool
 
 from hlat.config import load_recipe
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 
 STEPS = 3
 

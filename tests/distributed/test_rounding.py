@@ -13,7 +13,8 @@ from hlat.config import parse_recipe
 from hlat.model import HeldParameter, local
 from hlat.optim import build_optimizer, set_learning_rate, state_tensors
 from hlat.parallel import build_parallel
-from hlat.runtime import Runtime, normal_block, stream_key
+from hlat.runtime.distributed import Runtime
+from hlat.runtime.randomness import normal_block, stream_key
 
 MODES = ("bf16-sr", "bf16-kahan")
 STEPS = 3

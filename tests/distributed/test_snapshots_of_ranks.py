@@ -9,7 +9,7 @@ from workers import Pool
 
 from hlat.checkpoint import Block, CheckpointStore, Owner
 from hlat.checkpoint.snapshots import SnapshotTier
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 
 ROWS = 3_000_001  # of float64: a part of each rank is larger than a piece of the exchange
 

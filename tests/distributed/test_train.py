@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import open_checkpoint, resolve
-from hlat.runtime import REQUEUE
+from hlat.runtime.process import REQUEUE
 
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]
 STEPS = 12

@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup
 from hlat.config import Recipe, parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 
 Traffic = Counter[tuple[str, int]]

@@ -130,7 +130,8 @@ def _serve(pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, _stack_file(os.getpid()).open("w"))
-    from hlat.runtime import finish, start  # noqa: PLC0415
+    from hlat.runtime.distributed import start  # noqa: PLC0415
+    from hlat.runtime.distributed.join import finish  # noqa: PLC0415
 
     while True:
         rank, world, port, job, arguments = pipe.recv()

@@ -14,7 +14,7 @@ from killing import assert_same_run
 
 from hlat.checkpoint import open_checkpoint, resolve
 from hlat.resilience import PARTS
-from hlat.runtime import REQUEUE
+from hlat.runtime.process import REQUEUE
 
 STEPS = 30
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -10,7 +10,7 @@ import torch
 
 from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
 from hlat.hardware.measure import Measured, measure_matmul
-from hlat.runtime import has_fast_bf16
+from hlat.runtime.backend import has_fast_bf16
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

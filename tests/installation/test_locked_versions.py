@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from hlat.runtime import TESTED_TORCH
-from hlat.runtime.torch_private import SEEN
+from hlat.runtime.backend.torch_private import SEEN
+from hlat.runtime.backend.torch_private import TESTED as TESTED_TORCH
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

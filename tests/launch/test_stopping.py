@@ -6,7 +6,7 @@ import signal
 import pytest
 from launching import wait_for, wait_until_gone
 
-from hlat.runtime import REQUEUE
+from hlat.runtime.process import REQUEUE
 
 
 def received(folder, rank):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hlat.launch.report import Report
 from hlat.launch.verdict import judge
 from hlat.launch.watch import End
-from hlat.runtime import STOP_CODES, STOPPING, stop_code
+from hlat.runtime.process import STOP_CODES, STOPPING, stop_code
 
 _NOBODY = 65534
 NOWHERE = Path("/no/such/run")

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from launching import wait_until
 
-from hlat.runtime import Meeting, Place, meeting
-from hlat.runtime.secret import Seal
+from hlat.runtime import Place
+from hlat.runtime.distributed import Meeting
+from hlat.runtime.distributed import rendezvous as meeting
+from hlat.runtime.distributed.run_secret import Seal
 
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 BOUND = 120.0  # seconds for a process that would otherwise never end

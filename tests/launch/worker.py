@@ -16,7 +16,9 @@ import torch.distributed as dist
 
 from hlat.config import Problem, RecipeError
 from hlat.launch import working
-from hlat.runtime import STOPPING, DataError, StorageError, Vote, check_same, joined, rank_log, stop_code
+from hlat.runtime import DataError, StorageError
+from hlat.runtime.distributed import Vote, check_same, joined
+from hlat.runtime.process import STOPPING, rank_log, stop_code
 
 
 def outcome_of(action):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hlat.config import ModelConfig
 from hlat.model import build, initial, initial_rows, parameter_layouts, to_canonical
-from hlat.runtime import normal_range, stream_key
+from hlat.runtime.randomness import stream_key
+from hlat.runtime.randomness.philox_rng import normal_range
 
 
 def canonical_of(config: ModelConfig, seed: int = 7, **more: object) -> dict[str, torch.Tensor]:

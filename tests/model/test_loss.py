@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hlat.model import IGNORED, CrossEntropy, head_loss, loss
-from hlat.runtime import peak_memory_bytes
+from hlat.runtime.backend import peak_memory_bytes
 
 CPU = torch.device("cpu")
 

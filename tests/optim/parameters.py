@@ -11,7 +11,7 @@ from torch import nn
 from hlat.config import ModelConfig
 from hlat.model import Decoder, HeldParameter, ModelPart, canonical_shapes, held_parameters
 from hlat.model.layout import Part, RowLayout
-from hlat.runtime import normal_block, stream_key
+from hlat.runtime.randomness import normal_block, stream_key
 
 PLAIN = {"vocab_size": 37, "layers": 1, "hidden_size": 24, "intermediate_size": 40, "heads": 4, "kv_heads": 2}
 BIASED = PLAIN | {"qkv_bias": True, "qk_norm": True, "head_dim": 6}

@@ -10,7 +10,8 @@ from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, compilation
 from hlat.parallel.compiling import _has_compiler, check_isolation
-from hlat.runtime import LaunchError, Runtime
+from hlat.runtime import LaunchError
+from hlat.runtime.distributed import Runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -7,7 +7,7 @@ import torch
 
 from hlat.config import parse_recipe
 from hlat.parallel import MicroBatch, build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 
 
 class _Stages:

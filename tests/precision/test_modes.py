@@ -7,7 +7,8 @@ from hlat.config import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.precision import MODES
-from hlat.runtime import LaunchError, Runtime
+from hlat.runtime import LaunchError
+from hlat.runtime.distributed import Runtime
 
 CPU = torch.device("cpu")
 

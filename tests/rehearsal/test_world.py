@@ -11,7 +11,8 @@ from hlat.config import RecipeError
 from hlat.model import count_parameters, flops_per_token
 from hlat.parallel import Layout
 from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks, world
-from hlat.runtime import LaunchError, Runtime, host_values, is_pretended, pretended
+from hlat.runtime import LaunchError
+from hlat.runtime.distributed import Runtime, host_values, is_pretended, pretended
 
 PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
 

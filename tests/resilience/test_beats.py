@@ -12,8 +12,9 @@ import pytest
 from hlat.resilience import BEATS, beating, read_beat, secured
 from hlat.resilience.beats import Beat, beat_path
 from hlat.resilience.sampling import is_waiting, where
-from hlat.runtime import current_phase, enter_phase
-from hlat.runtime.waiting import audibly, wait_for
+from hlat.runtime.distributed import audibly
+from hlat.runtime.distributed.waiting import wait_for
+from hlat.runtime.process import current_phase, enter_phase
 
 
 class Clock:
@@ -112,7 +113,7 @@ def test_a_process_that_is_watched_tells_phases_and_that_it_is_alive(tmp_path):
         ("/x/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", True),
         ("/x/torch/distributed/tensor/_dispatch.py", False),
         ("/x/torch/nn/functional.py", False),
-        ("/x/hlat/runtime/vote.py", True),
+        ("/x/hlat/runtime/distributed/async_max.py", True),
         ("/x/hlat/parallel/model.py", False),
     ],
 )
@@ -142,7 +143,7 @@ def test_a_thread_that_waits_audibly_is_seen_to_wait():
 
 
 def test_a_wait_for_a_collective_is_a_wait():
-    assert wait_for.__code__.co_filename.endswith("hlat/runtime/waiting.py")
+    assert wait_for.__code__.co_filename.endswith("hlat/runtime/distributed/waiting.py")
     inner = SimpleNamespace(f_code=wait_for.__code__, f_lineno=1, f_back=None)
     assert is_waiting(inner)
 

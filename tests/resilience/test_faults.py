@@ -13,7 +13,8 @@ from hlat.checkpoint import CheckpointStore, verify, whole_tensors
 from hlat.config import FaultConfig, StorageError
 from hlat.model import HeldParameter, RowLayout
 from hlat.resilience import STORAGE_FAULTS, Faults, InjectedFault
-from hlat.runtime import REQUEUE, Ranks
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.process import REQUEUE
 from hlat.training.faulty_disk import FaultyDisk
 
 

@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 
 import hlat
-from hlat.runtime.identity import _source_hash, code_identity
-from hlat.runtime.ranks import in_words
+from hlat.runtime.distributed import code_identity
+from hlat.runtime.distributed.consistency import _source_hash
+from hlat.runtime.distributed.host_collectives import in_words
 
 PACKAGE = Path(hlat.__file__).parent
 

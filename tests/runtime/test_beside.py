@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime import Line, beside, start_beside
+from hlat.runtime.distributed import Line, start_beside
+from hlat.runtime.distributed import helper_process as beside
 
 
 @pytest.fixture(params=["copy", "new interpreter"])

@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from hlat.runtime import LaunchError, has_fast_bf16, joined, start
-from hlat.runtime import device as device_module
-from hlat.runtime.device import set_arithmetic
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import device as device_module
+from hlat.runtime.backend import has_fast_bf16, set_arithmetic
+from hlat.runtime.distributed import joined, start
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

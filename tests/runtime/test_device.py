@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from hlat.runtime import peak_memory_bytes
+from hlat.runtime.backend import peak_memory_bytes
 
 
 def test_the_peak_of_a_process_is_its_own_and_not_that_of_its_launcher() -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hlat.runtime import LaunchError, Meeting, Place, meeting, secret
-from hlat.runtime.addresses import candidates, interface_of, listen, reach
-from hlat.runtime.secret import Seal, run_seal
+from hlat.runtime import LaunchError, Place
+from hlat.runtime.distributed import Meeting
+from hlat.runtime.distributed import rendezvous as meeting
+from hlat.runtime.distributed import run_secret as secret
+from hlat.runtime.distributed.addresses import candidates, interface_of, listen, reach
+from hlat.runtime.distributed.run_secret import Seal, run_seal
 
 IPV6 = (
     Path("/proc/net/if_inet6").exists() and "00000000000000000000000000000001" in Path("/proc/net/if_inet6").read_text()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime.openmp import SPINS, ProcessorTime, set_spin_count
+from hlat.runtime.backend import ProcessorTime, set_spin_count
+from hlat.runtime.backend.openmp import SPINS
 
 
 def stat(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | None:
@@ -49,7 +50,7 @@ def test_the_command_settles_it_before_torch_is_imported() -> None:
         "import os, sys\n"
         "os.environ.pop('GOMP_SPINCOUNT', None)\n"
         "import hlat.command, hlat.cli\n"
-        "from hlat.runtime.openmp import ProcessorTime\n"
+        "from hlat.runtime.backend.openmp import ProcessorTime\n"
         "ProcessorTime.read = classmethod(lambda cls: cls(0, 0))\n"
         "hlat.cli.app = lambda: print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n"
         "hlat.command.main()\n"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.runtime import LaunchError, Place, place
-from hlat.runtime.device import choose_device
+from hlat.runtime.backend import choose_device
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

@@ -7,7 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hlat.runtime import HlatError, LaunchError, Ranks, Vote, check_same, finish, joined, meeting, start
+from hlat.runtime import HlatError, LaunchError
+from hlat.runtime.distributed import Ranks, Vote, check_same, joined, start
+from hlat.runtime.distributed import rendezvous as meeting
+from hlat.runtime.distributed.join import finish
 
 
 @pytest.fixture

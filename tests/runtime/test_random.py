@@ -8,8 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.runtime import normal_range, philox, stream_key
-from hlat.runtime import random as module
+from hlat.runtime.randomness import philox, stream_key
+from hlat.runtime.randomness import philox_rng as module
+from hlat.runtime.randomness.philox_rng import normal_range
 
 KEYS = st.integers(0, 2**64 - 1)
 COUNTERS = st.integers(0, 2**63 - 1)

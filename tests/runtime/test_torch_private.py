@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import hlat
-from hlat.runtime import TESTED_TORCH, untested_torch
-from hlat.runtime.torch_private import COMPILED_NAMES, PRIVATE_NAMES
+from hlat.runtime.backend import untested_torch
+from hlat.runtime.backend.torch_private import COMPILED_NAMES, PRIVATE_NAMES
+from hlat.runtime.backend.torch_private import TESTED as TESTED_TORCH
 
 SOURCES = Path(hlat.__file__).parent
 LIST = SOURCES / "runtime" / "torch_private.py"

@@ -20,8 +20,8 @@ from hlat.checkpoint.tries import SaveResult
 from hlat.config import Problem
 from hlat.data.manifest import SourceRecord
 from hlat.data.online.feed import StreamProgress
-from hlat.runtime import SENDABLE
-from hlat.runtime.wire import Malformed, decode, encode
+from hlat.runtime.distributed.sendable_types import SENDABLE
+from hlat.runtime.distributed.wire_format import Malformed, decode, encode
 
 TYPES = {
     "Batch", "FileRecord", "Fix", "Incident", "Manifest", "Mismatch", "Part", "PeakFlops", "Problem", "Reading",

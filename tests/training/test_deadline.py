@@ -8,7 +8,7 @@ import pytest
 
 from hlat.config import RecoveryConfig
 from hlat.launch.supervisor import _deadline
-from hlat.runtime import DEADLINE
+from hlat.runtime.process import DEADLINE
 from hlat.training.deadline import Deadline
 
 SINCE_1970 = 1e9

@@ -11,7 +11,8 @@ import torch
 from hlat.checkpoint import CheckpointStore, open_checkpoint, whole_tensors
 from hlat.data import Batch
 from hlat.data.online.feed import Cursors
-from hlat.runtime import CheckpointError, DataError, Ranks
+from hlat.runtime import CheckpointError, DataError
+from hlat.runtime.distributed import Ranks
 from hlat.training.feed import Feed
 from hlat.training.reading import OnlineSamples, Reading
 

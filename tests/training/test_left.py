@@ -6,7 +6,8 @@ import pytest
 
 from hlat.checkpoint import resolve
 from hlat.config import LostError
-from hlat.runtime import EarlierAttempt, Ranks
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import EarlierAttempt
 from hlat.training.left import Damage, refuse_lost
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config import LaunchError
-from hlat.runtime import LAUNCHER
+from hlat.runtime.process import LAUNCHER
 from hlat.training.lock import run_lock
 
 

@@ -10,7 +10,8 @@ import yaml
 from hlat.checkpoint import read_meta, resolve
 from hlat.config import CheckpointError, Recipe, parse_recipe
 from hlat.evaluation import evaluate_checkpoint
-from hlat.runtime import Ranks, Runtime, held_run_folder
+from hlat.runtime.distributed import Ranks, Runtime
+from hlat.runtime.storage import held_run_folder
 from hlat.training import precision, run
 from hlat.training.job import Job, build_job
 from hlat.training.lock import run_lock

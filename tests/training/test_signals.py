@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from hlat.runtime import Ranks
+from hlat.runtime.distributed import Ranks
 from hlat.training.signals import StopRequest
 
 

@@ -11,7 +11,7 @@ from hlat.config import parse_recipe
 from hlat.data import IGNORED, Batch
 from hlat.model import build
 from hlat.parallel import build_parallel
-from hlat.runtime import Runtime
+from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients
 from hlat.training.stopwatch import Stopwatch
 from hlat.training.validation import validate, validate_alone

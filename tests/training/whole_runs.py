@@ -65,7 +65,7 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
     from hlat.config import parse_recipe  # noqa: PLC0415
     from hlat.hardware import PeakFlops  # noqa: PLC0415
     from hlat.precision import MODES, Mode  # noqa: PLC0415
-    from hlat.runtime import observed_phases  # noqa: PLC0415
+    from hlat.runtime.process import observed_phases  # noqa: PLC0415
     from hlat.training import job, loop  # noqa: PLC0415
     from hlat.training.stopwatch import Stopwatch  # noqa: PLC0415
 

@@ -19,7 +19,7 @@ from hlat.checkpoint.saver import CaughtUp, Farewell, Joined, Memory, Order, Set
 from hlat.checkpoint.store import CheckpointStore
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
 from hlat.checkpoint.tries import Refusal, SaveResult
-from hlat.runtime import Beside, Runtime
+from hlat.runtime.distributed import Beside, Runtime
 
 _LOOK = 0.05  # seconds in which a rank looks at its own saver only
 

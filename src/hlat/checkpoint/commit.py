@@ -52,7 +52,9 @@ from hlat.checkpoint.manifest import (
 from hlat.checkpoint.meta import META_NAME
 from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.writing import Written, write_blocks
-from hlat.runtime import CheckpointError, Ranks, RunFolder, StorageError
+from hlat.runtime import CheckpointError, StorageError
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import RunFolder
 
 STAGING, REPLACED, TRASH = ".staging-", ".replaced-", ".trash-"
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hlat.runtime import RunFolder, StorageError, sendable, sync_to_disk
+from hlat.runtime import StorageError
+from hlat.runtime.distributed import sendable
+from hlat.runtime.storage import RunFolder, sync_to_disk
 
 _COPY_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16

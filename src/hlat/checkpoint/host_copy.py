@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from hlat.checkpoint.blocks import Block
-from hlat.runtime import pin, synchronize, unpin
+from hlat.runtime.backend import pin, synchronize, unpin
 
 _ALIGNMENT = 64  # bytes: views of any dtype, and copies in whole cache lines
 

@@ -34,7 +34,8 @@ from torch.distributed.checkpoint.metadata import (
 from hlat.checkpoint.covering import Box, cover_problem
 from hlat.checkpoint.disk import Disk, FileRecord, write_file
 from hlat.checkpoint.pickled import Made, Name, read_pickle
-from hlat.runtime import CheckpointError, sendable
+from hlat.runtime import CheckpointError
+from hlat.runtime.distributed import sendable
 
 INDEX_NAME = ".metadata"
 

@@ -20,7 +20,8 @@ from typing import Any
 from hlat.checkpoint.disk import READING, Disk, FileRecord, storage_error, write_file
 from hlat.checkpoint.index import INDEX_NAME, read_index
 from hlat.checkpoint.meta import META_NAME, check_meta
-from hlat.runtime import CheckpointError, sendable
+from hlat.runtime import CheckpointError
+from hlat.runtime.distributed import sendable
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hlat.checkpoint.disk import IN_A_RUN, READING, Disk, FileRecord, HashedFile, storage_error
-from hlat.runtime import CheckpointError, HlatError, Kind, StorageError, connect, fault_of, refusal
+from hlat.runtime import CheckpointError, HlatError, StorageError
+from hlat.runtime.storage import Kind, connect, fault_of, refusal
 
 _PART_BYTES = 1 << 24  # of a request: long beside its latency; S3 takes 10,000 of them for an object
 _FIRST, _LONGEST = 1.0, 60.0  # seconds between attempts

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hlat.checkpoint.disk import Disk, storage_error, write_file
 from hlat.checkpoint.objects import Objects
-from hlat.runtime import ID_NAME, CheckpointError
+from hlat.runtime import CheckpointError
+from hlat.runtime.storage import ID_NAME
 
 RUN_NAME = "run.json"
 

@@ -23,7 +23,8 @@ from hlat.checkpoint.disk import Disk, FileRecord, copy_file, make_folders, writ
 from hlat.checkpoint.index import StoredBlock
 from hlat.checkpoint.manifest import MARKER_NAME, hash_file, is_safe_name
 from hlat.checkpoint.writing import write_blocks
-from hlat.runtime import CheckpointError, sendable
+from hlat.runtime import CheckpointError
+from hlat.runtime.distributed import sendable
 
 PART_NAME = "part.json"
 STAGED = ".staging-"

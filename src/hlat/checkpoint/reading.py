@@ -20,7 +20,8 @@ from hlat.checkpoint.index import StoredTensor, read_index
 from hlat.checkpoint.manifest import MARKER_NAME, STEP_NAME, read_manifest, verify
 from hlat.checkpoint.meta import META_NAME, parse_meta
 from hlat.checkpoint.regions import Region, read_regions
-from hlat.runtime import CheckpointError, Ranks
+from hlat.runtime import CheckpointError
+from hlat.runtime.distributed import Ranks
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 

@@ -39,7 +39,8 @@ from hlat.checkpoint.remote_reading import (
     remote_problems,
 )
 from hlat.checkpoint.store import DamageReport, surplus, warn_of_damage
-from hlat.runtime import CheckpointError, Ranks
+from hlat.runtime import CheckpointError
+from hlat.runtime.distributed import Ranks
 
 _WRITTEN = re.compile(r"__(\d+)_\d+\.distcp")  # rank and number of a file of tensors
 

@@ -13,7 +13,8 @@ from hlat.checkpoint.index import INDEX_NAME, parse_index
 from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, STEP_NAME, Manifest, check_manifest, step_name
 from hlat.checkpoint.meta import META_NAME, check_meta
 from hlat.checkpoint.objects import Objects
-from hlat.runtime import CheckpointError, sendable
+from hlat.runtime import CheckpointError
+from hlat.runtime.distributed import sendable
 
 SET_ASIDE = f"{MARKER_NAME}.bad"
 """What the marker of a damaged checkpoint is called in a store, which has no folders to rename."""

@@ -15,7 +15,8 @@ import torch
 
 from hlat.checkpoint.disk import Disk, HashedFile, make_folders
 from hlat.checkpoint.parts import STAGED, Part, finish_part, parse_part
-from hlat.runtime import CheckpointError, Ranks
+from hlat.runtime import CheckpointError
+from hlat.runtime.distributed import Ranks
 
 _PIECE = 1 << 24  # bytes of a round, in memory twice
 

@@ -27,7 +27,9 @@ from hlat.checkpoint.host_copy import Slot, attach, blocks_in
 from hlat.checkpoint.store import CheckpointStore
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
 from hlat.checkpoint.tries import Refusal, SaveResult, save_in_tries
-from hlat.runtime import HlatError, Line, Meeting, Place, Ranks, RunFolder, join_beside
+from hlat.runtime import HlatError, Place
+from hlat.runtime.distributed import Line, Meeting, Ranks, join_beside
+from hlat.runtime.storage import RunFolder
 
 _LINGERING = 600.0  # seconds in which a save is finished that outlives its run: others wait for the run's lock
 

@@ -29,7 +29,8 @@ from hlat.checkpoint.owner import Owner
 from hlat.checkpoint.parts import STAGED, Part, PartCopy, part_folder, part_problems, read_part, write_part
 from hlat.checkpoint.replication import next_in_ring, replicate
 from hlat.checkpoint.store import BAD_SUFFIX, CheckpointStore, DamageReport, warn_of_damage
-from hlat.runtime import CheckpointError, LaunchError, Ranks
+from hlat.runtime import CheckpointError, LaunchError
+from hlat.runtime.distributed import Ranks
 
 _SNAPSHOT = re.compile(r"step-\d{8,}\.[0-9a-f]{16}")
 _PART = re.compile(r"rank-\d{5,}")

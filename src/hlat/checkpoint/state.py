@@ -24,7 +24,8 @@ from hlat.checkpoint.regions import Region
 from hlat.config import ModelConfig
 from hlat.model import HeldParameter, Piece, canonical_shapes
 from hlat.optim import state_tensors
-from hlat.runtime import Ranks, rng_state, set_rng_state
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.randomness import rng_state, set_rng_state
 
 MODEL = "model."
 OPTIMIZER = "optimizer."

@@ -20,7 +20,9 @@ from hlat.checkpoint.disk import Disk, make_root, storage_error
 from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
 from hlat.checkpoint.parts import PartCopy
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, step_folders
-from hlat.runtime import CheckpointError, Ranks, RunFolder, StorageError
+from hlat.runtime import CheckpointError, StorageError
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import RunFolder
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from hlat.checkpoint.remote import RemoteTier
 from hlat.checkpoint.snapshots import SnapshotTier
 from hlat.checkpoint.store import CheckpointStore, DamageReport, warn_of_damage
 from hlat.config import CheckpointConfig
-from hlat.runtime import CheckpointError, Ranks, StorageError, sendable
+from hlat.runtime import CheckpointError, StorageError
+from hlat.runtime.distributed import Ranks, sendable
 
 
 @dataclass(frozen=True)

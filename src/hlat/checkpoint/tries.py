@@ -13,7 +13,8 @@ from pathlib import Path
 
 from hlat.checkpoint.commit import Content
 from hlat.checkpoint.store import CheckpointStore
-from hlat.runtime import LostError, StorageError, sendable
+from hlat.runtime import LostError, StorageError
+from hlat.runtime.distributed import sendable
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from hlat.checkpoint.blocks import Block
 from hlat.checkpoint.disk import Disk, FileRecord, HashedFile
 from hlat.checkpoint.index import StoredBlock
-from hlat.runtime import sendable
+from hlat.runtime.distributed import sendable
 
 _FILE_BYTES = 1 << 30  # files are filled to about this, so that they can be hashed and read in parallel
 _THREADS = min(8, os.cpu_count() or 1)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.runtime import LAUNCHER, show_beneath_rich, untested_torch, visible
+from hlat.runtime import show_beneath_rich, visible
+from hlat.runtime.backend import untested_torch
+from hlat.runtime.process import LAUNCHER
 
 if TYPE_CHECKING:
     from hlat.data import Progress

@@ -12,7 +12,9 @@ import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say
 from hlat.config import LaunchError, Recipe, RecipeError, load_recipe, refuse_faults
-from hlat.runtime import REQUEUE, EarlierAttempt, place, slurm, stop_code
+from hlat.runtime import place, slurm
+from hlat.runtime.process import REQUEUE, stop_code
+from hlat.runtime.storage import EarlierAttempt
 
 if TYPE_CHECKING:
     from hlat.launch import Workers

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.runtime import HlatError, sendable, value_without_secrets, visible_name
+from hlat.runtime import HlatError, value_without_secrets, visible_name
+from hlat.runtime.distributed import sendable
 
 _MUCH = 10_000  # characters that are looked at
 _MOST = 100  # problems that a message lists

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.content import size_problem
-from hlat.runtime import read_small
+from hlat.runtime.storage import read_small
 
 
 def read_config_json(path: Path) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from hlat.config.layout_rules import LAYOUT_RULES
 from hlat.config.model import ModelConfig
 from hlat.config.recovery import FaultConfig
 from hlat.config.values import Rule, Unavailable, Values, divisors
-from hlat.runtime import is_url, protocol_of
+from hlat.runtime import is_url
+from hlat.runtime.storage import protocol_of
 
 
 def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:

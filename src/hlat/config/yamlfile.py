@@ -13,7 +13,7 @@ from typing import Any
 from hlat.config.content import size_problem
 from hlat.config.errors import Problem, RecipeError, short
 from hlat.config.yamltext import YamlError, load_yaml
-from hlat.runtime import read_small
+from hlat.runtime.storage import read_small
 
 _DEEPEST_FIELD = 32  # parts of an override's path
 _LARGEST = 1 << 18  # bytes of a recipe, thousands of sources

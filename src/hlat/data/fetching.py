@@ -17,7 +17,8 @@ from typing import IO
 from hlat.data.cache import Cache
 from hlat.data.remote import RemoteFile, Store
 from hlat.data.retries import Abandoned, Attempts
-from hlat.runtime import DataError, Transient
+from hlat.runtime import DataError
+from hlat.runtime.storage import Transient
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hlat.data.settings import paths_by_source
 from hlat.data.source_file import SourceFile
 from hlat.data.split import SPLITS, Split
-from hlat.runtime import sendable
+from hlat.runtime.distributed import sendable
 
 FORMAT_VERSION = 4
 """The format that is written. Format 3, the only other one that is read, is the same without a checksum of its own."""

@@ -8,7 +8,7 @@ permutation of [0, n) ("cycle walking", Black and Rogaway 2002). The domain is l
 import numpy as np
 import numpy.typing as npt
 
-from hlat.runtime import stream_key
+from hlat.runtime.randomness import stream_key
 
 _ROUNDS = 8
 _LEAST_HALF_BITS = 3

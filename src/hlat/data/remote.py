@@ -14,7 +14,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hlat.data.retries import Retries
-from hlat.runtime import WEB, DataError, Fault, Transient, connect, is_url, protocol_of, refusal, refuse_unusable
+from hlat.runtime import WEB, DataError, is_url
+from hlat.runtime.storage import Fault, Transient, connect, protocol_of, refusal, refuse_unusable
 
 _CHUNK = 1 << 24  # bytes a request asks for: long beside its latency, short beside what a lost one costs
 _STREAMED = 1 << 20  # bytes read together from a server that does not give parts of a file

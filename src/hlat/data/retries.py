@@ -16,7 +16,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from hlat.runtime import DataError, Fault, HlatError, Kind, fault_of
+from hlat.runtime import DataError, HlatError
+from hlat.runtime.storage import Fault, Kind, fault_of
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 

@@ -20,7 +20,9 @@ from hlat.data.split import Split
 from hlat.data.turns import Turns
 from hlat.data.weights import is_weighted, may_be_asked, mixture_of, refuse_too_many_epochs
 from hlat.model import IGNORED
-from hlat.runtime import DataError, sendable, stream_key
+from hlat.runtime import DataError
+from hlat.runtime.distributed import sendable
+from hlat.runtime.randomness import stream_key
 
 
 @sendable

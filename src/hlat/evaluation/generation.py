@@ -12,7 +12,8 @@ import torch
 from hlat.checkpoint import end_token_ids, load_model, open_checkpoint, read_tokenizer, resolve
 from hlat.config import DataError
 from hlat.model import Decoder, KVCache
-from hlat.runtime import philox, start, stream_key
+from hlat.runtime.distributed import start
+from hlat.runtime.randomness import philox, stream_key
 
 
 @dataclass(frozen=True)

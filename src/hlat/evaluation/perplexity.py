@@ -17,7 +17,7 @@ from hlat.checkpoint import check_same_tokenizer, load_model, resolve, saved_mod
 from hlat.config import CheckpointError, DataError, ModelConfig, Recipe
 from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared
 from hlat.precision import MODES
-from hlat.runtime import start
+from hlat.runtime.distributed import start
 from hlat.training import validate_alone
 
 # Imported weights come without a recipe. Longer windows would cost memory that not every machine has: the logits of

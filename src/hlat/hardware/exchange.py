@@ -7,7 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from hlat.runtime import joined, synchronize
+from hlat.runtime.backend import synchronize
+from hlat.runtime.distributed import joined
 
 _REPEATS = 12  # the first ones open connections and are never the best
 

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from hlat.config import load_yaml, short, size_problem
 from hlat.hardware.catalog import Catalog
-from hlat.runtime import HardwareError, read_small, visible_name
+from hlat.runtime import HardwareError, visible_name
+from hlat.runtime.storage import read_small
 
 _SECTIONS = ("chips", "instances")
 _NAMED = 20  # mistakes that a message lists

@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from hlat.hardware.measure import measure_matmul
-from hlat.runtime import RUN_SECRET, LaunchError, describe, synchronize
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import describe, synchronize
+from hlat.runtime.distributed import RUN_SECRET
 
 _COPY_BYTES = 256 << 20  # larger than any cache
 _MESSAGE_BYTES = 32 << 20

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.runtime import synchronize
+from hlat.runtime.backend import synchronize
 
 _SIZES = (512, 1024, 2048, 4096, 8192)
 _REPEATS = 3  # per size; the first of a size pays for kernel selection and thread start-up, and is never the best

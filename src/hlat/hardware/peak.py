@@ -14,7 +14,8 @@ import torch
 from hlat.hardware.catalog import Catalog, Chip
 from hlat.hardware.loading import load_catalog
 from hlat.hardware.measure import measure_matmul
-from hlat.runtime import has_fast_bf16, sendable
+from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.distributed import sendable
 
 # The hypervisor of EC2 writes the instance type here; Neuron devices report no chip name of their own.
 _PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hlat.resilience import BEATS
-from hlat.runtime import LAUNCHER
+from hlat.runtime.process import LAUNCHER
 
 _LOOK_EVERY = 1.0  # seconds
 

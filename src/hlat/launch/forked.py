@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from hlat.runtime import INTERRUPTED, LAUNCHER, STOPPING, stop_code
+from hlat.runtime.process import INTERRUPTED, LAUNCHER, STOPPING, stop_code
 
 
 class Forked:

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
 
-from hlat.runtime import LAUNCHER, RUN_SECRET
+from hlat.runtime.distributed import RUN_SECRET
+from hlat.runtime.process import LAUNCHER
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hlat.launch.workers import Workers, send
 from hlat.resilience import ASK, Hang, Reading, Slow, Slowness, Watchdog, main_stack, read_beat, stacks_path
-from hlat.runtime import is_stopped, log_path
+from hlat.runtime.process import is_stopped, log_path
 
 _EVERY = 0.25  # seconds
 _WRITING = 2.0  # seconds that ranks are given to write their stacks

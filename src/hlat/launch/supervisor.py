@@ -34,7 +34,8 @@ from hlat.resilience import (
     Watchdog,
     number_of_run,
 )
-from hlat.runtime import DEADLINE, GONE_ON, INTERRUPTED, EarlierAttempt, machine_clock, run_number, stop_code
+from hlat.runtime.process import DEADLINE, INTERRUPTED, machine_clock, stop_code
+from hlat.runtime.storage import GONE_ON, EarlierAttempt, run_number
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[Workers]]
 """Starts so many processes with these variables besides, whose reports go into this folder."""

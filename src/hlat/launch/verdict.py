@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.watch import End
-from hlat.runtime import log_path, stop_code
+from hlat.runtime.process import log_path, stop_code
 
 _BUG = 1
 

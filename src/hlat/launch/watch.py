@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 
 from hlat.launch.report import Report, read_report
 from hlat.launch.workers import Workers, kill, send
-from hlat.runtime import STOP_CODES, STOPPING
+from hlat.runtime.process import STOP_CODES, STOPPING
 
 _POLL = 0.05
 _NOTICING = 3.0  # seconds in which the others notice by themselves that one has failed

@@ -13,7 +13,8 @@ from types import FrameType
 from hlat.launch.follow import follow_launcher
 from hlat.launch.report import reported
 from hlat.resilience import beating
-from hlat.runtime import LAUNCHER, STOPPING, place, stop_code
+from hlat.runtime import place
+from hlat.runtime.process import LAUNCHER, STOPPING, stop_code
 
 
 @contextmanager

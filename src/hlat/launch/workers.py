@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from hlat.runtime import session_lives
+from hlat.runtime.process import session_lives
 
 _POLL = 0.05
 

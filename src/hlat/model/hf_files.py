@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config import CheckpointError, StorageError
-from hlat.runtime import sync_to_disk
+from hlat.runtime.storage import sync_to_disk
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -16,7 +16,7 @@ import torch
 from hlat.config import ModelConfig
 from hlat.model.held import HeldParameter
 from hlat.model.layout import RowLayout, Run
-from hlat.runtime import normal_block, stream_key
+from hlat.runtime.randomness import normal_block, stream_key
 
 _CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 beside the weights
 

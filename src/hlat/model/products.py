@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend
 
-from hlat.runtime import has_fast_bf16
+from hlat.runtime.backend import has_fast_bf16
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias

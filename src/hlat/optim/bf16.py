@@ -20,7 +20,7 @@ from hlat.optim.lines import Lines, lines_of
 from hlat.optim.native import native_kernel
 from hlat.optim.reference import Kernel, Operands, rounding_of
 from hlat.precision import step_keys, stream_keys
-from hlat.runtime import is_pretended
+from hlat.runtime.distributed import is_pretended
 
 _LOG = logging.getLogger(__name__)
 _PURPOSE = "rounding"  # of the random bits in bf16-sr

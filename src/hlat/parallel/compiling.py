@@ -15,7 +15,8 @@ import torch
 from hlat.config import Recipe
 from hlat.model import Decoder, flops_per_token
 from hlat.precision import MODES
-from hlat.runtime import LaunchError, has_fast_bf16
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import has_fast_bf16
 
 _ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")
 _FLEX_DEVICES = ("cuda", "xpu")  # with gradients, and compiled

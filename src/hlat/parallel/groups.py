@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hlat.config import ModelConfig
 from hlat.model import kv_copies
 from hlat.parallel.layout import AXES, Layout
-from hlat.runtime import audibly
+from hlat.runtime.distributed import audibly
 
 
 @dataclass(frozen=True)

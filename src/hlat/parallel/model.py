@@ -36,7 +36,8 @@ from hlat.parallel.stages import held_parts
 from hlat.parallel.tensor import parallelize_block
 from hlat.parallel.vocabulary import parallelize_ends
 from hlat.precision import MODES, Mode, check_fp8, to_fp8
-from hlat.runtime import Runtime, enter_phase, host_values
+from hlat.runtime.distributed import Runtime, host_values
+from hlat.runtime.process import enter_phase
 
 if TYPE_CHECKING:
     from hlat.parallel.pipeline import Pipeline

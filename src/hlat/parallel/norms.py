@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from hlat.runtime import is_pretended
+from hlat.runtime.distributed import is_pretended
 
 _RUN = 256  # elements that are added up in fp32
 _SMALL = 1 << 12  # elements of a tensor below which the call costs more than copying it beside others

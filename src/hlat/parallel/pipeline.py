@@ -26,7 +26,8 @@ from hlat.model import Decoder
 from hlat.parallel.layout import Layout
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.sharding import always_reshard
-from hlat.runtime import enter_phase, is_pretended
+from hlat.runtime.distributed import is_pretended
+from hlat.runtime.process import enter_phase
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _SEVERAL = {

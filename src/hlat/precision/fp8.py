@@ -11,7 +11,8 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from hlat.runtime import LaunchError, compute_capability
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import compute_capability
 
 _FIRST_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper have fp8 tensor cores
 _ALIGNED = 16  # elements to which the kernels want the sides of a matrix

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hlat.runtime import stream_key
+from hlat.runtime.randomness import stream_key
 
 ROUNDS = 13
 LARGEST_BF16 = 3.3895313892515355e38  # 0x7F7F, the largest finite value

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hlat.runtime import current_phase
+from hlat.runtime.process import current_phase
 
 CATEGORIES = {
     "parameters": "what the rank holds between steps; in the modes with fp32 weights these are the master weights",

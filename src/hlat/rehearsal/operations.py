@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hlat.runtime import is_pretended
+from hlat.runtime.distributed import is_pretended
 
 Observer = Callable[[Any, tuple[Any, ...], Any], None]
 """Takes an operation, its arguments and what it returned."""

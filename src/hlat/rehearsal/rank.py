@@ -22,7 +22,8 @@ from hlat.rehearsal.flops import Flops
 from hlat.rehearsal.memory import Memory, storage_key
 from hlat.rehearsal.operations import Operations
 from hlat.rehearsal.traffic import Message, Traffic
-from hlat.runtime import Runtime, enter_phase, host_values
+from hlat.runtime.distributed import Runtime, host_values
+from hlat.runtime.process import enter_phase
 from hlat.training import accumulate_gradients, controlled_garbage, update
 
 

@@ -14,7 +14,9 @@ from hlat.config import Problem, Recipe, RecipeError
 from hlat.parallel import Coordinates, Cut, Layout, fullest_rank
 from hlat.precision import resolved_mode
 from hlat.rehearsal.rank import RankReport, rehearse_rank
-from hlat.runtime import LaunchError, has_fast_bf16, pretended
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.distributed import pretended
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hlat.resilience.sampling import sampled
 from hlat.resilience.stacks import stacks_on_demand, stacks_path
-from hlat.runtime import PHASES, current_phase, observed_phases
+from hlat.runtime.process import PHASES, current_phase, observed_phases
 
 BEATS = "HLAT_BEATS"
 """The environment variable that names the folder."""

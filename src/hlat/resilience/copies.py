@@ -18,7 +18,7 @@ import torch
 from hlat.model import HeldParameter, Piece
 from hlat.optim import state_tensors
 from hlat.resilience.digests import digest
-from hlat.runtime import Ranks, sendable
+from hlat.runtime.distributed import Ranks, sendable
 
 STEPS = "count of optimizer steps"
 

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from hlat.config import FaultConfig
 from hlat.model import HeldParameter
-from hlat.runtime import Once, Ranks
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import Once
 
 STORAGE_FAULTS = ("enospc", "eio", "torn_write", "corrupt", "slow_disk", "unavailable")
 """Faults of the disk that checkpoints are written to; training injects them there."""

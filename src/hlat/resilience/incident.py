@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlat.resilience.copies import Mismatch
-from hlat.runtime import sendable
+from hlat.runtime.distributed import sendable
 
 
 @sendable

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Protocol
 
 _EVERY = 0.05  # seconds
-_WAITING = "hlat/runtime/waiting.py"  # called by whoever waits for other ranks
-_TALK = ("hlat/runtime/vote.py", "hlat/runtime/ranks.py", _WAITING)
+_WAITING = "hlat/runtime/distributed/waiting.py"  # called by whoever waits for other ranks
+_TALK = ("hlat/runtime/distributed/async_max.py", "hlat/runtime/distributed/host_collectives.py", _WAITING)
 
 
 class Sampled(Protocol):

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hlat.runtime import DataError, StorageError, sync_to_disk
+from hlat.runtime import DataError, StorageError
+from hlat.runtime.storage import sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAIL_BLOCK = 1 << 16

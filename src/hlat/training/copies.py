@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from hlat.checkpoint import TierNote
 from hlat.config import StorageError
-from hlat.runtime import Ranks, Vote
+from hlat.runtime.distributed import Ranks, Vote
 from hlat.tracking import OtherRank, Tracker
 
 _DUE, _BUSY = 1, 2  # the larger one wins the vote

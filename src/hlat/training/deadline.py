@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from hlat.config import RecoveryConfig
-from hlat.runtime import DEADLINE, machine_clock, slurm
+from hlat.runtime import slurm
+from hlat.runtime.process import DEADLINE, machine_clock
 
 _MARGIN = 60.0  # seconds that are left for the last save at least
 _TIMES = 2.0  # of the longest save so far

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hlat.resilience import Faults
-from hlat.runtime import observed_phases
+from hlat.runtime.process import observed_phases
 from hlat.training.faulty_disk import fault_folder
 from hlat.training.job import Job
 

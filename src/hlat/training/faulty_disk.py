@@ -16,7 +16,7 @@ from pathlib import Path
 from hlat.checkpoint import Disk, step_in
 from hlat.config import FaultConfig, Recipe
 from hlat.resilience import STORAGE_FAULTS
-from hlat.runtime import Once
+from hlat.runtime.storage import Once
 
 
 def fault_folder(recipe: Recipe) -> Path:

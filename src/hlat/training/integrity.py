@@ -18,7 +18,8 @@ from typing import Any
 from hlat.checkpoint import versions
 from hlat.config import CorruptionError, PersistentCorruptionError, StorageError
 from hlat.resilience import Copies, Incident, Mismatch
-from hlat.runtime import enter_phase, sync_to_disk
+from hlat.runtime.process import enter_phase
+from hlat.runtime.storage import sync_to_disk
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.job import Job
 

@@ -47,7 +47,10 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
 from hlat.resilience import AnomalyPolicy
-from hlat.runtime import EarlierAttempt, RunFolder, Runtime, check_same, code_identity, place, seed_generators
+from hlat.runtime import place
+from hlat.runtime.distributed import Runtime, check_same, code_identity
+from hlat.runtime.randomness import seed_generators
+from hlat.runtime.storage import EarlierAttempt, RunFolder
 from hlat.tracking import expressible, with_non_finite
 from hlat.training.faulty_disk import disk_of
 from hlat.training.left import Damage, Saved, refuse_lost

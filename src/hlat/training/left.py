@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hlat.checkpoint import BAD_SUFFIX, step_in
 from hlat.config import LostError
-from hlat.runtime import EarlierAttempt, Ranks
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import EarlierAttempt
 
 
 @dataclass(frozen=True)

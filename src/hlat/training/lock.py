@@ -10,7 +10,8 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from hlat.config import LaunchError, StorageError
-from hlat.runtime import LAUNCHER, LOCK_NAME, is_running
+from hlat.runtime.process import LAUNCHER, is_running
+from hlat.runtime.storage import LOCK_NAME
 
 _PATIENCE = 900.0  # seconds
 _LOOK_EVERY = 0.1

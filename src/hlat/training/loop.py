@@ -12,18 +12,10 @@ from typing import TextIO
 
 from hlat.config import HlatError, Recipe, StorageError, refuse_faults
 from hlat.resilience import Verdict, count_steps, trains_in
-from hlat.runtime import (
-    EarlierAttempt,
-    RunFolder,
-    Runtime,
-    enter_phase,
-    enter_run_folder,
-    held_run_folder,
-    joined,
-    observed_phases,
-    place,
-    rank_log,
-)
+from hlat.runtime import place
+from hlat.runtime.distributed import Runtime, joined
+from hlat.runtime.process import enter_phase, observed_phases, rank_log
+from hlat.runtime.storage import EarlierAttempt, RunFolder, enter_run_folder, held_run_folder
 from hlat.tracking import OtherRank, Tracker, open_tracker
 from hlat.training.deadline import Deadline
 from hlat.training.faults import injected_faults

@@ -13,7 +13,8 @@ import torch
 from hlat.checkpoint import saved_mode
 from hlat.config import Recipe
 from hlat.precision import AUTO, MODES, resolved_mode
-from hlat.runtime import Runtime, has_fast_bf16
+from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.distributed import Runtime
 
 
 def resolve_precision(

@@ -17,7 +17,8 @@ import torch
 from hlat.checkpoint import Block, Checkpoint, whole_tensors
 from hlat.data import Batch, OnlineData, OnlineFeed, StreamProgress, TrainingData
 from hlat.parallel import ParallelModel
-from hlat.runtime import DataError, Ranks, sendable
+from hlat.runtime import DataError
+from hlat.runtime.distributed import Ranks, sendable
 
 _CURSORS = "data.cursors"
 

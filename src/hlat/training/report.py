@@ -10,7 +10,9 @@ from hlat.config import recipe_notes
 from hlat.model import attention_backend, count_parameters
 from hlat.parallel import compilation
 from hlat.precision import MODES
-from hlat.runtime import Vote, describe, enter_phase, peak_memory_bytes, synchronize
+from hlat.runtime.backend import describe, peak_memory_bytes, synchronize
+from hlat.runtime.distributed import Vote
+from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.copies import tell_notes
 from hlat.training.job import Job

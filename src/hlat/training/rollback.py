@@ -11,7 +11,9 @@ from pathlib import Path
 from hlat.checkpoint import load_weights, restore
 from hlat.model import initialise
 from hlat.resilience import fell_back
-from hlat.runtime import EarlierAttempt, enter_phase, seed_generators
+from hlat.runtime.process import enter_phase
+from hlat.runtime.randomness import seed_generators
+from hlat.runtime.storage import EarlierAttempt
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.feed import Feed
 from hlat.training.job import Job

@@ -30,7 +30,9 @@ from hlat.checkpoint import (
 )
 from hlat.config import CheckpointConfig, Recipe, StorageError
 from hlat.resilience import saves_beside, secured
-from hlat.runtime import Beside, Place, enter_phase, start_beside
+from hlat.runtime import Place
+from hlat.runtime.distributed import Beside, start_beside
+from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.copies import SnapshotClock, tell_notes
 from hlat.training.faulty_disk import disk_of

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from hlat.runtime import STOPPING, Ranks, Vote
+from hlat.runtime.distributed import Ranks, Vote
+from hlat.runtime.process import STOPPING
 
 _DEADLINE = 1 << 16  # its number in the vote, beside those of signals
 

@@ -20,7 +20,7 @@ from hlat.data import Batch
 from hlat.optim import learning_rate, set_learning_rate
 from hlat.parallel import ParallelModel
 from hlat.resilience import APPLY, Verdict
-from hlat.runtime import enter_phase
+from hlat.runtime.process import enter_phase
 
 Judge = Callable[[float, float], Verdict]
 """Loss and gradient norm of a step -> what is done about it; the same on every rank."""

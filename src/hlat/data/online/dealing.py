@@ -17,7 +17,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from hlat.runtime import stream_key
+from hlat.runtime.randomness import stream_key
 
 Int64s = npt.NDArray[np.int64]
 

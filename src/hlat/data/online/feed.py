@@ -21,7 +21,8 @@ from hlat.data.online.dealing import streams_of
 from hlat.data.online.plan import BUG, DISK, NOTE, REFUSED, ROW, Frame, Plan, unpack_rows
 from hlat.data.samples import Batch
 from hlat.model import IGNORED
-from hlat.runtime import DataError, StorageError, sendable
+from hlat.runtime import DataError, StorageError
+from hlat.runtime.distributed import sendable
 
 Int64s = npt.NDArray[np.int64]
 

@@ -10,7 +10,8 @@ from hlat.data.online.stream import Settings
 from hlat.data.prepared import Prepared
 from hlat.data.sources import cache_of
 from hlat.data.weights import is_weighted, phases_of
-from hlat.runtime import DataError, stream_key
+from hlat.runtime import DataError
+from hlat.runtime.randomness import stream_key
 
 
 def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> Plan:

@@ -23,13 +23,13 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from hlat.runtime.addresses import interface_of, is_loopback, listen, reach
+from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, reach
+from hlat.runtime.distributed.host_collectives import in_words
+from hlat.runtime.distributed.run_secret import RUN_SECRET, Seal, run_seal
+from hlat.runtime.distributed.signed_store import SignedStore, put
+from hlat.runtime.distributed.waiting import SLICE, audibly
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.place import Place
-from hlat.runtime.ranks import in_words
-from hlat.runtime.secret import RUN_SECRET, Seal, run_seal
-from hlat.runtime.signed import SignedStore, put
-from hlat.runtime.waiting import SLICE, audibly
+from hlat.runtime.rank_env import Place
 
 ARRIVAL = timedelta(minutes=10)
 """How long a process waits for the others to arrive: a scheduler may start them minutes apart."""

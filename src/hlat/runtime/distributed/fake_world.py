@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.processes import Runtime
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 

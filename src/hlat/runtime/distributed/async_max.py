@@ -9,8 +9,8 @@ leave the others waiting in the next collective, so all stop after the same step
 import torch
 import torch.distributed as dist
 
-from hlat.runtime.ranks import Ranks
-from hlat.runtime.waiting import wait_for
+from hlat.runtime.distributed.host_collectives import Ranks
+from hlat.runtime.distributed.waiting import wait_for
 
 
 class Vote:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hlat.runtime.sendable import SENDABLE
+from hlat.runtime.distributed.sendable_types import SENDABLE
 
 _LENGTH = 8  # bytes
 _ARRAYS = {np.dtype(name).str for name in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}

@@ -20,14 +20,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from hlat.runtime.allocator import keep_freed_memory
-from hlat.runtime.device import choose_device, refused_kernel, set_arithmetic
+from hlat.runtime.backend import choose_device, keep_freed_memory, refused_kernel, set_arithmetic
+from hlat.runtime.distributed.host_collectives import Ranks
+from hlat.runtime.distributed.rendezvous import Meeting, meet, meet_beside
+from hlat.runtime.distributed.signed_store import SignedStore
+from hlat.runtime.distributed.waiting import audibly
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.meeting import Meeting, meet, meet_beside
-from hlat.runtime.place import Place, place
-from hlat.runtime.ranks import Ranks
-from hlat.runtime.signed import SignedStore
-from hlat.runtime.waiting import audibly
+from hlat.runtime.rank_env import Place, place
 
 # The control group waits while rank 0 alone prepares the data, which may take hours. A peer that died does not cost
 # this time: its connections close, and gloo reports that at once.

@@ -6,8 +6,8 @@ name --claim--> a file, durable before the thing happens --> False for whoever a
 import os
 from pathlib import Path
 
-from hlat.runtime.disk import sync_to_disk
 from hlat.runtime.errors import StorageError
+from hlat.runtime.storage.fsync import sync_to_disk
 
 
 class Once:

@@ -10,7 +10,7 @@ find, in the environment; nothing of them is read, kept or shown here.
 from typing import Any
 
 from hlat.runtime.errors import HlatError
-from hlat.runtime.store_faults import Fault, Kind
+from hlat.runtime.storage.storage_errors import Fault, Kind
 from hlat.runtime.urls import WEB, secret_in, without_secrets
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from hlat.runtime.distributed.host_collectives import Ranks, in_words
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.ranks import Ranks, in_words
 
 Facts = Mapping[str, Mapping[str, Any]]
 """Section (recipe, code, data) -> item -> JSON value."""
@@ -75,7 +75,7 @@ def _shown(items: Mapping[str, Any], item: str) -> str:
 def code_identity() -> dict[str, str]:
     """What this process runs: a hash over hlat's source files, and the versions of hlat, torch and Python."""
     return {
-        "source": _source_hash(Path(__file__).parents[1]),
+        "source": _source_hash(Path(__file__).parents[2]),
         "hlat": _version("hlat"),
         "torch": str(torch.__version__),
         "python": platform.python_version(),

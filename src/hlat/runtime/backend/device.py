@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.place import Place
+from hlat.runtime.rank_env import Place
 
 
 def choose_device(device: str, here: Place) -> torch.device:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hlat.runtime.errors import HlatError, StorageError
+from hlat.runtime.terminal_text import visible
 from hlat.runtime.urls import without_secrets
-from hlat.runtime.visible import visible
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 

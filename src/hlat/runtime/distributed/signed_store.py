@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
+from hlat.runtime.distributed.run_secret import Seal
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.secret import Seal
 
 
 def put(store: Store, key: str, value: bytes) -> None:

@@ -6,7 +6,7 @@
     rank 0:      action --first-----> its result, or its error, on every rank
     every rank:  action --each------> its own result, or an error on every rank
 
-What is said travels as ``hlat.runtime.wire`` writes it: no pickle, which could run code where it is read. While a rank
+What is said travels as ``wire_format.py`` writes it: no pickle, which could run code where it is read. While a rank
 waits for the others it hears signals. One process is a run like any other: each of these is then the obvious, without
 torch.distributed.
 """
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.distributed.waiting import audibly, wait_for
+from hlat.runtime.distributed.wire_format import Malformed, decode, encode
 from hlat.runtime.errors import HlatError, LaunchError
-from hlat.runtime.sendable import sendable
-from hlat.runtime.waiting import audibly, wait_for
-from hlat.runtime.wire import Malformed, decode, encode
 
 T = TypeVar("T")
 

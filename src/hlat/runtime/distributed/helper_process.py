@@ -34,8 +34,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from hlat.runtime.device import is_in_use
-from hlat.runtime.visible import Shown
+from hlat.runtime.backend import is_in_use
+from hlat.runtime.terminal_text import Shown
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _NICENESS = 10  # a tenth of a busy core: it is to finish, and not to hold training up
@@ -210,7 +210,7 @@ def _close_connections(own: int) -> None:
 
 
 def _spawn(work: Work, ours: Connection, theirs: Connection) -> "subprocess.Popen[bytes]":
-    program = f"import sys; sys.path[:] = {sys.path!r}; from hlat.runtime.beside import main; main(int(sys.argv[1]))"
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(int(sys.argv[1]))"
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True
     )

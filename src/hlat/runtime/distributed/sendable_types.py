@@ -1,6 +1,6 @@
 """The list of hlat's own types that processes of a run send each other. It needs no torch.
 
-What is read from another process can make objects of these types and of no others; see ``hlat.runtime.wire``.
+What is read from another process can make objects of these types and of no others; see ``wire_format.py``.
 """
 
 from collections.abc import Mapping
