@@ -24,7 +24,7 @@ TORCH = ("torch, products saved", "torch, whole blocks")
 
 def config_of(width, layers=LAYERS):
     """LLaMA's proportions: heads of 64, a kv head for four of them, 8 / 3 of the width inside, in multiples of 64."""
-    from hlat.config import ModelConfig
+    from hlat.config.sections import ModelConfig
 
     inner = -(-8 * width // 3 // 64) * 64
     heads = width // 64

@@ -33,7 +33,7 @@ class Run:
 
     def __init__(self, runtime, process, folder, layers):
         from hlat.checkpoint import BackgroundSaver, CheckpointStore
-        from hlat.config import parse_recipe
+        from hlat.config.load import parse_recipe
         from hlat.optim import build_optimizer
         from hlat.parallel import build_parallel
 

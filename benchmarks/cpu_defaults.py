@@ -55,7 +55,7 @@ def worker(model_name, mode, options):
     import numpy as np
     import torch
 
-    from hlat.config import parse_recipe
+    from hlat.config.load import parse_recipe
     from hlat.data import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel

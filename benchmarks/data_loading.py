@@ -28,7 +28,7 @@ LENGTH, BATCH, SEED, STREAMS = 1024, 16, 0, 256
 
 def recipe(asked, mode):
     """The quickstart's model on the given text."""
-    from hlat.config import parse_recipe
+    from hlat.config.load import parse_recipe
 
     section = {
         "path": str(asked.data),

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import tokenizers
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import prepare
 
 

@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.data import Batch
 from hlat.optim import build_optimizer, state_tensors
 from hlat.parallel import build_parallel

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.online.dealing import Share
 from hlat.data.online.feed import Cursors
 from hlat.data.online.sampling import plan_of

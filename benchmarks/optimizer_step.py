@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import torch
 
-from hlat.config import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import Decoder, held_parameters
 from hlat.optim import build_optimizer, native, reference
 from hlat.optim.bf16 import kernel_for

@@ -68,7 +68,7 @@ def steps(runtime, micro_batches, rounds):
     from rehearsed import _batch
 
     import hlat.parallel.pipeline
-    from hlat.config import parse_recipe
+    from hlat.config.load import parse_recipe
     from hlat.parallel import build_parallel
     from hlat.training import accumulate_gradients
 

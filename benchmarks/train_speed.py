@@ -28,7 +28,7 @@ def hlat_step(device, mode, compiled):
     import numpy as np
     import torch
 
-    from hlat.config import parse_recipe
+    from hlat.config.load import parse_recipe
     from hlat.data import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
@@ -101,7 +101,7 @@ def worker(side, mode, steps, device_name):
     """Train and print tokens/s and peak memory as JSON."""
     import torch
 
-    from hlat.config import ModelConfig
+    from hlat.config.sections import ModelConfig
     from hlat.hardware import peak_flops
     from hlat.model import flops_per_token
     from hlat.runtime.backend import peak_memory_bytes, synchronize

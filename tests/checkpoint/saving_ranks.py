@@ -33,7 +33,7 @@ from hlat.checkpoint import (
     run_saver,
     whole_tensors,
 )
-from hlat.config import CheckpointConfig
+from hlat.config.sections import CheckpointConfig
 from hlat.runtime import place
 from hlat.runtime.distributed import Beside, Runtime, joined, start_beside
 from hlat.runtime.storage import held_run_folder

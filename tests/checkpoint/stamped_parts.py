@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import Decoder, HeldParameter, ModelPart, canonical_shapes, held_parameters, local
 from hlat.optim import build_optimizer
 

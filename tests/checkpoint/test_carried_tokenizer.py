@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import CheckpointStore, check_same_tokenizer, has_tokenizer, read_tokenizer
 from hlat.checkpoint.blocks import whole_tensors
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Prepared, prepare
 from hlat.runtime import CheckpointError, DataError
 

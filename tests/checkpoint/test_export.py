@@ -27,7 +27,7 @@ from hlat.checkpoint import (
 from hlat.checkpoint.blocks import whole_tensors
 from hlat.checkpoint.disk import Disk
 from hlat.cli.model import import_command
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, build, held_parameters, read_hf, to_canonical, write_hf
 from hlat.runtime import CheckpointError, StorageError
 

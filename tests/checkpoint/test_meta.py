@@ -23,7 +23,7 @@ from hlat.checkpoint import (
     verify,
     whole_tensors,
 )
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import build, held_parameters
 from hlat.runtime import CheckpointError
 

@@ -22,7 +22,7 @@ from hlat.checkpoint import CheckpointStore, Disk, Owner, Tiers, objects
 from hlat.checkpoint.objects import Objects
 from hlat.checkpoint.remote import RemoteTier
 from hlat.checkpoint.remote_reading import remote_problems
-from hlat.config import CheckpointConfig
+from hlat.config.sections import CheckpointConfig
 from hlat.runtime import CheckpointError, HlatError, StorageError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import connect

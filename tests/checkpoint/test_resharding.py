@@ -13,7 +13,7 @@ from thread_ranks import all_done, on_ranks
 from hlat.checkpoint import Checkpoint, CheckpointStore, collect, export_hf, load_weights, open_checkpoint, restore
 from hlat.checkpoint.blocks import Block
 from hlat.checkpoint.regions import Region
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.runtime import CheckpointError
 
 TENSORS = {"gqa": (1, 2, 4), "mha": (1, 2, 4), "mqa, tied": (1, 2, 4), "bias, qk norm": (1, 2), "tied": (1, 4)}

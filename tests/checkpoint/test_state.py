@@ -12,7 +12,7 @@ from saved_states import assert_equal, together
 
 from hlat.checkpoint import Checkpoint, CheckpointStore, collect, load_weights, open_checkpoint, restore
 from hlat.checkpoint.blocks import whole_tensors
-from hlat.config import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import Decoder, build, canonical_shapes, held_parameters
 from hlat.optim import build_optimizer
 from hlat.runtime import CheckpointError

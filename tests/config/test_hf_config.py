@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config import ModelConfig, RecipeError, hf_to_model
+from hlat.config import RecipeError
+from hlat.config.files import hf_to_model
+from hlat.config.sections import ModelConfig
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

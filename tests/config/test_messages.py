@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.config import RecipeError, load_recipe, parse_recipe
+from hlat.config import RecipeError, load_recipe
+from hlat.config.load import parse_recipe
 
 GOOD = {"model": {"preset": "tiny-1m"}, "data": {"path": "corpus.txt"}, "training": {"steps": 100}}
 

@@ -4,7 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hlat.cli import app
-from hlat.config import RecipeError, parse_recipe, recipe_notes
+from hlat.config import RecipeError
+from hlat.config.load import parse_recipe
+from hlat.config.rules import recipe_notes
 
 
 def recipe(steps: int, warmup: int, horizon: int | None):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from hlat.config import PRESETS, Problem, Recipe, RecipeError, load_recipe, parse_recipe
+from hlat.config import PRESETS, Problem, Recipe, RecipeError, load_recipe
+from hlat.config.load import parse_recipe
 
 GOOD = {"model": {"preset": "tiny-1m"}, "data": {"path": "corpus.txt"}, "training": {"steps": 100}}
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import strategies as st
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Prepared, Tokenizer
 from hlat.data.pool import WorkerPool
 from hlat.data.split import Assignment, hash_threshold, tail_start

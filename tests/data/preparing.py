@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Prepared, TrainingData
 from hlat.data.pool import WorkerPool
 from hlat.data.units import Unit

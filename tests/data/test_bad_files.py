@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import documents, write_jsonl
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Prepared, prepare
 from hlat.runtime import DataError
 from model import tokenize_here

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preparing import SMALL
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import OnlineData, Prepared, line_reading, lines, prepare, prepare_online, tables
 from hlat.data.line_reading import lines_of
 from hlat.data.lines import read_lines

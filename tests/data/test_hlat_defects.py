@@ -9,7 +9,7 @@ from corpora import documents, prose, write_jsonl
 from preparing import training_data
 from reading_ranks import run
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import OnlineData, Prepared, permute, prepare, prepare_online
 from hlat.data.mixture import Mixture, Shares
 from hlat.data.online.dealing import Share, streams_of

@@ -11,7 +11,7 @@ from corpora import tree
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Tokenizer, merge_parts, preparation, prepare, prepare_part, verify
 from hlat.data.duplicates import Seen, document_hashes
 from hlat.data.parts import stretches

@@ -13,7 +13,7 @@ import pytest
 from corpora import documents, write_jsonl
 from preparing import SMALL
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import (
     Prepared,
     TrainingData,

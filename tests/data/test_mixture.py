@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.config import whole_weights
+from hlat.config.rules import whole_weights
 from hlat.data.mixture import Mixture, Shares
 from hlat.data.turns import Turns
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 from reading_ranks import run
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Prepared
 from hlat.data.online.dealing import Share, parts_of, streams_of
 from hlat.data.online.documents import Reader

@@ -17,7 +17,7 @@ import pytest
 from corpora import documents, write_jsonl
 from pyarrow import parquet as pq
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import OnlineData
 from hlat.data.online.dealing import Share
 from hlat.data.online.feed import Cursors

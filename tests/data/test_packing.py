@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preparing import training_data
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Prepared, ValidationData, prepare
 from hlat.data.fitting import fit
 from hlat.data.rows import FittedRows, RowReader

@@ -11,7 +11,7 @@ import pytest
 from corpora import documents, tree, write_jsonl
 from preparing import finished_units, start, wait, watch_units
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import merge_parts, prepare, prepare_part, train_tokenizer
 from hlat.data.joining import parts_beside
 from hlat.data.parts import part_folder

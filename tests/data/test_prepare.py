@@ -9,7 +9,7 @@ import tokenizers
 from corpora import documents, prose, tree, write_jsonl
 from preparing import LARGE, data_config
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import prepare, verify
 
 pytestmark = pytest.mark.usefixtures("small_units")

@@ -11,7 +11,7 @@ import zstandard
 from corpora import documents, write_jsonl
 from pyarrow import ipc
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import prepare, sources
 from hlat.data.readers import read_documents
 from hlat.data.sources import find_files

@@ -17,7 +17,7 @@ from megatron_files import write_megatron
 from reading_ranks import run
 from test_megatron import DAMAGES
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Tokenizer, merge_parts, preparation, prepare, prepare_part, train_tokenizer
 from hlat.data.duplicates import document_hashes
 from hlat.data.online.dealing import Share, streams_of

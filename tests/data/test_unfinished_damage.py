@@ -10,7 +10,7 @@ import pytest
 from corpora import tree
 from preparing import data_config, training_data
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data import Prepared, merge_parts, preparation, prepare, prepare_part
 from hlat.runtime import DataError
 from model import tokenize_here

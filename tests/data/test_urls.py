@@ -23,7 +23,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from preparing import data_config
 
-from hlat.config import DataConfig, RecipeError, parse_recipe
+from hlat.config import RecipeError
+from hlat.config.load import parse_recipe
+from hlat.config.sections import DataConfig
 from hlat.data import OnlineData, prepare, prepare_online, remote, retries
 from hlat.data.ahead import in_turn
 from hlat.data.sources import list_files

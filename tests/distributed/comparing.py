@@ -18,7 +18,7 @@ import torch
 from jobs import Trained, assemble, train
 from layouts import GLOBAL_BATCH, SEQUENCE_LENGTH, Case, recipe_content
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.runtime.distributed import Runtime
 
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}

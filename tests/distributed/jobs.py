@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hlat.config import Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 from hlat.data import IGNORED, Batch
 from hlat.model import HeldParameter
 from hlat.optim import build_optimizer

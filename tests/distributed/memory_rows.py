@@ -20,7 +20,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hlat.parallel.model
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import Cut, ParallelModel, StateBytes, build_parallel, state_bytes
 from hlat.runtime.distributed import Runtime

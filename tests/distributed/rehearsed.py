@@ -24,7 +24,8 @@ from traffic import Traffic, counted
 
 import hlat.parallel.model
 from hlat.checkpoint import collect
-from hlat.config import Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 from hlat.data import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel

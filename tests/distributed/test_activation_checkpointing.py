@@ -17,7 +17,8 @@ from layouts import CASES, SEQUENCE_LENGTH, SOME, TWO_KV_HEADS, Case, recipe_con
 from workers import Pool
 
 import hlat.parallel.context
-from hlat.config import Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 from hlat.memory import Plan, plan_activations
 from hlat.model import Decoder
 from hlat.model.layers import Attention

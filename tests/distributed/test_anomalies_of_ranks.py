@@ -10,7 +10,7 @@ import torch
 import yaml
 from workers import Pool
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.runtime.distributed import Runtime
 from hlat.training import run
 from same_runs import assert_same_state, events_of, metrics_of, newest, rewrite

@@ -12,7 +12,8 @@ from layouts import CASES, GLOBAL_BATCH, GQA, SOME, Case, recipe_content
 from workers import Pool
 
 from hlat.checkpoint import CheckpointStore, collect, export_hf, open_checkpoint, restore
-from hlat.config import Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import Cut, ParallelModel, build_parallel, stage_layers
 from hlat.runtime.distributed import Runtime

@@ -9,7 +9,7 @@ from jobs import Block, assemble, batch_of, blocks, global_batch
 from layouts import ODD, Case, recipe_content
 from workers import Pool
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients

@@ -12,10 +12,11 @@ from jobs import batch_of
 from layouts import CASES, Case, recipe_content
 from workers import Pool
 
-from hlat.config import CorruptionError, PersistentCorruptionError, parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer, state_tensors
 from hlat.parallel import build_parallel
 from hlat.resilience import Copies
+from hlat.runtime import CorruptionError, PersistentCorruptionError
 from hlat.runtime.distributed import Runtime
 from hlat.training import run
 from hlat.training.step import accumulate_gradients, update

@@ -16,7 +16,8 @@ from layouts import CASES, GLOBAL_BATCH, SEQUENCE_LENGTH, Case, recipe_content
 from test_activation_checkpointing import POLICIES, content_of
 from workers import Pool
 
-from hlat.config import Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime

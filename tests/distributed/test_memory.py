@@ -10,7 +10,7 @@ from layouts import Case
 from memory_rows import FOUR_STAGES, ROWS, content_of, expected, measure, measure_gathered, table
 from workers import Pool
 
-from hlat.config import ModelConfig, ParallelConfig
+from hlat.config.sections import ModelConfig, ParallelConfig
 from hlat.model import count_parameters
 from hlat.parallel import Cut, StateBytes, state_bytes
 

@@ -7,7 +7,7 @@ from jobs import batch_of
 from layouts import Case, recipe_content
 from workers import Pool
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime

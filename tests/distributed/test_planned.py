@@ -8,7 +8,8 @@ import yaml
 from rehearsed import measure
 from workers import Pool
 
-from hlat.config import Recipe, load_recipe, parse_recipe
+from hlat.config import Recipe, load_recipe
+from hlat.config.load import parse_recipe
 from hlat.hardware import MeasuredMachine, load_catalog, parse_cluster
 from hlat.planner import Question, ask, exchanged_bytes, executed_flops, parse_layout, rank_memory
 from hlat.planner.layouts import Candidate

@@ -9,7 +9,7 @@ from jobs import Block, assemble
 from layouts import CASES, Case, recipe_content
 from workers import Pool
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.model import HeldParameter, local
 from hlat.optim import build_optimizer, set_learning_rate, state_tensors
 from hlat.parallel import build_parallel

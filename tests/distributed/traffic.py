@@ -19,7 +19,8 @@ from jobs import batch_of
 from layouts import Case, recipe_content
 from torch.distributed import ProcessGroup
 
-from hlat.config import Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime

@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
-from hlat.config import DataError, ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.evaluation import Sampling, generate
 from hlat.evaluation.generation import _choose
 from hlat.model import build
+from hlat.runtime import DataError
 
 CONFIG = ModelConfig(vocab_size=50, layers=2, hidden_size=32, intermediate_size=96, heads=4, kv_heads=2, init_std=0.4)
 

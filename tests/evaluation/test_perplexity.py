@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from hlat.checkpoint import CheckpointStore, collect, export_hf, import_hf, resolve
-from hlat.config import CheckpointError, DataConfig, DataError, Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
+from hlat.config.sections import DataConfig
 from hlat.data import prepare
 from hlat.evaluation import Perplexity, evaluate_checkpoint
 from hlat.model import build, held_parameters
+from hlat.runtime import CheckpointError, DataError
 
 NUMBERS = {
     "model_type": "llama",

@@ -8,9 +8,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from hlat.checkpoint import import_hf
-from hlat.config import CheckpointError, ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build, to_canonical, write_hf
+from hlat.runtime import CheckpointError
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 

@@ -23,9 +23,10 @@ from mutations import ODD_VALUES, mutate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hlat.checkpoint import import_hf, open_checkpoint
-from hlat.config import HlatError, ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build, to_canonical, write_hf
+from hlat.runtime import HlatError
 
 SLOW = int(os.environ.get("HLAT_FUZZ_FOLDERS", "3000"))
 SECONDS = 30

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.config import HlatError
 from hlat.hardware import load_catalog, parse_cluster
+from hlat.runtime import HlatError
 
 
 def test_hlats_cluster_is_2048_devices_of_16_gib() -> None:

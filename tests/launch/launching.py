@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hlat.config import RecoveryConfig
+from hlat.config.sections import RecoveryConfig
 from hlat.launch import Supervised, several, supervise
 from hlat.resilience import Sizes
 

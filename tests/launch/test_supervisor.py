@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launching import wait_for, wait_until, wait_until_gone
 
-from hlat.config import RecoveryConfig
+from hlat.config.sections import RecoveryConfig
 from hlat.launch import Supervised, forked, supervise, working
 from hlat.resilience import BEATS, PARTS, Sizes, count_steps, fell_back, secured, trains_in
 from hlat.runtime import DataError, LostError, StorageError

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.memory import Plan, checkpoint_activations
 from hlat.model import Decoder, build
 from hlat.precision import MODES

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import BASE, BATCH, LENGTH, MODES_TESTED, kept, model_of
 
-from hlat.config import Recipe, RecipeError, parse_recipe
+from hlat.config import Recipe, RecipeError
+from hlat.config.load import parse_recipe
 from hlat.memory import POLICIES, Plan, plan_activations
 from hlat.memory.budget import Way, cheapest
 from hlat.model import WHOLE, ModelPart, activations

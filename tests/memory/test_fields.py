@@ -3,7 +3,8 @@
 import pytest
 from small import BASE
 
-from hlat.config import RecipeError, parse_recipe
+from hlat.config import RecipeError
+from hlat.config.load import parse_recipe
 
 
 def content(**memory: object) -> dict[str, object]:

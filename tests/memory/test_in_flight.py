@@ -10,7 +10,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.config import ParallelConfig
+from hlat.config.sections import ParallelConfig
 from hlat.memory.in_flight import passes_in_flight
 
 TORCH: dict[str, Any] = {

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.memory import POLICIES
 from hlat.model import activations
 

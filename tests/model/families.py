@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, build, from_canonical, to_canonical
 from hlat.model.hf_config import config_json
 

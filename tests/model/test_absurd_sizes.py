@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from families import config_of, our_model
 
-from hlat.config import CheckpointError, ModelConfig, RecipeError, parse_recipe
+from hlat.config import RecipeError
+from hlat.config.load import parse_recipe
+from hlat.config.sections import ModelConfig
 from hlat.model import check_layers, read_hf, to_canonical, write_hf
+from hlat.runtime import CheckpointError
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from families import FAMILIES, config_of, our_model, tokens_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hlat.config import PRESETS, ModelConfig
+from hlat.config import PRESETS
+from hlat.config.sections import ModelConfig
 from hlat.model import (
     RECOMPUTABLE,
     ModelPart,

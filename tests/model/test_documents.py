@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, Documents, attention_backend, build, products
 from hlat.model.documents import block_mask
 

@@ -11,8 +11,10 @@ import torch
 from families import FAMILIES, config_of, our_model, tokens_of, twin
 from safetensors.torch import load_file, save_file
 
-from hlat.config import CheckpointError, ModelConfig, RecipeError, StorageError
+from hlat.config import RecipeError
+from hlat.config.sections import ModelConfig
 from hlat.model import canonical_shapes, from_canonical, hf_write, read_hf, to_canonical, write_hf
+from hlat.runtime import CheckpointError, StorageError
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 

@@ -8,7 +8,7 @@ from families import FAMILIES, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import build, initial, initial_rows, parameter_layouts, to_canonical
 from hlat.runtime.randomness import stream_key
 from hlat.runtime.randomness.philox_rng import normal_range

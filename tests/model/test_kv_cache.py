@@ -4,7 +4,7 @@ import pytest
 import torch
 from families import FAMILIES, config_of, our_model, tokens_of, twin
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, KVCache
 
 NEW = 24

@@ -6,9 +6,11 @@ from families import FAMILIES, config_of, our_model, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.config import PRESETS, CheckpointError, ModelConfig
+from hlat.config import PRESETS
+from hlat.config.sections import ModelConfig
 from hlat.model import build, canonical_shapes, from_canonical, parameter_layouts, to_canonical
 from hlat.model.layout import Part, RowLayout, gate_up_groups
+from hlat.runtime import CheckpointError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 

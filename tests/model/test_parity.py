@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin
 from torch import nn
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import to_canonical
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")

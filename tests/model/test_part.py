@@ -6,7 +6,7 @@ from families import FAMILIES, config_of, our_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, ModelPart, canonical_shapes, held_parameters, initialise, to_canonical
 
 # kv heads split, kv heads whole, kv heads replicated 2 and 4 times; coalesced blocks that cannot be shared out

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, HeldParameter, ModelPart, canonical_shapes, held_parameters
 from hlat.model.layout import Part, RowLayout
 from hlat.runtime.randomness import normal_block, stream_key

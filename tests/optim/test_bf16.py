@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parameters import Tensors, canonical, config_of, fill_gradients, fill_weights, plain_held, share
 from torch import nn
 
-from hlat.config import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import HeldParameter, ModelPart, local
 from hlat.optim import build_optimizer, set_learning_rate, state_tensors
 from hlat.optim.bf16 import Bf16AdamW

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from parameters import plain_held
 from torch import nn
 
-from hlat.config import OptimizerConfig, ScheduleConfig
+from hlat.config.sections import OptimizerConfig, ScheduleConfig
 from hlat.optim import build_optimizer, learning_rate, set_learning_rate
 
 

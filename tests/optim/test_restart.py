@@ -7,7 +7,7 @@ import torch
 from parameters import canonical, config_of, fill_gradients, fill_weights, share
 
 from hlat.checkpoint import CheckpointStore, collect, open_checkpoint, restore
-from hlat.config import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import HeldParameter, ModelPart
 from hlat.optim import build_optimizer, state_tensors
 from hlat.runtime import CheckpointError

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config import ParallelConfig
+from hlat.config.sections import ParallelConfig
 from hlat.parallel import Layout
 
 DEGREES = st.tuples(*(st.integers(1, 3) for _ in range(5)))

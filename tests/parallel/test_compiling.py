@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.config import Recipe, RecipeError, parse_recipe
+from hlat.config import Recipe, RecipeError
+from hlat.config.load import parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, compilation
 from hlat.parallel.compiling import _has_compiler, check_isolation

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.parallel import MicroBatch, build_parallel
 from hlat.runtime.distributed import Runtime
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config import ModelConfig, ParallelConfig, Schedule
+from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
 from hlat.parallel import Cut, fullest_rank, rank_bytes, sizes_of_ranks, stage_layers
 from hlat.parallel.split import Stages, balanced
 

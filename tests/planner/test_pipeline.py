@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.config import ParallelConfig
+from hlat.config.sections import ParallelConfig
 from hlat.memory import passes_in_flight
 from hlat.parallel.orders import order_of
 from hlat.planner.pipeline import StageTimes, simulate

@@ -12,12 +12,13 @@ from questions import question
 
 from commands import hlat
 from hlat.cli.plan_options import parse_tokens
-from hlat.config import HlatError, load_recipe
+from hlat.config import load_recipe
 from hlat.hardware.catalog import Failures
 from hlat.planner import against, as_json, chrome_trace, described, explain, fits, fragment, page, plan, planned
 from hlat.planner.comparison import compared, front_of, ranked
 from hlat.planner.layouts import broken, candidates, parse_layout
 from hlat.planner.search import search
+from hlat.runtime import HlatError
 
 CHOSEN = {
     "tensor", "pipeline", "data", "context", "virtual_stages", "zero", "micro_batch", "accumulation",

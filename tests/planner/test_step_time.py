@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from questions import question
 
-from hlat.config import PRESETS, ModelConfig
+from hlat.config import PRESETS
+from hlat.config.sections import ModelConfig
 from hlat.model import count_parameters, forward_flops_per_token
 from hlat.planner import exchanged_bytes, executed_flops
 from hlat.planner.compute import passes

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.precision import MODES

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.config import LaunchError
 from hlat.quickstart import corpus, run_quickstart
+from hlat.runtime import LaunchError
 
 
 def test_the_standard_library_of_this_machine_is_a_corpus():

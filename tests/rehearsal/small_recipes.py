@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from hlat.config import Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 
 SMALL: dict[str, Any] = {
     "model": {

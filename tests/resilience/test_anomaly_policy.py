@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from hlat.config import AnomalyConfig, CheckpointError
+from hlat.config.sections import AnomalyConfig
 from hlat.resilience import AnomalyPolicy
 from hlat.resilience.anomalies import center_and_scale
+from hlat.runtime import CheckpointError
 
 BATCH, TOKENS = 8, 10_000
 

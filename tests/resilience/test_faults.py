@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from hlat.checkpoint import CheckpointStore, verify, whole_tensors
-from hlat.config import FaultConfig, StorageError
+from hlat.config.sections import FaultConfig
 from hlat.model import HeldParameter, RowLayout
 from hlat.resilience import STORAGE_FAULTS, Faults, InjectedFault
+from hlat.runtime import StorageError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.process import REQUEUE
 from hlat.training.faulty_disk import FaultyDisk

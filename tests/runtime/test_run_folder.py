@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.config import LostError, StorageError
+from hlat.runtime import LostError, StorageError
 from hlat.runtime.storage import (
     GONE_ON,
     ID_NAME,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hlat.config import DataError, StorageError
+from hlat.runtime import DataError, StorageError
 from hlat.tracking.jsonl import JsonLines, decode, encode, keep_lines, read_records, with_non_finite
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hlat.config import StorageError
+from hlat.runtime import StorageError
 from hlat.tracking.tensorboard import TensorBoard, scalars
 
 LINE = {

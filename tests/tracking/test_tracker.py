@@ -12,7 +12,8 @@ import psutil
 import pytest
 from rich.console import Console as RichTerminal
 
-from hlat.config import StorageError, TrackingConfig
+from hlat.config.sections import TrackingConfig
+from hlat.runtime import StorageError
 from hlat.tracking import open_tracker, read_events, read_metrics
 from hlat.tracking.console import Bar, Plain, Silent, duration, make_console, rate, size
 from hlat.tracking.eta import Eta

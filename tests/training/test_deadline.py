@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hlat.config import RecoveryConfig
+from hlat.config.sections import RecoveryConfig
 from hlat.launch.supervisor import _deadline
 from hlat.runtime.process import DEADLINE
 from hlat.training.deadline import Deadline

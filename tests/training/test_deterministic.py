@@ -7,7 +7,8 @@ import pytest
 import torch
 import yaml
 
-from hlat.config import LaunchError, parse_recipe
+from hlat.config.load import parse_recipe
+from hlat.runtime import LaunchError
 from hlat.training import loop, run
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from hlat.checkpoint import resolve
-from hlat.config import LostError
+from hlat.runtime import LostError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import EarlierAttempt
 from hlat.training.left import Damage, refuse_lost

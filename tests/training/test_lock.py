@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.config import LaunchError
+from hlat.runtime import LaunchError
 from hlat.runtime.process import LAUNCHER
 from hlat.training.lock import run_lock
 

@@ -8,8 +8,10 @@ import torch
 import yaml
 
 from hlat.checkpoint import read_meta, resolve
-from hlat.config import CheckpointError, Recipe, parse_recipe
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
 from hlat.evaluation import evaluate_checkpoint
+from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import Ranks, Runtime
 from hlat.runtime.storage import held_run_folder
 from hlat.training import precision, run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.config import parse_recipe
+from hlat.config.load import parse_recipe
 from hlat.data import IGNORED, Batch
 from hlat.model import build
 from hlat.parallel import build_parallel

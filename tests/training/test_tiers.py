@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from test_resume import assert_same_run
 
-from hlat.config import RecipeError, parse_recipe
+from hlat.config import RecipeError
+from hlat.config.load import parse_recipe
 from object_store import ObjectStore
 
 OFTEN = 1e-9  # seconds: after every step

@@ -62,7 +62,7 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
     os.environ.update({name: str(value) for name, value in place.items()} | {"OMP_NUM_THREADS": "1"})
     import torch  # noqa: PLC0415  (after the number of threads is set)
 
-    from hlat.config import parse_recipe  # noqa: PLC0415
+    from hlat.config.load import parse_recipe  # noqa: PLC0415
     from hlat.hardware import PeakFlops  # noqa: PLC0415
     from hlat.precision import MODES, Mode  # noqa: PLC0415
     from hlat.runtime.process import observed_phases  # noqa: PLC0415

@@ -22,7 +22,8 @@ from hlat.checkpoint.identity import versions
 from hlat.checkpoint.reading import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
-from hlat.config import ModelConfig, model_problems
+from hlat.config.rules import model_problems
+from hlat.config.sections import ModelConfig
 from hlat.model import (
     Decoder,
     SpecialIds,

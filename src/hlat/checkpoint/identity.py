@@ -17,7 +17,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hlat.checkpoint.reading import Checkpoint
-from hlat.config import PrecisionConfig, Recipe
+from hlat.config import Recipe
+from hlat.config.sections import PrecisionConfig
 from hlat.runtime import CheckpointError
 
 _MODE = "precision.mode"

@@ -21,7 +21,7 @@ import torch
 from hlat.checkpoint.blocks import Block, whole_tensors
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, resolve
 from hlat.checkpoint.regions import Region
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import HeldParameter, Piece, canonical_shapes
 from hlat.optim import state_tensors
 from hlat.runtime.distributed import Ranks

@@ -19,7 +19,7 @@ from hlat.checkpoint.reading import Checkpoint
 from hlat.checkpoint.remote import RemoteTier
 from hlat.checkpoint.snapshots import SnapshotTier
 from hlat.checkpoint.store import CheckpointStore, DamageReport, warn_of_damage
-from hlat.config import CheckpointConfig
+from hlat.config.sections import CheckpointConfig
 from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import Ranks, sendable
 

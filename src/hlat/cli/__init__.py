@@ -9,8 +9,7 @@ from typer.core import TyperGroup
 
 from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, train
 from hlat.cli.common import complain, say
-from hlat.config import HlatError
-from hlat.runtime import value_without_secrets, visible
+from hlat.runtime import HlatError, value_without_secrets, visible
 from hlat.runtime.process import INTERRUPTED
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import ready, say
-from hlat.config import CheckpointError, LaunchError
-from hlat.runtime import is_url, tree_without_secrets, visible_name
+from hlat.runtime import CheckpointError, LaunchError, is_url, tree_without_secrets, visible_name
 
 if TYPE_CHECKING:
     from hlat.checkpoint import Entry

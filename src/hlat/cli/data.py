@@ -8,7 +8,8 @@ import typer
 
 from hlat.cli import data_show
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
-from hlat.config import DataError, Recipe, load_recipe
+from hlat.config import Recipe, load_recipe
+from hlat.runtime import DataError
 
 if TYPE_CHECKING:
     from hlat.data import Prepared

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
-from hlat.config import DataConfig, load_recipe
+from hlat.config import load_recipe
+from hlat.config.sections import DataConfig
 from hlat.runtime import visible, visible_name
 
 if TYPE_CHECKING:

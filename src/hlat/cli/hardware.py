@@ -100,8 +100,8 @@ def measure_command(
     import torch
     import yaml
 
-    from hlat.config import StorageError
     from hlat.hardware import measure_machine
+    from hlat.runtime import StorageError
 
     ready()
     if to.exists():

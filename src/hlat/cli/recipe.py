@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
-from hlat.config import Recipe, load_recipe, recipe_notes, recipe_schema
+from hlat.config import Recipe, load_recipe, recipe_schema
+from hlat.config.rules import recipe_notes
 
 
 def register(app: typer.Typer) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say
-from hlat.config import LaunchError, Recipe, RecipeError, load_recipe, refuse_faults
-from hlat.runtime import place, slurm
+from hlat.config import Recipe, RecipeError, load_recipe
+from hlat.config.sections import refuse_faults
+from hlat.runtime import LaunchError, place, slurm
 from hlat.runtime.process import REQUEUE, stop_code
 from hlat.runtime.storage import EarlierAttempt
 

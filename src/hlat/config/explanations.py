@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from hlat.config.errors import Problem
 from hlat.config.recipe import Recipe
-from hlat.config.section import Section
+from hlat.config.sections import Section
 
 _SHORTHAND = re.compile(r"\s*(\d{1,15})(?:\.(\d{1,12}))?\s*([KMBGT])\s*", re.IGNORECASE)
 _TIMES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}

@@ -3,18 +3,23 @@
 import math
 from pathlib import Path
 
-from hlat.config.data import DataConfig
-from hlat.config.model import ModelConfig
-from hlat.config.parallel import MemoryConfig, ParallelConfig
-from hlat.config.recovery import AnomalyConfig, CheckpointConfig, FaultConfig, IntegrityConfig, RecoveryConfig
-from hlat.config.section import Section
 from hlat.config.sections import (
+    AnomalyConfig,
     BatchConfig,
+    CheckpointConfig,
+    DataConfig,
     EvaluationConfig,
+    FaultConfig,
+    IntegrityConfig,
+    MemoryConfig,
+    ModelConfig,
     OptimizerConfig,
+    ParallelConfig,
     PrecisionConfig,
+    RecoveryConfig,
     RunConfig,
     ScheduleConfig,
+    Section,
     TrackingConfig,
     TrainingConfig,
 )

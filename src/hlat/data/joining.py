@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.corpus import Corpus, SplitPlan
 from hlat.data.manifest import MANIFEST, TOKENIZER
 from hlat.data.manifest_file import read_manifest

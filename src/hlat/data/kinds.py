@@ -7,10 +7,9 @@ a source, tokens where no tokenizer says what they mean.
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.config import is_url
 from hlat.data.endings import MEGATRON, TEXT, kind_of
 from hlat.data.remote import name_of
-from hlat.runtime import DataError
+from hlat.runtime import DataError, is_url
 
 
 def kind_at(path: str) -> str:

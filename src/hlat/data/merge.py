@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.duplicates import Bools, Seen
 from hlat.data.manifest import QuarantineRecord, ShardRecord, SourceRows, SourceTokens, SplitRecord, documents_file
 from hlat.data.quarantine import QuarantineWriter

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.fitting import Fitted, fit
 from hlat.data.prepared import Prepared
 from hlat.data.rows import ConcatRows, FittedRows, Rows

@@ -6,11 +6,10 @@ a.bin  a.idx  b.bin --> a.bin (a.idx), b.bin (b.idx, looked for beside it)
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hlat.config import is_url
 from hlat.data.megatron import index_of
 from hlat.data.remote import name_of
 from hlat.data.source_file import SourceFile
-from hlat.runtime import DataError
+from hlat.runtime import DataError, is_url
 
 TWO_FILES = "A dataset of Megatron-LM is two files of one name, .bin and .idx"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.corpus import Corpus
 from hlat.data.hashes import known_hashes
 from hlat.data.manifest import FORMAT_VERSION, TOKENIZER, Record, SourceRecord

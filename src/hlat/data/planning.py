@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.corpus import Corpus, SplitPlan, texts_of, watched
 from hlat.data.sealing import is_whole, sealed
 from hlat.data.split import SPLITS, Split, tail_start

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.corpus import Corpus, SplitPlan, units
 from hlat.data.hashes import known_hashes, remember_touched
 from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest

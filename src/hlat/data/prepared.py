@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.consistency import boundaries, content_problems, contradictions, size_problems, tokenizer_problems
 from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, SourceRecord
 from hlat.data.manifest_file import read_manifest

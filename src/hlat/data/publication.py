@@ -2,7 +2,7 @@
 
 import shutil
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.manifest import (
     FORMAT_VERSION,
     MANIFEST,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.packing import Waste, of_sources, rows_of, waste_of, whole_split
 from hlat.data.prepared import Prepared, refuse_unknown
 from hlat.data.rows import FittedRows, Piece, Read, RowReader

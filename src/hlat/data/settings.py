@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.tokenizer import load_tokenizer
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hlat.config import DataConfig, is_url
+from hlat.config.sections import DataConfig
 from hlat.data.ahead import in_turn
 from hlat.data.cache import Cache
 from hlat.data.fetching import Shelf
@@ -21,7 +21,7 @@ from hlat.data.pairs import TWO_FILES, paired
 from hlat.data.remote import Missing, RemoteFile, Store, local_path
 from hlat.data.retries import Away
 from hlat.data.source_file import SourceFile, Stamp, sha256_of, stat_of
-from hlat.runtime import DataError
+from hlat.runtime import DataError, is_url
 
 CACHE = "cache"
 """Subfolder of the prepared data where files of URLs are kept unless data.cache_dir names another folder."""

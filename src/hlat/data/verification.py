@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.consistency import content_problems, contradictions, size_problems, tokenizer_problems
 from hlat.data.manifest import (
     MANIFEST,

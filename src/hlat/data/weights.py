@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from hlat.config import DataConfig, whole_weights
+from hlat.config.rules import whole_weights
+from hlat.config.sections import DataConfig
 from hlat.data.mixture import Mixture, Shares
 from hlat.runtime import DataError
 

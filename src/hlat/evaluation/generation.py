@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from hlat.checkpoint import end_token_ids, load_model, open_checkpoint, read_tokenizer, resolve
-from hlat.config import DataError
 from hlat.model import Decoder, KVCache
+from hlat.runtime import DataError
 from hlat.runtime.distributed import start
 from hlat.runtime.randomness import philox, stream_key
 

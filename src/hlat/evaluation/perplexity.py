@@ -14,9 +14,11 @@ import torch
 from pydantic import ValidationError
 
 from hlat.checkpoint import check_same_tokenizer, load_model, resolve, saved_mode
-from hlat.config import CheckpointError, DataError, ModelConfig, Recipe
+from hlat.config import Recipe
+from hlat.config.sections import ModelConfig
 from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared
 from hlat.precision import MODES
+from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import start
 from hlat.training import validate_alone
 

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from hlat.config import load_yaml, short, size_problem
+from hlat.config import short, size_problem
+from hlat.config.files import load_yaml
 from hlat.hardware.catalog import Catalog
 from hlat.runtime import HardwareError, visible_name
 from hlat.runtime.storage import read_small

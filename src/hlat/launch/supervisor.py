@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hlat.config import RecoveryConfig
+from hlat.config.sections import RecoveryConfig
 from hlat.launch.chronicle import Chronicle
 from hlat.launch.lookout import Lookout, Seen
 from hlat.launch.verdict import Verdict, judge

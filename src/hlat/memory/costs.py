@@ -10,7 +10,7 @@ product as many as the model is wide, attention as many as the sequence is long.
 
 from dataclasses import dataclass
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import Share, heads_of
 from hlat.precision import MODES
 

@@ -5,7 +5,7 @@
 The schedules are those of ``torch.distributed.pipelining``; the orders of passes they lay out are what the tests count.
 """
 
-from hlat.config import ParallelConfig
+from hlat.config.sections import ParallelConfig
 
 
 def passes_in_flight(parallel: ParallelConfig, pipeline_rank: int, micro_batches: int) -> int:

@@ -15,7 +15,7 @@ et al. 2022, section 4.2.2, gather them again: that is to recompute them).
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns, vocabulary_rows
 from hlat.precision import MODES
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 
 
 class KVCache:

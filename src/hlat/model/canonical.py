@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from hlat.config import CheckpointError, ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model.layout import parameter_layouts
+from hlat.runtime import CheckpointError
 
 _FEW_LAYERS = 1_000
 _LISTED = 100  # at most so many problems are listed in an error

@@ -16,7 +16,7 @@ Recomputation is never counted: these are the FLOPs of the model, not of an impl
 from dataclasses import dataclass
 from typing import Literal
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 
 Convention = Literal["causal", "full"]
 

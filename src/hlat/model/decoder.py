@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model.cache import KVCache
 from hlat.model.documents import Documents
 from hlat.model.layers import Block, RMSNorm

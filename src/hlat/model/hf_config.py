@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from hlat.config import Llama3Scaling, ModelConfig, Problem, RecipeError
+from hlat.config import Problem, RecipeError
+from hlat.config.sections import Llama3Scaling, ModelConfig
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hlat.config import CheckpointError, StorageError
+from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.storage import sync_to_disk
 
 WEIGHTS = "model.safetensors"

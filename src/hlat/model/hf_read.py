@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hlat.config import CheckpointError, ModelConfig, RecipeError, hf_to_model, model_problems
+from hlat.config import RecipeError
+from hlat.config.files import hf_to_model
+from hlat.config.rules import model_problems
+from hlat.config.sections import ModelConfig
 from hlat.model.canonical import canonical_shapes, check_canonical, check_layers
 from hlat.model.hf_config import SpecialIds
 from hlat.model.hf_files import INDEX, WEIGHTS, read_json
+from hlat.runtime import CheckpointError
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):

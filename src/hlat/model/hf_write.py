@@ -15,10 +15,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hlat.config import CheckpointError, ModelConfig, StorageError
+from hlat.config.sections import ModelConfig
 from hlat.model.canonical import canonical_shapes, check_canonical
 from hlat.model.hf_config import SpecialIds, TokenIds, architecture, config_json
 from hlat.model.hf_files import INDEX, TOKENIZER_FILES, WEIGHTS, read_json, shard_name, whole_folder, write_json
+from hlat.runtime import CheckpointError, StorageError
 
 Named = tuple[str, torch.Tensor]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model.held import HeldParameter
 from hlat.model.layout import RowLayout, Run
 from hlat.runtime.randomness import normal_block, stream_key

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model.cache import LayerCache
 from hlat.model.documents import Documents
 from hlat.model.layout import gate_up_groups

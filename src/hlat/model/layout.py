@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns, vocabulary_rows
 
 _MOST_GROUPS = 64

@@ -7,7 +7,7 @@ A part is arithmetic over the model only: it neither knows nor cares how many pr
 
 from dataclasses import dataclass
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 
 
 @dataclass(frozen=True)

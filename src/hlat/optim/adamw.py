@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hlat.config import OptimizerConfig
+from hlat.config.sections import OptimizerConfig
 from hlat.model import HeldParameter, local
 from hlat.optim.bf16 import Bf16AdamW
 from hlat.precision import MODES

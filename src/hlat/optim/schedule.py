@@ -6,7 +6,7 @@ never zero.
 
 import math
 
-from hlat.config import ScheduleConfig
+from hlat.config.sections import ScheduleConfig
 
 
 def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int) -> float:

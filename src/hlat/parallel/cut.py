@@ -9,7 +9,8 @@ recipe find the same stages.
 from dataclasses import dataclass
 from functools import cached_property
 
-from hlat.config import ModelConfig, ParallelConfig, Recipe
+from hlat.config import Recipe
+from hlat.config.sections import ModelConfig, ParallelConfig
 from hlat.parallel.layout import Layout
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hlat.config import Schedule
+from hlat.config.sections import Schedule
 from hlat.parallel.orders import order_of
 
 _ROUNDS = 4  # of as many micro-batches as there are ranks: more of them are like the last

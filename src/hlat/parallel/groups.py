@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from hlat.config import ModelConfig
+from hlat.config.sections import ModelConfig
 from hlat.model import kv_copies
 from hlat.parallel.layout import AXES, Layout
 from hlat.runtime.distributed import audibly

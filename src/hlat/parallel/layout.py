@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from hlat.config import ParallelConfig
+from hlat.config.sections import ParallelConfig
 
 Axis = Literal["pp", "dp", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("pp", "dp", "cp", "tp")

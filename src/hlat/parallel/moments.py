@@ -10,7 +10,7 @@ rehearsals, and is held against them and against real processes (tests/distribut
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hlat.config import ModelConfig, ParallelConfig, Schedule
+from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
 from hlat.memory import POLICIES
 from hlat.model import ModelPart, Share, activations, vocabulary_rows
 from hlat.parallel.cut import Cut

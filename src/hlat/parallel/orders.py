@@ -10,7 +10,7 @@ waits, fill gaps (Qi et al. 2024, "Zero bubble pipeline parallelism"): interleav
 from collections import Counter
 from typing import Literal
 
-from hlat.config import Schedule
+from hlat.config.sections import Schedule
 
 Kind = Literal["forward", "backward", "input", "weight"]
 """``backward`` whole; where it is taken apart, ``input``, for which the stage before waits, and ``weight``."""

@@ -7,7 +7,7 @@ A pure function of recipe and world: training, rehearsal and plan ask it, and so
 
 from functools import lru_cache
 
-from hlat.config import INTERLEAVED, ZERO_BUBBLE
+from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE
 from hlat.model import ModelPart, count_parameters, forward_flops_per_token
 from hlat.parallel.cut import Cut
 from hlat.parallel.footprint import StateBytes, state_of

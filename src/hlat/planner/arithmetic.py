@@ -6,7 +6,7 @@ Counted as a rehearsal counts them (rehearsal/flops.py): a multiply-add is two, 
 that its kernel is given, its backward computes the scores again. Held against rehearsals in a test, to the last one.
 """
 
-from hlat.config import ZERO_BUBBLE
+from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelPart, vocabulary_rows
 from hlat.parallel import held_parts
 from hlat.planner.layouts import Candidate

@@ -5,7 +5,7 @@ plan takes the plainest: tensor parallelism on fast links, no pipeline, least re
 fewest stages, then the fastest. (In published sweeps fewer stages for more tensor parallelism lost.)
 """
 
-from hlat.config import ZERO_BUBBLE
+from hlat.config.sections import ZERO_BUBBLE
 from hlat.planner.search import Planned
 from hlat.planner.work import RECOMPUTE
 

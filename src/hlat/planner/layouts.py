@@ -2,7 +2,7 @@
 
     Question -> degrees that divide the devices -> Candidate, if all checks of the layout hold
 
-The rules are those of ``hlat check`` (config/layout_checks.py), so that what is found here is a valid recipe.
+The rules are those of ``hlat check`` (config/rules/layout_checks.py), so that what is found here is a valid recipe.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Literal, get_args
 
-from hlat.config import (
-    INTERLEAVED,
-    LAYOUT_CHECKS,
-    ZERO_BUBBLE,
-    Check,
-    ParallelConfig,
-    Schedule,
-    Values,
-    default_virtual_stages,
-    divisors,
-    holds,
-)
+from hlat.config.rules import LAYOUT_CHECKS, Check, Values, divisors, holds
+from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, ParallelConfig, Schedule, default_virtual_stages
 from hlat.parallel import Cut
 from hlat.planner.question import Question
 from hlat.planner.work import RECOMPUTE, Recompute, Split

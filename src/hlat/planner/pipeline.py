@@ -10,7 +10,7 @@ sent beside passes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlat.config import ZERO_BUBBLE, Schedule
+from hlat.config.sections import ZERO_BUBBLE, Schedule
 from hlat.parallel import Kind, Order, order_of
 
 

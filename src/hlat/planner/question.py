@@ -10,7 +10,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hlat.config import PRESETS, ModelConfig, Recipe, RecipeError, hf_to_model, load_recipe, read_config_json
+from hlat.config import PRESETS, Recipe, RecipeError, load_recipe
+from hlat.config.files import hf_to_model, read_config_json
+from hlat.config.sections import ModelConfig
 from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model import count_parameters
 from hlat.precision import AUTO, MODES, resolved_mode

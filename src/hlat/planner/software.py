@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from hlat.config import ZERO_BUBBLE
+from hlat.config.sections import ZERO_BUBBLE
 from hlat.planner.layouts import Candidate
 from hlat.planner.question import Question
 from hlat.planner.work import FUSED_FLASH, SECOND_FLASH, Software

@@ -9,7 +9,7 @@ against rehearsals in a test, and with them the time model's own traffic (traffi
 
 from dataclasses import replace
 
-from hlat.config import ZERO_BUBBLE
+from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelPart
 from hlat.parallel import held_parts, state_of
 from hlat.planner.layouts import Candidate

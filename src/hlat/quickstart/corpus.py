@@ -3,7 +3,7 @@
 import sysconfig
 from pathlib import Path
 
-from hlat.config import LaunchError
+from hlat.runtime import LaunchError
 
 # Not prose that a person wrote as a program: other people's packages, test data with deliberate
 # encoding errors, and generated tables.

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.checkpoint import export_hf
-from hlat.config import LaunchError, Recipe, load_recipe
+from hlat.config import Recipe, load_recipe
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
 from hlat.quickstart.corpus import standard_library
+from hlat.runtime import LaunchError
 from hlat.training import DataProgress, Outcome, no_progress, run
 
 PROMPT = "def read(self, size=-1):\n"

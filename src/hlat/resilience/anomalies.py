@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from hlat.config import AnomalyConfig, CheckpointError
+from hlat.config.sections import AnomalyConfig
 from hlat.resilience.skipped import Range, SkippedSamples
+from hlat.runtime import CheckpointError
 
 Action = Literal["apply", "warn", "skip", "rollback", "stop"]
 

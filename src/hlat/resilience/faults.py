@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hlat.config import FaultConfig
+from hlat.config.sections import FaultConfig
 from hlat.model import HeldParameter
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import Once

@@ -14,7 +14,7 @@ from rich.console import Console as RichTerminal
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from hlat.config import TrackingConfig
+from hlat.config.sections import TrackingConfig
 from hlat.runtime import show_beneath_rich, visible
 from hlat.tracking.metrics import Metrics
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from hlat.config import StorageError, TrackingConfig
-from hlat.runtime import without_secrets
+from hlat.config.sections import TrackingConfig
+from hlat.runtime import StorageError, without_secrets
 from hlat.tracking.console import Console, Silent, make_console
 from hlat.tracking.eta import Eta
 from hlat.tracking.events import EventLog

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from hlat.checkpoint import TierNote
-from hlat.config import StorageError
+from hlat.runtime import StorageError
 from hlat.runtime.distributed import Ranks, Vote
 from hlat.tracking import OtherRank, Tracker
 

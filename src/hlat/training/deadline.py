@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from hlat.config import RecoveryConfig
+from hlat.config.sections import RecoveryConfig
 from hlat.runtime import slurm
 from hlat.runtime.process import DEADLINE, machine_clock
 

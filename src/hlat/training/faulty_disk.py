@@ -14,7 +14,8 @@ from io import FileIO
 from pathlib import Path
 
 from hlat.checkpoint import Disk, step_in
-from hlat.config import FaultConfig, Recipe
+from hlat.config import Recipe
+from hlat.config.sections import FaultConfig
 from hlat.resilience import STORAGE_FAULTS
 from hlat.runtime.storage import Once
 

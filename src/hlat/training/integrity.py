@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import versions
-from hlat.config import CorruptionError, PersistentCorruptionError, StorageError
 from hlat.resilience import Copies, Incident, Mismatch
+from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageError
 from hlat.runtime.process import enter_phase
 from hlat.runtime.storage import sync_to_disk
 from hlat.tracking import OtherRank, Tracker

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.checkpoint import BAD_SUFFIX, step_in
-from hlat.config import LostError
+from hlat.runtime import LostError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import EarlierAttempt
 

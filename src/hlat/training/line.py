@@ -8,7 +8,7 @@ Validation needs memory and time, and a disk may refuse the line: the state of t
 
 from typing import Any
 
-from hlat.config import NumericsError
+from hlat.runtime import NumericsError
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.job import Job

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
-from hlat.config import LaunchError, StorageError
+from hlat.runtime import LaunchError, StorageError
 from hlat.runtime.process import LAUNCHER, is_running
 from hlat.runtime.storage import LOCK_NAME
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from hlat.config import HlatError, Recipe, StorageError, refuse_faults
+from hlat.config import Recipe
+from hlat.config.sections import refuse_faults
 from hlat.resilience import Verdict, count_steps, trains_in
-from hlat.runtime import place
+from hlat.runtime import HlatError, StorageError, place
 from hlat.runtime.distributed import Runtime, joined
 from hlat.runtime.process import enter_phase, observed_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, enter_run_folder, held_run_folder

@@ -8,7 +8,7 @@ The run ends before it overwrites the last good checkpoint.
 
 import torch
 
-from hlat.config import NumericsError
+from hlat.runtime import NumericsError
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.job import Job
 from hlat.training.report import batch_crc32

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hlat.config import recipe_notes
+from hlat.config.rules import recipe_notes
 from hlat.model import attention_backend, count_parameters
 from hlat.parallel import compilation
 from hlat.precision import MODES

@@ -28,9 +28,10 @@ from hlat.checkpoint import (
     run_saver,
     save_in_tries,
 )
-from hlat.config import CheckpointConfig, Recipe, StorageError
+from hlat.config import Recipe
+from hlat.config.sections import CheckpointConfig
 from hlat.resilience import saves_beside, secured
-from hlat.runtime import Place
+from hlat.runtime import Place, StorageError
 from hlat.runtime.distributed import Beside, start_beside
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker

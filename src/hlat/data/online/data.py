@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config import DataConfig, is_url
+from hlat.config.sections import DataConfig
 from hlat.data.online.dealing import Share, rows_between
 from hlat.data.online.feed import Cursors, OnlineFeed
 from hlat.data.online.sampling import plan_of
 from hlat.data.prepared import Prepared
-from hlat.runtime import DataError
+from hlat.runtime import DataError, is_url
 
 Int64s = npt.NDArray[np.int64]
 

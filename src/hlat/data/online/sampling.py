@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hlat.config import DataConfig, is_url
+from hlat.config.sections import DataConfig
 from hlat.data.manifest import SourceRecord
 from hlat.data.online.dealing import Share
 from hlat.data.online.plan import FileKnown, Plan, SourcePlan
@@ -10,7 +10,7 @@ from hlat.data.online.stream import Settings
 from hlat.data.prepared import Prepared
 from hlat.data.sources import cache_of
 from hlat.data.weights import is_weighted, phases_of
-from hlat.runtime import DataError
+from hlat.runtime import DataError, is_url
 from hlat.runtime.randomness import stream_key
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.content import Content, as_bytes, text_bytes, tokens_of
 from hlat.data.corpus import Corpus, SplitPlan
 from hlat.data.manifest import (

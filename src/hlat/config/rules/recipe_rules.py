@@ -7,12 +7,11 @@ skipped, because its answer would only repeat that mistake.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hlat.config.data_rules import DATA_RULES
 from hlat.config.errors import Problem
-from hlat.config.layout_rules import LAYOUT_RULES
-from hlat.config.model import ModelConfig
-from hlat.config.recovery import FaultConfig
-from hlat.config.values import Rule, Unavailable, Values, divisors
+from hlat.config.rules.data_rules import DATA_RULES
+from hlat.config.rules.layout_rules import LAYOUT_RULES
+from hlat.config.rules.rule_context import Rule, Unavailable, Values, divisors
+from hlat.config.sections import FaultConfig, ModelConfig
 from hlat.runtime import is_url
 from hlat.runtime.storage import protocol_of
 

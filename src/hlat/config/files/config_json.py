@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hlat.config.content import size_problem
+from hlat.config.value_checks import size_problem
 from hlat.runtime.storage import read_small
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hlat.config.section import Section, fixed
+from hlat.config.sections.base import Section, fixed
 
 MOST_LAYERS = 10_000
 """Ten times the deepest Transformer that was published (DeepNet, Wang et al. 2022: 1,000 layers)."""

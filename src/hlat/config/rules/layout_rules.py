@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hlat.config import layout_checks as checks
 from hlat.config.errors import Problem
-from hlat.config.parallel import Schedule, default_virtual_stages
-from hlat.config.remedies import refusal
-from hlat.config.values import Rule, Values, divisors
+from hlat.config.rules import layout_checks as checks
+from hlat.config.rules.rule_context import Rule, Values, divisors
+from hlat.config.rules.suggest import refusal
+from hlat.config.sections import Schedule, default_virtual_stages
 
 _STAGES = (checks.virtual_stages, checks.pipeline_layers)
 _DEGREES = (checks.tensor_degree, checks.context_chunks, checks.sequence_shards, *_STAGES)

@@ -11,17 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hlat.config.content import plain_content, size_problem
-from hlat.config.data import DataConfig
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import explain, suggestion
-from hlat.config.hf import hf_to_model
-from hlat.config.hf_file import read_config_json
+from hlat.config.files import apply_overrides, find_recipe, hf_to_model, merge, read_config_json, read_file
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
-from hlat.config.rules import broken_rules
-from hlat.config.values import Values
-from hlat.config.yamlfile import apply_overrides, find_recipe, merge, read_file
+from hlat.config.rules import Values, broken_rules
+from hlat.config.sections import DataConfig
+from hlat.config.value_checks import plain_content, size_problem
 
 _EXPLAINED = 1_000  # mistakes in fields that are put into words
 

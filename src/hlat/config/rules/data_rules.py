@@ -6,7 +6,7 @@ from math import gcd, lcm
 from typing import Any
 
 from hlat.config.errors import Problem
-from hlat.config.values import Rule, Values
+from hlat.config.rules.rule_context import Rule, Values
 
 LONGEST_PERIOD = 100_000
 """Samples after which weights have to come out even: what repeats has to be laid out once."""

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hlat.config.section import Section, fixed
-from hlat.config.sections import Positive
+from hlat.config.sections.base import Section, fixed
+from hlat.config.sections.training import Positive
 from hlat.runtime import without_secrets
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.section import Section
+from hlat.config.sections.base import Section
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]

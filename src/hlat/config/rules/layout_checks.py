@@ -7,8 +7,8 @@ Where the number of processes is not stated, a check asks whether there is any n
 
 from collections.abc import Iterator
 
-from hlat.config.parallel import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
-from hlat.config.values import Check, Unavailable, Values, divisors
+from hlat.config.rules.rule_context import Check, Unavailable, Values, divisors
+from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
 
 
 def model_ranks(v: Values) -> int:

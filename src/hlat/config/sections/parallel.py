@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hlat.config.section import Section
-from hlat.config.sections import Positive
+from hlat.config.sections.base import Section
+from hlat.config.sections.training import Positive
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved-zero-bubble", "zbv")

@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hlat.config.content import size_problem
 from hlat.config.errors import Problem, RecipeError, short
-from hlat.config.yamltext import YamlError, load_yaml
+from hlat.config.files.yaml_text import YamlError, load_yaml
+from hlat.config.value_checks import size_problem
 from hlat.runtime.storage import read_small
 
 _DEEPEST_FIELD = 32  # parts of an override's path

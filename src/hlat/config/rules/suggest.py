@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hlat.config.errors import Fix, Problem
-from hlat.config.layout_checks import CHECKS
-from hlat.config.values import Check, Unavailable, Values, holds, passes
+from hlat.config.rules.layout_checks import CHECKS
+from hlat.config.rules.rule_context import Check, Unavailable, Values, holds, passes
 
 _NAMED = 2  # values of one field that a remedy names
 _TRIED = 256  # candidates of one field that are tried, nearest first

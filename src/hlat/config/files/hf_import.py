@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.model import MOST_LAYERS, MOST_TOKENS, WIDEST
+from hlat.config.sections import MOST_LAYERS, MOST_TOKENS, WIDEST
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _MOST = {
