@@ -89,7 +89,7 @@ def alive(width, layers, mode, policy, sequence):
 def memory(width, mode, sequence):
     """The table of bytes per layer."""
     from hlat.memory import POLICIES
-    from hlat.model import activations
+    from hlat.model.derived import activations
     from hlat.precision import MODES
 
     config, item = config_of(width), MODES[mode].compute.itemsize
@@ -110,7 +110,7 @@ def memory(width, mode, sequence):
 
 def by_tensor(config, mode, sequence, sbh):
     """Where the difference is: the terms of section 4.1 of the paper beside our tensors."""
-    from hlat.model import activations
+    from hlat.model.derived import activations
 
     layer = activations(config, BATCH, sequence, mode).layer
     scores = 5 * config.heads * sequence / config.hidden_size
@@ -140,7 +140,8 @@ def by_tensor(config, mode, sequence, sbh):
 def shared(config, mode, sequence, sbh):
     """A rank's share, counted: tensor parallelism with sequence parallelism."""
     from hlat.memory import POLICIES
-    from hlat.model import ModelPart, Share, activations
+    from hlat.model import ModelPart
+    from hlat.model.derived import Share, activations
 
     print("\n| tensor + sequence | none | selective | and inputs gathered again | full | theirs: none | selective |")
     print("|---|---|---|---|---|---|---|")
@@ -178,7 +179,7 @@ def speed(width, mode, sequence, turns):
 
 def extra(config, sequence):
     """FLOPs of what is computed again, as a share of a forward and a backward pass."""
-    from hlat.model import count_parameters, flops_per_token
+    from hlat.model.derived import count_parameters, flops_per_token
 
     whole = flops_per_token(config, sequence)
     attention = 2 * config.layers * config.heads * config.n_head_dim * (sequence + 1)

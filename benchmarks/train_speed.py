@@ -103,7 +103,7 @@ def worker(side, mode, steps, device_name):
 
     from hlat.config.sections import ModelConfig
     from hlat.hardware import peak_flops
-    from hlat.model import flops_per_token
+    from hlat.model.derived import flops_per_token
     from hlat.runtime.backend import peak_memory_bytes, synchronize
 
     device = torch.device(device_name)

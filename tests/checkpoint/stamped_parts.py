@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig, OptimizerConfig
-from hlat.model import Decoder, HeldParameter, ModelPart, canonical_shapes, held_parameters, local
+from hlat.model import Decoder, HeldParameter, ModelPart, held_parameters, local
+from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
 
 FIELDS: dict[str, Any] = {

@@ -28,7 +28,9 @@ from hlat.checkpoint.blocks import whole_tensors
 from hlat.checkpoint.disk import Disk
 from hlat.cli.model import import_command
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, build, held_parameters, read_hf, to_canonical, write_hf
+from hlat.model import Decoder, build, held_parameters
+from hlat.model.hf import read_hf, write_hf
+from hlat.model.hf.names import to_canonical
 from hlat.runtime import CheckpointError, StorageError
 
 FIELDS: dict[str, Any] = {

@@ -32,7 +32,8 @@ from torch.distributed.tensor import DTensor
 from hlat.checkpoint import CheckpointStore, collect, open_checkpoint, restore
 from hlat.checkpoint.disk import Disk
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, ModelPart, held_parameters, parameter_layouts
+from hlat.model import Decoder, ModelPart, held_parameters
+from hlat.model.derived import parameter_layouts
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import Ranks
 

@@ -13,7 +13,8 @@ from saved_states import assert_equal, together
 from hlat.checkpoint import Checkpoint, CheckpointStore, collect, load_weights, open_checkpoint, restore
 from hlat.checkpoint.blocks import whole_tensors
 from hlat.config.sections import ModelConfig, OptimizerConfig
-from hlat.model import Decoder, build, canonical_shapes, held_parameters
+from hlat.model import Decoder, build, held_parameters
+from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
 from hlat.runtime import CheckpointError
 from hlat.runtime.randomness import rng_state, set_rng_state

@@ -11,7 +11,7 @@ from memory_rows import FOUR_STAGES, ROWS, content_of, expected, measure, measur
 from workers import Pool
 
 from hlat.config.sections import ModelConfig, ParallelConfig
-from hlat.model import count_parameters
+from hlat.model.derived import count_parameters
 from hlat.parallel import Cut, StateBytes, state_bytes
 
 LENGTH = 32

@@ -14,7 +14,7 @@ from traffic import MICRO_BATCHES as M
 from traffic import Traffic
 
 from hlat.config import Recipe
-from hlat.model import count_parameters
+from hlat.model.derived import count_parameters
 from hlat.parallel import Cut, Layout, stage_layers
 
 _FP32 = 4

@@ -10,7 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from hlat.checkpoint import import_hf
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import generate_text
-from hlat.model import build, to_canonical, write_hf
+from hlat.model import build
+from hlat.model.hf import write_hf
+from hlat.model.hf.names import to_canonical
 from hlat.runtime import CheckpointError
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")

@@ -25,7 +25,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from hlat.checkpoint import import_hf, open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import generate_text
-from hlat.model import build, to_canonical, write_hf
+from hlat.model import build
+from hlat.model.hf import write_hf
+from hlat.model.hf.names import to_canonical
 from hlat.runtime import HlatError
 
 SLOW = int(os.environ.get("HLAT_FUZZ_FOLDERS", "3000"))

@@ -13,7 +13,9 @@ from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.memory import POLICIES, Plan, plan_activations
 from hlat.memory.budget import Way, cheapest
-from hlat.model import WHOLE, ModelPart, activations
+from hlat.model import ModelPart
+from hlat.model.derived import activations
+from hlat.model.model_shard import WHOLE
 
 GIB = 1 << 30
 

@@ -9,8 +9,10 @@ import torch.nn.attention.flex_attention
 from small import LENGTH, config_of, model_of, places, tokens
 
 from hlat.memory import POLICIES, Plan, checkpoint_activations
-from hlat.model import Decoder, Documents, Share, activations, documents
-from hlat.model.documents import block_mask
+from hlat.model import Decoder, Documents
+from hlat.model import document_mask as documents
+from hlat.model.derived import Share, activations
+from hlat.model.document_mask import block_mask
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from small import BATCH, KINDS, LENGTH, MODES_TESTED, config_of, kept, model_of, places
 
 from hlat.memory import POLICIES
-from hlat.model import RECOMPUTABLE, Share, activations
+from hlat.model.derived import RECOMPUTABLE, Share, activations
 
 
 @pytest.mark.parametrize("mode", MODES_TESTED)

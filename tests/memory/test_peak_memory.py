@@ -7,7 +7,7 @@ import pytest
 
 from hlat.config.sections import ModelConfig
 from hlat.memory import POLICIES
-from hlat.model import activations
+from hlat.model.derived import activations
 
 WIDE = {"vocab_size": 64, "layers": 8, "hidden_size": 256, "intermediate_size": 1024, "heads": 4, "kv_heads": 2}
 LENGTH = 1536

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from small import KINDS, MODES_TESTED, config_of, model_of, places, tokens, trained
 
 from hlat.memory import POLICIES
-from hlat.model import RECOMPUTABLE, Decoder
+from hlat.model import Decoder
+from hlat.model.derived import RECOMPUTABLE
 
 CHOICES = st.frozensets(st.sampled_from(sorted(RECOMPUTABLE)))
 NOTHING: frozenset[str] = frozenset()

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, build, from_canonical, to_canonical
-from hlat.model.hf_config import config_json
+from hlat.model import Decoder, build
+from hlat.model.hf.config import config_json
+from hlat.model.hf.names import from_canonical, to_canonical
 
 BASE: dict[str, Any] = {
     "vocab_size": 211,

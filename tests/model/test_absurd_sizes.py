@@ -10,7 +10,8 @@ from families import config_of, our_model
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.config.sections import ModelConfig
-from hlat.model import check_layers, read_hf, to_canonical, write_hf
+from hlat.model.hf import check_layers, read_hf, write_hf
+from hlat.model.hf.names import to_canonical
 from hlat.runtime import CheckpointError
 
 

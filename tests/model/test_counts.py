@@ -8,12 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
-from hlat.model import (
+from hlat.model import ModelPart, build
+from hlat.model.derived import (
     RECOMPUTABLE,
-    ModelPart,
     Share,
     activations,
-    build,
     count_parameters,
     flops_per_token,
     forward_flops_per_token,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, Documents, attention_backend, build, products
-from hlat.model.documents import block_mask
+from hlat.model import Decoder, Documents, attention_backend, build
+from hlat.model import matmul as products
+from hlat.model.document_mask import block_mask
 
 B = torch.bfloat16
 CPU = torch.device("cpu")

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from hlat.config import RecipeError
 from hlat.config.sections import ModelConfig
-from hlat.model import canonical_shapes, from_canonical, hf_write, read_hf, to_canonical, write_hf
+from hlat.model.hf import canonical_shapes, read_hf, write_hf
+from hlat.model.hf import write as hf_write
+from hlat.model.hf.names import from_canonical, to_canonical
 from hlat.runtime import CheckpointError, StorageError
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")

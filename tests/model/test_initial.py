@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import ModelConfig
-from hlat.model import build, initial, initial_rows, parameter_layouts, to_canonical
+from hlat.model import build
+from hlat.model import init as initial
+from hlat.model.derived import parameter_layouts
+from hlat.model.hf.names import to_canonical
+from hlat.model.init import initial_rows
 from hlat.runtime.randomness import stream_key
 from hlat.runtime.randomness.philox_rng import normal_range
 

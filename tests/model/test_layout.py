@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
-from hlat.model import build, canonical_shapes, from_canonical, parameter_layouts, to_canonical
-from hlat.model.layout import Part, RowLayout, gate_up_groups
+from hlat.model import build
+from hlat.model.derived import RowLayout, gate_up_groups, parameter_layouts
+from hlat.model.derived.parameter_layout import Part
+from hlat.model.hf import canonical_shapes
+from hlat.model.hf.names import from_canonical, to_canonical
 from hlat.runtime import CheckpointError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hlat.model import IGNORED, CrossEntropy, head_loss, loss
+from hlat.model import IGNORED, CrossEntropy, loss
+from hlat.model.loss import head_loss
 from hlat.runtime.backend import peak_memory_bytes
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hlat.model.ops import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
 
 
 def leaf(*shape: int) -> torch.Tensor:

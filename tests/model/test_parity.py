@@ -9,7 +9,7 @@ from families import FAMILIES, config_of, float64_norms, our_model, tokens_of, t
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model import to_canonical
+from hlat.model.hf.names import to_canonical
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 CASES = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)]

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, ModelPart, canonical_shapes, held_parameters, initialise, to_canonical
+from hlat.model import Decoder, ModelPart, held_parameters, initialise
+from hlat.model.hf import canonical_shapes
+from hlat.model.hf.names import to_canonical
 
 # kv heads split, kv heads whole, kv heads replicated 2 and 4 times; coalesced blocks that cannot be shared out
 MODELS = st.builds(

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, HeldParameter, ModelPart, canonical_shapes, held_parameters
-from hlat.model.layout import Part, RowLayout
+from hlat.model import Decoder, HeldParameter, ModelPart, held_parameters
+from hlat.model.derived import RowLayout
+from hlat.model.derived.parameter_layout import Part
+from hlat.model.hf import canonical_shapes
 from hlat.runtime.randomness import normal_block, stream_key
 
 PLAIN = {"vocab_size": 37, "layers": 1, "hidden_size": 24, "intermediate_size": 40, "heads": 4, "kv_heads": 2}

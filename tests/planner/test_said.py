@@ -9,7 +9,7 @@ import yaml
 from questions import question
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.model import count_parameters, flops_per_token
+from hlat.model.derived import count_parameters, flops_per_token
 from hlat.planner import (
     as_json,
     ask,

@@ -8,7 +8,7 @@ from questions import question
 
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
-from hlat.model import count_parameters, forward_flops_per_token
+from hlat.model.derived import count_parameters, forward_flops_per_token
 from hlat.planner import exchanged_bytes, executed_flops
 from hlat.planner.compute import passes
 from hlat.planner.constants import load_constants, load_priors, meanings

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from small_recipes import recipe_of
 
 from hlat.config import RecipeError
-from hlat.model import count_parameters, flops_per_token
+from hlat.model.derived import count_parameters, flops_per_token
 from hlat.parallel import Layout
 from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks, world
 from hlat.runtime import LaunchError

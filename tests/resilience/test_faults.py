@@ -11,7 +11,8 @@ from torch import nn
 
 from hlat.checkpoint import CheckpointStore, verify, whole_tensors
 from hlat.config.sections import FaultConfig
-from hlat.model import HeldParameter, RowLayout
+from hlat.model import HeldParameter
+from hlat.model.derived import RowLayout
 from hlat.resilience import STORAGE_FAULTS, Faults, InjectedFault
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import Ranks

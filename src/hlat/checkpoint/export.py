@@ -24,14 +24,12 @@ from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems
 from hlat.config.sections import ModelConfig
-from hlat.model import (
-    Decoder,
+from hlat.model import Decoder, build, held_parameters
+from hlat.model.hf import (
     SpecialIds,
-    build,
     canonical_shapes,
     check_canonical,
     check_layers,
-    held_parameters,
     read_hf,
     read_special_ids,
     write_hf,

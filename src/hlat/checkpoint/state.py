@@ -22,7 +22,9 @@ from hlat.checkpoint.blocks import Block, whole_tensors
 from hlat.checkpoint.reading import Checkpoint, open_everywhere, resolve
 from hlat.checkpoint.regions import Region
 from hlat.config.sections import ModelConfig
-from hlat.model import HeldParameter, Piece, canonical_shapes
+from hlat.model import HeldParameter
+from hlat.model.derived import Piece
+from hlat.model.hf import canonical_shapes
 from hlat.optim import state_tensors
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.randomness import rng_state, set_rng_state

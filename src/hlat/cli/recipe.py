@@ -30,7 +30,7 @@ def check(
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
-    from hlat.model import count_parameters
+    from hlat.model.derived import count_parameters
 
     tokens = resolved.total_steps * resolved.tokens_per_step
     say(f"{recipe}: good")

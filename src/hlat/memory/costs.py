@@ -11,7 +11,8 @@ product as many as the model is wide, attention as many as the sequence is long.
 from dataclasses import dataclass
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Share, heads_of
+from hlat.model import heads_of
+from hlat.model.derived import Share
 from hlat.precision import MODES
 
 _MEMORY = 300.0

@@ -12,7 +12,8 @@ from hlat.config import Fix, Problem, Recipe, RecipeError
 from hlat.memory.budget import Way, cheapest
 from hlat.memory.costs import Costs
 from hlat.memory.in_flight import passes_in_flight
-from hlat.model import RECOMPUTABLE, ModelPart, Share, activations
+from hlat.model import ModelPart
+from hlat.model.derived import RECOMPUTABLE, Share, activations
 
 _GIB = 1 << 30
 

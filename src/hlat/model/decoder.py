@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model.cache import KVCache
-from hlat.model.documents import Documents
+from hlat.model.document_mask import Documents
+from hlat.model.kv_cache import KVCache
 from hlat.model.layers import Block, RMSNorm
 from hlat.model.loss import Head, TiedHead
-from hlat.model.part import WHOLE, ModelPart, vocabulary_rows
-from hlat.model.products import Embedding
+from hlat.model.matmul import Embedding
+from hlat.model.model_shard import WHOLE, ModelPart, vocabulary_rows
 from hlat.model.rope import Rope
 
 

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model.cache import LayerCache
-from hlat.model.documents import Documents
-from hlat.model.layout import gate_up_groups
-from hlat.model.ops import rms_norm, rotate, swiglu, swiglu_fused
-from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns
-from hlat.model.products import Linear, attend
+from hlat.model.derived import gate_up_groups
+from hlat.model.document_mask import Documents
+from hlat.model.kv_cache import LayerCache
+from hlat.model.matmul import Linear, attend
+from hlat.model.model_shard import WHOLE, ModelPart, heads_of, inner_columns
+from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of the positions of this call, (S, F) each, or (B, S, F) where the rows' documents differ."""

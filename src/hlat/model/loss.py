@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.model.ops import wide
-from hlat.model.products import linear, product
+from hlat.model.matmul import linear, product
+from hlat.model.pointwise import wide
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
 

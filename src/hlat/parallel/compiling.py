@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from hlat.config import Recipe
-from hlat.model import Decoder, flops_per_token
+from hlat.model import Decoder
+from hlat.model.derived import flops_per_token
 from hlat.precision import MODES
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import has_fast_bf16

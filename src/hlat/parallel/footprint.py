@@ -35,7 +35,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hlat.model import ModelPart, RowLayout, parameter_layouts
+from hlat.model import ModelPart
+from hlat.model.derived import RowLayout, parameter_layouts
 from hlat.parallel.cut import Cut
 
 _COUNTER_BYTES = 4  # AdamW's step, a scalar in fp32 per parameter

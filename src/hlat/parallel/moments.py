@@ -3,7 +3,7 @@
     the first block runs backward | it has, and is reduced | the loss has logits | all gradients are put together
         -> gradients, activations, recomputed, logits, working, buffers: bytes of each
 
-Activations are those of model/activations.py, passes in flight those of flight.py. The rest was learnt from
+Activations are those of model/derived/activations.py, passes in flight those of flight.py. The rest was learnt from
 rehearsals, and is held against them and against real processes (tests/distributed/test_planned.py).
 """
 
@@ -12,7 +12,8 @@ from functools import lru_cache
 
 from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
 from hlat.memory import POLICIES
-from hlat.model import ModelPart, Share, activations, vocabulary_rows
+from hlat.model import ModelPart, vocabulary_rows
+from hlat.model.derived import Share, activations
 from hlat.parallel.cut import Cut
 from hlat.parallel.flight import Instant, instants
 from hlat.parallel.layout import Layout

@@ -8,7 +8,8 @@ A pure function of recipe and world: training, rehearsal and plan ask it, and so
 from functools import lru_cache
 
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE
-from hlat.model import ModelPart, count_parameters, forward_flops_per_token
+from hlat.model import ModelPart
+from hlat.model.derived import count_parameters, forward_flops_per_token
 from hlat.parallel.cut import Cut
 from hlat.parallel.footprint import StateBytes, state_of
 from hlat.parallel.fullness import rank_bytes

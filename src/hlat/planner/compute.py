@@ -7,7 +7,7 @@ fill the device or its sides are not aligned, and a share of its memory traffic 
 (peak / bandwidth) (1/M + 1/N + 1/K), so that small products are slow in proportion to the balance of the chip.
 
 Backward costs two products for each of forward (by the input, by the weight); flash attention's backward computes
-its scores again, 5 products for 2. Notation as in model/counts.py; T tokens of a micro-batch on a rank.
+its scores again, 5 products for 2. Notation as in model/derived/counts.py; T tokens of a micro-batch on a rank.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from hlat.config import PRESETS, Recipe, RecipeError, load_recipe
 from hlat.config.files import hf_to_model, read_config_json
 from hlat.config.sections import ModelConfig
 from hlat.hardware import Chip, Cluster, PriceKind
-from hlat.model import count_parameters
+from hlat.model.derived import count_parameters
 from hlat.precision import AUTO, MODES, resolved_mode
 from hlat.runtime import HardwareError, PlanError
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.model import HeldParameter, Piece
+from hlat.model import HeldParameter
+from hlat.model.derived import Piece
 from hlat.optim import state_tensors
 from hlat.resilience.digests import digest
 from hlat.runtime.distributed import Ranks, sendable

@@ -42,7 +42,7 @@ from hlat.data import (
     open_prepared,
 )
 from hlat.hardware import PeakFlops, peak_flops
-from hlat.model import flops_per_token
+from hlat.model.derived import flops_per_token
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES

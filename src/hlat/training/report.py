@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from hlat.config.rules import recipe_notes
-from hlat.model import attention_backend, count_parameters
+from hlat.model import attention_backend
+from hlat.model.derived import count_parameters
 from hlat.parallel import compilation
 from hlat.precision import MODES
 from hlat.runtime.backend import describe, peak_memory_bytes, synchronize

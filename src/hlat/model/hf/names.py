@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from hlat.config.sections import ModelConfig
-from hlat.model.layout import parameter_layouts
+from hlat.model.derived import parameter_layouts
 from hlat.runtime import CheckpointError
 
 _FEW_LAYERS = 1_000

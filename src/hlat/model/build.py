@@ -7,8 +7,8 @@ from torch import nn
 
 from hlat.config.sections import ModelConfig
 from hlat.model.decoder import Decoder
-from hlat.model.held import held_parameters
-from hlat.model.initial import initialise
+from hlat.model.init import initialise
+from hlat.model.local_parameters import held_parameters
 
 
 def build(

@@ -18,9 +18,9 @@ from hlat.config import RecipeError
 from hlat.config.files import hf_to_model
 from hlat.config.rules import model_problems
 from hlat.config.sections import ModelConfig
-from hlat.model.canonical import canonical_shapes, check_canonical, check_layers
-from hlat.model.hf_config import SpecialIds
-from hlat.model.hf_files import INDEX, WEIGHTS, read_json
+from hlat.model.hf.config import SpecialIds
+from hlat.model.hf.files import INDEX, WEIGHTS, read_json
+from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers
 from hlat.runtime import CheckpointError
 
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hlat.model.ops import wide
-from hlat.model.products import widened
+from hlat.model.matmul import widened
+from hlat.model.pointwise import wide
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

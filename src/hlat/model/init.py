@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import torch
 
 from hlat.config.sections import ModelConfig
-from hlat.model.held import HeldParameter
-from hlat.model.layout import RowLayout, Run
+from hlat.model.derived import RowLayout, Run
+from hlat.model.local_parameters import HeldParameter
 from hlat.runtime.randomness import normal_block, stream_key
 
 _CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 beside the weights

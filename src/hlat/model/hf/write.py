@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hlat.config.sections import ModelConfig
-from hlat.model.canonical import canonical_shapes, check_canonical
-from hlat.model.hf_config import SpecialIds, TokenIds, architecture, config_json
-from hlat.model.hf_files import INDEX, TOKENIZER_FILES, WEIGHTS, read_json, shard_name, whole_folder, write_json
+from hlat.model.hf.config import SpecialIds, TokenIds, architecture, config_json
+from hlat.model.hf.files import INDEX, TOKENIZER_FILES, WEIGHTS, read_json, shard_name, whole_folder, write_json
+from hlat.model.hf.names import canonical_shapes, check_canonical
 from hlat.runtime import CheckpointError, StorageError
 
 Named = tuple[str, torch.Tensor]

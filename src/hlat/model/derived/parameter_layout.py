@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config.sections import ModelConfig
-from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns, vocabulary_rows
+from hlat.model.model_shard import WHOLE, ModelPart, heads_of, inner_columns, vocabulary_rows
 
 _MOST_GROUPS = 64
 _SMALLEST_BLOCK = 128

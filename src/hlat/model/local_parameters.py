@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hlat.model.decoder import Decoder
-from hlat.model.layout import Piece, RowLayout, parameter_layouts
+from hlat.model.derived import Piece, RowLayout, parameter_layouts
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from hlat.model.document_kernel import attend_within
 from hlat.model.rope import Spans
+from hlat.model.varlen_attention import attend_within
 
 _BLOCK = 128  # queries, and keys, that flex attention takes or leaves together
 

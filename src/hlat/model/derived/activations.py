@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hlat.config.sections import ModelConfig
-from hlat.model.part import WHOLE, ModelPart, heads_of, inner_columns, vocabulary_rows
+from hlat.model.model_shard import WHOLE, ModelPart, heads_of, inner_columns, vocabulary_rows
 from hlat.precision import MODES
 
 _FP32 = 4

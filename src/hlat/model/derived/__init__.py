@@ -1,0 +1,19 @@
+"""Facts computed from the model section: row layout of parameters, parameter and FLOP counts, activation bytes."""
+
+from hlat.model.derived.activations import RECOMPUTABLE, Share, activations
+from hlat.model.derived.counts import count_parameters, flops_per_token, forward_flops_per_token
+from hlat.model.derived.parameter_layout import Piece, RowLayout, Run, gate_up_groups, parameter_layouts
+
+__all__ = [
+    "RECOMPUTABLE",
+    "Piece",
+    "RowLayout",
+    "Run",
+    "Share",
+    "activations",
+    "count_parameters",
+    "flops_per_token",
+    "forward_flops_per_token",
+    "gate_up_groups",
+    "parameter_layouts",
+]

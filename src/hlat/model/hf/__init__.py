@@ -1,0 +1,16 @@
+"""Hugging Face folders and parameter names: config.json, safetensors files, and canonical tensors."""
+
+from hlat.model.hf.config import SpecialIds
+from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers
+from hlat.model.hf.read import read_hf, read_special_ids
+from hlat.model.hf.write import write_hf
+
+__all__ = [
+    "SpecialIds",
+    "canonical_shapes",
+    "check_canonical",
+    "check_layers",
+    "read_hf",
+    "read_special_ids",
+    "write_hf",
+]
