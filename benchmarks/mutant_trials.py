@@ -26,16 +26,18 @@ NEAR: dict[str, str] = {
     "data/packing.py": "data/test_packing data/test_weights",
     "data/fitting.py": "data/test_packing",
     "data/": "data/test_samples data/test_packing data/test_weights",
-    "parallel/layout.py": "parallel/test_arithmetic distributed/test_same_model distributed/test_communication",
-    "parallel/stages.py": "parallel/test_arithmetic distributed/test_memory",
-    "parallel/compiling.py": "parallel/test_compiling",
-    "parallel/footprint.py": "parallel/test_arithmetic distributed/test_memory memory/test_budget",
-    "parallel/gradients.py": "training/test_witness distributed/test_norms distributed/test_same_model",
+    "parallel/mesh/mesh_layout.py": "parallel/test_arithmetic distributed/test_same_model "
+    "distributed/test_communication",
+    "parallel/stages/stage_layers.py": "parallel/test_arithmetic distributed/test_memory",
+    "parallel/compile.py": "parallel/test_compiling",
+    "parallel/stages/state_bytes.py": "parallel/test_arithmetic distributed/test_memory memory/test_budget",
+    "parallel/gradient_sync.py": "training/test_witness distributed/test_norms distributed/test_same_model",
     "parallel/norms.py": "training/test_witness parallel/test_sums_of_squares distributed/test_norms",
-    "parallel/sharding.py": "training/test_witness distributed/test_gradients "
+    "parallel/fsdp.py": "training/test_witness distributed/test_gradients "
     "distributed/test_communication distributed/test_same_model distributed/test_memory",
-    "parallel/model.py": "training/test_witness training/test_step precision/test_modes distributed/test_same_model",
-    "parallel/context.py": "distributed/test_same_model distributed/test_isolation",
+    "parallel/parallel_model.py": "training/test_witness training/test_step precision/test_modes "
+    "distributed/test_same_model",
+    "parallel/context_parallel.py": "distributed/test_same_model distributed/test_isolation",
     "parallel/": "training/test_witness distributed/test_same_model",
     "training/stopwatch.py": "training/test_step training/test_witness",
     "training/step.py": "training/test_witness training/test_anomalous_runs",

@@ -67,13 +67,13 @@ def steps(runtime, micro_batches, rounds):
     import torch.distributed as dist
     from rehearsed import _batch
 
-    import hlat.parallel.pipeline
+    import hlat.parallel.pipeline_parallel
     from hlat.config.load import parse_recipe
     from hlat.parallel import build_parallel
     from hlat.training import accumulate_gradients
 
     passes = defaultdict(list)
-    timed(hlat.parallel.pipeline._Stage, passes)
+    timed(hlat.parallel.pipeline_parallel._Stage, passes)
     models = {}
     for schedule in SCHEDULES:
         recipe = parse_recipe(content(schedule, micro_batches), world=runtime.world)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 _TIMEOUT = 300.0
 _PRELOADED = [
-    "hlat.cli", "hlat.evaluation", "hlat.launch", "hlat.parallel.context", "hlat.parallel.pipeline", "hlat.quickstart",
-    "hlat.training",
+    "hlat.cli", "hlat.evaluation", "hlat.launch", "hlat.parallel.context_parallel", "hlat.parallel.pipeline_parallel",
+    "hlat.quickstart", "hlat.training",
 ]  # fmt: skip
 
 

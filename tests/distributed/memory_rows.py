@@ -19,10 +19,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import hlat.parallel.model
+import hlat.parallel.parallel_model
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
-from hlat.parallel import Cut, ParallelModel, StateBytes, build_parallel, state_bytes
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.stages import Cut
+from hlat.parallel.stages.stage_layers import state_bytes
+from hlat.parallel.stages.state_bytes import StateBytes
 from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 
@@ -136,8 +139,8 @@ def _after_passes(model: ParallelModel, look: Callable[[], None]) -> Iterator[No
             stack.callback(handle.remove)
         for name in ("backward_one_chunk", "backward_weight_one_chunk"):
             stack.enter_context(patch.object(PipelineStage, name, then_look(getattr(PipelineStage, name))))
-        before = hlat.parallel.model.before_micro_batch  # is after the backward pass of the micro-batch before
-        stack.enter_context(patch.object(hlat.parallel.model, "before_micro_batch", then_look(before)))
+        before = hlat.parallel.parallel_model.before_micro_batch  # is after the backward pass of the micro-batch before
+        stack.enter_context(patch.object(hlat.parallel.parallel_model, "before_micro_batch", then_look(before)))
         yield
         look()  # after the last; in a pipeline, gradients have been reduced by then
 

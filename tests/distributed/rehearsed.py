@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from traffic import Traffic, counted
 
-import hlat.parallel.model
+import hlat.parallel.parallel_model
 from hlat.checkpoint import collect
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
@@ -206,8 +206,8 @@ def _meshes_unseen() -> Iterator[None]:
     """They are tensors on the host; the shards that are made with them are on the meta device then."""
     with ExitStack() as stack:
         for name in ("make_groups", "shard"):
-            function = getattr(hlat.parallel.model, name)
-            stack.enter_context(patch.object(hlat.parallel.model, name, _unseen(function)))
+            function = getattr(hlat.parallel.parallel_model, name)
+            stack.enter_context(patch.object(hlat.parallel.parallel_model, name, _unseen(function)))
         yield
 
 

@@ -16,13 +16,14 @@ from jobs import batch_of, documents, places, train
 from layouts import CASES, SEQUENCE_LENGTH, SOME, TWO_KV_HEADS, Case, recipe_content
 from workers import Pool
 
-import hlat.parallel.context
+import hlat.parallel.context_parallel
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.memory import Plan, plan_activations
 from hlat.model import Decoder
 from hlat.model.layers import Attention
-from hlat.parallel import Cut, ParallelModel, build_parallel, held_parts
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.stages import Cut, held_parts
 from hlat.runtime.backend import has_fast_bf16
 from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients
@@ -76,7 +77,7 @@ def kept(runtime: Runtime, content: dict[str, Any]) -> list[int]:
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))  # rotation tables, and FSDP2's own first time
-    with patch.object(hlat.parallel.context, "causal_lower_right", _mask):
+    with patch.object(hlat.parallel.context_parallel, "causal_lower_right", _mask):
         return [_kept(model, part, recipe) for part in model.parts]
 
 

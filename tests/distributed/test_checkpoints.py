@@ -15,7 +15,8 @@ from hlat.checkpoint import CheckpointStore, collect, export_hf, open_checkpoint
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
-from hlat.parallel import Cut, ParallelModel, build_parallel, stage_layers
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.stages import Cut, stage_layers
 from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update
 

@@ -12,7 +12,9 @@ from workers import Pool
 
 from hlat.config.sections import ModelConfig, ParallelConfig
 from hlat.model.derived import count_parameters
-from hlat.parallel import Cut, StateBytes, state_bytes
+from hlat.parallel.stages import Cut
+from hlat.parallel.stages.stage_layers import state_bytes
+from hlat.parallel.stages.state_bytes import StateBytes
 
 LENGTH = 32
 

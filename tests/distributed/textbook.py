@@ -15,7 +15,8 @@ from traffic import Traffic
 
 from hlat.config import Recipe
 from hlat.model.derived import count_parameters
-from hlat.parallel import Cut, Layout, stage_layers
+from hlat.parallel.mesh import Layout
+from hlat.parallel.stages import Cut, stage_layers
 
 _FP32 = 4
 _PAIR = 8  # bytes of two fp32 scalars, or of one int64

@@ -10,7 +10,7 @@ from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, compilation
-from hlat.parallel.compiling import _has_compiler, check_isolation
+from hlat.parallel.compile import _has_compiler, check_isolation
 from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime
 
@@ -79,8 +79,8 @@ def test_auto_says_why_it_does_not_compile() -> None:
 def test_auto_compiles_on_a_cpu_where_bf16_is_fast_and_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long is counted in FLOPs, six for each weight of a product and token (Kaplan et al. 2020, section 2.1), and for
     attention: of this model at most a twentieth of that on top. Threads and processes share them."""
-    monkeypatch.setattr("hlat.parallel.compiling.has_fast_bf16", lambda device: True)
-    monkeypatch.setattr("hlat.parallel.compiling._has_compiler", lambda device: True)
+    monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: True)
+    monkeypatch.setattr("hlat.parallel.compile._has_compiler", lambda device: True)
     model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}
     per_step = 6 * (4 * (4 * 512**2 + 3 * 512 * 2048) + 4096 * 512) * 8 * 16
     needed = 1.5e14 * 2 * torch.get_num_threads() / per_step  # of two processes
@@ -89,7 +89,7 @@ def test_auto_compiles_on_a_cpu_where_bf16_is_fast_and_the_run_is_long(monkeypat
         long_run = recipe("auto", 2, model=model, **steps)
         assert compilation(long_run, CPU, world=2).on == compiled, (precision, share)
         assert compilation(long_run, CPU, world=4).on == (compiled and share > 2)
-    monkeypatch.setattr("hlat.parallel.compiling.has_fast_bf16", lambda device: False)
+    monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: False)
     slow = recipe("auto", model=model, training={"steps": int(needed * 3)}, precision={"mode": "mixed"})
     assert not compilation(slow, CPU).on
 

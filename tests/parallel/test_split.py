@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
-from hlat.parallel import Cut, fullest_rank, rank_bytes, sizes_of_ranks, stage_layers
-from hlat.parallel.split import Stages, balanced
+from hlat.parallel.stages import Cut, fullest_rank, rank_bytes, sizes_of_ranks, stage_layers
+from hlat.parallel.stages.stage_split import Stages, balanced
 
 GIB = 1 << 30
 LLAMA_3_8B = ModelConfig(

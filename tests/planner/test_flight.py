@@ -3,8 +3,8 @@
 import pytest
 from questions import question
 
-from hlat.parallel.flight import instants
-from hlat.parallel.moments import moments
+from hlat.parallel.stages.in_flight import instants
+from hlat.parallel.stages.transient_memory import moments
 from hlat.planner import parse_layout, rank_memory
 from hlat.planner.memory import estimated_memory
 

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import (
 
 from hlat.config.sections import ParallelConfig
 from hlat.memory import passes_in_flight
-from hlat.parallel.orders import order_of
+from hlat.parallel.stages import order_of
 from hlat.planner.pipeline import StageTimes, simulate
 
 EACH = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}

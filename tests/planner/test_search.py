@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from questions import question
 
-from hlat.parallel import stage_layers
+from hlat.parallel.stages import stage_layers
 from hlat.planner import fits, parse_layout, plan, planned, rank_memory
 from hlat.planner.choice import choose
 from hlat.planner.layouts import candidates

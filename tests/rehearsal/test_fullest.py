@@ -6,7 +6,7 @@ import pytest
 from small_recipes import recipe_of
 
 from hlat.config import Recipe
-from hlat.parallel import Cut, fullest_rank, rank_bytes, sizes_of_ranks
+from hlat.parallel.stages import Cut, fullest_rank, rank_bytes, sizes_of_ranks
 from hlat.rehearsal import rehearse, usual_ranks
 
 # So many layers that ranks differ; of most the fullest is neither the first, nor the middle, nor the last.

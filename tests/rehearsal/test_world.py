@@ -9,7 +9,7 @@ from small_recipes import recipe_of
 
 from hlat.config import RecipeError
 from hlat.model.derived import count_parameters, flops_per_token
-from hlat.parallel import Layout
+from hlat.parallel.mesh import Layout
 from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks, world
 from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime, host_values, is_pretended, pretended

@@ -114,7 +114,7 @@ def test_a_process_that_is_watched_tells_phases_and_that_it_is_alive(tmp_path):
         ("/x/torch/distributed/tensor/_dispatch.py", False),
         ("/x/torch/nn/functional.py", False),
         ("/x/hlat/runtime/distributed/async_max.py", True),
-        ("/x/hlat/parallel/model.py", False),
+        ("/x/hlat/parallel/parallel_model.py", False),
     ],
 )
 def test_who_waits_for_other_ranks_is_seen_by_where_it_is(file, waits):

@@ -14,7 +14,7 @@ def look(*beats, seconds=20.0, stopped=(), now=NOW):
     return Watchdog(seconds).look(beats, now, lambda pid: pid - 100 in stopped)
 
 
-def waits(rank, phase="reduce", step=6, where="parallel/gradients.py:9 add_over_world", since=900.0):
+def waits(rank, phase="reduce", step=6, where="parallel/gradient_sync.py:9 add_over_world", since=900.0):
     return reading(rank, phase=phase, step=step, since=since, alive_at=NOW, waiting=True, where=where, longest=KNOWN)
 
 
@@ -71,13 +71,16 @@ def test_where_all_wait_it_is_the_one_that_has_come_least_far():
 
 
 def test_where_all_have_come_as_far_it_is_the_one_that_waits_elsewhere():
-    found = look(waits(0, "forward"), waits(1, "backward", where="parallel/tensor.py:3 hook"), waits(2, "forward"))
+    found = look(
+        waits(0, "forward"), waits(1, "backward", where="parallel/tensor_parallel.py:3 hook"), waits(2, "forward")
+    )
     assert (
-        found.ranks == [1] and "parallel/tensor.py:3 hook while the others wait in parallel/gradients.py" in found.why
+        found.ranks == [1]
+        and "parallel/tensor_parallel.py:3 hook while the others wait in parallel/gradient_sync.py" in found.why
     )
 
 
 def test_where_nothing_tells_them_apart_all_are_named():
     assert look(waits(0), waits(1)).ranks == [0, 1]
-    found = look(waits(0), waits(1, where="parallel/tensor.py:3 hook"))
-    assert found.ranks == [0, 1] and "rank 1 in parallel/tensor.py:3 hook" in found.why, "one against one"
+    found = look(waits(0), waits(1, where="parallel/tensor_parallel.py:3 hook"))
+    assert found.ranks == [0, 1] and "rank 1 in parallel/tensor_parallel.py:3 hook" in found.why, "one against one"

@@ -2,14 +2,14 @@
 
     Question, Candidate, pipeline rank -> parallel.fullest_moment -> with runtime and allocator -> RankMemory
 
-Nothing is counted here that another room counts: state and what comes and goes are those of parallel/footprint.py and
+Nothing is counted here that another room counts: state and what comes and goes are those of state_bytes.py and
 moments.py, by which layers are cut into stages too. Held against rehearsals and real runs in a test. Besides there is
 what the device's runtime and allocator take.
 """
 
 from dataclasses import dataclass, fields
 
-from hlat.parallel import (
+from hlat.parallel.stages import (
     RankBytes,
     ends_of,
     fullest_moment,

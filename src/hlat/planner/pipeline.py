@@ -1,6 +1,6 @@
 """A pipeline's step, event by event: which pass of which micro-batch runs where and when.
 
-    schedule, ranks, micro-batches, seconds of each stage -> the order of every rank (parallel/orders.py) -> Timeline
+    schedule, ranks, micro-batches, seconds of each stage -> the order of every rank (pipeline_order.py) -> Timeline
 
 A pass starts when its rank is free, and what it needs has come: forward the output of the stage before, backward the
 gradient of the stage after, gradients of weights what came backward. Messages take time and no processor, as they are
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlat.config.sections import ZERO_BUBBLE, Schedule
-from hlat.parallel import Kind, Order, order_of
+from hlat.parallel.stages import Kind, Order, order_of
 
 
 @dataclass(frozen=True)

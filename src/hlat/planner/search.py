@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlat.model.derived import count_parameters, flops_per_token
-from hlat.parallel import stage_layers
+from hlat.parallel.stages import stage_layers
 from hlat.planner.devices import device_for
 from hlat.planner.goodput import Reliability, reliability
 from hlat.planner.layouts import Candidate, candidates

@@ -6,7 +6,7 @@ Ring collectives of n ranks (Thakur et al. 2005): each rank sends (n-1)/n of the
 scatter; an all-reduce is both), in n-1 steps that each take a latency besides. A half has a start, and passes the
 message once through the device's memory, which is why two ranks get less out of their links than eight.
 
-Ranks are dealt out as in parallel/layout.py, tensor innermost, then context, then data, pipeline outermost. A group
+Ranks are dealt out as in mesh_layout.py, tensor innermost, then context, then data, pipeline outermost. A group
 inside one domain of fast links uses these; one that spans domains is limited by the network, of which it has as many
 devices' shares as it has members in an instance.
 """

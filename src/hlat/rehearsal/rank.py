@@ -17,7 +17,8 @@ from hlat.config import Recipe
 from hlat.data import Batch
 from hlat.model import local
 from hlat.optim import build_optimizer, prepare
-from hlat.parallel import Coordinates, Layout, ParallelModel, build_parallel
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.mesh import Coordinates, Layout
 from hlat.rehearsal.flops import Flops
 from hlat.rehearsal.memory import Memory, storage_key
 from hlat.rehearsal.operations import Operations

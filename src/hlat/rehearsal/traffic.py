@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from hlat.parallel import Layout
+from hlat.parallel.mesh import Layout
 
 _KINDS = {  # by the name of the operation; one that is not here is counted under its own name
     "_allgather_base_": "all_gather",

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Problem, Recipe, RecipeError
-from hlat.parallel import Coordinates, Cut, Layout, fullest_rank
+from hlat.parallel.mesh import Coordinates, Layout
+from hlat.parallel.stages import Cut, fullest_rank
 from hlat.precision import resolved_mode
 from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.runtime import LaunchError

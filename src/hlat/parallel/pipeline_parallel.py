@@ -23,9 +23,9 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from hlat.model import Decoder
-from hlat.parallel.layout import Layout
+from hlat.parallel.fsdp import always_reshard
+from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.sharding import always_reshard
 from hlat.runtime.distributed import is_pretended
 from hlat.runtime.process import enter_phase
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hlat.model import ModelPart
-from hlat.parallel.cut import Cut
-from hlat.parallel.footprint import StateBytes, state_of
-from hlat.parallel.moments import moments
+from hlat.parallel.stages.state_bytes import StateBytes, state_of
+from hlat.parallel.stages.step_shape import Cut
+from hlat.parallel.stages.transient_memory import moments
 from hlat.precision import MODES
 
 

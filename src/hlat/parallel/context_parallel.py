@@ -22,7 +22,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hlat.model import Documents, LayerCache, attend
-from hlat.parallel.collectives import all_gather, reduce_scatter
+from hlat.parallel.mesh import all_gather, reduce_scatter
 
 
 class _AllGather(torch.autograd.Function):

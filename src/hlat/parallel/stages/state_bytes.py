@@ -37,7 +37,7 @@ from math import prod
 
 from hlat.model import ModelPart
 from hlat.model.derived import RowLayout, parameter_layouts
-from hlat.parallel.cut import Cut
+from hlat.parallel.stages.step_shape import Cut
 
 _COUNTER_BYTES = 4  # AdamW's step, a scalar in fp32 per parameter
 _GATHERED_STAGES = 3  # torch's pipelines gather the parameters of so many of a rank's stages at a time (ZeRO 1)

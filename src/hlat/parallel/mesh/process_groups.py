@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hlat.config.sections import ModelConfig
 from hlat.model import kv_copies
-from hlat.parallel.layout import AXES, Layout
+from hlat.parallel.mesh.mesh_layout import AXES, Layout
 from hlat.runtime.distributed import audibly
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from hlat.model import CrossEntropy, Decoder, vocabulary_rows
-from hlat.parallel.tensor import enter_before, leave
+from hlat.parallel.tensor_parallel import enter_before, leave
 
 
 class _EmbeddingHooks:

@@ -17,9 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hlat.model import HeldParameter
-from hlat.parallel.collectives import all_reduce_together
-from hlat.parallel.groups import Groups
-from hlat.parallel.layout import Layout
+from hlat.parallel.mesh import Groups, Layout, all_reduce_together
 
 _HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
 _KV = ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias")

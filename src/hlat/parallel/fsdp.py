@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from hlat.model import Decoder, HeldParameter
-from hlat.parallel.collectives import all_reduce_together
+from hlat.parallel.mesh import all_reduce_together
 from hlat.precision import Mode
 
 

@@ -14,9 +14,9 @@ from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
 from hlat.memory import POLICIES
 from hlat.model import ModelPart, vocabulary_rows
 from hlat.model.derived import Share, activations
-from hlat.parallel.cut import Cut
-from hlat.parallel.flight import Instant, instants
-from hlat.parallel.layout import Layout
+from hlat.parallel.mesh import Layout
+from hlat.parallel.stages.in_flight import Instant, instants
+from hlat.parallel.stages.step_shape import Cut
 from hlat.precision import MODES
 
 _CHUNK = 64 << 20  # bytes of fp32 logits that the loss makes at a time (model/loss.py)

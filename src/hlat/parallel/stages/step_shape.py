@@ -11,7 +11,7 @@ from functools import cached_property
 
 from hlat.config import Recipe
 from hlat.config.sections import ModelConfig, ParallelConfig
-from hlat.parallel.layout import Layout
+from hlat.parallel.mesh import Layout
 
 
 @dataclass(frozen=True)

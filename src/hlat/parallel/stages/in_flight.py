@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hlat.config.sections import Schedule
-from hlat.parallel.orders import order_of
+from hlat.parallel.stages.pipeline_order import order_of
 
 _ROUNDS = 4  # of as many micro-batches as there are ranks: more of them are like the last
 

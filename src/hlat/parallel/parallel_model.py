@@ -16,14 +16,8 @@ import torch.distributed as dist
 from hlat.config import Recipe
 from hlat.memory import checkpoint_activations, plan_activations
 from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, remake
-from hlat.parallel.compiling import check_isolation, compilation, compile_blocks
-from hlat.parallel.cut import Cut
-from hlat.parallel.gradients import CopiedGradients, add_over_world, owned_rows
-from hlat.parallel.groups import Groups, make_groups
-from hlat.parallel.layout import Layout
-from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.norms import clip, sum_of_squares
-from hlat.parallel.sharding import (
+from hlat.parallel.compile import check_isolation, compilation, compile_blocks
+from hlat.parallel.fsdp import (
     before_micro_batch,
     gathered,
     reduce_replicated,
@@ -32,15 +26,19 @@ from hlat.parallel.sharding import (
     stored,
     unsharded_gradients,
 )
-from hlat.parallel.stages import held_parts
-from hlat.parallel.tensor import parallelize_block
-from hlat.parallel.vocabulary import parallelize_ends
+from hlat.parallel.gradient_sync import CopiedGradients, add_over_world, owned_rows
+from hlat.parallel.mesh import Groups, Layout, make_groups
+from hlat.parallel.micro_batch import MicroBatch
+from hlat.parallel.norms import clip, sum_of_squares
+from hlat.parallel.stages import Cut, held_parts
+from hlat.parallel.tensor_parallel import parallelize_block
+from hlat.parallel.vocab_parallel import parallelize_ends
 from hlat.precision import MODES, Mode, check_fp8, to_fp8
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 
 if TYPE_CHECKING:
-    from hlat.parallel.pipeline import Pipeline
+    from hlat.parallel.pipeline_parallel import Pipeline
 
 
 class ParallelModel:
@@ -71,7 +69,7 @@ class ParallelModel:
     def _build_pipeline(self) -> "Pipeline":
         # Imported where there is a pipeline: torch's schedules load its compiler, which takes most of a second.
         with host_values():  # modules of torch make tensors of their own when they are loaded
-            from hlat.parallel.pipeline import Pipeline  # noqa: PLC0415
+            from hlat.parallel.pipeline_parallel import Pipeline  # noqa: PLC0415
 
         recipe, layout = self._recipe, self.layout
         assert self.groups.pipeline is not None, "there is a pipeline"
@@ -272,7 +270,7 @@ def _build_part(
         parallelize_ends(model, groups.tensor, layout.sequence_parallel)
     if groups.context is not None:
         with host_values():
-            from hlat.parallel.context import ContextCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
+            from hlat.parallel.context_parallel import ContextCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
 
         for block in model.blocks():
             block.attention.core = ContextCore(groups.context)

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from hlat.model import Block
-from hlat.parallel.collectives import all_gather, reduce_scatter
+from hlat.parallel.mesh import all_gather, reduce_scatter
 
 
 def all_gather_sequence(x_BsX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:

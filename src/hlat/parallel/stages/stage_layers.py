@@ -10,10 +10,10 @@ from functools import lru_cache
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE
 from hlat.model import ModelPart
 from hlat.model.derived import count_parameters, forward_flops_per_token
-from hlat.parallel.cut import Cut
-from hlat.parallel.footprint import StateBytes, state_of
-from hlat.parallel.fullness import rank_bytes
-from hlat.parallel.split import Stages, balanced
+from hlat.parallel.stages.rank_memory import rank_bytes
+from hlat.parallel.stages.stage_split import Stages, balanced
+from hlat.parallel.stages.state_bytes import StateBytes, state_of
+from hlat.parallel.stages.step_shape import Cut
 
 _PASSES = 3  # backward is twice the work of forward
 

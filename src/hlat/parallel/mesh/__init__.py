@@ -1,0 +1,7 @@
+"""Coordinates of ranks on the axes of a layout, their process groups, and collectives over them."""
+
+from hlat.parallel.mesh.collectives import all_gather, all_reduce_together, reduce_scatter
+from hlat.parallel.mesh.mesh_layout import Coordinates, Layout
+from hlat.parallel.mesh.process_groups import Groups, make_groups
+
+__all__ = ["Coordinates", "Groups", "Layout", "all_gather", "all_reduce_together", "make_groups", "reduce_scatter"]
