@@ -42,7 +42,8 @@ def build(config, mode, policy):
     """A model that follows one of our policies or one of torch's."""
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-    from hlat.memory import POLICIES, Plan, checkpoint_activations
+    from hlat.activation_checkpointing import POLICIES, checkpoint_activations
+    from hlat.activation_checkpointing.plan import Plan
     from hlat.model import build as build_model
     from hlat.precision import MODES
 
@@ -88,7 +89,7 @@ def alive(width, layers, mode, policy, sequence):
 
 def memory(width, mode, sequence):
     """The table of bytes per layer."""
-    from hlat.memory import POLICIES
+    from hlat.activation_checkpointing import POLICIES
     from hlat.model.derived import activations
     from hlat.precision import MODES
 
@@ -139,7 +140,7 @@ def by_tensor(config, mode, sequence, sbh):
 
 def shared(config, mode, sequence, sbh):
     """A rank's share, counted: tensor parallelism with sequence parallelism."""
-    from hlat.memory import POLICIES
+    from hlat.activation_checkpointing import POLICIES
     from hlat.model import ModelPart
     from hlat.model.derived import Share, activations
 

@@ -17,9 +17,10 @@ from layouts import CASES, SEQUENCE_LENGTH, SOME, TWO_KV_HEADS, Case, recipe_con
 from workers import Pool
 
 import hlat.parallel.context_parallel
+from hlat.activation_checkpointing import plan_activations
+from hlat.activation_checkpointing.plan import Plan
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.memory import Plan, plan_activations
 from hlat.model import Decoder
 from hlat.model.layers import Attention
 from hlat.parallel import ParallelModel, build_parallel

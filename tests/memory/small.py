@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from hlat.activation_checkpointing import checkpoint_activations
+from hlat.activation_checkpointing.plan import Plan
 from hlat.config.sections import ModelConfig
-from hlat.memory import Plan, checkpoint_activations
 from hlat.model import Decoder, build
 from hlat.precision import MODES
 from storages import Allocated

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import BASE, BATCH, LENGTH, MODES_TESTED, kept, model_of
 
+from hlat.activation_checkpointing import POLICIES, plan_activations
+from hlat.activation_checkpointing.budget import Way, cheapest
+from hlat.activation_checkpointing.plan import Plan
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
-from hlat.memory import POLICIES, Plan, plan_activations
-from hlat.memory.budget import Way, cheapest
 from hlat.model import ModelPart
 from hlat.model.derived import activations
 from hlat.model.model_shard import WHOLE

@@ -8,7 +8,8 @@ import torch
 import torch.nn.attention.flex_attention
 from small import LENGTH, config_of, model_of, places, tokens
 
-from hlat.memory import POLICIES, Plan, checkpoint_activations
+from hlat.activation_checkpointing import POLICIES, checkpoint_activations
+from hlat.activation_checkpointing.plan import Plan
 from hlat.model import Decoder, Documents
 from hlat.model import document_mask as documents
 from hlat.model.derived import Share, activations

@@ -10,8 +10,8 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from hlat.activation_checkpointing.in_flight import passes_in_flight
 from hlat.config.sections import ParallelConfig
-from hlat.memory.in_flight import passes_in_flight
 
 TORCH: dict[str, Any] = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import BATCH, KINDS, LENGTH, MODES_TESTED, config_of, kept, model_of, places
 
-from hlat.memory import POLICIES
+from hlat.activation_checkpointing import POLICIES
 from hlat.model.derived import RECOMPUTABLE, Share, activations
 
 

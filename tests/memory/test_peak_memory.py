@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from hlat.activation_checkpointing import POLICIES
 from hlat.config.sections import ModelConfig
-from hlat.memory import POLICIES
 from hlat.model.derived import activations
 
 WIDE = {"vocab_size": 64, "layers": 8, "hidden_size": 256, "intermediate_size": 1024, "heads": 4, "kv_heads": 2}

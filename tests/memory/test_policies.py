@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import KINDS, MODES_TESTED, config_of, model_of, places, tokens, trained
 
-from hlat.memory import POLICIES
+from hlat.activation_checkpointing import POLICIES
 from hlat.model import Decoder
 from hlat.model.derived import RECOMPUTABLE
 

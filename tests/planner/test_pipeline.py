@@ -12,8 +12,8 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from hlat.activation_checkpointing.in_flight import passes_in_flight
 from hlat.config.sections import ParallelConfig
-from hlat.memory import passes_in_flight
 from hlat.parallel.stages import order_of
 from hlat.planner.pipeline import StageTimes, simulate
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from hlat.activation_checkpointing import checkpoint_activations, plan_activations
 from hlat.config import Recipe
-from hlat.memory import checkpoint_activations, plan_activations
 from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, remake
 from hlat.parallel.compile import check_isolation, compilation, compile_blocks
 from hlat.parallel.fsdp import (

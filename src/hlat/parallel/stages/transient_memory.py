@@ -10,8 +10,8 @@ rehearsals, and is held against them and against real processes (tests/distribut
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from hlat.activation_checkpointing import POLICIES
 from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
-from hlat.memory import POLICIES
 from hlat.model import ModelPart, vocabulary_rows
 from hlat.model.derived import Share, activations
 from hlat.parallel.mesh import Layout

@@ -29,7 +29,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from hlat.memory.compiled import contexts
+from hlat.activation_checkpointing.compiled import contexts
 from hlat.model import Block, Documents, LayerCache
 
 Rope = tuple[torch.Tensor, torch.Tensor]

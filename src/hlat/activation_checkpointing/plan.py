@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations
 
+from hlat.activation_checkpointing.budget import Way, cheapest
+from hlat.activation_checkpointing.in_flight import passes_in_flight
+from hlat.activation_checkpointing.recompute_cost import Costs
 from hlat.config import Fix, Problem, Recipe, RecipeError
-from hlat.memory.budget import Way, cheapest
-from hlat.memory.costs import Costs
-from hlat.memory.in_flight import passes_in_flight
 from hlat.model import ModelPart
 from hlat.model.derived import RECOMPUTABLE, Share, activations
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from hlat.memory.plan import Plan
-from hlat.memory.recomputation import LastAgain, RecomputingBlock
+from hlat.activation_checkpointing.plan import Plan
+from hlat.activation_checkpointing.recomputation import LastAgain, RecomputingBlock
 from hlat.model import Block, Decoder
 
 
