@@ -17,14 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("src/hlat")
 
 FILES: dict[str, tuple[str, ...]] = {
-    "optim": ("optim/adamw.py", "optim/bf16.py", "optim/lines.py", "optim/native.py", "optim/reference.py",
-              "optim/schedule.py"),  # not cuda.py, for which there is no device here
-    "parallel": ("parallel/*.py",),
-    "training": ("training/*.py",),
-    "checkpoint": ("checkpoint/*.py",),
-    "data": ("data/order.py", "data/turns.py", "data/samples.py", "data/rows.py", "data/mixture.py", "data/packing.py",
-             "data/fitting.py", "data/weights.py"),
-}  # fmt: skip
+    "optim": ("optim/adamw*.py", "optim/element_addresses.py", "optim/schedule.py"),
+    "parallel": ("parallel/**/*.py",),
+    "training": ("training/**/*.py",),
+    "checkpoint": ("checkpoint/**/*.py",),
+    "data": ("data/samples/*.py",),
+}
+_NO_DEVICE = {"adamw_triton.py"}  # kernels that run on a GPU only
 
 _COMPARED: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
@@ -190,7 +189,7 @@ def draw(seed: int, count: int) -> list[Mutant]:
 
 def _of_room(room: str, patterns: tuple[str, ...], rng: random.Random) -> Iterator[Mutant]:
     files = sorted({path for pattern in patterns for path in (ROOT / SOURCE).glob(pattern)})
-    names = [path.relative_to(ROOT / SOURCE) for path in files if path.name != "__init__.py"]
+    names = [path.relative_to(ROOT / SOURCE) for path in files if path.name not in {"__init__.py", *_NO_DEVICE}]
     kinds: defaultdict[str, list[Mutant]] = defaultdict(list)
     for name in names:
         for mutant in mutants_of(room, name):

@@ -26,10 +26,12 @@ import torch
 
 from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import Decoder, held_parameters
-from hlat.optim import build_optimizer, native, reference
-from hlat.optim.bf16 import kernel_for
-from hlat.optim.lines import Lines
-from hlat.optim.reference import Operands
+from hlat.optim import adamw_cpu as native
+from hlat.optim import adamw_reference as reference
+from hlat.optim import build_optimizer
+from hlat.optim.adamw_bf16 import kernel_for
+from hlat.optim.adamw_reference import Operands
+from hlat.optim.element_addresses import Lines
 from hlat.runtime.backend import synchronize
 
 WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}
@@ -172,7 +174,7 @@ def check(options):
     device = torch.device(options.device)
     kernels = {"default": kernel_for(device)}
     if device.type == "cpu":
-        from hlat.optim import cuda
+        from hlat.optim import adamw_triton as cuda
 
         kernels["Triton"] = cuda.update
     shapes = ((1, 1), (3, 7), (37, 129), (5, 1100))

@@ -14,8 +14,8 @@ from torch import nn
 from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import HeldParameter, ModelPart, local
 from hlat.optim import build_optimizer, set_learning_rate, state_tensors
-from hlat.optim.bf16 import Bf16AdamW
-from hlat.optim.lines import lines_of
+from hlat.optim.adamw_bf16 import Bf16AdamW
+from hlat.optim.element_addresses import lines_of
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
 MOMENTS = ("exp_avg", "exp_avg_sq")

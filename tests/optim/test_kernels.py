@@ -8,10 +8,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.optim import native
-from hlat.optim.bf16 import kernel_for
-from hlat.optim.lines import Lines
-from hlat.optim.reference import ROUNDINGS, Operands, update, update_lines
+from hlat.optim import adamw_cpu as native
+from hlat.optim.adamw_bf16 import kernel_for
+from hlat.optim.adamw_reference import ROUNDINGS, Operands, update, update_lines
+from hlat.optim.element_addresses import Lines
 
 GRADIENTS = (torch.bfloat16, torch.float32)
 KEYS = torch.randint(-(1 << 31), 1 << 31, (2, 3), generator=torch.Generator().manual_seed(0)).to(torch.int32)

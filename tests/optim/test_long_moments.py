@@ -7,8 +7,8 @@ import torch
 from parameters import plain_held
 from torch import nn
 
-from hlat.optim.bf16 import Bf16AdamW
-from hlat.optim.reference import rounding_of
+from hlat.optim.adamw_bf16 import Bf16AdamW
+from hlat.optim.adamw_reference import rounding_of
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
 COUNT = 1 << 14

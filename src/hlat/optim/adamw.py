@@ -10,7 +10,7 @@ import torch
 
 from hlat.config.sections import OptimizerConfig
 from hlat.model import HeldParameter, local
-from hlat.optim.bf16 import Bf16AdamW
+from hlat.optim.adamw_bf16 import Bf16AdamW
 from hlat.precision import MODES
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

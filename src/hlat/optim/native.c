@@ -1,6 +1,6 @@
-/* One step of AdamW over bf16 weights on a CPU; equals hlat/optim/reference.py bit for bit, which says what it computes.
+/* One step of AdamW over bf16 weights on a CPU; equals hlat/optim/adamw_reference.py bit for bit, which says what it computes.
  *
- * Compiled by hlat/optim/native.py without contraction of products and sums and without anything else that changes what
+ * Compiled by hlat/optim/adamw_cpu.py without contraction of products and sums and without anything else that changes what
  * an operation returns. Every function steps the lines first <= line < last of one parameter.
  */
 #include <math.h>

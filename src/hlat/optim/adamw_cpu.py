@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from hlat.optim.reference import Kernel, Operands
+from hlat.optim.adamw_reference import Kernel, Operands
 
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("native.c")

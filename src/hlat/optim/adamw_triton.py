@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-"""The step of AdamW over bf16 weights on CUDA, in Triton; equals ``hlat.optim.reference`` bit for bit.
+"""The step of AdamW over bf16 weights on CUDA, in Triton; equals ``hlat.optim.adamw_reference`` bit for bit.
 
 A program steps up to 1024 consecutive elements of one line, in registers: one pass over memory, 14 bytes an element in
 bf16-sr. Products and sums are not fused, division and square root are those of IEEE 754, and subnormals are kept.
 
-Triton comes with torch's CUDA builds and is not in its CPU builds: only ``hlat.optim.bf16`` imports this module, where
+Triton comes with torch's CUDA builds and is not in its CPU builds: only ``adamw_bf16`` imports this module, where
 a GPU asks for it. Its kernels are no typed Python, so that mypy passes over this file.
 """
 
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDAOptions
 
-from hlat.optim.reference import Operands
+from hlat.optim.adamw_reference import Operands
 
 _STOCHASTIC, _NEAREST, _KAHAN = range(3)
 _ROUNDINGS = {  # of the weights, and whether moments are rounded stochastically
@@ -32,7 +32,7 @@ _OPTIONS = {name: _EXACT[name] for name in _EXACT.keys() & {field.name for field
 
 
 def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """The ``hlat.optim.reference.Kernel``."""
+    """The ``hlat.optim.adamw_reference.Kernel``."""
     keys_2N = keys_2N.contiguous()
     weights, moments = _ROUNDINGS[rounding]
     for one in parameters:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hlat.optim.lines import Lines
+from hlat.optim.element_addresses import Lines
 from hlat.precision import element_bits, stochastic_round
 
 SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inverse_bias2", "eps")

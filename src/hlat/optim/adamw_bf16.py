@@ -3,7 +3,7 @@
     held parameters, their gradients, step, rate, seed --Bf16AdamW.step--> weights, moments, in one pass over memory
 
 One process and any sharding of many make the same bits of the same gradients: an element's arithmetic is its own, and
-its random bits belong to its place in the Hugging Face tensor (``hlat.optim.lines``, ``hlat.precision.rounding``). The
+its random bits belong to its place in the Hugging Face tensor (``element_addresses``, ``rounding``). The
 host never waits for the device: the step is a tensor, and a rate is an argument of a kernel.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from hlat.model import HeldParameter, local
-from hlat.optim import reference
-from hlat.optim.lines import Lines, lines_of
-from hlat.optim.native import native_kernel
-from hlat.optim.reference import Kernel, Operands, rounding_of
+from hlat.optim import adamw_reference as reference
+from hlat.optim.adamw_cpu import native_kernel
+from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
+from hlat.optim.element_addresses import Lines, lines_of
 from hlat.precision import step_keys, stream_keys
 from hlat.runtime.distributed import is_pretended
 
@@ -31,7 +31,7 @@ Squares = tuple[torch.Tensor, torch.Tensor]
 
 
 class Bf16AdamW(torch.optim.Optimizer):
-    """AdamW whose state between steps is bf16; ``hlat.optim.reference`` says what it computes.
+    """AdamW whose state between steps is bf16; ``hlat.optim.adamw_reference`` says what it computes.
 
     The state of a parameter is ``step``, a float32 scalar, and tensors like the parameter, named by ``state_names``. As
     with torch's optimizers it does not exist before the first step, and the rate is that of ``param_groups``.
@@ -180,7 +180,7 @@ def kernel_for(device: torch.device) -> Kernel:
         return native_kernel() or reference.update
     if device.type == "cuda":
         try:
-            from hlat.optim.cuda import update  # noqa: PLC0415  (Triton is where CUDA is)
+            from hlat.optim.adamw_triton import update  # noqa: PLC0415  (Triton is where CUDA is)
         except ImportError as problem:
             _LOG.warning("AdamW over bf16 weights runs uncompiled: Triton cannot be imported: %s", problem)
         else:
