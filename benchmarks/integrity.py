@@ -20,7 +20,7 @@ from hlat.config.load import parse_recipe
 from hlat.data import Batch
 from hlat.optim import build_optimizer, state_tensors
 from hlat.parallel import build_parallel
-from hlat.resilience import digest
+from hlat.resilience.tensor_hash import digest
 from hlat.runtime.backend import synchronize
 from hlat.runtime.distributed import Runtime
 from hlat.training.step import accumulate_gradients, update

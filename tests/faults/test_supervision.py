@@ -13,7 +13,7 @@ import pytest
 from killing import assert_same_run
 
 from hlat.checkpoint import open_checkpoint, resolve
-from hlat.resilience import PARTS
+from hlat.resilience.goodput import PARTS
 from hlat.runtime.process import REQUEUE
 
 STEPS = 30
@@ -145,7 +145,7 @@ def test_of_two_ranks_that_wait_for_one_another_in_the_same_phase_both_are_named
     assert done.returncode == 0, done.stderr
     (hang,) = runs.events("both", "hang")
     assert (hang["ranks"], hang["phase"], hang["step"]) == ([0, 1], "backward", 9)
-    assert "rank 1 in resilience/faults.py" in hang["why"]
+    assert "rank 1 in resilience/fault_injection.py" in hang["why"]
     assert_same_run(runs.run_dir("both"), runs.quiet("DP2"))
 
 

@@ -12,7 +12,8 @@ from launching import wait_for, wait_until, wait_until_gone
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch import Supervised, forked, supervise, working
-from hlat.resilience import BEATS, PARTS, Sizes, count_steps, fell_back, secured, trains_in
+from hlat.resilience import BEATS, Sizes, count_steps, fell_back, secured, trains_in
+from hlat.resilience.goodput import PARTS
 from hlat.runtime import DataError, LostError, StorageError
 from hlat.runtime.process import REQUEUE, enter_phase
 from hlat.runtime.storage import GONE_ON, ID_NAME

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from hlat.resilience import BEATS, beating, read_beat, secured
-from hlat.resilience.beats import Beat, beat_path
-from hlat.resilience.sampling import is_waiting, where
+from hlat.resilience.heartbeat import Beat, beat_path
+from hlat.resilience.stack_sampler import is_waiting, where
 from hlat.runtime.distributed import audibly
 from hlat.runtime.distributed.waiting import wait_for
 from hlat.runtime.process import current_phase, enter_phase

@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-from hlat.resilience import digest
-from hlat.resilience.digests import _GOLDEN, _OTHER, _WORDS, _sums, _sums_of_products
+from hlat.resilience.tensor_hash import _GOLDEN, _OTHER, _WORDS, _sums, _sums_of_products, digest
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8)
 

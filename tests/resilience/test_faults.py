@@ -13,7 +13,8 @@ from hlat.checkpoint import CheckpointStore, verify, whole_tensors
 from hlat.config.sections import FaultConfig
 from hlat.model import HeldParameter
 from hlat.model.derived import RowLayout
-from hlat.resilience import STORAGE_FAULTS, Faults, InjectedFault
+from hlat.resilience import STORAGE_FAULTS, Faults
+from hlat.resilience.fault_injection import InjectedFault
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.process import REQUEUE

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from readings import reading
 
-from hlat.resilience import PARTS, Goodput
+from hlat.resilience import Goodput
+from hlat.resilience.goodput import PARTS
 
 SECONDS = st.floats(0, 1000)
 

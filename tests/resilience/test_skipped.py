@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.resilience.skipped import Range, SkippedSamples
+from hlat.resilience.skipped_samples import Range, SkippedSamples
 
 BATCH = 8
 

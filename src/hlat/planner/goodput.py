@@ -3,7 +3,7 @@
     cluster, bytes to save -> stall of a save, restart, mean time between failures -> interval, goodput (Daly 2006)
                                                                                    -> a run lived through, many times
 
-The formula is that of resilience/interval.py; the simulation draws failures and plays the run with them, as a check of
+The formula is that of checkpoint_interval.py; the simulation draws failures and plays the run with them, as a check of
 the formula where its assumptions wear thin, and for the spread: how bad a bad run is.
 """
 

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hlat.config.sections import AnomalyConfig
-from hlat.resilience.skipped import Range, SkippedSamples
+from hlat.resilience.skipped_samples import Range, SkippedSamples
 from hlat.runtime import CheckpointError
 
 Action = Literal["apply", "warn", "skip", "rollback", "stop"]

@@ -13,7 +13,7 @@ What was lost is known once the next attempt says from which step it went on.
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hlat.resilience.beats import Reading
+from hlat.resilience.heartbeat import Reading
 
 PARTS = ("productive", "saving", "lost", "starting", "recovering", "waiting")
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hlat.resilience.beats import Reading
+from hlat.resilience.heartbeat import Reading
 
 UNLIMITED = ("start", "end")
 """Phases that may take any time: text is prepared, states are loaded, the last save is waited for."""

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.resilience.sampling import sampled
-from hlat.resilience.stacks import stacks_on_demand, stacks_path
+from hlat.resilience.stack_dumps import stacks_on_demand, stacks_path
+from hlat.resilience.stack_sampler import sampled
 from hlat.runtime.process import PHASES, current_phase, observed_phases
 
 BEATS = "HLAT_BEATS"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from hlat.resilience.beats import Reading
+from hlat.resilience.heartbeat import Reading
 
 _STEPS, _SECONDS = 5, 3.0  # that are looked back on at least: a look every 50 ms says nothing about one step
 _PHASES = ("data", "forward", "backward", "reduce", "optimizer")

@@ -18,7 +18,7 @@ import torch
 from hlat.model import HeldParameter
 from hlat.model.derived import Piece
 from hlat.optim import state_tensors
-from hlat.resilience.digests import digest
+from hlat.resilience.tensor_hash import digest
 from hlat.runtime.distributed import Ranks, sendable
 
 STEPS = "count of optimizer steps"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.resilience.copies import Mismatch
+from hlat.resilience.replica_check import Mismatch
 from hlat.runtime.distributed import sendable
 
 
