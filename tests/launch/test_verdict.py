@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.launch.report import Report
-from hlat.launch.verdict import judge
-from hlat.launch.watch import End
+from hlat.launch.error_report import Report
+from hlat.launch.root_cause import judge
+from hlat.launch.wait import End
 from hlat.runtime.process import STOP_CODES, STOPPING, stop_code
 
 _NOBODY = 65534

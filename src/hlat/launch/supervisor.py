@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hlat.config.sections import RecoveryConfig
-from hlat.launch.chronicle import Chronicle
-from hlat.launch.lookout import Lookout, Seen
-from hlat.launch.verdict import Verdict, judge
-from hlat.launch.watch import End, Stops, watch
-from hlat.launch.workers import Workers, clear_away
+from hlat.launch.monitor import Lookout, Seen
+from hlat.launch.process_set import Workers, clear_away
+from hlat.launch.root_cause import Verdict, judge
+from hlat.launch.run_events import Chronicle
+from hlat.launch.wait import End, Stops, watch
 from hlat.resilience import (
     BEATS,
     Failure,

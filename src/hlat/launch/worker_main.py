@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from hlat.launch.follow import follow_launcher
-from hlat.launch.report import reported
+from hlat.launch.error_report import reported
+from hlat.launch.parent_death import follow_launcher
 from hlat.resilience import beating
 from hlat.runtime import place
 from hlat.runtime.process import LAUNCHER, STOPPING, stop_code

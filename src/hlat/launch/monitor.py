@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.workers import Workers, send
+from hlat.launch.process_set import Workers, send
 from hlat.resilience import ASK, Hang, Reading, Slow, Slowness, Watchdog, main_stack, read_beat, stacks_path
 from hlat.runtime.process import is_stopped, log_path
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.lookout import Seen
-from hlat.launch.verdict import Verdict, signal_name
+from hlat.launch.monitor import Seen
+from hlat.launch.root_cause import Verdict, signal_name
 from hlat.resilience import Decision, Failure, Reading
 from hlat.runtime import StorageError
 from hlat.tracking import EventLog

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from hlat.launch.report import Report, read_report
-from hlat.launch.workers import Workers, kill, send
+from hlat.launch.error_report import Report, read_report
+from hlat.launch.process_set import Workers, kill, send
 from hlat.runtime.process import STOP_CODES, STOPPING
 
 _POLL = 0.05

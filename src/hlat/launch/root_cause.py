@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.watch import End
+from hlat.launch.wait import End
 from hlat.runtime.process import log_path, stop_code
 
 _BUG = 1
