@@ -63,7 +63,7 @@ class Run:
 
         from hlat.data import Batch
         from hlat.runtime.backend import synchronize
-        from hlat.training.step import accumulate_gradients, update
+        from hlat.training import accumulate_gradients, update
 
         self.step += 1
         tokens = torch.randint(0, WIDTH["vocab_size"], (1, LENGTH + 1))

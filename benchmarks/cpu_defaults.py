@@ -61,7 +61,7 @@ def worker(model_name, mode, options):
     from hlat.parallel import build_parallel
     from hlat.runtime.backend import peak_memory_bytes
     from hlat.runtime.distributed import Runtime
-    from hlat.training.step import accumulate_gradients, update
+    from hlat.training import accumulate_gradients, update
 
     if "keep" in options:
         from hlat.runtime.backend import keep_freed_memory

@@ -23,7 +23,7 @@ from hlat.parallel import build_parallel
 from hlat.resilience.tensor_hash import digest
 from hlat.runtime.backend import synchronize
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, update
 
 LENGTH = 256
 WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}

@@ -33,7 +33,7 @@ def hlat_step(device, mode, compiled):
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
     from hlat.runtime.distributed import Runtime
-    from hlat.training.step import accumulate_gradients, update
+    from hlat.training import accumulate_gradients, update
 
     recipe = parse_recipe(
         {

@@ -37,7 +37,7 @@ from hlat.config.sections import CheckpointConfig
 from hlat.runtime import place
 from hlat.runtime.distributed import Beside, Runtime, joined, start_beside
 from hlat.runtime.storage import held_run_folder
-from hlat.training import run_lock
+from hlat.training.process import run_lock
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch", "hlat.checkpoint", "hlat.training", "saved_states", "saving_ranks"])

@@ -13,7 +13,7 @@ from hlat.model import HeldParameter
 from hlat.optim import build_optimizer
 from hlat.parallel import MicroBatch, ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, update
 
 Block = tuple[str, int, int, np.ndarray]
 """Canonical name, first row, first column, values."""

@@ -27,7 +27,7 @@ from hlat.parallel.stages import Cut
 from hlat.parallel.stages.stage_layers import state_bytes
 from hlat.parallel.stages.state_bytes import StateBytes
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, update
 
 _ODD = {
     "layers": 4,

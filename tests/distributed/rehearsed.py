@@ -30,7 +30,8 @@ from hlat.data import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training import accumulate_gradients, controlled_garbage, update
+from hlat.training import accumulate_gradients, update
+from hlat.training.process import controlled_garbage
 
 _LETTING_GO = 0.005  # seconds in which a thread of gloo drops what it has sent or reduced
 _ODD = {"layers": 4, "heads": 4, "kv_heads": 2, "qk_norm": True, "vocab_size": 307}

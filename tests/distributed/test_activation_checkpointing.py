@@ -27,7 +27,7 @@ from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.stages import Cut, held_parts
 from hlat.runtime.backend import has_fast_bf16
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients
+from hlat.training import accumulate_gradients
 from storages import Allocated
 
 POLICIES = ("selective", "full", "budget")

@@ -18,7 +18,7 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.stages import Cut, stage_layers
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, update
 
 SAVED, GONE_ON = 3, 5  # steps before the checkpoint, and after it
 

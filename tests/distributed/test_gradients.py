@@ -12,7 +12,7 @@ from workers import Pool
 from hlat.config.load import parse_recipe
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients
+from hlat.training import accumulate_gradients
 
 EMBEDDING = "model.embed_tokens.weight"
 ENDS = (EMBEDDING, "lm_head.weight")

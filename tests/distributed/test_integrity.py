@@ -18,8 +18,7 @@ from hlat.parallel import build_parallel
 from hlat.resilience import Copies
 from hlat.runtime import CorruptionError, PersistentCorruptionError
 from hlat.runtime.distributed import Runtime
-from hlat.training import run
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, run, update
 from same_runs import assert_same_run, events_of, newest
 
 Flip = tuple[int, str, int]

@@ -21,7 +21,7 @@ from hlat.config.load import parse_recipe
 from hlat.data import IGNORED
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients
+from hlat.training import accumulate_gradients
 
 WITHIN = 1e-9
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, update
 
 
 def numbers(runtime: Runtime, content: dict[str, Any], look: bool) -> list[tuple[float, float]]:

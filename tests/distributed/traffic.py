@@ -24,7 +24,7 @@ from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, update
 
 Traffic = Counter[tuple[str, int]]
 """How many messages of each (kind, bytes) a rank took part in."""

@@ -9,7 +9,7 @@ import pytest
 from hlat.config.sections import RecoveryConfig
 from hlat.launch.supervisor import _deadline
 from hlat.runtime.process import DEADLINE
-from hlat.training.deadline import Deadline
+from hlat.training.process import Deadline
 
 SINCE_1970 = 1e9
 SINCE_BOOT = 5e3

@@ -13,8 +13,8 @@ from hlat.data import Batch
 from hlat.data.online.feed import Cursors
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import Ranks
-from hlat.training.feed import Feed
-from hlat.training.reading import OnlineSamples, Reading
+from hlat.training.batches import Feed, OnlineSamples
+from hlat.training.batches.batch_sources import Reading
 
 
 class Numbers:

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from hlat.training.garbage import controlled_garbage
+from hlat.training.process import controlled_garbage
 
 
 class Knot:

@@ -8,7 +8,7 @@ from hlat.checkpoint import resolve
 from hlat.runtime import LostError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import EarlierAttempt
-from hlat.training.left import Damage, refuse_lost
+from hlat.training.newest_saved import Damage, refuse_lost
 
 
 def left(saved):

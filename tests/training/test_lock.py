@@ -10,7 +10,7 @@ import pytest
 
 from hlat.runtime import LaunchError
 from hlat.runtime.process import LAUNCHER
-from hlat.training.lock import run_lock
+from hlat.training.process import run_lock
 
 
 def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool = False) -> int:

@@ -15,8 +15,8 @@ from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import Ranks, Runtime
 from hlat.runtime.storage import held_run_folder
 from hlat.training import precision, run
-from hlat.training.job import Job, build_job
-from hlat.training.lock import run_lock
+from hlat.training.process import run_lock
+from hlat.training.run_state import Job, build_job
 from same_runs import assert_same_state
 
 ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hlat.training.profile import Cost, kind_of, table
+from hlat.training.process.profile import Cost, kind_of, table
 
 
 def test_a_run_leaves_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):

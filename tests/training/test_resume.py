@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import open_checkpoint, resolve
-from hlat.training.lock import run_lock
+from hlat.training.process import run_lock
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hlat.runtime.distributed import Ranks
-from hlat.training.signals import StopRequest
+from hlat.training.process import StopRequest
 
 
 class Clock:

@@ -12,9 +12,9 @@ from hlat.data import IGNORED, Batch
 from hlat.model import build
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training.step import accumulate_gradients
-from hlat.training.stopwatch import Stopwatch
-from hlat.training.validation import validate, validate_alone
+from hlat.training import accumulate_gradients, validate_alone
+from hlat.training.process import Stopwatch
+from hlat.training.validation import validate
 
 CPU = torch.device("cpu")
 MODEL = {"vocab_size": 97, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}

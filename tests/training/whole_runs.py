@@ -66,8 +66,9 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
     from hlat.hardware import PeakFlops  # noqa: PLC0415
     from hlat.precision import MODES, Mode  # noqa: PLC0415
     from hlat.runtime.process import observed_phases  # noqa: PLC0415
-    from hlat.training import job, loop  # noqa: PLC0415
-    from hlat.training.stopwatch import Stopwatch  # noqa: PLC0415
+    from hlat.training import loop  # noqa: PLC0415
+    from hlat.training import run_state as job  # noqa: PLC0415
+    from hlat.training.process import Stopwatch  # noqa: PLC0415
 
     torch.set_num_threads(1)
     MODES["fp32"] = Mode(*[torch.float64] * 5)  # this process's own copy of the table

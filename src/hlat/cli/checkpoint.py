@@ -132,7 +132,7 @@ def prune_command(
 ) -> None:
     """Remove old checkpoints of a run that is not being trained; the newest whole one always stays."""
     from hlat.checkpoint import CheckpointStore, checkpoints_folder, inventory, surplus, verify
-    from hlat.training import run_lock
+    from hlat.training.process import run_lock
 
     ready()
     if is_url(run):

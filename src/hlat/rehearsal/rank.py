@@ -25,7 +25,8 @@ from hlat.rehearsal.operations import Operations
 from hlat.rehearsal.traffic import Message, Traffic
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
-from hlat.training import accumulate_gradients, controlled_garbage, update
+from hlat.training import accumulate_gradients, update
+from hlat.training.process import controlled_garbage
 
 
 @dataclass(frozen=True)

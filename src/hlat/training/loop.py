@@ -18,22 +18,15 @@ from hlat.runtime.distributed import Runtime, joined
 from hlat.runtime.process import enter_phase, observed_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, enter_run_folder, held_run_folder
 from hlat.tracking import OtherRank, Tracker, open_tracker
-from hlat.training.deadline import Deadline
-from hlat.training.faults import injected_faults
-from hlat.training.feed import Feed
-from hlat.training.garbage import controlled_garbage
-from hlat.training.integrity import Integrity
-from hlat.training.job import DataProgress, Job, build_job, no_progress
-from hlat.training.line import Lines
-from hlat.training.lock import run_lock
-from hlat.training.numbers import tell_verdict
-from hlat.training.profile import profiled
-from hlat.training.report import announce
-from hlat.training.rollback import roll_back
-from hlat.training.saving import Saving, background_saver, saver_beside
-from hlat.training.signals import StopRequest
+from hlat.training.batches import Feed
+from hlat.training.divergence import tell_verdict
+from hlat.training.fault_injection import injected_faults
+from hlat.training.metrics_line import Lines
+from hlat.training.process import Deadline, StopRequest, Stopwatch, controlled_garbage, profiled, run_lock
+from hlat.training.run_state import DataProgress, Job, build_job, no_progress
+from hlat.training.saving import Integrity, Saving, background_saver, roll_back, saver_beside
 from hlat.training.step import StepResult, accumulate_gradients, update
-from hlat.training.stopwatch import Stopwatch
+from hlat.training.step_metrics import announce
 from hlat.training.validation import ValidationResult
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from hlat.runtime import NumericsError
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
-from hlat.training.job import Job
-from hlat.training.numbers import check_numbers
-from hlat.training.report import step_numbers, step_times
+from hlat.training.divergence import check_numbers
+from hlat.training.process import Stopwatch
+from hlat.training.run_state import Job
 from hlat.training.step import StepResult
-from hlat.training.stopwatch import Stopwatch
+from hlat.training.step_metrics import step_numbers, step_times
 from hlat.training.validation import ValidationResult, validate
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
-from hlat.training.reading import Reader, Reading
+from hlat.training.batches.batch_sources import Reader, Reading
 
 _LISTEN = 0.5  # seconds: why a batch takes its time is told while it does
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from hlat.resilience import Faults
 from hlat.runtime.process import observed_phases
 from hlat.training.faulty_disk import fault_folder
-from hlat.training.job import Job
+from hlat.training.run_state import Job
 
 
 @contextmanager

@@ -35,12 +35,12 @@ from hlat.runtime import Place, StorageError
 from hlat.runtime.distributed import Beside, start_beside
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
-from hlat.training.copies import SnapshotClock, tell_notes
+from hlat.training.divergence import check_numbers
 from hlat.training.faulty_disk import disk_of
-from hlat.training.integrity import Integrity
-from hlat.training.job import Job
-from hlat.training.left import Saved
-from hlat.training.numbers import check_numbers
+from hlat.training.newest_saved import Saved
+from hlat.training.process import SnapshotClock, tell_notes
+from hlat.training.run_state import Job
+from hlat.training.saving.corruption_check import Integrity
 from hlat.training.step import StepResult
 
 

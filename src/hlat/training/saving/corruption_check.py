@@ -21,7 +21,7 @@ from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageErro
 from hlat.runtime.process import enter_phase
 from hlat.runtime.storage import sync_to_disk
 from hlat.tracking import OtherRank, Tracker
-from hlat.training.job import Job
+from hlat.training.run_state import Job
 
 _LISTED = 20  # at most so many tensors are in an event; integrity.json has all
 

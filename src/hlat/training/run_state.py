@@ -52,10 +52,10 @@ from hlat.runtime.distributed import Runtime, check_same, code_identity
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt, RunFolder
 from hlat.tracking import expressible, with_non_finite
+from hlat.training.batches import OnlineSamples, PreparedSamples, Samples
 from hlat.training.faulty_disk import disk_of
-from hlat.training.left import Damage, Saved, refuse_lost
+from hlat.training.newest_saved import Damage, Saved, refuse_lost
 from hlat.training.precision import resolve_precision
-from hlat.training.reading import OnlineSamples, PreparedSamples, Samples
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
 """Opens a display for the time that text is prepared; see ``hlat.data.Progress`` for what it is told."""

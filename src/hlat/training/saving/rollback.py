@@ -15,10 +15,10 @@ from hlat.runtime.process import enter_phase
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt
 from hlat.tracking import OtherRank, Tracker
-from hlat.training.feed import Feed
-from hlat.training.job import Job
-from hlat.training.left import Saved, refuse_lost
-from hlat.training.report import tell_damage
+from hlat.training.batches import Feed
+from hlat.training.newest_saved import Saved, refuse_lost
+from hlat.training.run_state import Job
+from hlat.training.step_metrics import tell_damage
 
 
 def roll_back(job: Job, feed: Feed, tracker: Tracker | OtherRank) -> None:

@@ -10,9 +10,9 @@ import torch
 
 from hlat.runtime import NumericsError
 from hlat.tracking import OtherRank, Tracker
-from hlat.training.job import Job
-from hlat.training.report import batch_crc32
+from hlat.training.run_state import Job
 from hlat.training.step import StepResult
+from hlat.training.step_metrics import batch_crc32
 
 _DONE = {
     "warn": "nothing is done about it",

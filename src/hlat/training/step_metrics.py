@@ -15,11 +15,10 @@ from hlat.runtime.backend import describe, peak_memory_bytes, synchronize
 from hlat.runtime.distributed import Vote
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
-from hlat.training.copies import tell_notes
-from hlat.training.job import Job
-from hlat.training.left import Damage
+from hlat.training.newest_saved import Damage
+from hlat.training.process import Stopwatch, tell_notes
+from hlat.training.run_state import Job
 from hlat.training.step import StepResult
-from hlat.training.stopwatch import Stopwatch
 
 
 def announce(job: Job, tracker: Tracker | OtherRank) -> None:
