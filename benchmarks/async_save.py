@@ -32,7 +32,8 @@ class Run:
     """A small run in this process, and its state as each side wants it."""
 
     def __init__(self, runtime, process, folder, layers):
-        from hlat.checkpoint import BackgroundSaver, CheckpointStore
+        from hlat.checkpoint.background import BackgroundSaver
+        from hlat.checkpoint.protocol import CheckpointStore
         from hlat.config.load import parse_recipe
         from hlat.optim import build_optimizer
         from hlat.parallel import build_parallel
@@ -74,7 +75,8 @@ class Run:
         return time.perf_counter() - begin
 
     def content(self):
-        from hlat.checkpoint import Content, collect
+        from hlat.checkpoint import collect
+        from hlat.checkpoint.protocol import Content
 
         return Content(self.step, collect(self.recipe.model, self.model.held, self.optimizer), {"step": self.step}, {})
 
@@ -163,7 +165,7 @@ def print_tables(world, size, middle, copy, first, write, alone, step):
 
 def print_verify(root):
     """Verifying the last checkpoint, beside sha256sum of the same files, by turns."""
-    from hlat.checkpoint import verify
+    from hlat.checkpoint.protocol import verify
 
     [folder] = root.glob("step-*")
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -183,7 +185,8 @@ def print_verify(root):
 
 def work(arguments):
     """One rank."""
-    from hlat.checkpoint import Disk, run_saver
+    from hlat.checkpoint.background import run_saver
+    from hlat.checkpoint.format import Disk
     from hlat.runtime import place
     from hlat.runtime.distributed import joined, start_beside
 

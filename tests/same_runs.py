@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint import Checkpoint, CheckpointStore, open_checkpoint, resolve, whole_tensors
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint, resolve
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 

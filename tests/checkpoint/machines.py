@@ -9,8 +9,10 @@ import torch
 from saved_states import assert_equal, state
 from thread_ranks import all_done, on_ranks
 
-from hlat.checkpoint import Block, Checkpoint, CheckpointStore, Disk, Owner
-from hlat.checkpoint.snapshots import SnapshotTier
+from hlat.checkpoint.format import Block, Disk
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore
+from hlat.checkpoint.tiers import Owner
+from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.runtime.distributed import Ranks
 
 T = TypeVar("T")

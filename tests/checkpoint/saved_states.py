@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint import Checkpoint, CheckpointStore
-from hlat.checkpoint.blocks import Block, whole_tensors
+from hlat.checkpoint.format import Block, whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore
 
 
 def state(step: int) -> dict[str, torch.Tensor]:

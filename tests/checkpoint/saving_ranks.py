@@ -21,18 +21,10 @@ from typing import Any
 import torch
 from saved_states import assert_equal, state
 
-from hlat.checkpoint import (
-    BackgroundSaver,
-    Block,
-    Checkpoint,
-    CheckpointStore,
-    Content,
-    Disk,
-    SaveResult,
-    TierNote,
-    run_saver,
-    whole_tensors,
-)
+from hlat.checkpoint.background import BackgroundSaver, run_saver
+from hlat.checkpoint.format import Block, Disk, whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, Content, SaveResult
+from hlat.checkpoint.tiers import TierNote
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import place
 from hlat.runtime.distributed import Beside, Runtime, joined, start_beside

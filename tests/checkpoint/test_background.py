@@ -25,8 +25,10 @@ from saving_ranks import (
     wait_until,
 )
 
-from hlat.checkpoint import Disk, Refusal, SaveResult, open_checkpoint, run_saver, save_in_tries
-from hlat.checkpoint.saver import Memory, Settings
+from hlat.checkpoint.background import run_saver
+from hlat.checkpoint.background.saver_process import Memory, Settings
+from hlat.checkpoint.format import Disk
+from hlat.checkpoint.protocol import Refusal, SaveResult, open_checkpoint, save_in_tries
 from hlat.runtime import Place
 from hlat.runtime.distributed import Beside, start_beside
 

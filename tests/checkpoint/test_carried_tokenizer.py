@@ -8,8 +8,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hlat.checkpoint import CheckpointStore, check_same_tokenizer, has_tokenizer, read_tokenizer
-from hlat.checkpoint.blocks import whole_tensors
+from hlat.checkpoint import check_same_tokenizer, has_tokenizer, read_tokenizer
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore
 from hlat.config.sections import DataConfig
 from hlat.data import Prepared, prepare
 from hlat.runtime import CheckpointError, DataError

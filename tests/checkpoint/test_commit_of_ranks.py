@@ -10,10 +10,8 @@ from failing_disks import CountingDisk, FailingDisk, PowerLoss
 from saved_states import assert_equal, state
 from thread_ranks import all_done, on_ranks
 
-from hlat.checkpoint import Checkpoint, CheckpointStore, verify
-from hlat.checkpoint.blocks import Block, whole_tensors
-from hlat.checkpoint.disk import Disk
-from hlat.checkpoint.reading import open_everywhere
+from hlat.checkpoint.format import Block, Disk, whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_everywhere, verify
 from hlat.runtime import CheckpointError, LaunchError, StorageError
 from hlat.runtime.distributed import Ranks
 

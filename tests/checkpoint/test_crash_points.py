@@ -17,9 +17,8 @@ import torch
 from failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk
 from saved_states import assert_is_step, save
 
-from hlat.checkpoint import CheckpointStore, verify
-from hlat.checkpoint.blocks import whole_tensors
-from hlat.checkpoint.disk import Disk
+from hlat.checkpoint.format import Disk, whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, verify
 from hlat.runtime import StorageError
 
 

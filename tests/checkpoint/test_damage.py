@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_states import assert_is_step, save
 
-from hlat.checkpoint import CheckpointStore, resolve, verify
+from hlat.checkpoint.protocol import CheckpointStore, resolve, verify
 from hlat.runtime import CheckpointError
 
 FILES = [

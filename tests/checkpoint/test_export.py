@@ -12,20 +12,9 @@ from safetensors.torch import save_file
 from saved_states import assert_equal, together
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hlat.checkpoint import (
-    CheckpointStore,
-    collect,
-    end_token_ids,
-    export_hf,
-    import_hf,
-    load_model,
-    open_checkpoint,
-    read_meta,
-    resolve,
-    verify,
-)
-from hlat.checkpoint.blocks import whole_tensors
-from hlat.checkpoint.disk import Disk
+from hlat.checkpoint import collect, end_token_ids, export_hf, import_hf, load_model
+from hlat.checkpoint.format import Disk, whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify
 from hlat.cli.model import import_command
 from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, build, held_parameters

@@ -11,7 +11,9 @@ from saved_states import assert_equal, assert_is_step, save
 from saving_ranks import Rank, assert_whole, ranks, reopened
 from stamped_parts import KINDS, Cut, config_of, expected, local_expected, processes, stamp, tensors_of
 
-from hlat.checkpoint import CheckpointStore, collect, open_checkpoint, restore, whole_tensors
+from hlat.checkpoint import collect, restore
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.runtime import CheckpointError
 
 

@@ -10,8 +10,9 @@ import torch
 from saved_states import assert_equal, state, together
 from stamped_parts import Cut, config_of, processes, stamp
 
-from hlat.checkpoint import Block, collect, whole_tensors
-from hlat.checkpoint.host_copy import HostCopy, attach, blocks_in, bytes_for, slots_of
+from hlat.checkpoint import collect
+from hlat.checkpoint.background.staging_buffer import HostCopy, attach, blocks_in, bytes_for, slots_of
+from hlat.checkpoint.format import Block, whole_tensors
 
 CPU = torch.device("cpu")
 SERVER = multiprocessing.get_context("forkserver")

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hlat.checkpoint import CheckpointStore, open_checkpoint, resolve, verify
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, resolve, verify
 from hlat.runtime import CheckpointError
 
 

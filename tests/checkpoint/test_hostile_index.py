@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hlat.checkpoint import CheckpointStore, open_checkpoint, verify
-from hlat.checkpoint.covering import cover_problem
-from hlat.checkpoint.pickled import read_pickle
+from hlat.checkpoint.format.covering import cover_problem
+from hlat.checkpoint.format.pickled import read_pickle
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify
 from hlat.runtime import CheckpointError
 
 METADATA = b"torch.distributed.checkpoint.metadata"

@@ -21,9 +21,8 @@ import pytest
 import torch
 from saved_states import assert_is_step, save
 
-from hlat.checkpoint import CheckpointStore
-from hlat.checkpoint.blocks import whole_tensors
-from hlat.checkpoint.disk import Disk
+from hlat.checkpoint.format import Disk, whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore
 from hlat.runtime import StorageError
 
 SERVER = multiprocessing.get_context("forkserver")

@@ -12,7 +12,8 @@ from saved_states import state
 from saving_ranks import Rank, ranks, succeeded
 from thread_ranks import all_done, on_ranks
 
-from hlat.checkpoint import CheckpointStore, Content, Disk, SaveResult, save_in_tries, whole_tensors
+from hlat.checkpoint.format import Disk, whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, Content, SaveResult, save_in_tries
 from hlat.runtime import LostError, StorageError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import LOCK_NAME, RunFolder

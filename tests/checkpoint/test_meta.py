@@ -10,19 +10,9 @@ import torch
 from saved_states import state
 from test_hostile import assert_refused, seal
 
-from hlat.checkpoint import (
-    CheckpointStore,
-    checkpoints_folder,
-    collect,
-    export_hf,
-    inventory,
-    load_model,
-    look,
-    open_checkpoint,
-    saved_run,
-    verify,
-    whole_tensors,
-)
+from hlat.checkpoint import checkpoints_folder, collect, export_hf, inventory, load_model, look, saved_run
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify
 from hlat.config.sections import ModelConfig
 from hlat.model import build, held_parameters
 from hlat.runtime import CheckpointError

@@ -18,10 +18,11 @@ from test_hostile import seal
 from test_killed import child
 from thread_ranks import all_done, on_ranks
 
-from hlat.checkpoint import CheckpointStore, Disk, Owner, Tiers, objects
-from hlat.checkpoint.objects import Objects
-from hlat.checkpoint.remote import RemoteTier
-from hlat.checkpoint.remote_reading import remote_problems
+from hlat.checkpoint.format import Disk
+from hlat.checkpoint.protocol import CheckpointStore
+from hlat.checkpoint.tiers import Objects, Owner, Tiers, remote_problems
+from hlat.checkpoint.tiers import object_store as objects
+from hlat.checkpoint.tiers.remote_tier import RemoteTier
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import CheckpointError, HlatError, StorageError
 from hlat.runtime.distributed import Ranks

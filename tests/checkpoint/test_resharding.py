@@ -10,9 +10,9 @@ from saved_states import assert_equal, together
 from stamped_parts import FAMILIES, Cut, config_of, expected, local_expected, processes, stamp, tensors_of
 from thread_ranks import all_done, on_ranks
 
-from hlat.checkpoint import Checkpoint, CheckpointStore, collect, export_hf, load_weights, open_checkpoint, restore
-from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.regions import Region
+from hlat.checkpoint import collect, export_hf, load_weights, restore
+from hlat.checkpoint.format import Block, Region
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.runtime import CheckpointError
 
@@ -106,7 +106,7 @@ def test_exports_are_the_same_bytes(tmp_path: Path, family: str) -> None:
 def test_large_parameters_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little memory there is for it: a row or two at a time, also where only some columns are wanted."""
     monkeypatch.setattr("hlat.checkpoint.state._READ_BYTES", 200)
-    monkeypatch.setattr("hlat.checkpoint.regions._BATCH_BYTES", 100)
+    monkeypatch.setattr("hlat.checkpoint.format.partial_read._BATCH_BYTES", 100)
     config = config_of("gqa")
     checkpoint = save(tmp_path, config, Cut(stages=(1, 2)))
     for process in processes(config, Cut(tensor=2, shards=2)):

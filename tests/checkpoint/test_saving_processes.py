@@ -29,8 +29,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from hlat.checkpoint import CheckpointStore, collect, open_checkpoint, restore
-from hlat.checkpoint.disk import Disk
+from hlat.checkpoint import collect, restore
+from hlat.checkpoint.format import Disk
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, ModelPart, held_parameters
 from hlat.model.derived import parameter_layouts

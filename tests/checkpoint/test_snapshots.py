@@ -14,8 +14,9 @@ from failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLo
 from machines import Machines, Place, assert_is_state_of
 from saved_states import save
 
-from hlat.checkpoint import CheckpointStore, replication, verify
-from hlat.checkpoint.replication import next_in_ring
+from hlat.checkpoint.protocol import CheckpointStore, verify
+from hlat.checkpoint.tiers import replication
+from hlat.checkpoint.tiers.replication import next_in_ring
 from hlat.runtime import LaunchError, StorageError
 from hlat.runtime.distributed import Ranks
 

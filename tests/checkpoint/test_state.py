@@ -10,8 +10,9 @@ import pytest
 import torch
 from saved_states import assert_equal, together
 
-from hlat.checkpoint import Checkpoint, CheckpointStore, collect, load_weights, open_checkpoint, restore
-from hlat.checkpoint.blocks import whole_tensors
+from hlat.checkpoint import collect, load_weights, restore
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import Decoder, build, held_parameters
 from hlat.model.hf import canonical_shapes

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_states import assert_equal, assert_is_step, save, state
 
-from hlat.checkpoint import CheckpointStore, open_checkpoint, read_meta, resolve, verify
-from hlat.checkpoint.blocks import whole_tensors
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify
 from hlat.runtime import CheckpointError
 
 DTYPES = [
@@ -103,7 +103,7 @@ def test_the_same_state_gives_the_same_index(tmp_path: Path) -> None:
 
 
 def test_large_state_is_spread_over_files(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hlat.checkpoint.writing._FILE_BYTES", 100)
+    monkeypatch.setattr("hlat.checkpoint.format.writer._FILE_BYTES", 100)
     path = save(store, 2)
     assert len(list(path.glob("model__0_*.distcp"))) == 4
     assert verify(path) == []
@@ -250,7 +250,7 @@ def test_the_verified_are_not_read_again(store: CheckpointStore, monkeypatch: py
     """Pruning after a save costs no reading: what this process wrote is known to be whole."""
     for step in range(5):
         save(store, step)
-    monkeypatch.setattr("hlat.checkpoint.store.verify", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("hlat.checkpoint.protocol.store.verify", lambda _: pytest.fail("read again"))
     assert store.prune() == [0, 1, 2]
 
 

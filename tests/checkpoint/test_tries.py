@@ -8,7 +8,8 @@ from failing_disks import CountingDisk
 from saved_states import assert_is_step, save, state
 from thread_ranks import all_done, on_ranks
 
-from hlat.checkpoint import CheckpointStore, Content, Refusal, SaveResult, save_in_tries, whole_tensors
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult, save_in_tries
 from hlat.runtime.distributed import Ranks
 
 

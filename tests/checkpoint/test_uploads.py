@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint import objects
-from hlat.checkpoint.disk import FileRecord
-from hlat.checkpoint.objects import Objects
+from hlat.checkpoint.format import FileRecord
+from hlat.checkpoint.tiers import Objects
+from hlat.checkpoint.tiers import object_store as objects
 from hlat.runtime import CheckpointError
 
 

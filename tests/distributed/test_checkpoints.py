@@ -11,7 +11,8 @@ from jobs import batch_of
 from layouts import CASES, GLOBAL_BATCH, GQA, SOME, Case, recipe_content
 from workers import Pool
 
-from hlat.checkpoint import CheckpointStore, collect, export_hf, open_checkpoint, restore
+from hlat.checkpoint import collect, export_hf, restore
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer

@@ -7,8 +7,10 @@ import pytest
 import torch
 from workers import Pool
 
-from hlat.checkpoint import Block, CheckpointStore, Owner
-from hlat.checkpoint.snapshots import SnapshotTier
+from hlat.checkpoint.format import Block
+from hlat.checkpoint.protocol import CheckpointStore
+from hlat.checkpoint.tiers import Owner
+from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.runtime.distributed import Runtime
 
 ROWS = 3_000_001  # of float64: a part of each rank is larger than a piece of the exchange

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint import open_checkpoint, resolve
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.runtime.process import REQUEUE
 
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint import CheckpointStore, collect, export_hf, import_hf, resolve
+from hlat.checkpoint import collect, export_hf, import_hf
+from hlat.checkpoint.protocol import CheckpointStore, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.config.sections import DataConfig

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from hlat.checkpoint import open_checkpoint, resolve
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 VICTIMS = ("a rank", "a rank", "all ranks", "supervisor", "everything")

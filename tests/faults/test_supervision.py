@@ -12,7 +12,7 @@ import psutil
 import pytest
 from killing import assert_same_run
 
-from hlat.checkpoint import open_checkpoint, resolve
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.resilience.goodput import PARTS
 from hlat.runtime.process import REQUEUE
 

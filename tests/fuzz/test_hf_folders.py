@@ -22,7 +22,8 @@ import torch
 from mutations import ODD_VALUES, mutate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from hlat.checkpoint import import_hf, open_checkpoint
+from hlat.checkpoint import import_hf
+from hlat.checkpoint.protocol import open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build

@@ -18,9 +18,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
-from hlat.checkpoint import CheckpointStore, open_checkpoint, verify, whole_tensors
-from hlat.checkpoint.index import INDEX_NAME, parse_index
-from hlat.checkpoint.manifest import read_manifest
+from hlat.checkpoint.format import INDEX_NAME, parse_index, whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_manifest, verify
 from hlat.runtime import CheckpointError
 
 SLOW = int(os.environ.get("HLAT_FUZZ_INDEXES", "20000"))

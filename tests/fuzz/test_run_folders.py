@@ -20,7 +20,7 @@ import pytest
 from mutations import mutate
 
 from commands import hlat
-from hlat.checkpoint import open_checkpoint, resolve
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 
 RECIPE = """
 run: {name: fuzzed}

@@ -6,7 +6,8 @@ import pytest
 import torch
 from parameters import canonical, config_of, fill_gradients, fill_weights, share
 
-from hlat.checkpoint import CheckpointStore, collect, open_checkpoint, restore
+from hlat.checkpoint import collect, restore
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import HeldParameter, ModelPart
 from hlat.optim import build_optimizer, state_tensors

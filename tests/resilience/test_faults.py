@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from hlat.checkpoint import CheckpointStore, verify, whole_tensors
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, verify
 from hlat.config.sections import FaultConfig
 from hlat.model import HeldParameter
 from hlat.model.derived import RowLayout

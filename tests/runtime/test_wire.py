@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import hlat.launch
 import hlat.training
-from hlat.checkpoint.tries import SaveResult
+from hlat.checkpoint.protocol import SaveResult
 from hlat.config import Problem
 from hlat.data.manifest import SourceRecord
 from hlat.data.online.feed import StreamProgress

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.checkpoint import CheckpointStore, open_checkpoint, whole_tensors
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.data import Batch
 from hlat.data.online.feed import Cursors
 from hlat.runtime import CheckpointError, DataError

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from hlat.checkpoint import resolve
+from hlat.checkpoint.protocol import resolve
 from hlat.runtime import LostError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import EarlierAttempt

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from hlat.checkpoint import open_checkpoint, resolve
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 ONLINE = ["data.mode=online", "data.streams=8"]

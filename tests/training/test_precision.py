@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from hlat.checkpoint import read_meta, resolve
+from hlat.checkpoint.protocol import read_meta, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.evaluation import evaluate_checkpoint

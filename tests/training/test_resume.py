@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint import open_checkpoint, resolve
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.training.process import run_lock
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}

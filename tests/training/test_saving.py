@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from hlat.checkpoint import open_checkpoint, resolve, verify
+from hlat.checkpoint.protocol import open_checkpoint, resolve, verify
 
 FAULT = "faults=[{{kind: {kind}, at_step: {at_step}, steps: {steps}, seconds: {seconds}}}]"
 

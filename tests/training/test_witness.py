@@ -12,7 +12,8 @@ import pytest
 import torch
 import whole_runs
 
-from hlat.checkpoint import import_hf, open_checkpoint, resolve
+from hlat.checkpoint import import_hf
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint.blocks import whole_tensors
-from hlat.checkpoint.commit import Content, commit
-from hlat.checkpoint.disk import IN_A_NEW_FOLDER, Disk
-from hlat.checkpoint.identity import versions
-from hlat.checkpoint.reading import Checkpoint, open_checkpoint, resolve
+from hlat.checkpoint.format import IN_A_NEW_FOLDER, Disk, whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, Content, commit, open_checkpoint, resolve
+from hlat.checkpoint.resume_check import versions
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems

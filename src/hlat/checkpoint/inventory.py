@@ -13,12 +13,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from hlat.checkpoint.commit import REPLACED, STAGING, TRASH
-from hlat.checkpoint.index import INDEX_NAME
-from hlat.checkpoint.manifest import MARKER_NAME, STEP_NAME, Manifest, hash_file, read_manifest
-from hlat.checkpoint.meta import META_NAME
-from hlat.checkpoint.reading import Checkpoint, open_checkpoint
-from hlat.checkpoint.store import BAD_SUFFIX
+from hlat.checkpoint.format import INDEX_NAME, META_NAME
+from hlat.checkpoint.protocol import (
+    BAD_SUFFIX,
+    MARKER_NAME,
+    REPLACED,
+    STAGING,
+    STEP_NAME,
+    TRASH,
+    Checkpoint,
+    Manifest,
+    hash_file,
+    open_checkpoint,
+    read_manifest,
+)
 from hlat.runtime import CheckpointError
 
 State = Literal["committed", "damaged", "set aside", "unfinished"]

@@ -11,12 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hlat.checkpoint.index import INDEX_NAME
+from hlat.checkpoint.format import INDEX_NAME, META_NAME, parse_meta
 from hlat.checkpoint.inventory import Entry, Group, contents, look
-from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, STEP_NAME, step_name
-from hlat.checkpoint.meta import META_NAME, parse_meta
-from hlat.checkpoint.objects import Objects
-from hlat.checkpoint.remote_reading import SET_ASIDE, Vouched, remote_folders, remote_manifest, remote_problems
+from hlat.checkpoint.protocol import MANIFEST_NAME, MARKER_NAME, STEP_NAME, step_name
+from hlat.checkpoint.tiers import SET_ASIDE, Objects, Vouched, remote_folders, remote_manifest, remote_problems
 from hlat.runtime import CheckpointError
 
 

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.blocks import Block, whole_tensors
-from hlat.checkpoint.reading import Checkpoint, open_everywhere, resolve
-from hlat.checkpoint.regions import Region
+from hlat.checkpoint.format import Block, Region, whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, open_everywhere, resolve
 from hlat.config.sections import ModelConfig
 from hlat.model import HeldParameter
 from hlat.model.derived import Piece

@@ -5,7 +5,7 @@ checkpoint/tokenizer/ --load--> Tokenizer --sha256--> compared with the tokenize
 
 from pathlib import Path
 
-from hlat.checkpoint.reading import read_meta
+from hlat.checkpoint.protocol import read_meta
 from hlat.data import Prepared, Tokenizer, load_tokenizer
 from hlat.runtime import CheckpointError, DataError
 

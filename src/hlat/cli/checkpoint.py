@@ -82,7 +82,8 @@ def verify_command(checkpoint: OneOrAllArgument) -> None:
 
 def _verified_here(path: Path) -> list[bool]:
     """Of each checkpoint, whether it is whole; one that the run itself removed meanwhile is not damaged."""
-    from hlat.checkpoint import checkpoints_folder, inventory, is_checkpoint, read_manifest, verify
+    from hlat.checkpoint import checkpoints_folder, inventory, is_checkpoint
+    from hlat.checkpoint.protocol import read_manifest, verify
 
     if is_checkpoint(path):
         folders = [path]
@@ -131,7 +132,8 @@ def prune_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
 ) -> None:
     """Remove old checkpoints of a run that is not being trained; the newest whole one always stays."""
-    from hlat.checkpoint import CheckpointStore, checkpoints_folder, inventory, surplus, verify
+    from hlat.checkpoint import checkpoints_folder, inventory
+    from hlat.checkpoint.protocol import CheckpointStore, surplus, verify
     from hlat.training.process import run_lock
 
     ready()

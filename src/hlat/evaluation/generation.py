@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint import end_token_ids, load_model, open_checkpoint, read_tokenizer, resolve
+from hlat.checkpoint import end_token_ids, load_model, read_tokenizer
+from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.model import Decoder, KVCache
 from hlat.runtime import DataError
 from hlat.runtime.distributed import start

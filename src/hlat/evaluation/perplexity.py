@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint import check_same_tokenizer, load_model, resolve, saved_mode
+from hlat.checkpoint import check_same_tokenizer, load_model, saved_mode
+from hlat.checkpoint.protocol import resolve
 from hlat.config import Recipe
 from hlat.config.sections import ModelConfig
 from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 
-from hlat.checkpoint import Disk, step_in
+from hlat.checkpoint.format import Disk
+from hlat.checkpoint.protocol import step_in
 from hlat.config import Recipe
 from hlat.config.sections import FaultConfig
 from hlat.resilience import STORAGE_FAULTS

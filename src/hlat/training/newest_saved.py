@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint import BAD_SUFFIX, step_in
+from hlat.checkpoint.protocol import BAD_SUFFIX, step_in
 from hlat.runtime import LostError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import EarlierAttempt

@@ -14,20 +14,17 @@ import torch
 
 from hlat.checkpoint import (
     Change,
-    CheckpointStore,
-    Content,
-    Owner,
-    Tiers,
     carried_tokenizer,
     check_resume,
     check_same_tokenizer,
     collect,
     load_weights,
-    resolve,
     restore,
     saved_run,
     versions,
 )
+from hlat.checkpoint.protocol import CheckpointStore, Content, resolve
+from hlat.checkpoint.tiers import Owner, Tiers
 from hlat.config import Recipe
 from hlat.data import (
     Batch,

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hlat.checkpoint import Block, Checkpoint, whole_tensors
+from hlat.checkpoint.format import Block, whole_tensors
+from hlat.checkpoint.protocol import Checkpoint
 from hlat.data import Batch, OnlineData, OnlineFeed, StreamProgress, TrainingData
 from hlat.parallel import ParallelModel
 from hlat.runtime import DataError

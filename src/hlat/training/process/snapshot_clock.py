@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from hlat.checkpoint import TierNote
+from hlat.checkpoint.tiers import TierNote
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import Ranks, Vote
 from hlat.tracking import OtherRank, Tracker

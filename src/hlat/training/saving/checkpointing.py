@@ -15,19 +15,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from hlat.checkpoint import (
-    BackgroundSaver,
-    Content,
-    Note,
-    Refusal,
-    SaveResult,
-    Settled,
-    SnapshotResult,
-    TierNote,
-    TierSettings,
-    run_saver,
-    save_in_tries,
-)
+from hlat.checkpoint.background import BackgroundSaver, Note, Settled, run_saver
+from hlat.checkpoint.protocol import Content, Refusal, SaveResult, save_in_tries
+from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
 from hlat.config import Recipe
 from hlat.config.sections import CheckpointConfig
 from hlat.resilience import saves_beside, secured

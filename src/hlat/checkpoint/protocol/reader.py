@@ -15,11 +15,17 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.disk import READING, storage_error
-from hlat.checkpoint.index import StoredTensor, read_index
-from hlat.checkpoint.manifest import MARKER_NAME, STEP_NAME, read_manifest, verify
-from hlat.checkpoint.meta import META_NAME, parse_meta
-from hlat.checkpoint.regions import Region, read_regions
+from hlat.checkpoint.format import (
+    META_NAME,
+    READING,
+    Region,
+    StoredTensor,
+    parse_meta,
+    read_index,
+    read_regions,
+    storage_error,
+)
+from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_NAME, read_manifest, verify
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import Ranks
 

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hlat.checkpoint.reading import Checkpoint
+from hlat.checkpoint.protocol import Checkpoint
 from hlat.config import Recipe
 from hlat.config.sections import PrecisionConfig
 from hlat.runtime import CheckpointError

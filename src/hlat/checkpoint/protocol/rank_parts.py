@@ -18,11 +18,17 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.disk import Disk, FileRecord, copy_file, make_folders, write_file
-from hlat.checkpoint.index import StoredBlock
-from hlat.checkpoint.manifest import MARKER_NAME, hash_file, is_safe_name
-from hlat.checkpoint.writing import write_blocks
+from hlat.checkpoint.format import (
+    Block,
+    Disk,
+    FileRecord,
+    StoredBlock,
+    copy_file,
+    make_folders,
+    write_blocks,
+    write_file,
+)
+from hlat.checkpoint.protocol.manifest import MARKER_NAME, hash_file, is_safe_name
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hlat.checkpoint.disk import FileRecord
-from hlat.checkpoint.index import INDEX_NAME, parse_index
-from hlat.checkpoint.manifest import MANIFEST_NAME, MARKER_NAME, STEP_NAME, Manifest, check_manifest, step_name
-from hlat.checkpoint.meta import META_NAME, check_meta
-from hlat.checkpoint.objects import Objects
+from hlat.checkpoint.format import INDEX_NAME, META_NAME, FileRecord, check_meta, parse_index
+from hlat.checkpoint.protocol import MANIFEST_NAME, MARKER_NAME, STEP_NAME, Manifest, check_manifest, step_name
+from hlat.checkpoint.tiers.object_store import Objects
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 

@@ -10,15 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint.commit import Content
-from hlat.checkpoint.disk import Disk
-from hlat.checkpoint.manifest import step_in, step_name
-from hlat.checkpoint.objects import Objects
-from hlat.checkpoint.owner import Owner
-from hlat.checkpoint.reading import Checkpoint
-from hlat.checkpoint.remote import RemoteTier
-from hlat.checkpoint.snapshots import SnapshotTier
-from hlat.checkpoint.store import CheckpointStore, DamageReport, warn_of_damage
+from hlat.checkpoint.format import Disk
+from hlat.checkpoint.protocol import (
+    Checkpoint,
+    CheckpointStore,
+    Content,
+    DamageReport,
+    step_in,
+    step_name,
+    warn_of_damage,
+)
+from hlat.checkpoint.tiers.object_store import Objects
+from hlat.checkpoint.tiers.remote_tier import RemoteTier
+from hlat.checkpoint.tiers.run_id import Owner
+from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import Ranks, sendable

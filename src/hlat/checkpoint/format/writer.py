@@ -16,9 +16,9 @@ from typing import IO, cast
 
 import torch
 
-from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.disk import Disk, FileRecord, HashedFile
-from hlat.checkpoint.index import StoredBlock
+from hlat.checkpoint.format.filesystem import Disk, FileRecord, HashedFile
+from hlat.checkpoint.format.index import StoredBlock
+from hlat.checkpoint.format.tensor_chunks import Block
 from hlat.runtime.distributed import sendable
 
 _FILE_BYTES = 1 << 30  # files are filled to about this, so that they can be hashed and read in parallel

@@ -20,7 +20,7 @@ from zipfile import ZIP_STORED, ZipFile
 
 import torch
 
-from hlat.checkpoint.index import StoredBlock, StoredTensor
+from hlat.checkpoint.format.index import StoredBlock, StoredTensor
 from hlat.runtime import CheckpointError
 
 _THREADS = min(8, os.cpu_count() or 1)

@@ -16,19 +16,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from hlat.checkpoint.commit import STAGING, appear, require_space
-from hlat.checkpoint.disk import IN_A_RUN, Disk, FileRecord, make_folders, storage_error, write_file
-from hlat.checkpoint.manifest import (
+from hlat.checkpoint.format import IN_A_RUN, Disk, FileRecord, make_folders, storage_error, write_file
+from hlat.checkpoint.protocol import (
     MANIFEST_NAME,
     MARKER_NAME,
+    STAGING,
     STEP_NAME,
+    DamageReport,
     Manifest,
+    appear,
     read_manifest,
+    require_space,
     step_name,
+    surplus,
+    warn_of_damage,
 )
-from hlat.checkpoint.objects import Objects
-from hlat.checkpoint.owner import Owner, claim
-from hlat.checkpoint.remote_reading import (
+from hlat.checkpoint.tiers.object_store import Objects
+from hlat.checkpoint.tiers.remote_reader import (
     SET_ASIDE,
     TRANSFERS,
     Vouched,
@@ -38,7 +42,7 @@ from hlat.checkpoint.remote_reading import (
     remote_manifest,
     remote_problems,
 )
-from hlat.checkpoint.store import DamageReport, surplus, warn_of_damage
+from hlat.checkpoint.tiers.run_id import Owner, claim
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import Ranks
 

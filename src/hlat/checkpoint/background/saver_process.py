@@ -21,12 +21,10 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.commit import Content
-from hlat.checkpoint.disk import Disk
-from hlat.checkpoint.host_copy import Slot, attach, blocks_in
-from hlat.checkpoint.store import CheckpointStore
+from hlat.checkpoint.background.staging_buffer import Slot, attach, blocks_in
+from hlat.checkpoint.format import Disk
+from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult, save_in_tries
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
-from hlat.checkpoint.tries import Refusal, SaveResult, save_in_tries
 from hlat.runtime import HlatError, Place
 from hlat.runtime.distributed import Line, Meeting, Ranks, join_beside
 from hlat.runtime.storage import RunFolder

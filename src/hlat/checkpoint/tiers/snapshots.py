@@ -21,14 +21,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.commit import TRASH, remove_checkpoint
-from hlat.checkpoint.disk import Disk, WayOut, make_folders, storage_error
-from hlat.checkpoint.manifest import step_name
-from hlat.checkpoint.owner import Owner
-from hlat.checkpoint.parts import STAGED, Part, PartCopy, part_folder, part_problems, read_part, write_part
-from hlat.checkpoint.replication import next_in_ring, replicate
-from hlat.checkpoint.store import BAD_SUFFIX, CheckpointStore, DamageReport, warn_of_damage
+from hlat.checkpoint.format import Block, Disk, WayOut, make_folders, storage_error
+from hlat.checkpoint.protocol import (
+    BAD_SUFFIX,
+    STAGED,
+    TRASH,
+    CheckpointStore,
+    DamageReport,
+    Part,
+    PartCopy,
+    part_folder,
+    part_problems,
+    read_part,
+    remove_checkpoint,
+    step_name,
+    warn_of_damage,
+    write_part,
+)
+from hlat.checkpoint.tiers.replication import next_in_ring, replicate
+from hlat.checkpoint.tiers.run_id import Owner
 from hlat.runtime import CheckpointError, LaunchError
 from hlat.runtime.distributed import Ranks
 

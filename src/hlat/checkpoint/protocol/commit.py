@@ -28,30 +28,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.disk import (
+from hlat.checkpoint.format import (
     IN_A_RUN,
+    INDEX_NAME,
+    META_NAME,
+    Block,
     Disk,
     FileRecord,
     WayOut,
+    Written,
     copy_file,
     human_bytes,
     make_folders,
     make_root,
     storage_error,
+    write_blocks,
     write_file,
+    write_index,
 )
-from hlat.checkpoint.index import INDEX_NAME, write_index
-from hlat.checkpoint.manifest import (
-    MANIFEST_NAME,
-    MARKER_NAME,
-    Manifest,
-    is_safe_name,
-    write_manifest,
-)
-from hlat.checkpoint.meta import META_NAME
-from hlat.checkpoint.parts import PartCopy
-from hlat.checkpoint.writing import Written, write_blocks
+from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, is_safe_name, write_manifest
+from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import RunFolder

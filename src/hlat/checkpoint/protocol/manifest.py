@@ -17,9 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hlat.checkpoint.disk import READING, Disk, FileRecord, storage_error, write_file
-from hlat.checkpoint.index import INDEX_NAME, read_index
-from hlat.checkpoint.meta import META_NAME, check_meta
+from hlat.checkpoint.format import (
+    INDEX_NAME,
+    META_NAME,
+    READING,
+    Disk,
+    FileRecord,
+    check_meta,
+    read_index,
+    storage_error,
+    write_file,
+)
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 

@@ -31,9 +31,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hlat.checkpoint.covering import Box, cover_problem
-from hlat.checkpoint.disk import Disk, FileRecord, write_file
-from hlat.checkpoint.pickled import Made, Name, read_pickle
+from hlat.checkpoint.format.covering import Box, cover_problem
+from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
+from hlat.checkpoint.format.pickled import Made, Name, read_pickle
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.disk import IN_A_RUN, READING, Disk, FileRecord, HashedFile, storage_error
+from hlat.checkpoint.format import IN_A_RUN, READING, Disk, FileRecord, HashedFile, storage_error
 from hlat.runtime import CheckpointError, HlatError, StorageError
 from hlat.runtime.storage import Kind, connect, fault_of, refusal
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint.commit import Content
-from hlat.checkpoint.store import CheckpointStore
+from hlat.checkpoint.protocol.commit import Content
+from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime import LostError, StorageError
 from hlat.runtime.distributed import sendable
 

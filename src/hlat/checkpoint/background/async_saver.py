@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.commit import Content
-from hlat.checkpoint.host_copy import HostCopy, bytes_for
-from hlat.checkpoint.saver import CaughtUp, Farewell, Joined, Memory, Order, Settings
-from hlat.checkpoint.store import CheckpointStore
+from hlat.checkpoint.background.saver_process import CaughtUp, Farewell, Joined, Memory, Order, Settings
+from hlat.checkpoint.background.staging_buffer import HostCopy, bytes_for
+from hlat.checkpoint.format import Block
+from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
-from hlat.checkpoint.tries import Refusal, SaveResult
 from hlat.runtime.distributed import Beside, Runtime
 
 _LOOK = 0.05  # seconds in which a rank looks at its own saver only

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint.blocks import Block
-from hlat.checkpoint.commit import STAGING, Content, clean_up, commit, remove_checkpoint
-from hlat.checkpoint.disk import Disk, make_root, storage_error
-from hlat.checkpoint.manifest import STEP_NAME, step_name, verify
-from hlat.checkpoint.parts import PartCopy
-from hlat.checkpoint.reading import Checkpoint, open_everywhere, step_folders
+from hlat.checkpoint.format import Block, Disk, make_root, storage_error
+from hlat.checkpoint.protocol.commit import STAGING, Content, clean_up, commit, remove_checkpoint
+from hlat.checkpoint.protocol.manifest import STEP_NAME, step_name, verify
+from hlat.checkpoint.protocol.rank_parts import PartCopy
+from hlat.checkpoint.protocol.reader import Checkpoint, open_everywhere, step_folders
 from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import Ranks
 from hlat.runtime.storage import RunFolder

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.disk import Disk, HashedFile, make_folders
-from hlat.checkpoint.parts import STAGED, Part, finish_part, parse_part
+from hlat.checkpoint.format import Disk, HashedFile, make_folders
+from hlat.checkpoint.protocol import STAGED, Part, finish_part, parse_part
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import Ranks
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.checkpoint.blocks import Block
+from hlat.checkpoint.format import Block
 from hlat.runtime.backend import pin, synchronize, unpin
 
 _ALIGNMENT = 64  # bytes: views of any dtype, and copies in whole cache lines

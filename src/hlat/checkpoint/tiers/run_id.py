@@ -9,8 +9,8 @@ import json
 import secrets
 from pathlib import Path
 
-from hlat.checkpoint.disk import Disk, storage_error, write_file
-from hlat.checkpoint.objects import Objects
+from hlat.checkpoint.format import Disk, storage_error, write_file
+from hlat.checkpoint.tiers.object_store import Objects
 from hlat.runtime import CheckpointError
 from hlat.runtime.storage import ID_NAME
 
