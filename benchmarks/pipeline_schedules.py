@@ -103,7 +103,7 @@ def main():
     asked = parser.parse_args()
     from workers import Pool
 
-    from hlat.planner.pipeline import StageTimes, simulate
+    from hlat.planner.cost import StageTimes, simulate
 
     pool = Pool(2)
     try:

@@ -23,7 +23,8 @@ def main():
     from workers import Pool
 
     from hlat.hardware import MeasuredMachine
-    from hlat.planner import exchanged_bytes, executed_flops, rank_memory
+    from hlat.planner.cost import exchanged_bytes, executed_flops
+    from hlat.planner.memory import rank_memory
     from hlat.rehearsal import rehearse
 
     machine = MeasuredMachine("here", 1, {"bfloat16": 1e11, "float32": 1e11}, 24 << 30, 1e10, 1e9)

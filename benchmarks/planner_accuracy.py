@@ -44,7 +44,7 @@ class Runs:
     """Measured runs as columns."""
 
     def __init__(self, runs):
-        from hlat.planner.work import Columns
+        from hlat.planner.problem import Columns
 
         self.runs = runs
         self.columns = Columns([run.work for run in runs])
@@ -56,16 +56,16 @@ class Runs:
         self.measured = np.array(tokens) / np.array(speed)
 
     def errors(self, constants=None):
-        from hlat.planner.step import step_times
+        from hlat.planner.cost import step_times
 
         return step_times(self.columns, constants).step / self.measured - 1
 
 
 def fit(runs, rows, start=None, rounds=40):
     """Constants that describe some rows, found coordinate by coordinate."""
-    from hlat.planner.constants import Constants, load_priors
-    from hlat.planner.step import step_times
-    from hlat.planner.work import FAMILIES
+    from hlat.planner.cost import step_times
+    from hlat.planner.cost.constants import Constants, load_priors
+    from hlat.planner.problem import FAMILIES
 
     priors = load_priors()
     columns, measured = runs.columns.take(np.nonzero(rows)[0]), runs.measured[rows]
@@ -158,7 +158,7 @@ def print_table(runs, fitted, held_out, baseline):
 def write_values(constants, runs):
     """Put fitted values, and what they were fitted on, into constants.yaml."""
     import hlat.planner
-    from hlat.planner.constants import load_priors
+    from hlat.planner.cost.constants import load_priors
 
     path = Path(hlat.planner.__file__).with_name("constants.yaml")
     text = re.sub(r"\n  (value|fitted_on): [^\n]*", "", path.read_text(encoding="utf-8"))
@@ -175,7 +175,7 @@ def write_values(constants, runs):
 
 
 def main():
-    from hlat.planner.published import read_published
+    from hlat.planner.calibration.published_runs import read_published
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")

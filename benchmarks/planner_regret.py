@@ -31,8 +31,8 @@ def plainness(run):
 
 
 def main():
-    from hlat.planner.choice import TIE
-    from hlat.planner.published import read_published
+    from hlat.planner.calibration.published_runs import read_published
+    from hlat.planner.search import TIE
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)

@@ -11,8 +11,10 @@ from workers import Pool
 from hlat.config import Recipe, load_recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import MeasuredMachine, load_catalog, parse_cluster
-from hlat.planner import Question, ask, exchanged_bytes, executed_flops, parse_layout, rank_memory
-from hlat.planner.layouts import Candidate
+from hlat.planner.cost import exchanged_bytes, executed_flops
+from hlat.planner.memory import rank_memory
+from hlat.planner.problem import Candidate, Question, parse_layout
+from hlat.planner.problem.request import ask
 from hlat.precision import MODES
 from hlat.rehearsal import RankReport, rehearse
 

@@ -1,7 +1,8 @@
 """Questions that several tests ask."""
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner import Question, ask
+from hlat.planner.problem import Question
+from hlat.planner.problem.request import ask
 
 
 def question(model: str = "llama-2-7b", cluster: str = "trn1.32xlarge:64", **more: object) -> Question:

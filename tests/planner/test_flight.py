@@ -5,8 +5,8 @@ from questions import question
 
 from hlat.parallel.stages.in_flight import instants
 from hlat.parallel.stages.transient_memory import moments
-from hlat.planner import parse_layout, rank_memory
-from hlat.planner.memory import estimated_memory
+from hlat.planner.memory import estimated_memory, rank_memory
+from hlat.planner.problem import parse_layout
 
 
 def test_messages_of_several_stages_are_kept_until_the_step_ends_and_those_of_one_while_a_pass_is_in_flight():

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from questions import question
 
-from hlat.planner import front_of, page, plan
+from hlat.planner.report import front_of, page
+from hlat.planner.search.plan import plan
 
 pytestmark = pytest.mark.browser
 

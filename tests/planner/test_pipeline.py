@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import (
 from hlat.activation_checkpointing.in_flight import passes_in_flight
 from hlat.config.sections import ParallelConfig
 from hlat.parallel.stages import order_of
-from hlat.planner.pipeline import StageTimes, simulate
+from hlat.planner.cost import StageTimes, simulate
 
 EACH = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}
 TORCH = {

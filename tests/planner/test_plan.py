@@ -14,10 +14,13 @@ from commands import hlat
 from hlat.cli.plan_options import parse_tokens
 from hlat.config import load_recipe
 from hlat.hardware.catalog import Failures
-from hlat.planner import against, as_json, chrome_trace, described, explain, fits, fragment, page, plan, planned
-from hlat.planner.comparison import compared, front_of, ranked
-from hlat.planner.layouts import broken, candidates, parse_layout
-from hlat.planner.search import search
+from hlat.planner.problem import candidates, parse_layout
+from hlat.planner.problem.layouts import broken
+from hlat.planner.report import against, chrome_trace, explain, front_of, page
+from hlat.planner.report.comparison import as_json, compared, ranked
+from hlat.planner.search import described, fits, fragment
+from hlat.planner.search.plan import plan
+from hlat.planner.search.search import planned, search
 from hlat.runtime import HlatError
 
 CHOSEN = {

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.goodput import Reliability, reliability, simulate_goodput
+from hlat.planner.cost import Reliability, reliability, simulate_goodput
 from hlat.resilience import expected_goodput
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from questions import question
 
-from hlat.planner.layouts import candidates, parse_layout
 from hlat.planner.memory import estimated_memory, rank_memory
+from hlat.planner.problem import candidates, parse_layout
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner import ask
+from hlat.planner.problem.request import ask
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.planner import validate
-from hlat.planner.published import read_published
+from hlat.planner.calibration import validate
+from hlat.planner.calibration.published_runs import read_published
 from hlat.runtime import PlanError
 
 HEADER = (

@@ -10,22 +10,15 @@ from questions import question
 
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.derived import count_parameters, flops_per_token
-from hlat.planner import (
-    as_json,
-    ask,
-    chrome_trace,
-    described,
-    explain,
-    fits,
-    front_of,
-    page,
-    parse_layout,
-    plan,
-    planned,
-    ranked,
-)
-from hlat.planner.explain import compare
-from hlat.planner.trace import step_timeline
+from hlat.planner.problem import parse_layout
+from hlat.planner.problem.request import ask
+from hlat.planner.report import chrome_trace, explain, front_of, page
+from hlat.planner.report.comparison import as_json, ranked
+from hlat.planner.report.explain import compare
+from hlat.planner.report.trace import step_timeline
+from hlat.planner.search import described, fits
+from hlat.planner.search.plan import plan
+from hlat.planner.search.search import planned
 
 
 @pytest.fixture(scope="module")

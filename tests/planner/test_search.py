@@ -6,12 +6,13 @@ import pytest
 from questions import question
 
 from hlat.parallel.stages import stage_layers
-from hlat.planner import fits, parse_layout, plan, planned, rank_memory
-from hlat.planner.choice import choose
-from hlat.planner.layouts import candidates
-from hlat.planner.memory import estimated_memory
-from hlat.planner.search import _finalists, search
-from hlat.planner.trace import step_timeline
+from hlat.planner.memory import estimated_memory, rank_memory
+from hlat.planner.problem import candidates, parse_layout
+from hlat.planner.report.trace import step_timeline
+from hlat.planner.search import fits
+from hlat.planner.search.plan import plan
+from hlat.planner.search.search import _finalists, planned, search
+from hlat.planner.search.tie_break import choose
 
 QUESTIONS = [("llama-2-70b", "trn1.32xlarge:16"), ("llama-2-70b", "h100:4"), ("llama-3-8b", "p4d.24xlarge:1")]
 

@@ -9,15 +9,11 @@ from questions import question
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
 from hlat.model.derived import count_parameters, forward_flops_per_token
-from hlat.planner import exchanged_bytes, executed_flops
-from hlat.planner.compute import passes
-from hlat.planner.constants import load_constants, load_priors, meanings
-from hlat.planner.devices import device_on
-from hlat.planner.layouts import parse_layout
-from hlat.planner.search import planned
-from hlat.planner.step import PARTS, step_times
-from hlat.planner.traffic import traffic
-from hlat.planner.work import (
+from hlat.planner.cost import PARTS, exchanged_bytes, executed_flops, load_constants, step_times
+from hlat.planner.cost.comm_time import traffic
+from hlat.planner.cost.compute_time import passes
+from hlat.planner.cost.constants import load_priors, meanings
+from hlat.planner.problem import (
     FIRST_FLASH,
     MATERIALISED,
     SECOND_FLASH,
@@ -28,8 +24,11 @@ from hlat.planner.work import (
     Split,
     Work,
     layer_weights,
+    parse_layout,
     rank_weights,
 )
+from hlat.planner.problem.devices import device_on
+from hlat.planner.search.search import planned
 
 A100 = Device("ampere", 312e12, 312e12, 0.869, 0.869, 108, 80e9, 2.039e12, 300e9, 8, 200e9, 8)
 SPLIT = Split(1, 1, 1, 8, 1, 1, 4, 1024, 4096, False, "none")

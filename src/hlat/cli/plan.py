@@ -12,7 +12,7 @@ from hlat.cli.plan_options import check_outputs, parse_rank_by, parse_tokens, pr
 from hlat.runtime import visible_name
 
 if TYPE_CHECKING:
-    from hlat.planner import Plan, Planned
+    from hlat.planner.search import Plan, Planned
 
 _GIB = 1 << 30
 _SCHEDULES = {
@@ -54,8 +54,11 @@ def plan_command(
     hardware: HardwareOption = None,
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
-    from hlat import planner
     from hlat.hardware import parse_cluster
+    from hlat.planner.problem import ask, parse_layout
+    from hlat.planner.report import ranked
+    from hlat.planner.search import plan as plan_of
+    from hlat.planner.search import planned
     from hlat.runtime import PlanError
 
     ready()
@@ -74,32 +77,33 @@ def plan_command(
     plans, refused = [], {}
     for one in clusters:
         try:
-            question = planner.ask(model, one, mode=precision, price=kind, **options)
-            other = against and planner.planned(question, planner.parse_layout(against, question, "--against"))
-            plans.append((planner.plan(question, layout), other or None))
+            question = ask(model, one, mode=precision, price=kind, **options)
+            other = against and planned(question, parse_layout(against, question, "--against"))
+            plans.append((plan_of(question, layout), other or None))
         except PlanError as error:
             refused[one.name] = str(error)
     if not plans:
         raise PlanError("\n".join(dict.fromkeys(refused.values())))
     if by:
-        order = planner.ranked([one for one, _ in plans], by)
+        order = ranked([one for one, _ in plans], by)
         plans.sort(key=lambda pair: order.index(pair[0]))
     _say(plans, refused, as_json=as_json, words=explain)
     _write([one for one, _ in plans], html, trace, fragment)
 
 
 def _say(plans: "list[tuple[Plan, Planned | None]]", refused: dict[str, str], *, as_json: bool, words: bool) -> None:
-    from hlat import planner
+    from hlat.planner.report import as_json as content_of
+    from hlat.planner.report import compared
 
     alone = [one for one, _ in plans]
     if as_json:
-        content = planner.as_json(alone) + [{"cluster": name, "error": error} for name, error in refused.items()]
+        content = content_of(alone) + [{"cluster": name, "error": error} for name, error in refused.items()]
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
         return
     _say_table(alone)
     for one, other in plans:
         _say_words(one, words, other)
-    for line in [*planner.compared(alone), *refused.values()]:
+    for line in [*compared(alone), *refused.values()]:
         say(line)
 
 
@@ -108,7 +112,8 @@ def _say_table(plans: list["Plan"]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hlat.planner import described, front_of, short
+    from hlat.planner.report import front_of
+    from hlat.planner.search import described, short
 
     front = {id(one) for _, one in front_of(plans)}
     table = Table(box=None, pad_edge=False)
@@ -161,7 +166,8 @@ def _say_table(plans: list["Plan"]) -> None:
 
 
 def _say_words(plan: "Plan", words: bool, other: "Planned | None") -> None:
-    from hlat.planner import against, explain, fits
+    from hlat.planner.report import against, explain
+    from hlat.planner.search import fits
 
     question, said = plan.question, plan.assumptions()
     say()
@@ -190,7 +196,8 @@ def _say_words(plan: "Plan", words: bool, other: "Planned | None") -> None:
 
 
 def _write(plans: list["Plan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
-    from hlat.planner import chrome_trace, fits, fragment, page
+    from hlat.planner.report import chrome_trace, page
+    from hlat.planner.search import fits, fragment
     from hlat.runtime import StorageError
 
     contents: list[tuple[Path, str]] = []
@@ -210,7 +217,7 @@ def _write(plans: list["Plan"], html: Path | None, trace: Path | None, recipe: P
 
 
 def _validate(path: Path, as_json: bool) -> None:
-    from hlat.planner import validate
+    from hlat.planner.calibration import validate
 
     result = validate(path)
     if as_json:

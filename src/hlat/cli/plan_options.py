@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
     from hlat.hardware import Cluster, PriceKind
-    from hlat.planner import RankBy
+    from hlat.planner.report import RankBy
 
 _NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d*)?(?:e\d+)?)([KMBT]?)", re.IGNORECASE)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -31,7 +31,7 @@ def parse_tokens(text: str | None) -> int | None:
 
 def parse_rank_by(text: str | None) -> "RankBy | None":
     """Raises: PlanError: clusters are not ordered by this."""
-    from hlat.planner import RankBy
+    from hlat.planner.report import RankBy
     from hlat.runtime import PlanError
 
     choices: tuple[RankBy, ...] = get_args(RankBy)
@@ -50,7 +50,7 @@ def price_of(text: str | None, clusters: Sequence["Cluster"]) -> "PriceKind | No
         PlanError: there is no such kind.
     """
     from hlat.hardware import PriceKind
-    from hlat.planner import common_price
+    from hlat.planner.report import common_price
     from hlat.runtime import PlanError
 
     kinds: tuple[PriceKind, ...] = get_args(PriceKind)

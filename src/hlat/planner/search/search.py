@@ -15,15 +15,19 @@ import numpy as np
 
 from hlat.model.derived import count_parameters, flops_per_token
 from hlat.parallel.stages import stage_layers
-from hlat.planner.devices import device_for
-from hlat.planner.goodput import Reliability, reliability
-from hlat.planner.layouts import Candidate, candidates
+from hlat.planner.cost import (
+    PARTS,
+    Reliability,
+    StageTimes,
+    StepTimes,
+    Timeline,
+    reliability,
+    simulate,
+    software_of,
+    step_times,
+)
 from hlat.planner.memory import RankMemory, estimated_memory, fullest_ranks, rank_memory
-from hlat.planner.pipeline import StageTimes, Timeline, simulate
-from hlat.planner.question import Question
-from hlat.planner.software import software_of
-from hlat.planner.step import PARTS, StepTimes, step_times
-from hlat.planner.work import Columns, Shape, Work
+from hlat.planner.problem import Candidate, Columns, Question, Shape, Work, candidates, device_for
 from hlat.precision import MODES
 
 USABLE = 0.96  # of a device's memory: the rest is for what a plan cannot see

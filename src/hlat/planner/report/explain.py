@@ -3,11 +3,9 @@
 Plan -> sentences
 """
 
-from hlat.planner.choice import TIE
-from hlat.planner.plan import Plan, fits, short
-from hlat.planner.question import Question
-from hlat.planner.search import Planned
-from hlat.planner.volume import exchanged_bytes
+from hlat.planner.cost import exchanged_bytes
+from hlat.planner.problem import Question
+from hlat.planner.search import TIE, Plan, Planned, fits, short
 
 _GIB = 1 << 30
 _WORDS = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hlat.planner.constants import Constants
-from hlat.planner.work import FIRST_FLASH, MATERIALISED, SECOND_FLASH, Column, Columns, layer_weights
+from hlat.planner.cost.constants import Constants
+from hlat.planner.problem import FIRST_FLASH, MATERIALISED, SECOND_FLASH, Column, Columns, layer_weights
 
 _TILE = 128  # rows and columns of a tile, in the libraries of all makers about this many
 _ALIGNED = 64  # elements

@@ -20,8 +20,7 @@ from hlat.parallel.stages import (
     state_in_mode,
     stored,
 )
-from hlat.planner.layouts import Candidate
-from hlat.planner.question import Question
+from hlat.planner.problem import Candidate, Question
 from hlat.precision import MODES
 
 _GIB = 1 << 30

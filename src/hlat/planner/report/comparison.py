@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from hlat.hardware import Cluster, PriceKind
-from hlat.planner.plan import Plan, fits
-from hlat.planner.search import Planned
+from hlat.planner.search import Plan, Planned, fits
 
 RankBy = Literal["time", "cost"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hlat.planner.constants import Constants
-from hlat.planner.work import Column, Columns, rank_weights
+from hlat.planner.cost.constants import Constants
+from hlat.planner.problem import Column, Columns, rank_weights
 
 _MANY = 8.0  # a large ring's latency grows with the logarithm of its size: libraries then go over to trees
 

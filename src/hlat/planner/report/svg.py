@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from hlat.planner.pipeline import Timeline
+from hlat.planner.cost import Timeline
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255", "#cc6633",
             "#999933", "#117733", "#882255", "#44aa99")  # fmt: skip

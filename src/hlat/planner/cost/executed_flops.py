@@ -9,8 +9,7 @@ that its kernel is given, its backward computes the scores again. Held against r
 from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelPart, vocabulary_rows
 from hlat.parallel.stages import held_parts
-from hlat.planner.layouts import Candidate
-from hlat.planner.question import Question
+from hlat.planner.problem import Candidate, Question
 
 _CORE = {"forward": 2, "backward": 5}  # products of queries by positions by head width: flash attention's
 

@@ -6,12 +6,11 @@ Plans -> SVG drawn here (pictures.py) -> text of a page that opens from a file, 
 from collections.abc import Callable, Sequence
 from html import escape
 
-from hlat.planner.comparison import compared, front_of
-from hlat.planner.explain import explain
-from hlat.planner.pictures import Dot, bar, scatter, timeline_picture
-from hlat.planner.plan import Plan, described
-from hlat.planner.search import Planned
-from hlat.planner.trace import step_timeline
+from hlat.planner.report.comparison import compared, front_of
+from hlat.planner.report.explain import explain
+from hlat.planner.report.svg import Dot, bar, scatter, timeline_picture
+from hlat.planner.report.trace import step_timeline
+from hlat.planner.search import Plan, Planned, described
 
 _GIB = 1 << 30
 

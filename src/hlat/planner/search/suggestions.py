@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hlat.hardware import Catalog, Cluster, load_catalog
-from hlat.planner.choice import choose
-from hlat.planner.question import Question
-from hlat.planner.search import Planned, search
+from hlat.planner.problem import Question
+from hlat.planner.search.search import Planned, search
+from hlat.planner.search.tie_break import choose
 
 _MOST = 1 << 12  # instances
 _BETWEEN = 8  # numbers that are tried between one that does not do and twice as many, which do

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from hlat.planner.pipeline import Timeline
-from hlat.planner.plan import Plan
-from hlat.planner.search import timeline
+from hlat.planner.cost import Timeline
+from hlat.planner.search import Plan, timeline
 
 _MOST = 20_000  # passes: a viewer does not show more
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hlat.planner.published import Published, read_published
-from hlat.planner.published_memory import constant_gib, framework_of, predicted_gib
-from hlat.planner.step import step_times
-from hlat.planner.work import Columns
+from hlat.planner.calibration.published_memory import constant_gib, framework_of, predicted_gib
+from hlat.planner.calibration.published_runs import Published, read_published
+from hlat.planner.cost import step_times
+from hlat.planner.problem import Columns
 
 
 def validate(path: Path) -> dict[str, Any]:

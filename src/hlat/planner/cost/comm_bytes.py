@@ -12,8 +12,7 @@ from dataclasses import replace
 from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelPart
 from hlat.parallel.stages import held_parts, state_of
-from hlat.planner.layouts import Candidate
-from hlat.planner.question import Question
+from hlat.planner.problem import Candidate, Question
 from hlat.precision import MODES
 
 AXES = ("tensor", "context", "pipeline", "data")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from hlat.planner.work import FAMILIES, Column, Columns
+from hlat.planner.problem import FAMILIES, Column, Columns
 
 ALL = "all"
 _GROUPS = {"ampere": "gpu", "hopper": "gpu", "blackwell": "gpu"}  # families that a value may be common to
@@ -53,7 +53,7 @@ class Prior:
 
 
 def _content() -> dict[str, Any]:
-    text = files("hlat.planner").joinpath("constants.yaml").read_text(encoding="utf-8")
+    text = files("hlat.planner.cost").joinpath("constants.yaml").read_text(encoding="utf-8")
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 

@@ -6,8 +6,8 @@ Chip, Instance -> Device: per torch device, with the nearest chip's figure where
 from dataclasses import replace
 
 from hlat.hardware import Chip, Cluster, Instance
-from hlat.planner.question import Question
-from hlat.planner.work import FAMILIES, Device
+from hlat.planner.problem.request import Question
+from hlat.planner.problem.workload import FAMILIES, Device
 from hlat.precision import MODES
 
 # The share of the peak that large products reach, for chips of which nobody has measured it: NVIDIA's from the nearest

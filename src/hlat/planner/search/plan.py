@@ -8,16 +8,20 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.planner import goodput
-from hlat.planner.arithmetic import executed_flops
-from hlat.planner.choice import TIE, choose
-from hlat.planner.constants import load_constants
-from hlat.planner.goodput import simulate_goodput
-from hlat.planner.layouts import Candidate, parse_layout
-from hlat.planner.nearest import nearest
-from hlat.planner.question import Question
-from hlat.planner.search import USABLE, Found, Planned, planned, search
-from hlat.planner.volume import exchanged_bytes
+from hlat.planner.cost import (
+    COPY_RATE,
+    SOFTWARE_PER_DAY,
+    STORE_MOST,
+    STORE_RATE,
+    exchanged_bytes,
+    executed_flops,
+    load_constants,
+    simulate_goodput,
+)
+from hlat.planner.problem import Candidate, Question, parse_layout
+from hlat.planner.search.search import USABLE, Found, Planned, planned, search
+from hlat.planner.search.suggestions import nearest
+from hlat.planner.search.tie_break import TIE, choose
 from hlat.runtime import PlanError
 
 _GIB = 1 << 30
@@ -79,10 +83,10 @@ class Plan:
             "usd_per_hour": None if price is None else price[1],
             "mean_hours_between_failures": round(expected.mtbf / 3600, 2),
             "failures_per_instance_and_day": question.cluster.instance.failures.per_day,
-            "interruptions_by_software_per_day": goodput.SOFTWARE_PER_DAY,
-            "copy_bytes_per_second_per_device": goodput.COPY_RATE,
-            "store_bytes_per_second_per_instance": goodput.STORE_RATE,
-            "store_bytes_per_second": goodput.STORE_MOST,
+            "interruptions_by_software_per_day": SOFTWARE_PER_DAY,
+            "copy_bytes_per_second_per_device": COPY_RATE,
+            "store_bytes_per_second_per_instance": STORE_RATE,
+            "store_bytes_per_second": STORE_MOST,
             "save_stall_seconds": round(expected.stall, 2),
             "save_durable_after_seconds": round(expected.writing, 1),
             "restart_seconds": round(expected.restart, 1),

@@ -10,8 +10,8 @@ inputs of their operations. The constant is the only number that measured memory
 
 import numpy as np
 
-from hlat.planner.published import Published
-from hlat.planner.work import MATERIALISED, RECOMPUTE, Column, Columns, layer_weights
+from hlat.planner.calibration.published_runs import Published
+from hlat.planner.problem import MATERIALISED, RECOMPUTE, Column, Columns, layer_weights
 
 _GIB = 1 << 30
 _OPTIMIZER = 12  # bytes of a parameter: fp32 copy and two moments

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from hlat.hardware import Catalog, load_catalog
-from hlat.planner.devices import device_of
-from hlat.planner.work import (
+from hlat.planner.problem import (
     FIRST_FLASH,
     FUSED_FLASH,
     MATERIALISED,
@@ -26,6 +25,7 @@ from hlat.planner.work import (
     Software,
     Split,
     Work,
+    device_of,
 )
 from hlat.runtime import PlanError
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hlat.planner.compute import passes
-from hlat.planner.constants import Constants, load_constants
-from hlat.planner.traffic import traffic
-from hlat.planner.work import RECOMPUTE, Column, Columns, rank_weights
+from hlat.planner.cost.comm_time import traffic
+from hlat.planner.cost.compute_time import passes
+from hlat.planner.cost.constants import Constants, load_constants
+from hlat.planner.problem import RECOMPUTE, Column, Columns, rank_weights
 
 _SELECTIVE, _FULL = float(RECOMPUTE.index("selective")), float(RECOMPUTE.index("full"))
 _INTERLEAVED_VISIBLE = 0.3  # of messages between stages, where other stages of the rank have work meanwhile

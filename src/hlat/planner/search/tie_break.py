@@ -6,8 +6,8 @@ fewest stages, then the fastest. (In published sweeps fewer stages for more tens
 """
 
 from hlat.config.sections import ZERO_BUBBLE
-from hlat.planner.search import Planned
-from hlat.planner.work import RECOMPUTE
+from hlat.planner.problem import RECOMPUTE
+from hlat.planner.search.search import Planned
 
 TIE = 0.04
 """Layouts whose predicted times differ by less than this share are as good as each other (docs/experiments.md)."""

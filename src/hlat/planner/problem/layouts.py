@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 from hlat.config.rules import LAYOUT_CHECKS, Check, Values, divisors, holds
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, ParallelConfig, Schedule, default_virtual_stages
 from hlat.parallel.stages import Cut
-from hlat.planner.question import Question
-from hlat.planner.work import RECOMPUTE, Recompute, Split
+from hlat.planner.problem.request import Question
+from hlat.planner.problem.workload import RECOMPUTE, Recompute, Split
 from hlat.runtime import PlanError
 
 _MOST_CONTEXT = 16

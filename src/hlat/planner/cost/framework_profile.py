@@ -3,9 +3,7 @@
 from functools import lru_cache
 
 from hlat.config.sections import ZERO_BUBBLE
-from hlat.planner.layouts import Candidate
-from hlat.planner.question import Question
-from hlat.planner.work import FUSED_FLASH, SECOND_FLASH, Software
+from hlat.planner.problem import FUSED_FLASH, SECOND_FLASH, Candidate, Question, Software
 from hlat.precision import MODES
 
 _ALWAYS_COMPILED = ("trainium", "tpu")
