@@ -13,7 +13,7 @@ from hlat.config.sections import DataConfig
 from hlat.data import Prepared, Tokenizer
 from hlat.data.pool import WorkerPool
 from hlat.data.split import Assignment, hash_threshold, tail_start
-from hlat.data.tokenizer import load_saved
+from hlat.data.tokenizer_loading import load_saved
 from hlat.data.units import Unit, encode_unit
 
 BAD = [b"{nonsense", b'{"text": "x\xff"}', b"[1]", b'{"content": "x"}', b'{"text": 7}', b'{"text": "x\\ud800"}']

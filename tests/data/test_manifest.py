@@ -27,7 +27,7 @@ from hlat.data import (
 )
 from hlat.data.manifest_file import read_manifest
 from hlat.data.sealing import checksum_of
-from hlat.data.tokenizer import load_saved
+from hlat.data.tokenizer_loading import load_saved
 from hlat.runtime import DataError
 from model import tokenize_here
 

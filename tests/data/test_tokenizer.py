@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from hlat.data import load_tokenizer, piece_model
 from hlat.data.cutting import _PUBLISHED, OWN_PATTERN, cut, tokens_survive_cuts
 from hlat.data.json_tokenizer import JsonTokenizer, read_json_tokenizer
-from hlat.data.tokenizer import load_saved
+from hlat.data.tokenizer_loading import load_saved
 from hlat.data.tokenizer_training import sample, train_bpe, train_char
 from hlat.runtime import DataError
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from hlat.data.readiness import make_ready
     from hlat.data.samples import Batch, TrainingData, ValidationData
     from hlat.data.summary import Summary, summarize
-    from hlat.data.tokenizer import Tokenizer, load_tokenizer
+    from hlat.data.tokenizer import Tokenizer
+    from hlat.data.tokenizer_loading import load_tokenizer
     from hlat.data.verification import verify, verify_and_seal
     from hlat.model import IGNORED
 
@@ -75,10 +76,8 @@ _MODULES = {
         "Summary",
         "summarize",
     ),
-    "tokenizer": (
-        "Tokenizer",
-        "load_tokenizer",
-    ),
+    "tokenizer": ("Tokenizer",),
+    "tokenizer_loading": ("load_tokenizer",),
     "verification": (
         "verify",
         "verify_and_seal",

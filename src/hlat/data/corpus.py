@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from hlat.data.ahead import in_turn
 from hlat.data.content import Content, as_bytes
-from hlat.data.quarantine import Tally
+from hlat.data.quarantine import Tally, Unreadable
 from hlat.data.readers import read_documents
 from hlat.data.records import Fault, Row
 from hlat.data.source_file import SourceFile
 from hlat.data.split import ALL_VALIDATION, Assignment, Split, hash_threshold
 from hlat.data.token_documents import TokenDocuments, Vocabulary
-from hlat.data.units import Cursor, Span, Unit, UnitIndex, Unreadable
+from hlat.data.units import Cursor, Span, Unit, UnitIndex
 
 _UNIT_ROWS = 1 << 18  # rows without text fill no unit, and each that cannot be read is listed in one
 

@@ -11,7 +11,8 @@ import tokenizers
 
 from hlat.data.cutting import cut, tokens_survive_cuts
 from hlat.data.json_tokenizer_file import opened
-from hlat.data.tokenizer import PIECE, Ids, Tokenizer, chosen_end, config_files, data_error, piece_bytes, token_name
+from hlat.data.tokenizer import PIECE, Ids, Tokenizer, chosen_end, config_files, piece_bytes, token_name
+from hlat.runtime import DataError
 
 CHAR_PATTERN = r"[\s\S]"
 
@@ -72,7 +73,7 @@ class JsonTokenizer(Tokenizer):
         try:
             encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library's plain one
-            raise data_error(
+            raise DataError(
                 f"{self._where}: cannot encode a text: {error}. Give a tokenizer that knows all text, or has a token "
                 "for what it does not know."
             ) from error
@@ -97,9 +98,9 @@ class JsonTokenizer(Tokenizer):
         if chosen == "auto":
             chosen = next((name for name in _EOS_NAMES if name in self._special), None)
             if chosen is None and self._must_end:
-                raise data_error(_no_end(where, "does not say which token ends a document", self._special))
+                raise DataError(_no_end(where, "does not say which token ends a document", self._special))
         elif chosen is not None and chosen not in vocabulary:
-            raise data_error(_no_end(where, f"has no token {chosen!r}", self._special))
+            raise DataError(_no_end(where, f"has no token {chosen!r}", self._special))
         return chosen
 
     @cached_property
@@ -130,7 +131,7 @@ class CharTokenizer(JsonTokenizer):
         super().__init__(content, config, eos_token, where)
         vocabulary = self._description["model"]["vocab"]
         if not any(len(char) == 1 for char in vocabulary):
-            raise data_error(f"{self._where}: the character tokenizer has an empty vocabulary. Train it again.")
+            raise DataError(f"{self._where}: the character tokenizer has an empty vocabulary. Train it again.")
         items = sorted((ord(char), index) for char, index in vocabulary.items() if len(char) == 1)
         self._points = np.array([point for point, _ in items], dtype=np.uint32)
         self._ids = np.array([index for _, index in items], dtype=np.uint32)
@@ -172,7 +173,7 @@ class CharTokenizer(JsonTokenizer):
         unknown = self._points[places] != points
         if unknown.any():
             char = chr(points[unknown.argmax()])
-            raise data_error(
+            raise DataError(
                 f"the character {char!r} (U+{ord(char):04X}) is not among the {len(self._points)} characters that this "
                 "tokenizer was made from. Leave it out, or train with data.tokenizer.train: bpe, which knows all text."
             )

@@ -5,7 +5,7 @@ from typing import Any
 
 import tokenizers
 
-from hlat.data.tokenizer import data_error
+from hlat.runtime import DataError
 
 _MOST_IDS = 1 << 24  # sixty times the largest published vocabulary; an id above it is damage, not a token
 
@@ -31,11 +31,11 @@ def opened(content: bytes, where: str) -> tuple[tokenizers.Tokenizer, dict[str, 
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise data_error(f"{where}: not a tokenizer.json: {reason}. Give a file that `tokenizers` saved.") from error
+        raise DataError(f"{where}: not a tokenizer.json: {reason}. Give a file that `tokenizers` saved.") from error
     if not ids:
-        raise data_error(f"{where}: the tokenizer has no tokens. Give a file that `tokenizers` saved after training.")
+        raise DataError(f"{where}: the tokenizer has no tokens. Give a file that `tokenizers` saved after training.")
     if max(ids) >= _MOST_IDS:
-        raise data_error(f"{where}: a token has the id {max(ids):,}, and ids below {_MOST_IDS:,} are read.")
+        raise DataError(f"{where}: a token has the id {max(ids):,}, and ids below {_MOST_IDS:,} are read.")
     return tokenizer, description
 
 

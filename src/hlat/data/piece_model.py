@@ -22,7 +22,8 @@ import tokenizers
 
 from hlat.data.json_tokenizer import DEFAULT_CONFIG
 from hlat.data.piece_conversion import convert, is_plain
-from hlat.data.tokenizer import PIECE, Tokenizer, chosen_end, config_files, data_error, piece_bytes
+from hlat.data.tokenizer import PIECE, Tokenizer, chosen_end, config_files, piece_bytes
+from hlat.runtime import DataError
 
 # For models that are not converted: transformers reads the .model itself. Documents are trained on without a
 # beginning token, so none is added.
@@ -112,7 +113,7 @@ class SentencePieceTokenizer(Tokenizer):
         index = int(self._model.eos_id() if asked == "auto" else self._model.piece_to_id(asked))
         if index < 0 or (index == self._model.unk_id() and asked != "auto"):
             what = "has no end-of-sequence piece" if asked == "auto" else f"has no piece {asked!r}"
-            raise data_error(
+            raise DataError(
                 f"{where}: the model {what}. Set data.tokenizer.eos_token to one of its pieces, or to null to put "
                 "nothing between documents."
             )
@@ -152,7 +153,7 @@ def _load(content: bytes, where: str) -> Any:
     try:
         import sentencepiece  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise data_error(
+        raise DataError(
             f"{where}: SentencePiece models need the sentencepiece library: pip install 'hlat[sentencepiece]'"
         ) from error
     try:
@@ -160,7 +161,7 @@ def _load(content: bytes, where: str) -> Any:
         named = [model.id_to_piece(index) for index in [*range(len(model)), model.unk_id()]]  # text, all of them
     except Exception as error:  # RuntimeError, OSError, IndexError or UnicodeDecodeError, depending on what is wrong
         reason = " ".join(str(error).split())
-        raise data_error(f"{where}: not a SentencePiece model: {reason}. Restore the file.") from error
+        raise DataError(f"{where}: not a SentencePiece model: {reason}. Restore the file.") from error
     if max(model.bos_id(), model.eos_id()) >= len(named) - 1:
-        raise data_error(f"{where}: not a SentencePiece model: it has fewer pieces than its own ids. Restore the file.")
+        raise DataError(f"{where}: not a SentencePiece model: it has fewer pieces than its own ids. Restore the file.")
     return model

@@ -17,7 +17,8 @@ from hlat.data.sealing import is_whole, sealed
 from hlat.data.split import SPLITS, Split, tail_start
 from hlat.data.storage import write_whole
 from hlat.data.token_documents import Vocabulary
-from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
+from hlat.data.tokenizer import Tokenizer
+from hlat.data.tokenizer_loading import load_saved, load_tokenizer
 from hlat.data.tokenizer_training import sample, train_bpe, train_char
 from hlat.runtime import DataError
 

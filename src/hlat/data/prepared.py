@@ -25,7 +25,8 @@ from hlat.data.settings import differences, places_of, settings_of
 from hlat.data.shards import TokenArray
 from hlat.data.source_file import sha256_of
 from hlat.data.split import Split
-from hlat.data.tokenizer import Tokenizer, load_saved, load_tokenizer
+from hlat.data.tokenizer import Tokenizer
+from hlat.data.tokenizer_loading import load_saved, load_tokenizer
 from hlat.runtime import DataError
 
 _TOLD = 20  # problems that a message lists

@@ -10,17 +10,36 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, floor, log10
 from pathlib import Path
+from typing import NamedTuple
 
 from hlat.data.endings import TEXT
 from hlat.data.manifest import QUARANTINE, QuarantineRecord
 from hlat.data.source_file import SourceFile
 from hlat.data.storage import GrowingFile
-from hlat.data.units import Unreadable
 from hlat.runtime import DataError
 
 EARLIEST = 100
 """Unreadable rows after which their share is judged, though rows follow."""
 _EXAMPLES = 3
+
+
+class Unreadable(NamedTuple):
+    """A row that could not be read.
+
+    Attributes:
+        file: index of its file.
+        row: its index in the file, from 0.
+        line: line of the file that it is, from 1; None where rows are not lines.
+        rows: rows of the unit up to it, itself included.
+        reason, remedy: what is wrong, and a sentence on what would put it right.
+    """
+
+    file: int
+    row: int
+    line: int | None
+    rows: int
+    reason: str
+    remedy: str
 
 
 class Tally:

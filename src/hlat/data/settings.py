@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.sections import DataConfig
-from hlat.data.tokenizer import load_tokenizer
+from hlat.data.tokenizer_loading import load_tokenizer
 
 
 def places_of(config: DataConfig) -> dict[str, list[str]]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hlat.runtime import StorageError
+
 _REFUSALS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -113,8 +115,6 @@ def storing(folder: Path, chosen_by: str = "data.prepared_dir") -> Iterator[None
 
 def storage_error(folder: Path, reason: str, chosen_by: str = "data.prepared_dir") -> Exception:
     """The StorageError for a folder that could not be written to."""
-    from hlat.runtime import StorageError  # noqa: PLC0415 - brings torch along; wanted only once something failed
-
     return StorageError(
         f"{folder}: cannot write prepared data: {reason}. Free space or make the folder writable, or choose another "
         f"one with {chosen_by}; then run the same command again: finished work is kept."

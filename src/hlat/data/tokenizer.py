@@ -1,13 +1,10 @@
-"""Text -> token ids -> text, with one door for the kinds of tokenizer there are.
-
-    tokenizer.json            hlat.data.json_tokenizer   (Hugging Face ``tokenizers``)
-    SentencePiece .model      hlat.data.piece_model      (extra ``sentencepiece``)
+"""The interface of all tokenizers: text -> token ids -> text.
 
 Text is always encoded as plain text: a document that spells out a special token gets the characters of it, never
 the token, so that no document can forge the end of another. A long document is encoded in pieces where that is
 proven not to change the tokens (hlat.data.cutting), so that memory stays bounded.
 
-Worker processes import this module, so it brings neither torch nor the heavier rooms along.
+Worker processes import this module, so it must not import torch.
 """
 
 import hashlib
@@ -22,19 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.storage import sync_folder, write_whole
+from hlat.runtime import DataError
 
 Ids = npt.NDArray[np.uint32]
 
-_NAMES = ("tokenizer.json", "tokenizer.model")
 PIECE = 1 << 16  # characters; memory while encoding is about 100 bytes per character
 _BATCH = 1 << 18  # characters handed to the library at once
-
-
-def data_error(message: str) -> Exception:
-    """A DataError, imported only when there is one: the runtime room brings torch along."""
-    from hlat.runtime import DataError  # noqa: PLC0415
-
-    return DataError(message)
 
 
 class Tokenizer(ABC):
@@ -127,43 +117,6 @@ class Tokenizer(ABC):
         sync_folder(folder)
 
 
-def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenizer:
-    """A tokenizer from tokenizer.json, a SentencePiece .model, or a folder that holds one of them.
-
-    Args:
-        path: the file or folder.
-        eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
-
-    Raises:
-        DataError: missing, unreadable, or without the end-of-sequence token.
-    """
-    from hlat.data.json_tokenizer import read_json_tokenizer  # noqa: PLC0415 - it builds on this module
-
-    path = Path(path).expanduser()
-    file = _tokenizer_file(path)
-    try:
-        content = file.read_bytes()
-        beside = file.with_name("tokenizer_config.json")
-        config = json.loads(beside.read_bytes()) if file.name in _NAMES and beside.is_file() else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise data_error(f"{path}: cannot read the tokenizer: {error}") from error
-    if config is not None and not isinstance(config, dict):
-        raise data_error(f"{beside}: a JSON {type(config).__name__}, not an object. Restore the file, or remove it.")
-    if file.suffix == ".model":
-        from hlat.data.piece_model import SentencePieceTokenizer  # noqa: PLC0415 - an extra
-
-        return SentencePieceTokenizer(content, config, eos_token, str(file))
-    if not content:
-        raise data_error(f"{file}: the tokenizer file is empty")
-    return read_json_tokenizer(content, config, eos_token, str(file))
-
-
-def load_saved(folder: Path) -> Tokenizer:
-    """The tokenizer that ``save`` wrote: from the SentencePiece model where a conversion lies beside it."""
-    model = folder / "tokenizer.model"
-    return load_tokenizer(model if model.is_file() else folder)
-
-
 def chosen_end(asked: str | None, config: dict[str, Any] | None) -> str | None:
     """The end-of-sequence token asked for; where "auto" was asked, the one that tokenizer_config.json names, if any."""
     if asked == "auto" and config is not None and "eos_token" in config:
@@ -176,7 +129,7 @@ def token_name(config: dict[str, Any] | None, key: str) -> str | None:
     value = (config or {}).get(key)
     name = value.get("content", value) if isinstance(value, dict) else value
     if name is not None and not isinstance(name, str):
-        raise data_error(f"tokenizer_config.json: {key} is {value!r}, expected the text of a token.")
+        raise DataError(f"tokenizer_config.json: {key} is {value!r}, expected the text of a token.")
     return name
 
 
@@ -201,7 +154,7 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise data_error(
+        raise DataError(
             f"the text {text[:40]!a} is not valid UTF-8: character {error.start} is "
             f"{text[error.start]!a}. Give it in UTF-8."
         ) from error
@@ -209,19 +162,6 @@ def _check_text(text: str) -> None:
 
 def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _tokenizer_file(path: Path) -> Path:
-    if path.is_dir():
-        found = [path / name for name in _NAMES if (path / name).is_file()]
-        if not found:
-            raise data_error(f"{path}: no tokenizer here: expected {' or '.join(_NAMES)} in the folder")
-        return found[0]
-    if not path.is_file():
-        raise data_error(f"{path}: no such tokenizer; check data.tokenizer.path, or set it to null to train one")
-    if path.suffix not in (".json", ".model"):
-        raise data_error(f"{path}: not a tokenizer: expected tokenizer.json, a SentencePiece .model, or their folder")
-    return path
 
 
 def _batches(pieces: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hlat.data.cutting import OWN_PATTERN, cut
 from hlat.data.json_tokenizer import CHAR_PATTERN, DEFAULT_CONFIG, CharTokenizer, JsonTokenizer
-from hlat.data.tokenizer import data_error
+from hlat.runtime import DataError
 
 EOS = "<|endoftext|>"
 
@@ -63,7 +63,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, eos_token: str | None = "au
     name = EOS if eos_token == "auto" else eos_token
     special = [] if name is None else [name]
     if vocab_size < _BYTES + len(special):
-        raise data_error(
+        raise DataError(
             f"data.tokenizer.vocab_size = {vocab_size}: a byte-level tokenizer has 256 bytes"
             f"{' and an end-of-sequence token' if special else ''}; ask for at least {_BYTES + len(special)}"
         )
@@ -99,7 +99,7 @@ def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharT
     tokenizer.decoder = decoders.Fuse()
     if name is not None:
         if len(name) == 1:
-            raise data_error(f"data.tokenizer.eos_token = {name!r}: a single character is text; give a longer name")
+            raise DataError(f"data.tokenizer.eos_token = {name!r}: a single character is text; give a longer name")
         tokenizer.add_special_tokens([name])
     description = json.loads(tokenizer.to_str())
     content = json.dumps(description, indent=2, ensure_ascii=False).encode()

@@ -12,17 +12,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hlat.data.content import C, Content, as_tokens, text_bytes, tokens_of
 from hlat.data.duplicates import Hashes, document_hashes
+from hlat.data.quarantine import Unreadable
 from hlat.data.sealing import CHECKSUM, is_whole, sealed
 from hlat.data.split import SPLITS, Assignment, Split
 from hlat.data.storage import write_whole
-from hlat.data.tokenizer import Ids, Tokenizer, data_error
+from hlat.data.tokenizer import Ids, Tokenizer
+from hlat.runtime import DataError
 
 Int64s = npt.NDArray[np.int64]
 
@@ -33,25 +35,6 @@ class Cursor:
 
     file: int = 0
     row: int = 0
-
-
-class Unreadable(NamedTuple):
-    """A row that could not be read.
-
-    Attributes:
-        file: index of its file.
-        row: its index in the file, from 0.
-        line: line of the file that it is, from 1; None where rows are not lines.
-        rows: rows of the unit up to it, itself included.
-        reason, remedy: what is wrong, and a sentence on what would put it right.
-    """
-
-    file: int
-    row: int
-    line: int | None
-    rows: int
-    reason: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -195,7 +178,7 @@ def read_index(folder: Path, number: int) -> UnitIndex | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise data_error(
+        raise DataError(
             f"{file}: unfinished preparation is damaged: {error}. Delete {folder.parent} and run its hlat data prepare "
             "again."
         ) from error

@@ -28,7 +28,7 @@ from hlat.data.manifest_file import read_manifest, write_manifest
 from hlat.data.planning import Progress
 from hlat.data.preparation import locked
 from hlat.data.prepared import Prepared, open_prepared, setting_problems
-from hlat.data.tokenizer import load_saved
+from hlat.data.tokenizer_loading import load_saved
 from hlat.runtime import DataError
 
 _CHUNK = 1 << 23  # bytes looked at together; a whole number of tokens and of boundaries

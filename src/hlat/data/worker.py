@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from hlat.data.split import Assignment
 from hlat.data.storage import is_refusal
-from hlat.data.tokenizer import load_saved
+from hlat.data.tokenizer_loading import load_saved
 from hlat.data.units import Span, Unit, encode_unit
 
 

@@ -26,7 +26,8 @@ from hlat.data.online.dealing import rows_between, streams_of
 from hlat.data.online.documents import Reader
 from hlat.data.online.plan import BUG, DISK, NOTE, PASSED, REFUSED, ROW, Frame, Int64s, Plan, pack_row
 from hlat.data.online.stream import Cursor, Stream
-from hlat.data.tokenizer import Tokenizer, load_saved
+from hlat.data.tokenizer import Tokenizer
+from hlat.data.tokenizer_loading import load_saved
 from hlat.runtime import HlatError, StorageError
 
 _TOGETHER = 64  # rows for which text is tokenized in one go
