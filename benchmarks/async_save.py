@@ -62,7 +62,7 @@ class Run:
         """One step; its seconds."""
         import torch
 
-        from hlat.data import Batch
+        from hlat.data.samples import Batch
         from hlat.runtime.backend import synchronize
         from hlat.training import accumulate_gradients, update
 

@@ -56,7 +56,7 @@ def worker(model_name, mode, options):
     import torch
 
     from hlat.config.load import parse_recipe
-    from hlat.data import Batch
+    from hlat.data.samples import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
     from hlat.runtime.backend import peak_memory_bytes

@@ -44,7 +44,8 @@ def recipe(asked, mode):
 
 def hlat_prepared(asked):
     """Batches of TrainingData."""
-    from hlat.data import TrainingData, open_prepared
+    from hlat.data.prepared import open_prepared
+    from hlat.data.samples import TrainingData
 
     data = TrainingData(open_prepared(asked.folder / "prepared"), recipe(asked, "prepared").data, SEED)
     for first in range(0, data.samples_per_epoch - BATCH, BATCH):
@@ -56,7 +57,7 @@ def memmap(asked):
     import numpy as np
     import torch
 
-    from hlat.data import open_prepared
+    from hlat.data.prepared import open_prepared
 
     prepared = open_prepared(asked.folder / "prepared")
     (shard,) = prepared.manifest.splits["train"].shards
@@ -71,7 +72,7 @@ def rows_of(asked):
     """The samples, for the others to store."""
     import numpy as np
 
-    from hlat.data import open_prepared
+    from hlat.data.prepared import open_prepared
 
     prepared = open_prepared(asked.folder / "prepared")
     (shard,) = prepared.manifest.splits["train"].shards
@@ -110,7 +111,8 @@ def online(asked):
     """The feed of a rank, tokenized by one process, and the library alone, in turns."""
     import psutil
 
-    from hlat.data import OnlineData, open_prepared
+    from hlat.data.online import OnlineData
+    from hlat.data.prepared import open_prepared
 
     config = recipe(asked, "online").data
     data = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
@@ -220,8 +222,9 @@ def state(asked):
     """Bytes of state, and seconds to the first batch at sample 10^9."""
     import numpy as np
 
-    from hlat.data import OnlineData, TrainingData, open_prepared
-    from hlat.data.fitting import fit
+    from hlat.data.online import OnlineData
+    from hlat.data.prepared import open_prepared
+    from hlat.data.samples import TrainingData, fit
 
     config = recipe(asked, "online").data
     online = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
@@ -252,7 +255,8 @@ def main():
     if asked.side:
         worker(asked)
         return
-    from hlat.data import prepare, prepare_online
+    from hlat.data.online import prepare_online
+    from hlat.data.prepare import prepare
 
     prepare(recipe(asked, "prepared").data, asked.folder / "prepared")
     prepare_online(recipe(asked, "online").data, asked.folder / "online", 100_000)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import tokenizers
 
 from hlat.config.sections import DataConfig
-from hlat.data import prepare
+from hlat.data.prepare import prepare
 
 
 def main() -> None:

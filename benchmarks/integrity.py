@@ -17,7 +17,7 @@ import time
 import torch
 
 from hlat.config.load import parse_recipe
-from hlat.data import Batch
+from hlat.data.samples import Batch
 from hlat.optim import build_optimizer, state_tensors
 from hlat.parallel import build_parallel
 from hlat.resilience.tensor_hash import digest

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.online.dealing import Share
-from hlat.data.online.feed import Cursors
-from hlat.data.online.sampling import plan_of
-from hlat.data.online.setup import prepare_online
+from hlat.data.online import prepare_online
+from hlat.data.online.build_plan import plan_of
+from hlat.data.online.loader import Cursors
+from hlat.data.online.stream_assignment import Share
 from hlat.data.online.worker import Producer
 
 STREAMS, BATCH, ROWS = 8, 8, 20_000

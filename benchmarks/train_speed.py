@@ -29,7 +29,7 @@ def hlat_step(device, mode, compiled):
     import torch
 
     from hlat.config.load import parse_recipe
-    from hlat.data import Batch
+    from hlat.data.samples import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
     from hlat.runtime.distributed import Runtime

@@ -12,7 +12,8 @@ from hlat.checkpoint import check_same_tokenizer, has_tokenizer, read_tokenizer
 from hlat.checkpoint.format import whole_tensors
 from hlat.checkpoint.protocol import CheckpointStore
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, prepare
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
 from hlat.runtime import CheckpointError, DataError
 
 TEXT = "one two three two one " * 40

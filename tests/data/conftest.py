@@ -7,7 +7,7 @@ import pytest
 from corpora import documents, tree, write_jsonl
 from preparing import LARGE, UNIT, Watched, data_config, watch_units
 
-from hlat.data import preparation, prepare
+from hlat.data.prepare import preparation, prepare
 
 
 @pytest.fixture(scope="module")

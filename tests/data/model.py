@@ -10,11 +10,11 @@ import pytest
 from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, Tokenizer
-from hlat.data.pool import WorkerPool
-from hlat.data.split import Assignment, hash_threshold, tail_start
-from hlat.data.tokenizer_loading import load_saved
-from hlat.data.units import Unit, encode_unit
+from hlat.data.prepare.pool import WorkerPool
+from hlat.data.prepare.work_units import Unit, encode_unit
+from hlat.data.prepared import Prepared
+from hlat.data.sources import Assignment, hash_threshold, tail_start
+from hlat.data.tokenizers import Tokenizer, load_saved
 
 BAD = [b"{nonsense", b'{"text": "x\xff"}', b"[1]", b'{"content": "x"}', b'{"text": 7}', b'{"text": "x\\ud800"}']
 TEXTS = ["one", "two words", "three short words", "a somewhat longer text, of which there is one copy or more", "ü日本"]

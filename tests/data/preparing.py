@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, TrainingData
-from hlat.data.pool import WorkerPool
-from hlat.data.units import Unit
+from hlat.data.prepare.pool import WorkerPool
+from hlat.data.prepare.work_units import Unit
+from hlat.data.prepared import Prepared
+from hlat.data.samples import TrainingData
 
 SMALL: dict[str, Any] = {"tokenizer": {"vocab_size": 400}, "validation": {"fraction": 0.2}, "shard_tokens": 5000}
 LARGE: dict[str, Any] = {"tokenizer": {"vocab_size": 400, "train_bytes": 100_000}, "shard_tokens": 60_000}
@@ -63,8 +64,8 @@ from hlat.config import DataConfig
 from hlat.data import Prepared, TrainingData
 from hlat.data import prepare
 from hlat.runtime import HlatError
-import hlat.data.preparation
-hlat.data.preparation._SMALLEST_UNIT = {UNIT}
+import hlat.data.prepare.preparation
+hlat.data.prepare.preparation._SMALLEST_UNIT = {UNIT}
 {before}
 try:
     prepare(DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], workers=2)
@@ -90,7 +91,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            found += [child] if "hlat.data.worker" in child.cmdline() else []
+            found += [child] if "hlat.data.prepare.worker" in child.cmdline() else []
     return found
 
 

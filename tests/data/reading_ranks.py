@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hlat.data.online.dealing import streams_of
-from hlat.data.online.feed import Cursors
-from hlat.data.online.plan import ROW, Plan, unpack_rows
+from hlat.data.online.loader import Cursors
+from hlat.data.online.stream_assignment import streams_of
 from hlat.data.online.worker import Producer
+from hlat.data.online.worker_protocol import ROW, Plan, unpack_rows
 
 
 class Rank:

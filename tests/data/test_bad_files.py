@@ -17,7 +17,8 @@ import pytest
 from corpora import documents, write_jsonl
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, prepare
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
 from hlat.runtime import DataError
 from model import tokenize_here
 

@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 from preparing import SMALL
 
 from hlat.config.sections import DataConfig
-from hlat.data import OnlineData, Prepared, line_reading, lines, prepare, prepare_online, tables
-from hlat.data.line_reading import lines_of
-from hlat.data.lines import read_lines
-from hlat.data.online import worker
-from hlat.data.readers import read_documents
+from hlat.data.formats import json_lines as lines
+from hlat.data.formats import line_reading, read_documents, read_lines, tables
+from hlat.data.formats.line_reading import lines_of
+from hlat.data.online import OnlineData, prepare_online, worker
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
 from hlat.runtime import DataError
 from model import tokenize_here
 

@@ -13,9 +13,8 @@ from typing import IO
 
 import pytest
 
-from hlat.data.cache import Cache
-from hlat.data.cache_folder import PART, CacheFolder
-from hlat.data.remote import RemoteFile
+from hlat.data.stores import Cache, RemoteFile
+from hlat.data.stores.cache_folder import PART, CacheFolder
 from hlat.runtime import DataError, StorageError
 
 SIZE = 1000

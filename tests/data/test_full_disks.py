@@ -9,9 +9,9 @@ import pytest
 from corpora import documents, prose, tree, write_jsonl
 from preparing import LARGE, data_config, start, workers
 
-from hlat.data import prepare, verify
-from hlat.data.shards import DocumentWriter, ShardWriter
-from hlat.data.source_file import sha256_of
+from hlat.data.prepare import prepare, verify
+from hlat.data.prepared import DocumentWriter, ShardWriter
+from hlat.data.sources import sha256_of
 from hlat.runtime import StorageError
 
 pytestmark = pytest.mark.usefixtures("small_units")

@@ -10,14 +10,15 @@ from preparing import training_data
 from reading_ranks import run
 
 from hlat.config.sections import DataConfig
-from hlat.data import OnlineData, Prepared, permute, prepare, prepare_online
-from hlat.data.mixture import Mixture, Shares
-from hlat.data.online.dealing import Share, streams_of
+from hlat.data.online import OnlineData, prepare_online
+from hlat.data.online.build_plan import plan_of
 from hlat.data.online.documents import Reader
-from hlat.data.online.feed import Cursors
-from hlat.data.online.plan import Plan
-from hlat.data.online.sampling import plan_of
-from hlat.data.turns import Turns
+from hlat.data.online.loader import Cursors
+from hlat.data.online.stream_assignment import Share, streams_of
+from hlat.data.online.worker_protocol import Plan
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
+from hlat.data.samples import Mixture, Shares, Turns, permute
 
 LENGTH, STREAMS, BATCH = 32, 8, 8
 

@@ -12,10 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
-from hlat.data import Tokenizer, merge_parts, preparation, prepare, prepare_part, verify
-from hlat.data.duplicates import Seen, document_hashes
-from hlat.data.parts import stretches
-from hlat.data.tokenizer_training import train_bpe
+from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part, verify
+from hlat.data.prepare.duplicates import Seen, document_hashes
+from hlat.data.prepare.partition import stretches
+from hlat.data.tokenizers import Tokenizer, train_bpe
 from hlat.runtime import DataError
 from model import BAD, TEXTS, check, corpora, expected, tokenize_here, write
 

@@ -12,7 +12,8 @@ import pytest
 from corpora import documents, tree, write_jsonl
 from preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
 
-from hlat.data import open_prepared, prepare
+from hlat.data.prepare import prepare
+from hlat.data.prepared import open_prepared
 from hlat.runtime import DataError
 
 pytestmark = pytest.mark.usefixtures("small_units")

@@ -14,20 +14,14 @@ from corpora import documents, write_jsonl
 from preparing import SMALL
 
 from hlat.config.sections import DataConfig
-from hlat.data import (
-    Prepared,
-    TrainingData,
-    ValidationData,
-    open_prepared,
-    prepare,
-    prepare_online,
-    prepared,
-    verify,
-    verify_and_seal,
-)
-from hlat.data.manifest_file import read_manifest
-from hlat.data.sealing import checksum_of
-from hlat.data.tokenizer_loading import load_saved
+from hlat.data.manifest import read_manifest
+from hlat.data.manifest.sealing import checksum_of
+from hlat.data.online import prepare_online
+from hlat.data.prepare import prepare, verify, verify_and_seal
+from hlat.data.prepared import Prepared, open_prepared
+from hlat.data.prepared import open_prepared as prepared
+from hlat.data.samples import TrainingData, ValidationData
+from hlat.data.tokenizers import load_saved
 from hlat.runtime import DataError
 from model import tokenize_here
 

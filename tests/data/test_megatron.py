@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron_files import DOCUMENTS, write_megatron
 
-from hlat.data.megatron import MegatronDataset, index_of
+from hlat.data.formats import MegatronDataset, index_of
 from hlat.runtime import DataError
 
 
@@ -134,7 +134,7 @@ def test_other_kinds_are_named(tmp_path: Path) -> None:
 
 
 def test_a_place_beyond_the_first_chunk_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hlat.data.megatron._CHECKED", 2)
+    monkeypatch.setattr("hlat.data.formats.megatron._CHECKED", 2)
     for damage, message in DAMAGES[16:]:
         data = write(tmp_path)
         damage(data)

@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hlat.config.rules import whole_weights
-from hlat.data.mixture import Mixture, Shares
-from hlat.data.turns import Turns
+from hlat.data.samples import Mixture, Shares, Turns
 
 _weights = st.integers(1, 6).flatmap(
     lambda count: st.lists(

@@ -12,9 +12,10 @@ import pytest
 from corpora import documents, tree, write_jsonl
 from preparing import LARGE, data_config, start, wait
 
-from hlat.data import prepare, remote, retries
-from hlat.data.cache_folder import PART
+from hlat.data.prepare import prepare
 from hlat.data.sources import list_files
+from hlat.data.stores import remote, retries
+from hlat.data.stores.cache_folder import PART
 from hlat.runtime import DataError
 from object_store import ObjectStore
 
@@ -66,7 +67,7 @@ def during(stage: str, action: Callable[[], None]) -> Callable[[str, int, int], 
 
 def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was said of the store."""
-    return [record.message for record in caplog.records if record.name == "hlat.data.retries"]
+    return [record.message for record in caplog.records if record.name == "hlat.data.stores.retries"]
 
 
 def test_same_data_as_from_local_files(

@@ -18,13 +18,13 @@ from pyarrow import parquet as pq
 from reading_ranks import run
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared
-from hlat.data.online.dealing import Share, parts_of, streams_of
+from hlat.data.online import OnlineFeed, prepare_online
+from hlat.data.online.build_plan import plan_of
 from hlat.data.online.documents import Reader
-from hlat.data.online.feed import Cursors, OnlineFeed
-from hlat.data.online.sampling import plan_of
-from hlat.data.online.setup import prepare_online
-from hlat.data.split import Assignment
+from hlat.data.online.loader import Cursors
+from hlat.data.online.stream_assignment import Share, parts_of, streams_of
+from hlat.data.prepared import Prepared
+from hlat.data.sources import Assignment
 
 _fixture = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _RANKS = (1, 2, 3, 4, 8)

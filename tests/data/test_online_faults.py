@@ -18,14 +18,13 @@ from corpora import documents, write_jsonl
 from pyarrow import parquet as pq
 
 from hlat.config.sections import DataConfig
-from hlat.data import OnlineData
-from hlat.data.online.dealing import Share
-from hlat.data.online.feed import Cursors
-from hlat.data.online.plan import BUG, DISK, NOTE, REFUSED, Frame, Plan, unpack_rows
-from hlat.data.online.sampling import plan_of
-from hlat.data.online.setup import prepare_online
+from hlat.data.online import OnlineData, prepare_online
+from hlat.data.online.build_plan import plan_of
+from hlat.data.online.loader import Cursors
+from hlat.data.online.stream_assignment import Share
 from hlat.data.online.worker import Producer, _described
-from hlat.data.retries import Away
+from hlat.data.online.worker_protocol import BUG, DISK, NOTE, REFUSED, Frame, Plan, unpack_rows
+from hlat.data.stores import Away
 from hlat.runtime import DataError, StorageError
 
 _SEED, _BATCH = 3, 8

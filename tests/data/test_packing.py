@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from preparing import training_data
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, ValidationData, prepare
-from hlat.data.fitting import fit
-from hlat.data.rows import FittedRows, RowReader
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
+from hlat.data.samples import ValidationData, fit
+from hlat.data.samples.packed_rows import FittedRows, RowReader
 
 _fixture = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _packings = st.sampled_from(["concat", "best-fit"])

@@ -12,10 +12,8 @@ from corpora import documents, tree, write_jsonl
 from preparing import finished_units, start, wait, watch_units
 
 from hlat.config.sections import DataConfig
-from hlat.data import merge_parts, prepare, prepare_part, train_tokenizer
-from hlat.data.joining import parts_beside
-from hlat.data.parts import part_folder
-from hlat.data.units import index_file, tokens_file
+from hlat.data.prepare import merge_parts, part_folder, parts_beside, prepare, prepare_part, train_tokenizer
+from hlat.data.prepare.work_units import index_file, tokens_file
 from hlat.runtime import DataError
 from model import BAD
 

@@ -10,7 +10,7 @@ from corpora import documents, prose, tree, write_jsonl
 from preparing import LARGE, data_config
 
 from hlat.config.sections import DataConfig
-from hlat.data import prepare, verify
+from hlat.data.prepare import prepare, verify
 
 pytestmark = pytest.mark.usefixtures("small_units")
 

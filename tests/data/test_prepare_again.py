@@ -10,8 +10,11 @@ import pytest
 from corpora import documents, tree, write_jsonl
 from preparing import data_config, training_data
 
-from hlat.data import ValidationData, check_tokenizer, check_vocabulary, open_prepared, prepare, sources
-from hlat.data.pool import WorkerPool
+from hlat.data.prepare import prepare
+from hlat.data.prepare.pool import WorkerPool
+from hlat.data.prepared import check_tokenizer, check_vocabulary, open_prepared
+from hlat.data.samples import ValidationData
+from hlat.data.sources import file_list as sources
 from hlat.runtime import DataError, StorageError
 
 pytestmark = pytest.mark.usefixtures("small_units")

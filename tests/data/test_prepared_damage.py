@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from preparing import data_config, training_data
 
-from hlat.data import Prepared, open_prepared, preparation, prepare, summarize, verify
+from hlat.data.prepare import preparation, prepare, verify
+from hlat.data.prepared import Prepared, open_prepared, summarize
 from hlat.runtime import DataError
 
 pytestmark = pytest.mark.usefixtures("small_units")

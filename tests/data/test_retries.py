@@ -12,7 +12,8 @@ import multidict
 import pytest
 import yarl
 
-from hlat.data.retries import PATIENCE, Abandoned, Away, Retries
+from hlat.data.stores import Away
+from hlat.data.stores.retries import PATIENCE, Abandoned, Retries
 from hlat.runtime import DataError, StorageError
 from hlat.runtime.storage import Fault, Kind, fault_of
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from preparing import training_data
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, ValidationData, permute, prepare
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
+from hlat.data.samples import ValidationData, permute
 from hlat.runtime import DataError
 
 

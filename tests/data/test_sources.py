@@ -12,9 +12,10 @@ from corpora import documents, write_jsonl
 from pyarrow import ipc
 
 from hlat.config.sections import DataConfig
-from hlat.data import prepare, sources
-from hlat.data.readers import read_documents
-from hlat.data.sources import find_files
+from hlat.data.formats import read_documents
+from hlat.data.prepare import prepare
+from hlat.data.sources import file_list as sources
+from hlat.data.sources.file_list import find_files
 from hlat.runtime import DataError
 
 TEXTS: list[str | None] = [*documents(300, 40), None, "", "naïve 日本語 \U0001f600", "last"]

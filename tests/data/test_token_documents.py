@@ -18,14 +18,14 @@ from reading_ranks import run
 from test_megatron import DAMAGES
 
 from hlat.config.sections import DataConfig
-from hlat.data import Tokenizer, merge_parts, preparation, prepare, prepare_part, train_tokenizer
-from hlat.data.duplicates import document_hashes
-from hlat.data.online.dealing import Share, streams_of
+from hlat.data.online import OnlineFeed, prepare_online
+from hlat.data.online.build_plan import plan_of
 from hlat.data.online.documents import Reader
-from hlat.data.online.feed import Cursors, OnlineFeed
-from hlat.data.online.sampling import plan_of
-from hlat.data.online.setup import prepare_online
-from hlat.data.tokenizer_training import train_bpe
+from hlat.data.online.loader import Cursors
+from hlat.data.online.stream_assignment import Share, streams_of
+from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part, train_tokenizer
+from hlat.data.prepare.duplicates import document_hashes
+from hlat.data.tokenizers import Tokenizer, train_bpe
 from hlat.runtime import DataError
 from model import tokenize_here
 

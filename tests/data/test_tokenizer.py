@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
-from hlat.data import load_tokenizer, piece_model
-from hlat.data.cutting import _PUBLISHED, OWN_PATTERN, cut, tokens_survive_cuts
-from hlat.data.json_tokenizer import JsonTokenizer, read_json_tokenizer
-from hlat.data.tokenizer_loading import load_saved
-from hlat.data.tokenizer_training import sample, train_bpe, train_char
+from hlat.data.tokenizers import load_saved, load_tokenizer, sample, train_bpe, train_char
+from hlat.data.tokenizers import sentencepiece as piece_model
+from hlat.data.tokenizers.json_tokenizer import JsonTokenizer, read_json_tokenizer
+from hlat.data.tokenizers.safe_cuts import _PUBLISHED, OWN_PATTERN, cut, tokens_survive_cuts
 from hlat.runtime import DataError
 
 LLAMA2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizers" / "llama2.model"

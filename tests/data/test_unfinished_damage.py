@@ -11,7 +11,8 @@ from corpora import tree
 from preparing import data_config, training_data
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, merge_parts, preparation, prepare, prepare_part
+from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part
+from hlat.data.prepared import Prepared
 from hlat.runtime import DataError
 from model import tokenize_here
 

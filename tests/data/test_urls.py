@@ -26,9 +26,10 @@ from preparing import data_config
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.config.sections import DataConfig
-from hlat.data import OnlineData, prepare, prepare_online, remote, retries
-from hlat.data.ahead import in_turn
+from hlat.data.online import OnlineData, prepare_online
+from hlat.data.prepare import prepare
 from hlat.data.sources import list_files
+from hlat.data.stores import in_turn, remote, retries
 from hlat.runtime import DataError
 
 
@@ -360,7 +361,7 @@ def test_nothing_remote_is_imported_for_local_files(small: Path, tmp_path: Path)
     program = f"""
 import sys
 from pathlib import Path
-import hlat.data.worker
+import hlat.data.prepare.worker
 assert not [name for name in ("torch", "fsspec", "aiohttp") if name in sys.modules]
 from hlat.config import DataConfig
 from hlat.data.sources import list_files

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from preparing import training_data
 
 from hlat.config.sections import DataConfig
-from hlat.data import Prepared, prepare
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
 from hlat.runtime import DataError
 
 _fixture = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

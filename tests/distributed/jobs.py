@@ -8,8 +8,8 @@ import torch
 
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.data import IGNORED, Batch
-from hlat.model import HeldParameter
+from hlat.data.samples import Batch
+from hlat.model import IGNORED, HeldParameter
 from hlat.optim import build_optimizer
 from hlat.parallel import MicroBatch, ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime

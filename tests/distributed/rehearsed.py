@@ -26,7 +26,7 @@ import hlat.parallel.parallel_model
 from hlat.checkpoint import collect
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.data import Batch
+from hlat.data.samples import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime

@@ -18,7 +18,7 @@ from workers import Pool
 
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.data import IGNORED
+from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients

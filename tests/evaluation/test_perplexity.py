@@ -13,7 +13,7 @@ from hlat.checkpoint.protocol import CheckpointStore, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.config.sections import DataConfig
-from hlat.data import prepare
+from hlat.data.prepare import prepare
 from hlat.evaluation import Perplexity, evaluate_checkpoint
 from hlat.model import build, held_parameters
 from hlat.runtime import CheckpointError, DataError

@@ -8,7 +8,7 @@ import torch
 
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
-from hlat.data import IGNORED
+from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, compilation
 from hlat.parallel.compile import _has_compiler, check_isolation
 from hlat.runtime import LaunchError

@@ -19,7 +19,7 @@ import hlat.training
 from hlat.checkpoint.protocol import SaveResult
 from hlat.config import Problem
 from hlat.data.manifest import SourceRecord
-from hlat.data.online.feed import StreamProgress
+from hlat.data.online import StreamProgress
 from hlat.runtime.distributed.sendable_types import SENDABLE
 from hlat.runtime.distributed.wire_format import Malformed, decode, encode
 

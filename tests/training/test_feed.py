@@ -10,8 +10,8 @@ import torch
 
 from hlat.checkpoint.format import whole_tensors
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.data import Batch
-from hlat.data.online.feed import Cursors
+from hlat.data.online.loader import Cursors
+from hlat.data.samples import Batch
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import Ranks
 from hlat.training.batches import Feed, OnlineSamples

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hlat.config.load import parse_recipe
-from hlat.data import IGNORED, Batch
-from hlat.model import build
+from hlat.data.samples import Batch
+from hlat.model import IGNORED, build
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, validate_alone

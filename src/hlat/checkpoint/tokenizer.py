@@ -6,7 +6,8 @@ checkpoint/tokenizer/ --load--> Tokenizer --sha256--> compared with the tokenize
 from pathlib import Path
 
 from hlat.checkpoint.protocol import read_meta
-from hlat.data import Prepared, Tokenizer, load_tokenizer
+from hlat.data.prepared import Prepared
+from hlat.data.tokenizers import Tokenizer, load_tokenizer
 from hlat.runtime import CheckpointError, DataError
 
 TOKENIZER = "tokenizer"  # folder of the tokenizer's files in a checkpoint

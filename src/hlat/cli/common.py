@@ -16,7 +16,7 @@ from hlat.runtime.backend import untested_torch
 from hlat.runtime.process import LAUNCHER
 
 if TYPE_CHECKING:
-    from hlat.data import Progress
+    from hlat.data.prepare import Progress
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="Recipe file, or the name of a shipped recipe.", show_default=False)

@@ -12,7 +12,7 @@ from hlat.config import Recipe, load_recipe
 from hlat.runtime import DataError
 
 if TYPE_CHECKING:
-    from hlat.data import Prepared
+    from hlat.data.prepared import Prepared
 
 app = typer.Typer(help="Prepare text for training, and look at it.", no_args_is_help=True)
 data_show.register(app)
@@ -41,7 +41,9 @@ def prepare_command(
     if part is not None:
         _prepare_part(resolved, part, workers)
         return
-    from hlat.data import check_tokenizer, check_vocabulary, make_ready, verify_and_seal
+    from hlat.data import make_ready
+    from hlat.data.prepare import verify_and_seal
+    from hlat.data.prepared import check_tokenizer, check_vocabulary
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
@@ -54,7 +56,8 @@ def prepare_command(
 
 
 def _prepare_part(recipe: Recipe, part: str, workers: int | None) -> None:
-    from hlat.data import check_tokenizer, part_folder, prepare_part
+    from hlat.data.prepare import part_folder, prepare_part
+    from hlat.data.prepared import check_tokenizer
 
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     if match is None or int(match[1]) > int(match[2]):
@@ -93,7 +96,8 @@ def merge_command(
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]
     resolved = load_recipe(recipe, overrides)
-    from hlat.data import check_tokenizer, check_vocabulary, merge_parts, parts_beside, verify_and_seal
+    from hlat.data.prepare import merge_parts, parts_beside, verify_and_seal
+    from hlat.data.prepared import check_tokenizer, check_vocabulary
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
@@ -114,7 +118,7 @@ def tokenizer_command(
 ) -> None:
     """Train the recipe's tokenizer and nothing else, for machines that prepare parts."""
     resolved = load_recipe(recipe, overrides or [])
-    from hlat.data import train_tokenizer
+    from hlat.data.prepare import train_tokenizer
 
     ready()
     with data_progress() as progress:

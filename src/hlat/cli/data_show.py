@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from hlat.data import Summary
-    from hlat.data.summary import Lengths, TextSample
+    from hlat.data.prepared import Lengths, Summary, TextSample
 
 DataArgument = Annotated[
     str,
@@ -43,7 +42,7 @@ def show_command(
 ) -> None:
     """Tell what prepared data holds: counts, lengths of documents, copies, unreadable rows, samples of the text."""
     folder, _ = _find(source, overrides)
-    from hlat.data import open_prepared, summarize
+    from hlat.data.prepared import open_prepared, summarize
 
     ready()
     summary = summarize(open_prepared(folder), samples, tokens)
@@ -65,7 +64,7 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
     Every problem is listed. With a recipe, its settings have to be those that the data was prepared with.
     """
     folder, config = _find(source, overrides)
-    from hlat.data import verify
+    from hlat.data.prepare import verify
 
     ready()
     with data_progress() as progress:

@@ -17,7 +17,8 @@ from hlat.checkpoint import check_same_tokenizer, load_model, saved_mode
 from hlat.checkpoint.protocol import resolve
 from hlat.config import Recipe
 from hlat.config.sections import ModelConfig
-from hlat.data import Prepared, ValidationData, check_vocabulary, open_prepared
+from hlat.data.prepared import Prepared, check_vocabulary, open_prepared
+from hlat.data.samples import ValidationData
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import start

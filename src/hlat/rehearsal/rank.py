@@ -14,7 +14,7 @@ import torch
 
 from hlat.checkpoint import collect
 from hlat.config import Recipe
-from hlat.data import Batch
+from hlat.data.samples import Batch
 from hlat.model import local
 from hlat.optim import build_optimizer, prepare
 from hlat.parallel import ParallelModel, build_parallel

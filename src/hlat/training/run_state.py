@@ -26,18 +26,11 @@ from hlat.checkpoint import (
 from hlat.checkpoint.protocol import CheckpointStore, Content, resolve
 from hlat.checkpoint.tiers import Owner, Tiers
 from hlat.config import Recipe
-from hlat.data import (
-    Batch,
-    OnlineData,
-    Prepared,
-    Progress,
-    TrainingData,
-    ValidationData,
-    check_tokenizer,
-    check_vocabulary,
-    make_ready,
-    open_prepared,
-)
+from hlat.data import make_ready
+from hlat.data.online import OnlineData
+from hlat.data.prepare import Progress
+from hlat.data.prepared import Prepared, check_tokenizer, check_vocabulary, open_prepared
+from hlat.data.samples import Batch, TrainingData, ValidationData
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model.derived import flops_per_token
 from hlat.optim import build_optimizer

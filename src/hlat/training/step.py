@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
-from hlat.data import Batch
+from hlat.data.samples import Batch
 from hlat.optim import learning_rate, set_learning_rate
 from hlat.parallel import ParallelModel
 from hlat.resilience import APPLY, Verdict

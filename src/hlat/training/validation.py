@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from hlat.data import IGNORED, Batch, ValidationData
-from hlat.model import Decoder
+from hlat.data.samples import Batch, ValidationData
+from hlat.model import IGNORED, Decoder
 from hlat.parallel import MicroBatch, ParallelModel
 
 

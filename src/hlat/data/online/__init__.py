@@ -10,3 +10,26 @@
 Which tokens form global sample g depends on the data section and the seed. A stream needs no other stream, so it may be
 tokenized anywhere; where it goes on is all the state there is.
 """
+
+from typing import TYPE_CHECKING
+
+from hlat.runtime import lazily
+
+if TYPE_CHECKING:
+    from hlat.data.online.dataset import OnlineData
+    from hlat.data.online.loader import OnlineFeed, StreamProgress
+    from hlat.data.online.prepare import prepare_online
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "dataset": ("OnlineData",),
+        "loader": (
+            "OnlineFeed",
+            "StreamProgress",
+        ),
+        "prepare": ("prepare_online",),
+    },
+)
+
+__all__ = ["OnlineData", "OnlineFeed", "StreamProgress", "prepare_online"]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hlat.data.content import as_bytes
-from hlat.data.online.catalogue import Block
-from hlat.data.online.faults import Faults
-from hlat.data.online.opening import Opener
-from hlat.data.online.plan import Plan
+from hlat.data.formats import as_bytes
+from hlat.data.online.bad_rows import Faults
+from hlat.data.online.block_index import Block
+from hlat.data.online.block_reader import Opener
 from hlat.data.online.stream import Document
-from hlat.data.split import Assignment
-from hlat.data.turns import Turns
+from hlat.data.online.worker_protocol import Plan
+from hlat.data.samples import Turns
+from hlat.data.sources import Assignment
 from hlat.runtime import DataError
 
 

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.assembly import Part
-from hlat.data.content import Content
-from hlat.data.fitting import Fitted, fit
+from hlat.data.formats import Content
+from hlat.data.samples import Fitted, Part, fit
 
 _GROUP = 32  # rows that are fitted together; a larger group pads less and holds more in memory
 _PIECE = 1 << 14  # characters

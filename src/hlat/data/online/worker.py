@@ -19,15 +19,13 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from hlat.data.assembly import fill_row
-from hlat.data.content import Content, tokens_of
-from hlat.data.mixture import Mixture, Shares
-from hlat.data.online.dealing import rows_between, streams_of
+from hlat.data.formats import Content, tokens_of
 from hlat.data.online.documents import Reader
-from hlat.data.online.plan import BUG, DISK, NOTE, PASSED, REFUSED, ROW, Frame, Int64s, Plan, pack_row
 from hlat.data.online.stream import Cursor, Stream
-from hlat.data.tokenizer import Tokenizer
-from hlat.data.tokenizer_loading import load_saved
+from hlat.data.online.stream_assignment import rows_between, streams_of
+from hlat.data.online.worker_protocol import BUG, DISK, NOTE, PASSED, REFUSED, ROW, Frame, Int64s, Plan, pack_row
+from hlat.data.samples import Mixture, Shares, fill_row
+from hlat.data.tokenizers import Tokenizer, load_saved
 from hlat.runtime import HlatError, StorageError
 
 _TOGETHER = 64  # rows for which text is tokenized in one go

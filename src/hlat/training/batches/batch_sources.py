@@ -16,7 +16,8 @@ import torch
 
 from hlat.checkpoint.format import Block, whole_tensors
 from hlat.checkpoint.protocol import Checkpoint
-from hlat.data import Batch, OnlineData, OnlineFeed, StreamProgress, TrainingData
+from hlat.data.online import OnlineData, OnlineFeed, StreamProgress
+from hlat.data.samples import Batch, TrainingData
 from hlat.parallel import ParallelModel
 from hlat.runtime import DataError
 from hlat.runtime.distributed import Ranks, sendable

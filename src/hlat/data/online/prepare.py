@@ -1,0 +1,261 @@
+"""What is done once before text can be tokenized while training: tokenizer, validation split, catalogue of blocks.
+
+    files --sampled hashes--> what they are --> tokenizer, given or trained
+          --blocks------------------------> blocks.npy
+          --documents of some blocks------> validation tokens
+          --> manifest.json, written last
+
+The corpus is not read as a whole, unless a tokenizer is trained on it: a file counts by its size and the hash of its
+beginning, middle and end. Which documents are validation text is decided by their hashes, as everywhere; of these, as
+many are taken as the recipe evaluates on, from blocks all over the corpus.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from hlat.config.sections import DataConfig
+from hlat.data.formats import Content, Row, Vocabulary, as_bytes, text_bytes, tokens_of
+from hlat.data.manifest import (
+    BLOCKS,
+    FORMAT_VERSION,
+    TOKENIZER,
+    BlocksRecord,
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    SourceTokens,
+    SplitRecord,
+    content_fingerprint,
+    documents_file,
+    places_of,
+    read_manifest,
+    shard_file,
+    write_manifest,
+)
+from hlat.data.online.block_index import WHOLE, Block, as_array, block_bytes, blocks_of, remote_blocks
+from hlat.data.online.block_reader import Opener
+from hlat.data.prepare import Corpus, SplitPlan, checked_folder, locked, make_tokenizer, silent
+from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, settings_beside, token_dtype
+from hlat.data.samples import permute
+from hlat.data.sources import Assignment, SourceFile, Split, corpus_changes, hash_threshold, list_files
+from hlat.data.stores import storing, sync_folder, write_whole
+from hlat.data.tokenizers import Ids, Tokenizer
+from hlat.runtime import DataError
+
+_SAMPLED = 1 << 16  # bytes of each of three places of a file that are hashed
+_TOGETHER = 32  # validation documents that are tokenized in one go
+
+
+def prepare_online(
+    config: DataConfig,
+    out_dir: str | Path,
+    validation_tokens: int | None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Prepared:
+    """Make ready what training needs besides the text itself; returns at once if that is done already.
+
+    Args:
+        config: the data section, of mode ``online``.
+        out_dir: the folder of the result.
+        validation_tokens: about how many are wanted; None for all that there are.
+        progress: told of the stage "sample", where a tokenizer is trained; see ``hlat.data.Progress``.
+
+    Raises:
+        DataError: a corpus or tokenizer that cannot be used, or a folder that holds other data.
+        StorageError: the disk refused.
+    """
+    folder = checked_folder(out_dir)
+    files = [_identified(file) for file in list_files(config, folder)]
+    manifest = read_manifest(folder)
+    settings = settings_beside(folder, manifest, config)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, wait=True):
+            manifest = read_manifest(folder)
+            if manifest is None:
+                _Setup(config, folder, files, validation_tokens, progress or silent).run(settings)
+            else:
+                before = [(record.path, record.content) for record in manifest.sources]
+                refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
+    return open_prepared(folder, config).reading([SourceRecord.of(file) for file in files])
+
+
+def _identified(file: SourceFile) -> SourceFile:
+    """The file with a hash of its size, beginning, middle and end; in a remote store, of its version there."""
+    if file.index is not None:
+        file = replace(file, index=_identified(file.index))
+    digest = hashlib.sha256(str(file.size).encode())
+    if file.shelf is not None:
+        digest.update((file.etag or str(file.mtime_ns)).encode())
+        return replace(file, sha256=digest.hexdigest())
+    try:
+        with Path(file.path).open("rb") as stream:
+            for place in (0, (file.size - _SAMPLED) // 2, file.size - _SAMPLED):
+                stream.seek(max(place, 0))
+                digest.update(stream.read(_SAMPLED))
+    except OSError as error:
+        raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
+    return replace(file, sha256=digest.hexdigest())
+
+
+def _unhashed(file: SourceFile) -> SourceFile:
+    """The file without its hash: one of parts of it is none that a fetch may look for."""
+    return replace(file, sha256="", index=None if file.index is None else _unhashed(file.index))
+
+
+class _Setup:
+    """One set-up, from files to the finished folder."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        folder: Path,
+        files: list[SourceFile],
+        validation_tokens: int | None,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._config, self._folder, self._progress = config, folder, progress
+        self._records = [SourceRecord.of(file) for file in files]
+        self._files = [_unhashed(file) for file in files]
+        self._wanted = validation_tokens
+        share = config.validation.fraction if config.validation.path is None else 0.0
+        self._below = hash_threshold(share)
+
+    def run(self, settings: dict[str, object]) -> None:
+        """Write everything, the manifest last."""
+        blocks, counts = self._blocks()
+        tokenizer, notes = self._tokenizer()
+        buffer = BytesIO()
+        np.save(buffer, as_array(blocks), allow_pickle=False)
+        write_whole(self._folder / BLOCKS, buffer.getvalue())
+        content = buffer.getvalue()
+        sha256 = hashlib.sha256(content).hexdigest()
+        record = BlocksRecord(file=BLOCKS, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
+        dtype = token_dtype(tokenizer.vocab_size)
+        splits = {
+            "train": self._written("train", [], dtype, 0),
+            "validation": self._validation(blocks, tokenizer, dtype),
+        }
+        manifest = Manifest.model_validate(
+            {
+                "format_version": FORMAT_VERSION,
+                "fingerprint": content_fingerprint(tokenizer.sha256, dtype, splits, self._records, record),  # type: ignore[arg-type]
+                "dtype": dtype,
+                "vocab_size": tokenizer.vocab_size,
+                "eos_id": tokenizer.eos_id,
+                "bos_id": tokenizer.bos_id,
+                "tokenizer_sha256": tokenizer.sha256,
+                "splits": splits,
+                "rows": [],
+                "quarantine": None,
+                "notes": notes,
+                "settings": settings,
+                "places": places_of(self._config),
+                "sources": self._records,
+                "blocks": record,
+            }
+        )
+        sync_folder(self._folder)
+        write_manifest(self._folder, manifest)
+        sync_folder(self._folder)
+
+    def _blocks(self) -> tuple[list[Block], list[int]]:
+        """The blocks of all training files, and how many are each source's."""
+        total = sum(file.size for file in self._files if not file.is_validation)
+        size = block_bytes(total, self._config.streams)
+        blocks: list[Block] = []
+        counts = [0] * max(len(self._config.sources), 1)
+        for index, file in enumerate(self._files):
+            if not file.is_validation:
+                found = _blocks_of(index, file, size)
+                blocks += found
+                counts[file.source] += len(found)
+        if not blocks:
+            raise DataError(f"{self._files[0].path}: no text for training: the files hold no rows.")
+        return blocks, counts
+
+    def _tokenizer(self) -> tuple[Tokenizer, list[str]]:
+        """The tokenizer, given or trained, saved; and what to tell of it."""
+        corpus = Corpus(self._files, range(len(self._files)), self._config.unreadable_rows)
+        share = self._config.validation.fraction if self._config.validation.path is None else 0.0
+        return make_tokenizer(self._config, corpus, SplitPlan(share), self._folder / TOKENIZER, self._progress)
+
+    # --- validation --------------------------------------------------------------------------------------------------
+
+    def _validation(self, blocks: list[Block], tokenizer: Tokenizer, dtype: str) -> SplitRecord:
+        documents: list[Ids] = []
+        end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        total_bytes = tokens = 0
+        found = self._validation_documents(blocks, Vocabulary.of(tokenizer))
+        while self._wanted is None or tokens < self._wanted:
+            together = list(islice(found, _TOGETHER))
+            if not together:
+                break
+            for content, ids in zip(together, tokens_of(together, tokenizer), strict=True):
+                documents.append(np.concatenate([ids, np.array(end, dtype=np.uint32)]))
+                tokens += len(documents[-1])
+                total_bytes += text_bytes(content, tokenizer)
+        return self._written("validation", documents, dtype, total_bytes)
+
+    def _validation_documents(self, blocks: list[Block], vocabulary: Vocabulary) -> Iterator[Content]:
+        """All of the files given for validation; else what falls to it by hash, of blocks in a drawn order."""
+        opener = Opener(vocabulary)
+        if self._config.validation.path is not None:
+            for file in self._files:
+                if file.is_validation:
+                    yield from _documents(opener.rows(file, Block(0, 0, WHOLE), 0))
+            return
+        if not self._below:
+            return
+        assignment = Assignment(below=self._below)
+        for place in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
+            file = self._files[blocks[place].file]
+            for content in _documents(opener.rows(file, blocks[place], 0)):
+                if assignment.by_hash(as_bytes(content)) == "validation":
+                    yield content
+
+    def _written(self, split: Split, documents: list[Ids], dtype: str, text_bytes: int) -> SplitRecord:
+        """A split, written as one shard."""
+        starts = np.cumsum([0, *map(len, documents)], dtype=np.uint64).astype("<u8").tobytes()
+        tokens = np.concatenate(documents) if documents else np.empty(0, dtype=np.uint32)
+        content = tokens.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+        write_whole(self._folder / documents_file(split), starts)
+        shards = []
+        if documents:
+            name = shard_file(split, 0)
+            write_whole(self._folder / name, content)
+            sha256 = hashlib.sha256(content).hexdigest()
+            shards = [ShardRecord(file=name, tokens=len(tokens), bytes=len(content), sha256=sha256)]
+        return SplitRecord(
+            documents=len(documents),
+            tokens=len(tokens),
+            text_bytes=text_bytes,
+            sources=[SourceTokens(source=-1, documents=len(documents), tokens=len(tokens))] if documents else [],
+            shards=shards,
+            documents_file=documents_file(split),
+            documents_sha256=hashlib.sha256(starts).hexdigest(),
+        )
+
+
+def _documents(rows: Iterator[Row]) -> Iterator[Content]:
+    """What of rows is neither null nor empty."""
+    yield from (row.content for row in rows if row.content is not None and len(row.content))
+
+
+def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:
+    if file.shelf is not None:
+        return list(remote_blocks(index, file.path, file.size, size))
+    try:
+        return list(blocks_of(index, Path(file.path), file.column, size))
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).strip().rstrip(".").splitlines()[0]
+        raise DataError(
+            f"{file.path}: cannot be opened: {reason}. It is truncated or damaged: fetch or write the file again."
+        ) from error

@@ -1,0 +1,253 @@
+"""The corpus as a stream of documents, from any place in it, and cut into units of work.
+
+    files --read from a cursor--> documents --as many as fill a unit--> Unit
+
+Which documents form unit n depends on the corpus and the stretch of it alone, so a restart finds the same units again
+and reads only those that are not finished.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from hlat.data.formats import Content, Fault, Row, TokenDocuments, Vocabulary, as_bytes, read_documents
+from hlat.data.manifest import Tally, Unreadable
+from hlat.data.prepare.work_units import Cursor, Span, Unit, UnitIndex
+from hlat.data.sources import ALL_VALIDATION, Assignment, SourceFile, Split, hash_threshold
+from hlat.data.stores import in_turn
+
+_UNIT_ROWS = 1 << 18  # rows without text fill no unit, and each that cannot be read is listed in one
+
+
+class Document(NamedTuple):
+    """One row of one file; ``position`` counts the bytes of all files of the stretch up to it."""
+
+    file: int
+    row: int
+    content: Content | None
+    position: int
+    fault: Fault | None
+
+    def unreadable(self, rows: int) -> list[Unreadable]:
+        """The row, if it cannot be read, as the last of so many rows."""
+        if self.fault is None:
+            return []
+        return [Unreadable(self.file, self.row, self.fault.line, rows, self.fault.reason, self.fault.remedy)]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The files of a corpus, and those of them whose documents are wanted here.
+
+    Attributes:
+        files: all files.
+        stretch: indices of the files that are wanted, all of them or a part's.
+        unreadable_rows: the largest share of the rows that may be unreadable.
+        vocabulary: of the tokenizer that is given; None for one that is trained.
+    """
+
+    files: list[SourceFile]
+    stretch: range
+    unreadable_rows: float
+    vocabulary: Vocabulary | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the files that are wanted."""
+        return sum(self.files[index].size for index in self.stretch)
+
+    @property
+    def whole(self) -> "Corpus":
+        """The corpus with all of its files wanted."""
+        return replace(self, stretch=range(len(self.files)))
+
+    def tally(self) -> Tally:
+        """A count of rows that has seen none yet."""
+        return Tally(self.unreadable_rows, self.files)
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """How the corpus is split.
+
+    Attributes:
+        fraction: share of the documents that is validation text, chosen by hash; 0 for none.
+        tails: for each source, the character, or token, at which its validation tail begins; None if not split by tail.
+        before: for each source, its characters, or tokens, before the stretch that is worked on, where there are tails.
+    """
+
+    fraction: float
+    tails: dict[int, int] | None = None
+    before: dict[int, int] = field(default_factory=dict)
+
+    def assignment(self, file: SourceFile, characters_before: int) -> Assignment:
+        """How documents of a file are split, of whose source so many characters came before."""
+        if file.is_validation:
+            return ALL_VALIDATION
+        if self.tails is not None:
+            return Assignment(boundary=max(self.tails[file.source] - characters_before, 0))
+        return Assignment(below=hash_threshold(self.fraction))
+
+
+def stream(corpus: Corpus, start: Cursor) -> Iterator[Document]:
+    """The documents of a corpus from a cursor on, in order; null and unreadable ones with None.
+
+    Raises:
+        DataError: a file that cannot be read as it should, or that changed since it was fingerprinted.
+    """
+    before = sum(corpus.files[index].size for index in range(corpus.stretch.start, start.file))
+    with closing(in_turn(corpus.files[start.file : corpus.stretch.stop])) as arriving:
+        for index, (file, local) in enumerate(arriving, start.file):
+            with file.named(local):
+                for row in _rows(corpus, file, local, start.row if index == start.file else 0):
+                    yield Document(index, row.row, row.content, before + row.position, row.fault)
+            file.check_unchanged()
+            before += file.size
+
+
+def _rows(corpus: Corpus, file: SourceFile, local: Path, start: int) -> Iterator[Row]:
+    if file.index is None:
+        yield from read_documents(local, file.column, start)
+        return
+    assert corpus.vocabulary is not None, "files of tokens are refused where no tokenizer is given"
+    with file.index.opened() as index, file.index.named(index):
+        yield from TokenDocuments(local, index, corpus.vocabulary).rows(start)
+
+
+def watched(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[Document]:
+    """All documents that can be read, with a report of the bytes done at every thousandth of the corpus.
+
+    Raises:
+        DataError: as ``stream``; and where too many rows cannot be read.
+    """
+    total, reported, tally = corpus.bytes, 0, corpus.tally()
+    for document in stream(corpus, Cursor(corpus.stretch.start)):
+        tally.add(1, document.unreadable(1))
+        if document.fault is None:
+            yield document
+        if document.position - reported > total // 1000:
+            reported = document.position
+            progress(reported, total)
+    tally.end()
+    progress(total, total)
+
+
+def texts_of(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None]) -> Iterator[tuple[Split, str]]:
+    """The texts of a corpus of text, without null, empty and unreadable ones, and the split that each goes to."""
+    characters: dict[int, int] = defaultdict(int)
+    for document in watched(corpus, progress):
+        file = corpus.files[document.file]
+        if text := document.content:
+            assert isinstance(text, str), "no tokenizer is trained where documents are tokens"
+            assignment = plan.assignment(file, characters[file.source])
+            yield from assignment.pieces(text, text.encode(), 0)
+            characters[file.source] += len(text)
+
+
+def units(
+    corpus: Corpus, plan: SplitPlan, unit_bytes: int, finished: Callable[[int], UnitIndex | None]
+) -> Iterator[Unit]:
+    """The units that are not finished, in order; none of an empty stretch.
+
+    Args:
+        corpus: what they are cut from.
+        plan: how it is split.
+        unit_bytes: a unit ends with the document that reaches so many bytes of text or tokens, or with its source.
+        finished: the index of a unit, None if it has to be made.
+
+    Raises:
+        DataError: as ``stream``; and where too many rows cannot be read.
+    """
+    cursor, last, number = Cursor(corpus.stretch.start), not corpus.stretch, 0
+    characters: dict[int, int] = defaultdict(int, plan.before)
+    documents: _Peekable | None = None
+    tally = corpus.tally()
+    while not last:
+        index = finished(number)
+        if index is None:
+            documents = documents or _Peekable(stream(corpus, cursor))
+            draft = _Draft(corpus.files, documents.head.file if documents.head else cursor.file)
+            draft.fill(documents, tally, unit_bytes)
+            span = draft.span(number, documents.head is None)
+            yield draft.unit(span, plan.assignment(draft.file, characters[span.source]))
+        else:
+            documents, span = None, index.span
+            tally.add(span.rows, span.unreadable)
+        cursor, last = span.next, span.last
+        characters[span.source] += span.characters
+        number += 1
+    if len(corpus.stretch) == len(corpus.files):
+        tally.end()  # a part's rows are judged with those of the others
+
+
+class _Peekable:
+    """Documents, with a look at the next one; ``head`` is None at their end."""
+
+    def __init__(self, documents: Iterator[Document]) -> None:
+        self._documents = documents
+        self.head: Document | None = next(documents, None)
+
+    def take(self) -> Document:
+        assert self.head is not None
+        head, self.head = self.head, next(self._documents, None)
+        return head
+
+
+class _Draft:
+    """A unit that is being filled, from a file on."""
+
+    def __init__(self, files: list[SourceFile], first: int) -> None:
+        self._files, self.file = files, files[first]
+        self._next = Cursor(first)
+        self._from_row = 0
+        self._documents: list[bytes] = []
+        self._unreadable: list[Unreadable] = []
+        self._bytes = self._characters = self._rows = self._nulls = self._empty = self._position = 0
+
+    def fill(self, documents: _Peekable, tally: Tally, unit_bytes: int) -> None:
+        """Take documents of one source until there is enough text."""
+        self._from_row = documents.head.row if documents.head else 0
+        while (
+            self._bytes < unit_bytes
+            and self._rows < _UNIT_ROWS
+            and documents.head is not None
+            and self._files[documents.head.file].source == self.file.source
+        ):
+            document = documents.take()
+            tally.add(1, document.unreadable(1))
+            self._add(document)
+
+    def _add(self, document: Document) -> None:
+        self._next, self._position = Cursor(document.file, document.row + 1), document.position
+        self._rows += 1
+        self._unreadable += document.unreadable(self._rows)
+        if document.content is not None and len(document.content):
+            self._documents.append(as_bytes(document.content))
+            self._bytes += len(self._documents[-1])
+            self._characters += len(document.content)
+        elif document.fault is None:
+            self._nulls += document.content is None
+            self._empty += document.content is not None
+
+    def span(self, number: int, last: bool) -> Span:
+        """What was taken."""
+        return Span(
+            number=number,
+            next=self._next,
+            last=last,
+            source=self.file.source,
+            characters=self._characters,
+            rows=self._rows,
+            null_rows=self._nulls,
+            empty_documents=self._empty,
+            unreadable=self._unreadable,
+            position=self._position,
+        )
+
+    def unit(self, span: Span, assignment: Assignment) -> Unit:
+        """The unit, ready to be tokenized."""
+        where = f"{self.file.path}, from row {self._from_row}"
+        return Unit(span, assignment, self._documents, self.file.index is not None, where)

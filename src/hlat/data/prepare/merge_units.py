@@ -1,0 +1,162 @@
+"""Finished units, in their order -> shards and document boundaries of both splits, and their manifest records.
+
+Here copies of documents are counted and left out, since here all units come by in the order of the corpus.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hlat.config.sections import DataConfig
+from hlat.data.manifest import (
+    QuarantineRecord,
+    QuarantineWriter,
+    ShardRecord,
+    SourceRows,
+    SourceTokens,
+    SplitRecord,
+    documents_file,
+    names_of,
+)
+from hlat.data.prepare.duplicates import Bools, Seen
+from hlat.data.prepare.work_units import Span, SplitIndex, UnitIndex, read_index, tokens_file
+from hlat.data.prepared import DocumentWriter, ShardWriter
+from hlat.data.sources import SPLITS, SourceFile, Split
+
+
+@dataclass
+class _Kept:
+    """What one split has of one source."""
+
+    documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+
+
+@dataclass
+class _Rows:
+    """What became of the rows of one source: the counts of SourceRows."""
+
+    rows: int = 0
+    null_rows: int = 0
+    empty_documents: int = 0
+    unreadable_rows: int = 0
+    documents: int = 0
+    copies: int = 0
+    copied_tokens: int = 0
+    splits: dict[Split, _Kept] = field(default_factory=lambda: {split: _Kept() for split in SPLITS})
+
+    def add(self, span: Span, copies: Bools) -> None:
+        """Count the rows of a unit."""
+        self.rows += span.rows
+        self.null_rows += span.null_rows
+        self.empty_documents += span.empty_documents
+        self.unreadable_rows += len(span.unreadable)
+        self.documents += len(copies)
+        self.copies += int(copies.sum())
+
+
+class Merge:
+    """Takes finished units, in their order; a context manager that leaves no half-written file.
+
+    Args:
+        config: the data section: tokens per shard, whether copies are dropped, names of the sources.
+        files: the files that rows are numbered by.
+        out: where the shards and boundaries go.
+        dtype: of the tokens.
+        consume: whether the token files of units are removed once shards hold them; where not, they may have come
+            from elsewhere, and their checksums are compared.
+    """
+
+    def __init__(
+        self, config: DataConfig, files: list[SourceFile], out: Path, dtype: str, *, consume: bool = True
+    ) -> None:
+        self._drop, self._names = config.duplicates == "drop", names_of(config)
+        self._next, self._last = 0, False
+        self._seen, self._consume = Seen(), consume
+        self._rows = {file.source: _Rows() for file in files}
+        self._quarantine = QuarantineWriter(out, files)
+        self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
+        self._documents = {split: DocumentWriter(out / documents_file(split)) for split in SPLITS}
+        self._itemsize = np.dtype(dtype).itemsize
+        self.position = 0
+
+    def __enter__(self) -> "Merge":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for split in SPLITS:
+            self._shards[split].abandon()
+            self._documents[split].abandon()
+        self._quarantine.abandon()
+
+    def take_finished(self, folder: Path) -> None:
+        """Take every unit of a folder that is finished and has only finished ones before it."""
+        while not self._last and (unit := read_index(folder, self._next)) is not None:
+            self.take(unit, folder)
+            self._next += 1
+            self._last = unit.span.last
+
+    def take(self, unit: UnitIndex, folder: Path) -> None:
+        """Take the next unit of the corpus.
+
+        Raises:
+            DataError: its files are damaged.
+            OSError: the disk refused.
+        """
+        copies = self._seen.add(unit.hashes)
+        rows = self._rows[unit.span.source]
+        rows.add(unit.span, copies)
+        for split in SPLITS:
+            part = unit.splits[split]
+            copied = copies[part.documents]
+            rows.copied_tokens += int(part.lengths[copied].sum())
+            if len(part.documents):
+                kept = ~copied if self._drop else np.ones_like(copied)
+                self._append(split, part, kept, rows.splits[split], tokens_file(folder, unit.span.number, split))
+        self._quarantine.append(unit.span.unreadable)
+        self.position = max(self.position, unit.span.position)
+
+    def texts(self) -> dict[Split, int]:
+        """Documents of each split so far, 0 where they have no tokens."""
+        return {s: self._documents[s].documents if self._shards[s].position else 0 for s in SPLITS}
+
+    def close(self) -> tuple[dict[Split, SplitRecord], list[SourceRows], QuarantineRecord | None]:
+        """Finish all files; returns what they hold, what became of the rows, and the list of the unreadable ones."""
+        rows = [
+            SourceRows(
+                source=source,
+                name=self._names[source],
+                **{name: count for name, count in vars(counts).items() if name != "splits"},
+            )
+            for source, counts in self._rows.items()
+        ]
+        return {split: self._record(split) for split in SPLITS}, rows, self._quarantine.close()
+
+    def _append(self, split: Split, part: SplitIndex, kept: Bools, counts: _Kept, tokens: Path) -> None:
+        self._shards[split].append(tokens, part.lengths, kept, part.sha256)
+        self._documents[split].append(part.lengths[kept])
+        counts.documents += int(kept.sum())
+        counts.tokens += int(part.lengths[kept].sum())
+        counts.text_bytes += int(part.text_bytes[kept].sum())
+
+    def _record(self, split: Split) -> SplitRecord:
+        shards = [
+            ShardRecord(file=shard.name, tokens=shard.tokens, bytes=shard.tokens * self._itemsize, sha256=shard.sha256)
+            for shard in self._shards[split].close()
+        ]
+        kept = {source: rows.splits[split] for source, rows in self._rows.items()}
+        return SplitRecord(
+            documents=self._documents[split].documents,
+            tokens=self._shards[split].position,
+            text_bytes=sum(counts.text_bytes for counts in kept.values()),
+            sources=[
+                SourceTokens(source=source, documents=counts.documents, tokens=counts.tokens)
+                for source, counts in kept.items()
+                if counts.documents
+            ],
+            shards=shards,
+            documents_file=documents_file(split),
+            documents_sha256=self._documents[split].close(),
+        )

@@ -1,0 +1,136 @@
+"""Units in, finished unit numbers out, with worker processes in between and a bounded number of units on the way."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from hlat.data.prepare.work_units import Unit
+from hlat.data.prepare.worker import write_unit
+from hlat.data.stores import storage_error
+from hlat.runtime import DataError
+
+
+class WorkerPool:
+    """Worker processes that tokenize units; a context manager that leaves no process behind.
+
+    Args:
+        count: how many processes; they are started when there is work for them.
+        tokenizer: folder of the tokenizer.
+        folder: where the unit files go.
+        dtype: of the tokens.
+    """
+
+    def __init__(self, count: int, tokenizer: Path, folder: Path, dtype: str) -> None:
+        self._count = count
+        self._folder = folder
+        self._settings = {"tokenizer": str(tokenizer), "folder": str(folder), "dtype": dtype}
+        self._tasks: queue.Queue[Unit | None] = queue.Queue()
+        self._results: queue.Queue[int | BaseException] = queue.Queue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _ in self._threads:
+            self._tasks.put(None)
+        for process in self._processes:
+            process.kill()  # what is not finished is not wanted; what is finished is on the disk
+        for thread in self._threads:
+            thread.join()
+        for process in self._processes:
+            process.wait()
+        for half_written in self._folder.glob("*.tmp"):  # by a process that was killed: a full disk needs the space
+            half_written.unlink()
+
+    def run(self, units: Iterator[Unit]) -> Iterator[int]:
+        """Tokenize the units; yields the number of each unit once its files are on the disk, in any order.
+
+        Raises:
+            DataError: a unit that cannot be tokenized, or a process that was killed.
+            StorageError: the disk refused.
+        """
+        waiting = 0
+        for unit in units:
+            if waiting == len(self._processes) < self._count:
+                self._start()
+            self._tasks.put(unit)
+            waiting += 1
+            while waiting > 2 * self._count or (waiting and not self._results.empty()):
+                yield self._next()
+                waiting -= 1
+        for _ in range(waiting):
+            yield self._next()
+
+    def _next(self) -> int:
+        result = self._results.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _start(self) -> None:
+        one_thread = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "hlat.data.prepare.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **one_thread},
+            start_new_session=True,  # Ctrl-C is for the parent, which ends its workers itself
+        )
+        self._processes.append(process)
+        thread = threading.Thread(target=self._serve, args=(process,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, process: "subprocess.Popen[bytes]") -> None:
+        """Feed one process from the queue of tasks until told to stop."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        where = "start-up"
+        try:
+            process.stdin.write(json.dumps(self._settings).encode() + b"\n")
+            while (unit := self._tasks.get()) is not None:
+                where = unit.where
+                write_unit(process.stdin, unit)
+                self._results.put(self._outcome(process.stdout.readline(), unit, process))
+        except BrokenPipeError:
+            self._results.put(_ended(process, where))
+        except BaseException as error:
+            self._results.put(error)
+        finally:
+            process.stdout.close()
+            with suppress(OSError):  # what is left in the buffer has nobody to read it
+                process.stdin.close()
+
+    def _outcome(self, line: bytes, unit: Unit, process: "subprocess.Popen[bytes]") -> int | Exception:
+        if not line:
+            return _ended(process, unit.where)
+        reply = json.loads(line)
+        if "done" in reply:
+            return int(reply["done"])
+        message = reply["error"]["message"]
+        match reply["error"]["kind"]:
+            case "data":
+                return DataError(f"{unit.where}: {message}")
+            case "storage":
+                return storage_error(self._folder, message)
+        return RuntimeError(f"a tokenizing process failed on {unit.where}:\n{message}")
+
+
+def _ended(process: "subprocess.Popen[bytes]", where: str) -> DataError:
+    code = process.wait()
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    return DataError(
+        f"{where}: a tokenizing process {how}, perhaps because memory ran out. Run again, "
+        "with fewer data.workers if it happens again: finished work is kept."
+    )

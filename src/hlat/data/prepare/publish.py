@@ -1,0 +1,91 @@
+"""What was put together in a staging folder -> prepared data in its place, the manifest last."""
+
+import shutil
+
+from hlat.config.sections import DataConfig
+from hlat.data.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    Manifest,
+    QuarantineRecord,
+    SourceRecord,
+    SourceRows,
+    content_fingerprint,
+    places_of,
+    write_manifest,
+)
+from hlat.data.prepare.merge_units import Merge
+from hlat.data.prepare.staging import Staging
+from hlat.data.prepared import CHECKSUM, token_dtype
+from hlat.data.sources import SourceFile
+from hlat.data.stores import sync_folder
+from hlat.data.tokenizers import Tokenizer
+
+
+def complete(
+    staging: Staging,
+    config: DataConfig,
+    settings: dict[str, object],
+    files: list[SourceFile],
+    tokenizer: Tokenizer,
+    merge: Merge,
+    notes: list[str],
+) -> None:
+    """Finish what was merged, and write the manifest, still in the staging folder.
+
+    Args:
+        staging: the staging folder.
+        config: the data section.
+        settings: those of it that decide the content.
+        files: what the data was made from.
+        tokenizer: what made its tokens.
+        merge: has taken all units.
+        notes: what to tell of the preparation so far.
+    """
+    dtype = token_dtype(tokenizer.vocab_size)
+    splits, rows, quarantine = merge.close()
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        fingerprint=content_fingerprint(tokenizer.sha256, dtype, splits),
+        dtype=dtype,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        tokenizer_sha256=tokenizer.sha256,
+        splits=splits,
+        rows=rows,
+        quarantine=quarantine,
+        notes=[*notes, *_notes(config, rows, quarantine)],
+        settings=settings,
+        places=places_of(config),
+        sources=[SourceRecord.of(file) for file in files],
+    )
+    sync_folder(staging.out)
+    write_manifest(staging.out, manifest)
+    sync_folder(staging.out)
+
+
+def publish(staging: Staging) -> None:
+    """Move the result to its place; killed in between, the next run goes on moving."""
+    names = sorted(path.name for path in staging.out.iterdir() if path.suffix != CHECKSUM)
+    for name in [*(name for name in names if name != MANIFEST), MANIFEST]:
+        (staging.out / name).rename(staging.folder / name)
+    sync_folder(staging.folder)
+    shutil.rmtree(staging.root)
+
+
+def _notes(config: DataConfig, rows: list[SourceRows], quarantine: QuarantineRecord | None) -> list[str]:
+    """What the user should know of the rows, one sentence each."""
+    notes = []
+    if nulls := sum(source.null_rows for source in rows):
+        notes.append(f"{nulls} rows hold no text (null) and were left out.")
+    if quarantine is not None:
+        everything = sum(source.rows for source in rows)
+        notes.append(
+            f"{quarantine.rows} of {everything} rows could not be read and were left out: {quarantine.file} lists them."
+        )
+    if copies := sum(source.copies for source in rows):
+        documents = sum(source.documents for source in rows)
+        done = "were left out" if config.duplicates == "drop" else "are kept; data.duplicates=drop leaves them out"
+        notes.append(f"{copies} of {documents} documents are exact copies of earlier ones and {done}.")
+    return notes

@@ -1,0 +1,184 @@
+"""Prepared data, checked completely: every byte against the manifest, and the manifest against itself.
+
+Nothing is changed, unless a manifest without a checksum is to have one. Everything that is wrong is said at once: a
+damaged disk seldom damages one file.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from hlat.config.sections import DataConfig
+from hlat.data.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    QuarantineRecord,
+    ShardRecord,
+    SplitRecord,
+    read_manifest,
+    write_manifest,
+)
+from hlat.data.prepare.preparation import locked
+from hlat.data.prepare.tokenizer_and_split import Progress
+from hlat.data.prepared import (
+    Prepared,
+    content_problems,
+    contradictions,
+    open_prepared,
+    setting_problems,
+    size_problems,
+    tokenizer_problems,
+)
+from hlat.data.tokenizers import load_saved
+from hlat.runtime import DataError
+
+_CHUNK = 1 << 23  # bytes looked at together; a whole number of tokens and of boundaries
+_CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"
+
+
+def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress | None = None) -> Prepared:
+    """Open prepared data and check all of its content: checksums, token range, document boundaries, counts.
+
+    Args:
+        dir: the folder.
+        config: if given, the settings that decide the content must be the ones the data was prepared with.
+        progress: called with "verify", bytes checked and bytes in all.
+
+    Raises:
+        DataError: every problem found, one a line.
+    """
+    folder = Path(dir).expanduser()
+    found = problems(folder, config, progress)
+    if found:
+        listed = "".join(f"\n  {problem}" for problem in found)
+        raise DataError(f"{folder}: {len(found)} problem{'s' if len(found) > 1 else ''}:{listed}")
+    return open_prepared(folder)
+
+
+def verify_and_seal(dir: str | Path, progress: Progress | None = None) -> Prepared:
+    """``verify``, after which a manifest that has no checksum of its own gets one, if the folder can be written to.
+
+    Args:
+        dir: the folder.
+        progress: see ``verify``.
+
+    Raises:
+        DataError: every problem found, one a line.
+    """
+    prepared = verify(dir, progress=progress)
+    if prepared.manifest.has_checksum:
+        return prepared
+    with suppress(OSError), locked(prepared.dir, wait=True):
+        write_manifest(prepared.dir, prepared.manifest)
+    return open_prepared(prepared.dir)
+
+
+def problems(folder: Path, config: DataConfig | None = None, progress: Progress | None = None) -> list[str]:
+    """Everything that is wrong with prepared data, a sentence each; nothing where all is well.
+
+    Raises:
+        DataError: there is no manifest, or it cannot be read: nothing else can be known then.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DataError(f"{folder}: no prepared data here (no {MANIFEST}). Run hlat data prepare first.")
+    other = [] if config is None else setting_problems(folder, manifest, config)
+    contradictory = list(contradictions(manifest))
+    missing = list(size_problems(folder, manifest))
+    return [
+        *other,
+        *contradictory,
+        *_of_tokenizer(folder, manifest),
+        *missing,
+        *([] if contradictory or missing else _tried("", 0, lambda: list(content_problems(folder, manifest)))),
+        *_of_contents(folder, manifest, {problem.partition(":")[0] for problem in missing}, progress),
+    ]
+
+
+def _of_tokenizer(folder: Path, manifest: Manifest) -> Iterator[str]:
+    try:
+        tokenizer = load_saved(folder / TOKENIZER)
+    except DataError as error:
+        yield str(error)
+        return
+    yield from tokenizer_problems(manifest, tokenizer)
+
+
+def _of_contents(folder: Path, manifest: Manifest, broken: set[str], progress: Progress | None) -> Iterator[str]:
+    """What is wrong inside the files that are there in full, read side by side."""
+    checks: list[tuple[str, int, Callable[[], list[str]]]] = []
+    for record in manifest.splits.values():
+        for shard in record.shards:
+            checks.append((shard.file, shard.bytes, partial(_of_shard, folder, shard, manifest)))
+        size = 8 * (record.documents + 1)
+        checks.append((record.documents_file, size, partial(_of_boundaries, folder, record)))
+    if manifest.quarantine is not None:
+        checks.append((manifest.quarantine.file, 0, partial(_of_quarantine, folder, manifest.quarantine)))
+    checks = [check for check in checks if check[0] not in broken]
+    done, total = 0, sum(size for _, size, _ in checks)
+    with ThreadPoolExecutor(min(len(checks), os.cpu_count() or 1) or 1) as pool:
+        for (_, size, _), found in zip(checks, pool.map(lambda check: _tried(*check), checks), strict=True):
+            yield from found
+            done += size
+            if progress is not None:
+                progress("verify", done, total)
+
+
+def _tried(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
+    del size
+    try:
+        return check()
+    except OSError as error:
+        return [f"{name or error.filename}: cannot be read: {error.strerror}"]
+
+
+def _of_shard(folder: Path, shard: ShardRecord, manifest: Manifest) -> list[str]:
+    digest, little = hashlib.sha256(), np.dtype(manifest.dtype).newbyteorder("<")
+    outside: list[str] = []
+    position = 0
+    for chunk in _chunks(folder / shard.file):
+        digest.update(chunk)
+        tokens = np.frombuffer(chunk[: len(chunk) // little.itemsize * little.itemsize], dtype=little)
+        if not outside and int(tokens.max(initial=0)) >= manifest.vocab_size:
+            first = int(np.argmax(tokens >= manifest.vocab_size))
+            where = f"token {tokens[first]} at {position + first}"
+            outside = [f"{shard.file}: {where} is outside the vocabulary of {manifest.vocab_size}"]
+        position += len(tokens)
+    changed = [] if digest.hexdigest() == shard.sha256 else [f"{shard.file}: {_CHANGED}"]
+    return changed + outside
+
+
+def _of_boundaries(folder: Path, record: SplitRecord) -> list[str]:
+    digest = hashlib.sha256()
+    before, sorted_from_zero = 0, True
+    for number, chunk in enumerate(_chunks(folder / record.documents_file)):
+        digest.update(chunk)
+        starts = np.frombuffer(chunk, dtype="<u8")
+        sorted_from_zero &= int(starts[0]) >= before and bool((starts[1:] >= starts[:-1]).all())
+        sorted_from_zero &= number > 0 or int(starts[0]) == 0
+        before = int(starts[-1])
+    changed = [] if digest.hexdigest() == record.documents_sha256 else [f"{record.documents_file}: {_CHANGED}"]
+    if not sorted_from_zero or before != record.tokens:
+        changed.append(f"{record.documents_file}: not the boundaries of {record.tokens} tokens")
+    return changed
+
+
+def _of_quarantine(folder: Path, record: QuarantineRecord) -> list[str]:
+    try:
+        content = (folder / record.file).read_bytes()
+    except FileNotFoundError:
+        return [f"{record.file}: is missing, should list {record.rows} rows"]
+    return [] if hashlib.sha256(content).hexdigest() == record.sha256 else [f"{record.file}: {_CHANGED}"]
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk

@@ -1,0 +1,210 @@
+"""The unit of work and of restart: a run of documents -> a file of tokens per split, and an index written last.
+
+A unit exists once its index does; killed before, it is done again. Token files go away when a finished shard holds
+their tokens; the index stays until the preparation is complete, so that a restart knows what was there. It holds 40
+bytes a document: the hash by which copies are known, and where its tokens are, so that a copy can still be left out.
+Worker processes run this module, so it brings neither torch nor the heavier rooms along.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hlat.data.formats import C, Content, as_tokens, text_bytes, tokens_of
+from hlat.data.manifest import CHECKSUM, Unreadable, is_whole, sealed
+from hlat.data.prepare.duplicates import Hashes, document_hashes
+from hlat.data.sources import SPLITS, Assignment, Split
+from hlat.data.stores import write_whole
+from hlat.data.tokenizers import Ids, Tokenizer
+from hlat.runtime import DataError
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the corpus: the index of a file and of a row in it."""
+
+    file: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which documents a unit holds, and what was met on the way.
+
+    Attributes:
+        number: index of the unit in the corpus, or in the part of it that one machine prepares.
+        next: where the following unit begins.
+        last: whether the corpus, or the part, ends with this unit.
+        source: index of the source that all its documents belong to.
+        characters: of its documents, or tokens where they are that, null and empty ones counting nothing.
+        rows: rows read, whatever was in them.
+        null_rows, empty_documents: left out, and counted.
+        unreadable: left out, and listed.
+        position: bytes of the corpus' files read when its last document had been read.
+    """
+
+    number: int
+    next: Cursor
+    last: bool
+    source: int
+    characters: int
+    rows: int
+    null_rows: int
+    empty_documents: int
+    unreadable: list[Unreadable]
+    position: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``from_json`` reads."""
+        return {**vars(self), "next": vars(self.next)}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Span":
+        """The span that ``to_json`` wrote."""
+        unreadable = [Unreadable(*row) for row in stored["unreadable"]]
+        return cls(**{**stored, "next": Cursor(**stored["next"]), "unreadable": unreadable})
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit to be tokenized.
+
+    Attributes:
+        span: what is in it.
+        assignment: how its documents are split.
+        documents: as ``as_bytes`` gives them.
+        are_tokens: whether they are tokens already, and not text.
+        where: where they are from.
+    """
+
+    span: Span
+    assignment: Assignment
+    documents: list[bytes]
+    are_tokens: bool
+    where: str
+
+
+@dataclass(frozen=True)
+class SplitIndex:
+    """What a unit put into one split, by pieces: documents, or parts of one inside which a validation tail begins.
+
+    Attributes:
+        documents: which document of the unit each piece is of, int64, shape (pieces,).
+        lengths: its tokens, its end token included, int64, shape (pieces,).
+        text_bytes: bytes of text in UTF-8 that it is, or that its tokens stand for, int64, shape (pieces,).
+        sha256: of the file of their tokens; empty where there are no pieces and so no file.
+    """
+
+    documents: Int64s
+    lengths: Int64s
+    text_bytes: Int64s
+    sha256: str
+
+
+@dataclass(frozen=True)
+class UnitIndex:
+    """A finished unit, and the hash of each of its documents."""
+
+    span: Span
+    hashes: Hashes
+    splits: dict[Split, SplitIndex]
+
+
+def encode_unit(unit: Unit, tokenizer: Tokenizer, folder: Path, dtype: str) -> None:
+    """Tokenize a unit, unless its documents are tokens, and write its files, the index last.
+
+    Raises:
+        OSError: the disk refused; the unit does not exist then.
+        DataError: a text that the tokenizer cannot encode.
+    """
+    dealt = _dealt(unit, as_tokens) if unit.are_tokens else _dealt(unit, bytes.decode)
+    ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    splits: dict[Split, dict[str, str]] = {}
+    for split in SPLITS:
+        pieces = [part for _, part in dealt[split]]
+        tokens = tokens_of(pieces, tokenizer)
+        sha256 = ""
+        if tokens:
+            content = _joined(tokens, ends, dtype).data
+            sha256 = hashlib.sha256(content).hexdigest()
+            write_whole(tokens_file(folder, unit.span.number, split), content)
+        splits[split] = {
+            "documents": _packed([document for document, _ in dealt[split]]),
+            "lengths": _packed([len(ids) + len(ends) for ids in tokens]),
+            "text_bytes": _packed([text_bytes(part, tokenizer) for part in pieces]),
+            "sha256": sha256,
+        }
+    hashes = base64.b64encode(document_hashes(unit.documents, unit.are_tokens).tobytes()).decode()
+    index = sealed({"span": unit.span.to_json(), "hashes": hashes, "splits": splits})
+    write_whole(index_file(folder, unit.span.number), json.dumps(index).encode())
+
+
+def _dealt(unit: Unit, decoded: Callable[[bytes], C]) -> dict[Split, list[tuple[int, Content]]]:
+    """The pieces of each split, and which document of the unit each is of."""
+    dealt: dict[Split, list[tuple[int, Content]]] = {split: [] for split in SPLITS}
+    offset = 0
+    for document, encoded in enumerate(unit.documents):
+        content = decoded(encoded)
+        for split, part in unit.assignment.pieces(content, encoded, offset):
+            dealt[split].append((document, part))
+        offset += len(content)
+    return dealt
+
+
+def read_index(folder: Path, number: int) -> UnitIndex | None:
+    """The index of a unit, None if the unit is not finished. Earlier versions wrote it without a checksum.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    file = index_file(folder, number)
+    try:
+        stored = json.loads(file.read_bytes())
+        if CHECKSUM in stored and not is_whole(stored):
+            raise ValueError("its content does not match the checksum in it")
+        splits = {split: _split_index(stored["splits"][split]) for split in SPLITS}
+        hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
+        return UnitIndex(Span.from_json(stored["span"]), hashes, splits)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{file}: unfinished preparation is damaged: {error}. Delete {folder.parent} and run its hlat data prepare "
+            "again."
+        ) from error
+
+
+def tokens_file(folder: Path, number: int, split: Split) -> Path:
+    """Where the tokens of a unit are; a split without documents has no such file."""
+    return folder / f"{number:08d}.{split}"
+
+
+def index_file(folder: Path, number: int) -> Path:
+    """Where the index of a unit is."""
+    return folder / f"{number:08d}.json"
+
+
+def _joined(documents: list[Ids], ends: list[int], dtype: str) -> npt.NDArray[np.unsignedinteger]:
+    end = np.array(ends, dtype=np.uint32)
+    little = np.dtype(dtype).newbyteorder("<")
+    return np.concatenate([part for ids in documents for part in (ids, end)]).astype(little)
+
+
+def _packed(numbers: list[int]) -> str:
+    return base64.b64encode(np.array(numbers, dtype="<i8").tobytes()).decode()
+
+
+def _split_index(stored: dict[str, str]) -> SplitIndex:
+    documents, lengths, text_bytes = (
+        np.frombuffer(base64.b64decode(stored[name]), dtype="<i8") for name in ("documents", "lengths", "text_bytes")
+    )
+    return SplitIndex(documents, lengths, text_bytes, stored["sha256"])

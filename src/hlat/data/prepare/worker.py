@@ -1,0 +1,90 @@
+"""A worker process: units come in on stdin, tokens go to the disk, one line of JSON per unit goes to stdout.
+
+    parent --(a line of JSON, then the documents)--> worker --(unit files)--> staging folder
+           <----------------- {"done": 17} or {"error": ...} ------------
+
+It is started as a program of its own (``python -m hlat.data.prepare.worker``), not forked, because the parent may hold
+threads of torch; and it ends as soon as its stdin does, however the parent died, so it is never left behind.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+from hlat.data.prepare.work_units import Span, Unit, encode_unit
+from hlat.data.sources import Assignment
+from hlat.data.stores import is_refusal
+from hlat.data.tokenizers import load_saved
+
+
+def write_unit(stream: IO[bytes], unit: Unit) -> None:
+    """Send a unit to a worker."""
+    span, assignment = unit.span, unit.assignment
+    header = {
+        "span": span.to_json(),
+        "assignment": vars(assignment),
+        "where": unit.where,
+        "are_tokens": unit.are_tokens,
+        "sizes": [len(document) for document in unit.documents],
+    }
+    stream.write(json.dumps(header).encode() + b"\n")
+    for document in unit.documents:
+        stream.write(document)
+    stream.flush()
+
+
+def read_unit(stream: IO[bytes]) -> Unit | None:
+    """Receive a unit; None at the end of the stream."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        return None
+    header = json.loads(line)
+    documents = [stream.read(size) for size in header["sizes"]]
+    if [len(document) for document in documents] != header["sizes"]:
+        return None
+    span, assignment = Span.from_json(header["span"]), Assignment(**header["assignment"])
+    return Unit(span, assignment, documents, header["are_tokens"], header["where"])
+
+
+def main() -> None:
+    """Serve one parent. The first line of stdin says {"tokenizer": folder, "folder": staging, "dtype": name}."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for a reply
+    settings = json.loads(sys.stdin.buffer.readline())
+    tokenizer = load_saved(Path(settings["tokenizer"]))
+    units: queue.Queue[Unit] = queue.Queue(maxsize=1)
+    threading.Thread(target=_receive, args=(sys.stdin.buffer, units), daemon=True).start()
+    while True:
+        unit = units.get()
+        reply: dict[str, Any]
+        try:
+            encode_unit(unit, tokenizer, Path(settings["folder"]), settings["dtype"])
+            reply = {"done": unit.span.number}
+        except Exception as error:
+            reply = {"error": _describe(error)}
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
+
+
+def _receive(stream: IO[bytes], units: "queue.Queue[Unit]") -> None:
+    while (unit := read_unit(stream)) is not None:
+        units.put(unit)
+    os._exit(0)  # at once, even in the middle of a unit: nobody waits for it any more
+
+
+def _describe(error: Exception) -> dict[str, str]:
+    """What the parent needs to raise the same error."""
+    if isinstance(error, OSError) and is_refusal(error.errno):
+        return {"kind": "storage", "message": os.strerror(error.errno or 0)}
+    if type(error).__name__ == "DataError":
+        return {"kind": "data", "message": str(error)}
+    return {"kind": "bug", "message": "".join(traceback.format_exception(error))}
+
+
+if __name__ == "__main__":
+    main()

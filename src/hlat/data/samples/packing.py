@@ -1,0 +1,162 @@
+"""The rows of prepared data: of all of it, or of each source; the plan of ``best-fit`` is made once and kept.
+
+<prepared>/rows/best-fit-<S>-<data>-<first document>-<documents>/
+    rows.npy, documents.npy, offsets.npy, lengths.npy, and sums.json, their checksums
+
+A plan that is not what its checksums say is made anew. Where the folder cannot be written to, every process makes the
+plan for itself: a million documents take a second.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hlat.config.sections import DataConfig
+from hlat.data.manifest import is_whole, sealed
+from hlat.data.prepared import Prepared
+from hlat.data.samples.best_fit import Fitted, fit
+from hlat.data.samples.packed_rows import ConcatRows, FittedRows, Rows
+from hlat.data.sources import sha256_of
+from hlat.data.stores import sync_folder, write_whole
+from hlat.runtime import DataError
+
+_ARRAYS = ("rows", "documents", "offsets", "lengths")
+_SUMS = "sums.json"
+_TOGETHER = 1 << 22  # documents that are fitted together; more would take gigabytes and save next to nothing
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive documents of a split."""
+
+    first_document: int
+    documents: int
+    first_token: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Waste:
+    """What ``best-fit`` costs.
+
+    Attributes:
+        padding: positions that hold no token.
+        positions: all positions of an epoch.
+        cut: documents that are longer than a row.
+        documents: all of them.
+    """
+
+    padding: int
+    positions: int
+    cut: int
+    documents: int
+
+    def __str__(self) -> str:
+        share = self.padding / max(self.positions, 1)
+        return (
+            f"best-fit: {self.padding:,} of {self.positions:,} positions are padding ({share:.2%}); "
+            f"{self.cut:,} of {self.documents:,} documents are longer than a sequence and are cut"
+        )
+
+
+def whole_split(prepared: Prepared) -> Stretch:
+    """All training documents."""
+    record = prepared.manifest.splits["train"]
+    return Stretch(0, record.documents, 0, record.tokens)
+
+
+def of_sources(prepared: Prepared, config: DataConfig) -> list[Stretch]:
+    """The training documents of each source, as many as it may give; none for a source that has none."""
+    stretches, document, token = {}, 0, 0
+    for share in prepared.manifest.splits["train"].sources:
+        stretches[share.source] = Stretch(document, share.documents, token, share.tokens)
+        document, token = document + share.documents, token + share.tokens
+    return [
+        _capped(prepared, stretches.get(index, Stretch(0, 0, 0, 0)), source.max_tokens)
+        for index, source in enumerate(config.sources)
+    ]
+
+
+def _capped(prepared: Prepared, stretch: Stretch, most: int | None) -> Stretch:
+    """Its first documents, of ``most`` tokens at most; the last one is cut off where it would be too many."""
+    if most is None or stretch.tokens <= most:
+        return stretch
+    starts = prepared.documents("train")
+    end = stretch.first_document + stretch.documents
+    documents = int(np.searchsorted(starts[stretch.first_document + 1 : end + 1], stretch.first_token + most, "right"))
+    return Stretch(stretch.first_document, documents, stretch.first_token, most)
+
+
+def rows_of(prepared: Prepared, stretch: Stretch, length: int, packing: str) -> Rows:
+    """The rows of a stretch."""
+    if packing == "concat":
+        return ConcatRows(stretch.first_token, stretch.tokens, length)
+    return FittedRows(prepared.documents("train"), stretch.first_document, _fitted(prepared, stretch, length))
+
+
+def waste_of(prepared: Prepared, rows: FittedRows, stretch: Stretch, length: int) -> Waste:
+    """What fitting costs in a stretch."""
+    starts = prepared.documents("train")[stretch.first_document : stretch.first_document + stretch.documents + 1]
+    sizes = np.diff(starts.astype(np.int64))
+    positions = len(rows) * length
+    return Waste(positions - int(sizes.sum()), positions, int((sizes > length).sum()), stretch.documents)
+
+
+def _fitted(prepared: Prepared, stretch: Stretch, length: int) -> Fitted:
+    """The plan, from the disk if it has been made before."""
+    name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{stretch.first_document}-{stretch.documents}"
+    folder = prepared.dir / "rows" / name
+    if (kept := _kept(folder)) is None:
+        starts = prepared.documents("train")[stretch.first_document : stretch.first_document + stretch.documents + 1]
+        fitted = _fit(np.diff(starts.astype(np.int64)), length)
+        try:
+            _keep(fitted, folder)
+        except OSError:
+            return fitted
+        return _kept(folder) or fitted
+    return kept
+
+
+def _kept(folder: Path) -> Fitted | None:
+    """The plan that ``_keep`` wrote; None where there is none, or where it is damaged, so that it is made again."""
+    try:
+        sums = json.loads((folder / _SUMS).read_bytes())
+        if not is_whole(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _ARRAYS):
+            return None
+        return Fitted(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS))
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError, DataError):
+        return None
+
+
+def _fit(sizes: np.ndarray, length: int) -> Fitted:
+    parts, rows, pieces = [], 0, 0
+    for first in range(0, max(len(sizes), 1), _TOGETHER):
+        part = fit(sizes[first : first + _TOGETHER], length)
+        parts.append((part.rows[:-1] + pieces, part.documents + first, part.offsets, part.lengths))
+        rows, pieces = rows + len(part.rows) - 1, pieces + len(part.lengths)
+    starts, documents, offsets, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Fitted(np.append(starts, pieces), documents, offsets, lengths)
+
+
+def _keep(fitted: Fitted, folder: Path) -> None:
+    """Write the plan under a temporary name and give it its own at last: what is there is whole."""
+    making = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    making.mkdir(parents=True)
+    try:
+        for name in _ARRAYS:
+            with (making / f"{name}.npy").open("wb") as file:
+                np.save(file, getattr(fitted, name), allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        sums = sealed({name: sha256_of(making / f"{name}.npy") for name in _ARRAYS})
+        write_whole(making / _SUMS, json.dumps(sums).encode())
+        sync_folder(making)
+        if _kept(folder) is None:  # unless another process has just made the same
+            shutil.rmtree(folder, ignore_errors=True)
+            making.rename(folder)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""The weights of a data section -> the mixture of its sources, and whether there is enough of each."""
+
+from collections.abc import Sequence
+
+from hlat.config.rules import whole_weights
+from hlat.config.sections import DataConfig
+from hlat.data.samples.mixture import Mixture, Shares
+from hlat.runtime import DataError
+
+
+def is_weighted(config: DataConfig) -> bool:
+    """Whether sources are mixed by weights, rather than being one corpus."""
+    return bool(config.phases) or any(source.weight is not None for source in config.sources)
+
+
+def mixture_of(config: DataConfig) -> Mixture | None:
+    """Which source each sample is from; None where they have no weights.
+
+    Raises:
+        DataError: a phase that has no sample of its own.
+    """
+    return Mixture(phases_of(config)) if is_weighted(config) else None
+
+
+def phases_of(config: DataConfig) -> list[Shares]:
+    """The weights of a data section that has some, phase by phase.
+
+    Raises:
+        DataError: a phase that has no sample of its own.
+    """
+    if not config.phases:
+        return [Shares(whole_weights([source.weight or 0.0 for source in config.sources]))]
+    phases, before = [], 0
+    for index, phase in enumerate(config.phases):
+        last = index == len(config.phases) - 1
+        stop = None if phase.until_tokens is None or last else int(phase.until_tokens // config.sequence_length)
+        if stop is not None and stop <= before:
+            raise DataError(
+                f"data.phases.{index}.until_tokens = {phase.until_tokens:,.0f}: the phase begins at sample {before} "
+                f"and has none of its own: a sample takes data.sequence_length = {config.sequence_length} tokens."
+            )
+        weights = [phase.weights.get(source.label, 0.0) for source in config.sources]
+        phases.append(Shares(whole_weights(weights), stop))
+        before = stop or 0
+    return phases
+
+
+def may_be_asked(config: DataConfig, source: int) -> bool:
+    """Whether any sample can be from a source."""
+    if not is_weighted(config):
+        return False
+    if not config.phases:
+        return bool(config.sources[source].weight)
+    return any(phase.weights.get(config.sources[source].label) for phase in config.phases)
+
+
+def refuse_too_many_epochs(config: DataConfig, needed: Sequence[int], rows: Sequence[int]) -> None:
+    """Raise DataError if sources are too short for a run.
+
+    Args:
+        config: the data section.
+        needed: samples of each source that the run takes.
+        rows: samples that one pass over each of them gives.
+    """
+    problems = []
+    for source, need, have in zip(config.sources, needed, rows, strict=True):
+        most = None if source.max_epochs is None else int(source.max_epochs * have)
+        if most is not None and need > most:
+            length = config.sequence_length
+            problems.append(
+                f"source {source.label}: the run takes {need * length:,} tokens of it, {need / max(have, 1):.2f} "
+                "passes; "
+                f"max_epochs = {source.max_epochs:g} of its {have * length:,} tokens are {most * length:,}: "
+                f"{(need - most) * length:,} too few. Give it more text or less weight, raise max_epochs, or train "
+                "for less."
+            )
+    if problems:
+        raise DataError("\n".join(problems))

@@ -1,0 +1,52 @@
+"""Megatron-LM's .bin and .idx, found as two files, become one of the corpus: the .bin, which knows its .idx.
+
+a.bin  a.idx  b.bin --> a.bin (a.idx), b.bin (b.idx, looked for beside it)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hlat.data.formats import index_of
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores import name_of
+from hlat.runtime import DataError, is_url
+
+TWO_FILES = "A dataset of Megatron-LM is two files of one name, .bin and .idx"
+
+
+def paired(files: Sequence[SourceFile], beside: Callable[[str], SourceFile | None]) -> list[SourceFile]:
+    """The files of a source, in their order, each .idx with its .bin.
+
+    Args:
+        files: what was found.
+        beside: finds the .idx that was not asked for; None where there is none.
+
+    Raises:
+        DataError: one of the two is missing.
+    """
+    indexes = {file.path: file for file in files if _ends(file, ".idx")}
+    pairs = []
+    for file in files:
+        if _ends(file, ".bin"):
+            place = _index_at(file.path)
+            index = indexes.pop(place, None) or beside(place)
+            if index is None:
+                raise DataError(f"{file.path}: {place} is missing. {TWO_FILES}; a .bin of another kind is not read.")
+            pairs.append(replace(file, index=index))
+        elif not _ends(file, ".idx"):
+            pairs.append(file)
+    for lone in indexes:
+        raise DataError(f"{lone}: its .bin, which holds the tokens, is not in the source. {TWO_FILES}: name the .bin.")
+    return pairs
+
+
+def _ends(file: SourceFile, ending: str) -> bool:
+    name = name_of(file.path) if is_url(file.path) else file.path
+    return name.lower().endswith(ending)
+
+
+def _index_at(data: str) -> str:
+    """The .idx of a .bin; a query of a URL of the web stays where it is."""
+    name = name_of(data) if is_url(data) else data
+    head, _, tail = data.rpartition(name)
+    return head + index_of(name) + tail

@@ -1,0 +1,31 @@
+"""Text to token ids and back: tokenizer.json files, SentencePiece models, and training of new ones."""
+
+from typing import TYPE_CHECKING
+
+from hlat.runtime import lazily
+
+if TYPE_CHECKING:
+    from hlat.data.tokenizers.base import Ids, Tokenizer
+    from hlat.data.tokenizers.load import load_saved, load_tokenizer
+    from hlat.data.tokenizers.training import sample, train_bpe, train_char
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "base": (
+            "Ids",
+            "Tokenizer",
+        ),
+        "load": (
+            "load_saved",
+            "load_tokenizer",
+        ),
+        "training": (
+            "sample",
+            "train_bpe",
+            "train_char",
+        ),
+    },
+)
+
+__all__ = ["Ids", "Tokenizer", "load_saved", "load_tokenizer", "sample", "train_bpe", "train_char"]

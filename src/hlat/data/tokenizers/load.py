@@ -1,0 +1,62 @@
+"""Loading a tokenizer of any kind from its files.
+
+tokenizer.json            json_tokenizer.py   (Hugging Face ``tokenizers``)
+SentencePiece .model      sentencepiece.py    (extra ``sentencepiece``)
+"""
+
+import json
+from pathlib import Path
+
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
+from hlat.runtime import DataError
+
+_NAMES = ("tokenizer.json", "tokenizer.model")
+
+
+def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenizer:
+    """A tokenizer from tokenizer.json, a SentencePiece .model, or a folder that holds one of them.
+
+    Args:
+        path: the file or folder.
+        eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
+
+    Raises:
+        DataError: missing, unreadable, or without the end-of-sequence token.
+    """
+    path = Path(path).expanduser()
+    file = _tokenizer_file(path)
+    try:
+        content = file.read_bytes()
+        beside = file.with_name("tokenizer_config.json")
+        config = json.loads(beside.read_bytes()) if file.name in _NAMES and beside.is_file() else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot read the tokenizer: {error}") from error
+    if config is not None and not isinstance(config, dict):
+        raise DataError(f"{beside}: a JSON {type(config).__name__}, not an object. Restore the file, or remove it.")
+    if file.suffix == ".model":
+        from hlat.data.tokenizers.sentencepiece import SentencePieceTokenizer  # noqa: PLC0415 - an extra
+
+        return SentencePieceTokenizer(content, config, eos_token, str(file))
+    if not content:
+        raise DataError(f"{file}: the tokenizer file is empty")
+    return read_json_tokenizer(content, config, eos_token, str(file))
+
+
+def load_saved(folder: Path) -> Tokenizer:
+    """The tokenizer that ``save`` wrote: from the SentencePiece model where a conversion lies beside it."""
+    model = folder / "tokenizer.model"
+    return load_tokenizer(model if model.is_file() else folder)
+
+
+def _tokenizer_file(path: Path) -> Path:
+    if path.is_dir():
+        found = [path / name for name in _NAMES if (path / name).is_file()]
+        if not found:
+            raise DataError(f"{path}: no tokenizer here: expected {' or '.join(_NAMES)} in the folder")
+        return found[0]
+    if not path.is_file():
+        raise DataError(f"{path}: no such tokenizer; check data.tokenizer.path, or set it to null to train one")
+    if path.suffix not in (".json", ".model"):
+        raise DataError(f"{path}: not a tokenizer: expected tokenizer.json, a SentencePiece .model, or their folder")
+    return path
