@@ -60,9 +60,10 @@ def start(config: DataConfig, out: Path, before: str = "") -> "subprocess.Popen[
     """A process of its own that prepares, in a session of its own; ``before`` is run first."""
     program = f"""
 import sys
-from hlat.config import DataConfig
-from hlat.data import Prepared, TrainingData
-from hlat.data import prepare
+from hlat.config.sections import DataConfig
+from hlat.data.prepared import Prepared
+from hlat.data.samples import TrainingData
+from hlat.data.prepare import prepare
 from hlat.runtime import HlatError
 import hlat.data.prepare.preparation
 hlat.data.prepare.preparation._SMALLEST_UNIT = {UNIT}

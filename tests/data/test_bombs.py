@@ -201,7 +201,7 @@ def test_online_refuses_or_leaves_out(bomb: Path, tmp_path: Path, monkeypatch: p
 _MEASURED = """
 import resource, sys
 from pathlib import Path
-from hlat.data.readers import read_documents
+from hlat.data.formats import read_documents
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rows = [row.fault.reason if row.fault else row.content for row in read_documents(Path(sys.argv[1]), "text")]
 print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)

@@ -167,8 +167,8 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 _PROGRAM = """
 import hashlib, sys, time
 from pathlib import Path
-from hlat.data.cache import Cache
-from hlat.data.remote import RemoteFile
+from hlat.data.stores.cache import Cache
+from hlat.data.stores.remote import RemoteFile
 folder, limit, seconds, names = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
 cache = Cache(folder, limit)
 def write(out):

@@ -92,7 +92,7 @@ def test_killed_and_run_again(
     what: str,
 ) -> None:
     out = tmp_path / "out"
-    part = "from hlat.data import prepare_part\ndef prepare(*a, **k): prepare_part(*a, 2, 2, **k)"
+    part = "from hlat.data.prepare import prepare_part\ndef prepare(*a, **k): prepare_part(*a, 2, 2, **k)"
     process = start(config, out, part if what == "part" else "")
     wait(lambda: len(finished_units(out)) >= 3, process)
     processes = psutil.Process(process.pid).children(recursive=True)

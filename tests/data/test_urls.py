@@ -197,7 +197,7 @@ def test_https(small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"https://127.0.0.1:{server.server_port}/"
-    program = "import sys; from hlat.config import DataConfig; from hlat.data import prepare\n"
+    program = "import sys; from hlat.config.sections import DataConfig; from hlat.data.prepare import prepare\n"
     program += "prepare(DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], workers=1)"
     command = [sys.executable, "-c", program, data_config(url).model_dump_json(), str(tmp_path / "out")]
     subprocess.run(command, check=True, env={**os.environ, "SSL_CERT_FILE": str(certificate)}, timeout=60)
@@ -336,7 +336,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path, package: str, url: str, 
 import sys
 from pathlib import Path
 sys.modules[{package!r}] = None
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.sources import list_files
 from hlat.runtime import DataError
 try:
@@ -363,7 +363,7 @@ import sys
 from pathlib import Path
 import hlat.data.prepare.worker
 assert not [name for name in ("torch", "fsspec", "aiohttp") if name in sys.modules]
-from hlat.config import DataConfig
+from hlat.config.sections import DataConfig
 from hlat.data.sources import list_files
 list_files(DataConfig(path={str(small)!r}), Path({str(tmp_path)!r}))
 assert not [name for name in ("fsspec", "s3fs", "aiohttp", "gcsfs") if name in sys.modules]

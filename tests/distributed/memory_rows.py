@@ -1,7 +1,7 @@
 """The layouts whose memory is measured, and the measurement: bytes of real storages on every rank.
 
     recipe of a row -> processes -> two steps, storages looked at after every pass and around the optimizer's
-        step -> StateBytes, to be compared with ``hlat.parallel.state_bytes``
+        step -> StateBytes, to be compared with ``hlat.parallel.stages.stage_layers``
 
 The sizes are chosen so that hardly anything divides evenly: a vocabulary of 307, a width of 30, and heads of 6
 elements, whose norm weights leave the last of four shards empty.

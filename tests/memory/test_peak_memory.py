@@ -17,10 +17,11 @@ MIB = 1 << 20
 SCRIPT = f"""
 import ctypes, sys
 import torch
-from hlat.config import ModelConfig
-from hlat.memory import POLICIES, Plan, checkpoint_activations
+from hlat.config.sections import ModelConfig
+from hlat.activation_checkpointing import POLICIES, checkpoint_activations
+from hlat.activation_checkpointing.plan import Plan
 from hlat.model import build
-from hlat.runtime import peak_memory_bytes
+from hlat.runtime.backend import peak_memory_bytes
 ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD, glibc
 torch.set_num_threads(1)
 config = ModelConfig(**{WIDE!r})

@@ -19,11 +19,12 @@ MIB = 1 << 20
 SCRIPT = """
 import ctypes, json, sys
 import torch
-from hlat.config import parse_recipe
-from hlat.data import Batch
+from hlat.config.load import parse_recipe
+from hlat.data.samples import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime import Runtime, peak_memory_bytes
+from hlat.runtime.backend import peak_memory_bytes
+from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
 
 def train(content, steps):

@@ -95,7 +95,7 @@ def test_a_rank_that_nobody_watches_writes_nothing(tmp_path, monkeypatch):
 def test_a_process_that_is_watched_tells_phases_and_that_it_is_alive(tmp_path):
     work = (
         "import time\nfrom hlat.resilience import beating, count_steps, saves_beside, secured\n"
-        "from hlat.runtime import enter_phase\n"
+        "from hlat.runtime.process import enter_phase\n"
         "with beating(1):\n  count_steps(lambda: 7)\n  enter_phase('data'); enter_phase('forward')\n"
         "  secured(7)\n  saves_beside(99)\n  time.sleep(0.5)\n"
     )

@@ -10,7 +10,7 @@ from hlat.runtime.backend import keep_freed_memory
 
 PROGRAM = """
 import resource, sys, torch
-from hlat.runtime import start
+from hlat.runtime.distributed import start
 if sys.argv[1] == "keep":
     start("cpu")
 def turn():

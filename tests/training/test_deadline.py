@@ -84,7 +84,7 @@ def test_setting_the_clock_of_the_machine_moves_no_deadline(given, expected, set
 def test_a_supervisor_and_its_attempts_count_by_the_same_clock():
     """Deadlines use a clock that nobody sets, shared by all processes of the machine."""
     [left] = _deadline(RecoveryConfig(deadline_seconds=50)).values()
-    script = "from hlat.runtime import machine_clock; print(machine_clock())"
+    script = "from hlat.runtime.process import machine_clock; print(machine_clock())"
     there = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     assert 0 < float(left) - there < 50 < abs(float(left) - time.time())
 

@@ -17,7 +17,7 @@ class Way:
     """One way to treat a block.
 
     Attributes:
-        recomputed: names of ``hlat.model.RECOMPUTABLE``.
+        recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
         kept: bytes.
         cost: of what is computed again; 0 for nothing.
     """

@@ -36,7 +36,7 @@ def contexts(recomputed: frozenset[str], coalesced: bool) -> Contexts:
     """For ``torch.utils.checkpoint.checkpoint(context_fn=...)``; the same for the same choice, so that graphs are too.
 
     Args:
-        recomputed: names of ``hlat.model.RECOMPUTABLE``.
+        recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
         coalesced: whether q, k, v are one product and gate, up another.
     """
 

@@ -248,7 +248,7 @@ class RecomputingBlock:
     Args:
         block: its modules are called with all hooks that there are, apart from hooks after ``attention`` and
             ``feed_forward`` themselves, of which there may be none.
-        recomputed: names of ``hlat.model.RECOMPUTABLE``.
+        recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
         last: shared by the blocks of a model.
     """
 

@@ -30,7 +30,7 @@ class Costs:
     share: Share
 
     def by_name(self) -> dict[str, float]:
-        """FLOPs, or what takes as long, of each of ``hlat.model.RECOMPUTABLE``."""
+        """FLOPs, or what takes as long, of each of ``hlat.model.derived.RECOMPUTABLE``."""
         config, part = self.config, self.share.part
         here, inner = heads_of(config, part), config.intermediate_size // part.tensor_count
         width, heads = config.hidden_size, here.queries * config.n_head_dim

@@ -3,7 +3,7 @@
     operation, shapes -> FLOPs by torch's formulas; a multiply-add is two, attention counts all pairs of positions
 
 What is computed again in backward counts again, and so do the products of a loss that is computed in chunks: these are
-the FLOPs of the program, not those of the model (``hlat.model.flops_per_token``).
+the FLOPs of the program, not those of the model (``hlat.model.derived.flops_per_token``).
 """
 
 from typing import Any

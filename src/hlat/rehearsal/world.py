@@ -38,7 +38,7 @@ class Rehearsal:
 def usual_ranks(recipe: Recipe, world: int) -> list[int]:
     """The first, a middle and the last rank of a pipeline, as far as there are so many, and one that needs most memory.
 
-    Which one that is is counted as for the split into stages (``hlat.parallel.fullest_rank``).
+    Which one that is is counted as for the split into stages (``hlat.parallel.stages.fullest_rank``).
     """
     cut = Cut.of(recipe, world)
     layout = cut.layout

@@ -48,7 +48,7 @@ from hlat.training.newest_saved import Damage, Saved, refuse_lost
 from hlat.training.precision import resolve_precision
 
 DataProgress = Callable[[], AbstractContextManager[Progress | None]]
-"""Opens a display for the time that text is prepared; see ``hlat.data.Progress`` for what it is told."""
+"""Opens a display for the time that text is prepared; see ``hlat.data.prepare.Progress`` for what it is told."""
 
 
 def no_progress() -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ class _Strict(BaseModel):
 
 
 class _SpecialIds(_Strict):
-    """As ``hlat.model.SpecialIds``."""
+    """As ``hlat.model.hf.SpecialIds``."""
 
     model_config = ConfigDict(extra="forbid")
     bos: _Ids = None

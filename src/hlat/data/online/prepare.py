@@ -65,7 +65,7 @@ def prepare_online(
         config: the data section, of mode ``online``.
         out_dir: the folder of the result.
         validation_tokens: about how many are wanted; None for all that there are.
-        progress: told of the stage "sample", where a tokenizer is trained; see ``hlat.data.Progress``.
+        progress: told of the stage "sample", where a tokenizer is trained; see ``hlat.data.prepare.Progress``.
 
     Raises:
         DataError: a corpus or tokenizer that cannot be used, or a folder that holds other data.

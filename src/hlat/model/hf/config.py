@@ -5,7 +5,7 @@
     q/k norm             -> Qwen3ForCausalLM
     both                 -> Qwen3ForCausalLM with attention_bias, whose output bias we write as zeros
 
-The inverse is ``hlat.config.hf_to_model``.
+The inverse is ``hlat.config.files.hf_to_model``.
 """
 
 from collections.abc import Mapping

@@ -131,7 +131,9 @@ def joined(device: str = "auto", deterministic: bool = True, folder: Path | None
 
 def _join(device: torch.device, here: Place, folder: Path | None) -> tuple[Ranks, Meeting]:
     if dist.is_initialized():
-        raise LaunchError("this process has joined a run already: leave that with hlat.runtime.finish first.")
+        raise LaunchError(
+            "this process has joined a run already: leave that with hlat.runtime.distributed.join.finish first."
+        )
     backend = _BACKENDS.get(device.type)
     if backend is None:
         message = f"run.device={device.type}: torch has no way for several processes to compute on such devices."
