@@ -205,7 +205,7 @@ def test_an_absurd_index_is_refused_before_anything_is_allocated(
 
 
 def test_other_things_than_tensors_are_refused(folder: Path) -> None:
-    """torch reads such entries with an unrestricted unpickler."""
+    """Torch reads such entries with an unrestricted unpickler."""
     index = Metadata({"model.a": BytesStorageMetadata()}, storage_data={})
     (folder / ".metadata").write_bytes(pickle.dumps(index))
     seal(folder)

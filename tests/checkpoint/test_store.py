@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_listed_at_once(store: CheckpointStore) -> None:
 
 
 def test_the_files_are_dcp_files(store: CheckpointStore) -> None:
-    """torch's own reader, with its own planner, finds the same tensors."""
+    """Torch's own reader, with its own planner, finds the same tensors."""
     path = save(store, 5)
     found = {name: torch.zeros_like(tensor).contiguous() for name, tensor in state(5).items()}
     with warnings.catch_warnings():

@@ -99,7 +99,7 @@ def test_a_traceback_and_a_warning_of_ours(tmp_path):
 
 
 def test_on_a_terminal_help_is_still_drawn(tmp_path):
-    """typer draws with rich, past the door: its colours are colours, not shown."""
+    """Typer draws with rich, past the door: its colours are colours, not shown."""
     main, side = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     environment.pop("NO_COLOR", None)

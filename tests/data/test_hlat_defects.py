@@ -161,7 +161,7 @@ def test_state_is_that_of_the_step_not_of_what_was_read_ahead(online: Prepared, 
 
 
 def test_the_library_of_the_day_does_not_decide_the_order() -> None:
-    """datasets' shard() changed from strided to contiguous between versions, and with it the order of the data.
+    """Datasets' shard() changed from strided to contiguous between versions, and with it the order of the data.
 
     Whoever changes these formulas changes the data of every run that is to go on.
     """

@@ -73,7 +73,8 @@ class _Numbered:
 @given(sizes=st.lists(st.integers(1, 150), min_size=1, max_size=40), room=st.integers(2, 60), isolate=st.booleans())
 def test_every_label_is_what_follows_its_token(sizes: list[int], room: int, isolate: bool) -> None:
     """Inside a document its next token, in another row too; after its last one the first of a document that begins
-    there, unless documents are isolated; never a token from the middle of another document."""
+    there, unless documents are isolated; never a token from the middle of another document.
+    """
     starts = np.cumsum([0, *sizes]).astype(np.uint64)
     rows = FittedRows(starts, 0, fit(sizes, room))
     reader = RowReader(_Numbered(), room, starts if isolate else None)  # type: ignore[arg-type]

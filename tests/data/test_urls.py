@@ -213,7 +213,7 @@ def test_https(small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
 
 @pytest.fixture
 def memory(small: Path) -> Iterator[Any]:
-    """fsspec's file system in memory, with the small corpus in it."""
+    """Fsspec's file system in memory, with the small corpus in it."""
     fs = fsspec.filesystem("memory")
     for file in small.iterdir():
         fs.pipe(f"/corpus/{file.name}", file.read_bytes())

@@ -165,7 +165,8 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
 
 class _Flops(_Looking):
     """Adds up what torch's own formulas say of every operation. Its FlopCounterMode hooks into backward passes, which
-    zero-bubble schedules take apart."""
+    zero-bubble schedules take apart.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -106,7 +106,8 @@ def test_shards_of_any_model_add_up(
     rows: int, width: int, inner: int, data: int, context: int, tied: bool, zero: int
 ) -> None:
     """However unevenly a model is cut, the moments of its shards are those of the whole, and padding is less than a row
-    per shard and parameter."""
+    per shard and parameter.
+    """
     changes = {"vocab_size": rows, "hidden_size": width, "intermediate_size": inner, "tie_embeddings": tied}
     model = ModelConfig(**(_EVEN | changes))
     world, parallel = data * context, ParallelConfig(context=context, zero=zero)

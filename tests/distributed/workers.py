@@ -73,7 +73,8 @@ class Pool:
 
     def _new_port(self) -> int:
         """A free port that no earlier job had: ranks tell two worlds on one port apart by counting those that they were
-        in, which is not the same number for all where an earlier world was smaller."""
+        in, which is not the same number for all where an earlier world was smaller.
+        """
         while True:
             with socket.socket() as server:
                 server.bind(("127.0.0.1", 0))

@@ -57,7 +57,8 @@ def model_of(config: ModelConfig, mode: str, recomputed: list[frozenset[str]]) -
 
 def places() -> torch.Tensor:
     """(B, S) places of the tokens in their documents: three documents, one of them a single token, and one that fills
-    its row."""
+    its row.
+    """
     several = torch.cat([torch.arange(length) for length in (LENGTH - 12, 1, 11)])
     return torch.stack([several, *[torch.arange(LENGTH)] * (BATCH - 1)])
 

@@ -52,7 +52,7 @@ def test_the_most_passes_in_flight(schedule: str, pipeline: int) -> None:
 
 
 def test_schedules_with_one_stage_per_rank() -> None:
-    """gpipe runs all forward passes first; 1F1B as many as there are ranks to come, itself included."""
+    """Gpipe runs all forward passes first; 1F1B as many as there are ranks to come, itself included."""
     gpipe, in_turn = (ParallelConfig(pipeline=4, schedule=schedule) for schedule in ("gpipe", "1f1b"))
     assert [passes_in_flight(gpipe, rank, 7) for rank in range(4)] == [7] * 4
     assert [passes_in_flight(in_turn, rank, 7) for rank in range(4)] == [4, 3, 2, 1]

@@ -82,7 +82,7 @@ def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def float64_norms(theirs: nn.Module) -> Iterator[None]:
-    """transformers' RMSNorm casts down to fp32 even in a float64 model; as a reference it must not."""
+    """Transformers' RMSNorm casts down to fp32 even in a float64 model; as a reference it must not."""
     norms = {type(module) for module in theirs.modules() if type(module).__name__.endswith("RMSNorm")}
     saved = {cls: cls.forward for cls in norms}
 

@@ -55,7 +55,8 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_it_is_the_plain_loss(dtype: torch.dtype, weights: torch.dtype, unit: float) -> None:
     """Against the plain loss in float64 of the same numbers. Rounded to ``unit`` are, one after the other: weight,
     logits, the gradient by logits, each chunk's product, and the result; sums over at most 256 terms in fp32 or wider
-    add the square root of that many units of theirs. A rounded logit of size 4 moves a probability by 4 units."""
+    add the square root of that many units of theirs. A rounded logit of size 4 moves a probability by 4 units.
+    """
     hidden, head, labels = given(dtype, weights)
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, head)]
     expected = plain(*exact, labels) / 7
@@ -73,7 +74,8 @@ def test_it_is_the_plain_loss(dtype: torch.dtype, weights: torch.dtype, unit: fl
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=["fp32 weights", "bf16 weights"])
 def test_the_gradient_of_a_head_is_added_up_over_chunks_in_fp32(weights: torch.dtype) -> None:
     """The same chunk of bf16 64 times over: k times a number of 8 bits has 14 at most, which fp32 holds, so that the
-    sum is exactly 64 times the gradient of one chunk. bf16 would round most of the sums on the way."""
+    sum is exactly 64 times the gradient of one chunk. bf16 would round most of the sums on the way.
+    """
     generator = torch.Generator().manual_seed(4)
     chunk = torch.randn(256, WIDTH, generator=generator).bfloat16()
     labels = torch.randint(0, VOCABULARY, (256,), generator=generator)
@@ -126,7 +128,8 @@ def _peak(chunked: bool, tokens: int, vocabulary: int, width: int) -> int:
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_tokens() -> None:
     """A chunk of fp32 logits, twice (the logits and what is subtracted from them go in place; the allocator keeps one
-    more), gradients by hidden and head twice, and 64 MB of slack; the plain loss needs all logits three times."""
+    more), gradients by hidden and head twice, and 64 MB of slack; the plain loss needs all logits three times.
+    """
     vocabulary, width = 32_768, 64
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         few, many, whole = (

@@ -85,7 +85,8 @@ def test_float32_errs_no_more_than_rounding_explains(family: str, coalesce: bool
 def test_bf16_errs_no_more_than_its_rounding_explains(family: str) -> None:
     """Products accumulate in fp32, so each tensor is rounded once, by 2^-9 at most: 13 times on the path of a block
     (two norms, q/k/v, rotation, softmax, values, output, gate/up, silu, product, down, two sums), once for its weights,
-    and three times for the embedding, the final norm and the logits."""
+    and three times for the embedding, the final norm and the logits.
+    """
     config = config_of(family)
     model = our_model(config)
     model.compute = torch.bfloat16

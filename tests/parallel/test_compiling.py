@@ -46,7 +46,8 @@ def graphs() -> int:
 @pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_compiled_blocks_are_the_same_model_and_one_graph(checkpointing: str) -> None:
     """Gradients differ by the order of additions and the compiler's fused multiply-adds, a few roundings of 2^-24 for
-    each of about 40 operations on a block's path, forward and backward, of sums of up to 96 terms."""
+    each of about 40 operations on a block's path, forward and backward, of sums of up to 96 terms.
+    """
     if shutil.which("g++") is None:  # then that is what has to be said
         with pytest.raises(LaunchError):
             build_parallel(recipe("blocks"), Runtime(CPU), seed=1)
@@ -78,7 +79,8 @@ def test_auto_says_why_it_does_not_compile() -> None:
 
 def test_auto_compiles_on_a_cpu_where_bf16_is_fast_and_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long is counted in FLOPs, six for each weight of a product and token (Kaplan et al. 2020, section 2.1), and for
-    attention: of this model at most a twentieth of that on top. Threads and processes share them."""
+    attention: of this model at most a twentieth of that on top. Threads and processes share them.
+    """
     monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: True)
     monkeypatch.setattr("hlat.parallel.compile._has_compiler", lambda device: True)
     model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}

@@ -33,6 +33,7 @@ def faults(how: str) -> int:
 @pytest.mark.skipif(not keep_freed_memory(), reason="the C library of this machine has no mallopt")
 def test_temporaries_of_a_step_are_not_mapped_anew_in_the_next() -> None:
     """Ten blocks of 64 MiB mapped anew fault once per page each time, unless the kernel gives huge pages; kept, they
-    fault for none of theirs: the bound is the pages of a single block."""
+    fault for none of theirs: the bound is the pages of a single block.
+    """
     pages = (64 << 20) // resource.getpagesize()
     assert faults("keep") < pages

@@ -10,6 +10,9 @@ from hlat.runtime.backend import peak_memory_bytes
 
 def test_the_peak_of_a_process_is_its_own_and_not_that_of_its_launcher() -> None:
     held = torch.ones(300 << 20, dtype=torch.uint8)
-    program = "import torch; from hlat.runtime.backend import peak_memory_bytes; print(peak_memory_bytes(torch.device('cpu')))"
+    program = (
+        "import torch; from hlat.runtime.backend import peak_memory_bytes; "
+        "print(peak_memory_bytes(torch.device('cpu')))"
+    )
     small = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
     assert small + held.nbytes // 2 < peak_memory_bytes(torch.device("cpu"))

@@ -104,7 +104,7 @@ def _mix(word: int) -> int:
 
 
 def reference_model(hf_folder: Path) -> nn.Module:
-    """transformers' model in float64. Its norms go through fp32 in any dtype: torch's take their place."""
+    """Transformers' model in float64. Its norms go through fp32 in any dtype: torch's take their place."""
     from transformers import LlamaForCausalLM  # noqa: PLC0415  (slow to import, and an extra)
 
     model = LlamaForCausalLM.from_pretrained(hf_folder, dtype=torch.float32, attn_implementation="sdpa")

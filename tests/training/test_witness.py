@@ -219,7 +219,8 @@ def test_seconds_are_those_of_a_stopwatch_beside_it(run: Run) -> None:
 
 def test_tokens_per_second_and_utilization_follow_from_that_stopwatch(run: Run) -> None:
     """Steps x tokens over the seconds of training, all six phases; and 6 N + 12 L H E (S + 1) / 2 FLOPs a token of
-    attention counted as causal, or S in its place, over what all processes can do. Six roundings at most."""
+    attention counted as causal, or S in its place, over what all processes can do. Six roundings at most.
+    """
     n, before = NUMBERS, 0
     matrices = sum(t.numel() for name, t in run.weights.items() if t.ndim == 2 and name != "model.embed_tokens.weight")
     per_position = 12 * MODEL["layers"] * MODEL["hidden_size"]

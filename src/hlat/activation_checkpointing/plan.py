@@ -25,7 +25,7 @@ POLICIES: dict[str, frozenset[str]] = {
     "selective": frozenset({"attention_log_sum", "inner"}),
     "full": frozenset(RECOMPUTABLE) - set(_WITHIN),
 }
-"""What each block computes again: names of ``hlat.model.derived.RECOMPUTABLE``. HLAT's ``selective`` computes core attention
+"""What each block computes again: names of RECOMPUTABLE. HLAT's ``selective`` computes core attention
 and the SwiGLU product again (section 3.4 of the paper, after Korthikanti et al. 2022, section 5)."""
 
 

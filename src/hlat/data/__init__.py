@@ -10,8 +10,8 @@
     samples     global sample index -> source -> row -> tokens, a pure function
     online      documents -> samples while training, by processes of their own
 
-Names of the doors are resolved on first use: a worker process that only tokenizes (hlat.data.prepare.worker) then starts
-without importing torch, which would cost more than tokenizing a small corpus.
+Names of the doors are resolved on first use: a worker process that only tokenizes (prepare/worker.py) then starts without
+importing torch, which would cost more than tokenizing a small corpus.
 """
 
 from typing import TYPE_CHECKING

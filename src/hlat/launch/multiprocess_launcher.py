@@ -83,7 +83,8 @@ def hlat_command(arguments: Sequence[str]) -> list[str]:
 
 def _start(command: Sequence[str], envs: dict[int, dict[str, str]], folder: str) -> SubprocessContext:
     """Start the processes, each in a session of its own: a terminal's Ctrl-C reaches this process only, which passes
-    it on once."""
+    it on once.
+    """
     before = os.environ.get(_ELASTIC_SIGNALS)
     os.environ[_ELASTIC_SIGNALS] = ""  # its handlers would raise in the midst of starting; ``Stops`` has ours
     try:

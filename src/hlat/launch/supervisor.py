@@ -227,7 +227,8 @@ def _failure(attempt: _Attempt, cause: End, trained: bool) -> Failure:
 
 def _durable(attempt: _Attempt, before: int) -> int:
     """The newest step that is durable after an attempt. One that began found what there was before it, or was told that
-    it is damaged."""
+    it is damaged.
+    """
     began = [beat.began for beat in attempt.beats.values() if beat.began is not None]
     saved = [beat.saved for beat in attempt.beats.values() if beat.saved is not None]
     return max(began + saved) if began else before

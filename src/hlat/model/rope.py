@@ -65,7 +65,7 @@ class Rope:
     def tables(
         self, spans: Spans, device: torch.device, positions_BS: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the positions ``start <= position < stop`` of each span: fp32, (positions, head_dim / 2).
+        """Cos and sin of the positions ``start <= position < stop`` of each span: fp32, (positions, head_dim / 2).
 
         Where each token has a position of its own, int64 on that device and below the last stop: of these, (B, S,
         head_dim / 2).

@@ -28,7 +28,8 @@ _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 class _Piece(NamedTuple):
     """Queries ``start <= i < stop`` of a row, which see keys ``first <= j < own`` all, and those from ``own`` on as far
-    as themselves."""
+    as themselves.
+    """
 
     row: int
     start: int

@@ -47,12 +47,11 @@ class Bf16AdamW(torch.optim.Optimizer):
         mode: str,
         seed: int,
     ) -> None:
-        """
-        Args:
-            groups: parameters, and their weight decay.
-            lr, betas, eps: as in ``torch.optim.AdamW``.
-            mode: "bf16-sr", "bf16" or "bf16-kahan".
-            seed: of the random bits of stochastic rounding.
+        """Args:
+        groups: parameters, and their weight decay.
+        lr, betas, eps: as in ``torch.optim.AdamW``.
+        mode: "bf16-sr", "bf16" or "bf16-kahan".
+        seed: of the random bits of stochastic rounding.
         """
         self._held = [one for held, _ in groups for one in held]
         assert all(one.parameter.dtype == torch.bfloat16 for one in self._held), f"the weights of {mode} are bf16"

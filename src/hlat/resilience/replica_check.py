@@ -45,7 +45,8 @@ class Mismatch:
     @property
     def outvoted(self) -> set[int]:
         """The ranks whose copies differ from what more than half of the copies are; nobody where there is no such
-        majority, and the only rank where one holds them all."""
+        majority, and the only rank where one holds them all.
+        """
         if len(self.ranks) == 1:
             return self.ranks
         ((value, count),) = Counter(found for _, found in self.copies).most_common(1)

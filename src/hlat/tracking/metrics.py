@@ -28,7 +28,7 @@ Metrics = Mapping[str, Any]
 | ``tokens_per_second`` | training rate since the line before, without validation and checkpoints |
 | ``mfu``, ``mfu_full`` | share of the peak FLOP/s, attention counted as causal, and counted in full |
 | ``memory_bytes`` | peak so far |
-| ``seconds`` | by phase (``hlat.runtime.process.PHASES``), since the line before: ``data``, ``forward``, ``backward``, ... |
+| ``seconds`` | by phase (``PHASES`` of hlat.runtime.process), since the line before: ``data``, ``forward``, ... |
 """
 
 

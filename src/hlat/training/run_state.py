@@ -122,7 +122,6 @@ class Job:
 
 def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prepared:
     """The prepared data: made by the first rank, and once more on each machine that does not see what that one made."""
-
     made: list[Prepared] = []
 
     def make() -> None:

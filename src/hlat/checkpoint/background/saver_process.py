@@ -35,7 +35,8 @@ _LINGERING = 600.0  # seconds in which a save is finished that outlives its run:
 @dataclass(frozen=True)
 class Settings:
     """Settings of the saver process. With them comes a descriptor that holds the run's folder for as long as the saver
-    lives: on rank 0 that of the run's lock."""
+    lives: on rank 0 that of the run's lock.
+    """
 
     meeting: Meeting
     root: Path

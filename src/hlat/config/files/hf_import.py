@@ -115,7 +115,7 @@ class _Reader:
         return self.positive("num_key_value_heads")
 
     def rope(self) -> dict[str, Any]:
-        """theta and scaling, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4)."""
+        """Theta and scaling, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4)."""
         place = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
         words = self.config.get(place)
         words = {} if words is None else words

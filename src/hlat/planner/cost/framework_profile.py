@@ -10,7 +10,7 @@ _ALWAYS_COMPILED = ("trainium", "tpu")
 
 
 def software_of(question: Question, one: Candidate) -> Software:
-    """hlat on this cluster, in this layout (docs/limits.md, docs/parallelism.md)."""
+    """Hlat on this cluster, in this layout (docs/limits.md, docs/parallelism.md)."""
     return _software(
         question.cluster.chip.family or "measured",
         one.tensor == one.context == 1 and one.schedule not in ZERO_BUBBLE,

@@ -113,7 +113,7 @@ def ask(
 
 
 def _has_fast_bf16(chip: Chip) -> bool:
-    """Whether its products in bf16 are faster than those in fp32, as ``hlat.runtime.backend.has_fast_bf16`` asks a device."""
+    """True if the chip multiplies faster in bf16 than in fp32, the rule of ``hlat.runtime.backend.has_fast_bf16``."""
     return (chip.flops("bfloat16") or 0.0) > (chip.flops("float32") or 0.0)
 
 

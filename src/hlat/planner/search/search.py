@@ -220,7 +220,8 @@ def timeline(one: Candidate, micro_batches: int, passes: StageTimes) -> Timeline
 
 def _passes(question: Question, one: Candidate, row: dict[str, float]) -> StageTimes:
     """Seconds of a pass by stage, of the layers that the model is cut into; a third each of the head's is forward, by
-    its input and by its weights."""
+    its input and by its weights.
+    """
     layers = list(map(len, stage_layers(one.cut(question))))
 
     def by_stage(each: str, share: float) -> list[float]:
