@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from saved_states import assert_equal, together
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import collect, end_token_ids, export_hf, import_hf, load_model
@@ -21,6 +20,7 @@ from hlat.model import Decoder, build, held_parameters
 from hlat.model.hf import read_hf, write_hf
 from hlat.model.hf.names import to_canonical
 from hlat.runtime import CheckpointError, StorageError
+from tests.support.checkpoint.saved_states import assert_equal, together
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 40,

@@ -6,15 +6,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved_states import assert_equal, together
-from stamped_parts import FAMILIES, Cut, config_of, expected, local_expected, processes, stamp, tensors_of
-from thread_ranks import all_done, on_ranks
 
 from hlat.checkpoint import collect, export_hf, load_weights, restore
 from hlat.checkpoint.format import Block, Region
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.runtime import CheckpointError
+from tests.support.checkpoint.saved_states import assert_equal, together
+from tests.support.checkpoint.stamped_parts import (
+    FAMILIES,
+    Cut,
+    config_of,
+    expected,
+    local_expected,
+    processes,
+    stamp,
+    tensors_of,
+)
+from tests.support.checkpoint.thread_ranks import all_done, on_ranks
 
 TENSORS = {"gqa": (1, 2, 4), "mha": (1, 2, 4), "mqa, tied": (1, 2, 4), "bias, qk norm": (1, 2), "tied": (1, 4)}
 

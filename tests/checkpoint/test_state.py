@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from saved_states import assert_equal, together
 
 from hlat.checkpoint import collect, load_weights, restore
 from hlat.checkpoint.format import whole_tensors
@@ -19,6 +18,7 @@ from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
 from hlat.runtime import CheckpointError
 from hlat.runtime.randomness import rng_state, set_rng_state
+from tests.support.checkpoint.saved_states import assert_equal, together
 
 PLAIN = {
     "vocab_size": 61,

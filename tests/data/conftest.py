@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corpora import documents, tree, write_jsonl
-from preparing import LARGE, UNIT, Watched, data_config, watch_units
 
 from hlat.data.prepare import preparation, prepare
+from tests.support.data.corpora import documents, tree, write_jsonl
+from tests.support.data.preparing import LARGE, UNIT, Watched, data_config, watch_units
 
 
 @pytest.fixture(scope="module")

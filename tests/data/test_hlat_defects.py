@@ -5,9 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import documents, prose, write_jsonl
-from preparing import training_data
-from reading_ranks import run
 
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineData, prepare_online
@@ -19,6 +16,9 @@ from hlat.data.online.worker_protocol import Plan
 from hlat.data.prepare import prepare
 from hlat.data.prepared import Prepared
 from hlat.data.samples import Mixture, Shares, Turns, permute
+from tests.support.data.corpora import documents, prose, write_jsonl
+from tests.support.data.preparing import training_data
+from tests.support.data.reading_ranks import run
 
 LENGTH, STREAMS, BATCH = 32, 8, 8
 

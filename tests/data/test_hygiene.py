@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import tree
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +16,8 @@ from hlat.data.prepare.duplicates import Seen, document_hashes
 from hlat.data.prepare.partition import stretches
 from hlat.data.tokenizers import Tokenizer, train_bpe
 from hlat.runtime import DataError
-from model import BAD, TEXTS, check, corpora, expected, tokenize_here, write
+from tests.support.data.corpora import tree
+from tests.support.data.preparation_model import BAD, TEXTS, check, corpora, expected, tokenize_here, write
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from workers import Pool
+
+from tests.support.distributed.workers import Pool
 
 
 @pytest.fixture(scope="session")

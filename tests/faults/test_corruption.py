@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from same_runs import assert_same_run, events_of, newest
+from tests.support.same_runs import assert_same_run, events_of, newest
 
 FLIP = ["--allow-faults", "faults=[{kind: bitflip, at_step: 6, rank: 1}]"]
 LAYOUT = ["--nproc", "3", "parallel.zero=0", "batch.global_batch=6", "batch.micro_batch=2"]

@@ -9,7 +9,8 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from killing import Killer, assert_same_run
+
+from tests.support.faults.killing import Killer, assert_same_run
 
 LAYOUTS = {
     "one process": [],

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from killing import assert_same_run
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.resilience.goodput import PARTS
 from hlat.runtime.process import REQUEUE
+from tests.support.faults.killing import assert_same_run
 
 STEPS = 30
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from mutations import ODD_VALUES, mutate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hlat.checkpoint import import_hf
@@ -30,6 +29,7 @@ from hlat.model import build
 from hlat.model.hf import write_hf
 from hlat.model.hf.names import to_canonical
 from hlat.runtime import HlatError
+from tests.support.fuzz.mutations import ODD_VALUES, mutate
 
 SLOW = int(os.environ.get("HLAT_FUZZ_FOLDERS", "3000"))
 SECONDS = 30

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commanding import broken_law, command
-from odd_values import ODD_VALUES, fields
+
+from tests.support.fuzz.commanding import broken_law, command
+from tests.support.fuzz.odd_values import ODD_VALUES, fields
 
 SAMPLE = 250
 SEED = 15

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import mutate
 
-from commands import hlat
 from hlat.checkpoint.protocol import open_checkpoint, resolve
+from tests.support.commands import hlat
+from tests.support.fuzz.mutations import mutate
 
 RECIPE = """
 run: {name: fuzzed}

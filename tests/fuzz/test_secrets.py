@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from odd_values import fields
 
 from hlat.config import RecipeError, load_recipe
 from hlat.config.load import parse_recipe
+from tests.support.fuzz.odd_values import fields
 
 SECRETS = ["https://S3CR3T@host/x", "https://host/x?k=S3CR3T", "s3://u%3AS3CR3T@bucket/x", "https://h/x#a=S3CR3T"]
 

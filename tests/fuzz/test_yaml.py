@@ -6,7 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from commanding import broken_law, command
+
+from tests.support.fuzz.commanding import broken_law, command
 
 SEED = 15
 MUTATIONS = 60

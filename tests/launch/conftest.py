@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from launching import start_launcher, wait_for
+
+from tests.support.launch.launching import start_launcher, wait_for
 
 
 @pytest.fixture

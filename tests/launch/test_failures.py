@@ -1,7 +1,8 @@
 """A run in which one process fails: the user reads the first failure, once, and the exit code is that failure's."""
 
 import pytest
-from launching import launch
+
+from tests.support.launch.launching import launch
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import sys
 from datetime import datetime
 
 import pytest
-from slurm_cluster import cluster, missing
 
 from hlat.runtime import slurm
+from tests.support.launch.slurm_cluster import cluster, missing
 
 _TOLD = """
 import json, os

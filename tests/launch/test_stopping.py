@@ -4,9 +4,9 @@ import os
 import signal
 
 import pytest
-from launching import wait_for, wait_until_gone
 
 from hlat.runtime.process import REQUEUE
+from tests.support.launch.launching import wait_for, wait_until_gone
 
 
 def received(folder, rank):

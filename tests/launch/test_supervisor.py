@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import wait_for, wait_until, wait_until_gone
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch import Supervised, forked, supervise, working
@@ -17,6 +16,7 @@ from hlat.resilience.goodput import PARTS
 from hlat.runtime import DataError, LostError, StorageError
 from hlat.runtime.process import REQUEUE, enter_phase
 from hlat.runtime.storage import GONE_ON, ID_NAME
+from tests.support.launch.launching import wait_for, wait_until, wait_until_gone
 
 
 class Run:

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import wait_until
 
 from hlat.runtime import Place
 from hlat.runtime.distributed import Meeting
 from hlat.runtime.distributed import rendezvous as meeting
 from hlat.runtime.distributed.run_secret import Seal
+from tests.support.launch.launching import wait_until
 
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 BOUND = 120.0  # seconds for a process that would otherwise never end

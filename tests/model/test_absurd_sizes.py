@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import config_of, our_model
 
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
@@ -13,6 +12,7 @@ from hlat.config.sections import ModelConfig
 from hlat.model.hf import check_layers, read_hf, write_hf
 from hlat.model.hf.names import to_canonical
 from hlat.runtime import CheckpointError
+from tests.support.model.families import config_of, our_model
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from families import FAMILIES, config_of, our_model, tokens_of, twin
 
 from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, KVCache
+from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of, twin
 
 NEW = 24
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin
 from torch import nn
 
 from hlat.config.sections import ModelConfig
 from hlat.model.hf.names import to_canonical
+from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 CASES = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)]

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from parameters import plain_held
 from torch import nn
 
 from hlat.optim.adamw_bf16 import Bf16AdamW
 from hlat.optim.adamw_reference import rounding_of
+from tests.support.optim.parameters import plain_held
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
 COUNT = 1 << 14

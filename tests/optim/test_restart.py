@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from parameters import canonical, config_of, fill_gradients, fill_weights, share
 
 from hlat.checkpoint import collect, restore
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
@@ -12,6 +11,7 @@ from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import HeldParameter, ModelPart
 from hlat.optim import build_optimizer, state_tensors
 from hlat.runtime import CheckpointError
+from tests.support.optim.parameters import canonical, config_of, fill_gradients, fill_weights, share
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
 SAVED, ALL = 3, 5

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from small_recipes import recipe_of
 
 from hlat.config import Recipe
 from hlat.parallel.stages import Cut, fullest_rank, rank_bytes, sizes_of_ranks
 from hlat.rehearsal import rehearse, usual_ranks
+from tests.support.rehearsal.small_recipes import recipe_of
 
 # So many layers that ranks differ; of most the fullest is neither the first, nor the middle, nor the last.
 UNEVEN = {

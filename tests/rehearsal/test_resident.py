@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from small_recipes import recipe_of
 
 from hlat.rehearsal import rehearse
+from tests.support.rehearsal.small_recipes import recipe_of
 
 WIDE = {
     "model": {"layers": 8, "hidden_size": 512, "intermediate_size": 1408, "heads": 8, "max_sequence_length": 1024},

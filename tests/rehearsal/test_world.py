@@ -5,7 +5,6 @@ from multiprocessing import get_context
 import pytest
 import torch
 import torch.distributed as dist
-from small_recipes import recipe_of
 
 from hlat.config import RecipeError
 from hlat.model.derived import count_parameters, flops_per_token
@@ -13,6 +12,7 @@ from hlat.parallel.mesh import Layout
 from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks, world
 from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime, host_values, is_pretended, pretended
+from tests.support.rehearsal.small_recipes import recipe_of
 
 PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
 

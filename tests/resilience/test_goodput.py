@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from readings import reading
 
 from hlat.resilience import Goodput
 from hlat.resilience.goodput import PARTS
+from tests.support.resilience.readings import reading
 
 SECONDS = st.floats(0, 1000)
 

@@ -1,10 +1,10 @@
 """Who hangs is found when its phase lasts longer than the run itself would make one expect, and is named."""
 
 import pytest
-from readings import reading
 
 from hlat.resilience import Watchdog
 from hlat.resilience.watchdog import FIRST_TIME
+from tests.support.resilience.readings import reading
 
 KNOWN = dict.fromkeys(("data", "forward", "backward", "reduce", "optimizer", "checkpoint"), 1.0)
 NOW = 1000.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from same_runs import assert_same_run, assert_same_state, events_of, metrics_of, newest, rewrite
+from tests.support.same_runs import assert_same_run, assert_same_state, events_of, metrics_of, newest, rewrite
 
 STEPS, EVERY, NAN, SPIKE = 24, 6, 9, 15
 RUN = [

@@ -8,7 +8,7 @@ import pytest
 from hlat.config import load_recipe
 from hlat.runtime import DataError
 from hlat.training import run
-from same_runs import assert_same_run, newest
+from tests.support.same_runs import assert_same_run, newest
 
 
 @pytest.fixture(scope="module")

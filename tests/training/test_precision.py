@@ -17,7 +17,7 @@ from hlat.runtime.storage import held_run_folder
 from hlat.training import precision, run
 from hlat.training.process import run_lock
 from hlat.training.run_state import Job, build_job
-from same_runs import assert_same_state
+from tests.support.same_runs import assert_same_state
 
 ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from same_runs import newest
+from tests.support.same_runs import newest
 
 
 def test_another_seed_rounds_with_other_bits(cli, recipe_file: Path, tiny: list[str], tmp_path: Path) -> None:

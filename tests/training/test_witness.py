@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import plain_loop
 import pytest
 import torch
-import whole_runs
 
 from hlat.checkpoint import import_hf
 from hlat.checkpoint.protocol import open_checkpoint, resolve
+from tests.support.training import plain_loop, whole_runs
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 

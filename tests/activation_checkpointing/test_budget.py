@@ -1,0 +1,136 @@
+"""The budget: the least recomputation that fits, and what is said where nothing does."""
+
+from collections import Counter
+from itertools import combinations_with_replacement
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlat.activation_checkpointing import POLICIES, plan_activations
+from hlat.activation_checkpointing.budget import Way, cheapest
+from hlat.activation_checkpointing.plan import Plan
+from hlat.config import Recipe, RecipeError
+from hlat.config.load import parse_recipe
+from hlat.model import ModelPart
+from hlat.model.derived import activations
+from hlat.model.model_shard import WHOLE
+from tests.support.activation_checkpointing.small import BASE, BATCH, LENGTH, MODES_TESTED, kept, model_of
+
+GIB = 1 << 30
+
+
+def ways_of(numbers: list[tuple[int, int]]) -> list[Way]:
+    return [Way(frozenset({str(index)}), kept, cost) for index, (kept, cost) in enumerate(numbers)]
+
+
+WAYS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=6).map(ways_of)
+
+
+@given(WAYS, st.integers(1, 4), st.integers(0, 260))
+def test_beside_all_combinations(ways: list[Way], blocks: int, budget: int) -> None:
+    """What is chosen fits; it is found where there is one; it costs at most a step of one block more than the best."""
+    fitting = [
+        sum(way.cost for way in choice)
+        for choice in combinations_with_replacement(ways, blocks)
+        if sum(way.kept for way in choice) <= budget
+    ]
+    chosen = cheapest(ways, blocks, budget)
+    assert (chosen is None) == (not fitting)
+    if chosen is not None:
+        cost = sum(way.cost for way in chosen)
+        assert len(chosen) == blocks and sum(way.kept for way in chosen) <= budget
+        step = max(way.cost for way in ways) - min(way.cost for way in ways)
+        assert min(fitting) <= cost <= min(fitting) + (step if blocks > 1 else 0)
+        assert [way.kept for way in chosen] == sorted(way.kept for way in chosen)
+
+
+def recipe(budget_gib: float | None, mode: str = "fp32", **sections: Any) -> Recipe:
+    policy = "none" if budget_gib is None else "budget"
+    content = {
+        "model": {**BASE, "layers": 6},
+        "data": {"path": "none", "sequence_length": LENGTH, "tokenizer": {"train": "char"}},
+        "batch": {"global_batch": 4 * BATCH, "micro_batch": BATCH},
+        "training": {"steps": 9},
+        "memory": {"activation_checkpointing": policy, "budget_gib": budget_gib},
+        "precision": {"mode": mode},
+    }
+    return parse_recipe(content | sections, world=1)
+
+
+def plan(budget_gib: float | None, mode: str = "fp32", part: ModelPart = WHOLE, **sections: Any) -> Plan:
+    return plan_activations(recipe(budget_gib, mode, **sections), part, 1, 0, "cpu")
+
+
+def bounds(mode: str) -> tuple[int, int]:
+    """Bytes with everything computed again, and with nothing."""
+    config = recipe(None).model
+    least = activations(config, BATCH, LENGTH, mode, POLICIES["full"]).total
+    return least, activations(config, BATCH, LENGTH, mode).total
+
+
+@pytest.mark.parametrize("mode", MODES_TESTED)
+def test_a_run_keeps_what_its_plan_says_and_stays_below_the_budget(mode: str) -> None:
+    least, most = bounds(mode)
+    config, costs = recipe(None).model, []
+    for share in (0.0, 0.15, 0.4, 0.7, 0.95, 1.0):
+        budget = least + share * (most - least)
+        chosen = plan(budget / GIB, mode)
+        assert kept(model_of(config, mode, list(chosen.recomputed))) == chosen.kept <= budget
+        assert chosen.kept > budget - (most - least) / config.layers, "less than a block's worth is left unused"
+        costs.append(sum(map(len, chosen.recomputed)))
+        assert len(set(chosen.recomputed)) <= 3, "few kinds of blocks"
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] == 0, "where all fits, nothing is computed again"
+
+
+def test_cheap_pieces_go_first() -> None:
+    """Pointwise pieces free more bytes per second than products, and products more than attention of long sequences."""
+    config = recipe(None, model=wide(2048)).model
+    least, most = (activations(config, BATCH, 8192, "bf16-sr", names).total for names in (POLICIES["full"], ()))
+    order: list[str] = []
+    for step in range(40):
+        chosen = plan((most - step / 40 * (most - least)) / GIB, "bf16-sr", data=long(8192), model=wide(2048))
+        order += [name for name in chosen.recomputed[0] if name not in order]
+    pointwise = {"inner", "attention_input", "feed_forward_input"}
+    assert set(order[:3]) == pointwise and order[-1] == "attention_output", order
+
+
+def long(length: int) -> dict[str, Any]:
+    return {"path": "none", "sequence_length": length, "tokenizer": {"train": "char"}}
+
+
+def wide(width: int) -> dict[str, Any]:
+    return {**BASE, "layers": 6, "hidden_size": width, "intermediate_size": 3 * width}
+
+
+def test_a_budget_that_is_too_small_says_what_would_do() -> None:
+    least, _ = bounds("fp32")
+    with pytest.raises(RecipeError) as caught:
+        plan(0.75 * least / GIB)
+    (problem,) = caught.value.problems
+    assert problem.path == "memory.budget_gib" and "2 x 40 tokens" in problem.reason
+    assert {fix.path for fix in problem.fixes} == {"memory.budget_gib", "batch.micro_batch"}
+    assert "parallel.tensor" in problem.remedy and "batch.micro_batch=1" in problem.remedy
+    for fix in problem.fixes:  # each does
+        batch = {"global_batch": 8, "micro_batch": fix.value if fix.path == "batch.micro_batch" else 2}
+        budget = fix.value if fix.path == "memory.budget_gib" else 0.75 * least / GIB
+        assert plan(budget, batch=batch).kept <= budget * GIB
+
+
+def test_what_was_chosen_is_said_in_a_line() -> None:
+    least, most = bounds("fp32")
+    assert str(plan(None)).endswith("6 blocks recompute nothing")
+    assert "6 blocks recompute everything" in str(plan(least / GIB))
+    line = str(plan((0.6 * least + 0.4 * most) / GIB))
+    assert line.startswith("activation checkpointing budget: keeps ") and "\n" not in line
+    assert sum(int(word) for word in line.split(";")[1].split() if word.isdigit()) == 6
+
+
+def test_blocks_that_keep_less_come_first() -> None:
+    """They are computed again when those behind them have been freed."""
+    least, most = bounds("fp32")
+    chosen = plan((least + most) / 2 / GIB)
+    sizes = [activations(recipe(None).model, BATCH, LENGTH, "fp32", one).per_layer for one in chosen.recomputed]
+    assert sizes == sorted(sizes) and len(Counter(sizes)) > 1

@@ -1,0 +1,133 @@
+"""Compiled blocks recompute inside of their graph, by the same plan, applied before or after."""
+
+import shutil
+from functools import cache, partial
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention
+
+from hlat.activation_checkpointing import POLICIES, checkpoint_activations
+from hlat.activation_checkpointing.plan import Plan
+from hlat.model import Decoder, Documents
+from hlat.model import document_mask as documents
+from hlat.model.derived import Share, activations
+from hlat.model.document_mask import block_mask
+from tests.support.activation_checkpointing.small import LENGTH, config_of, model_of, places, tokens
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
+
+CHOICE = frozenset({"inner", "gate_up", "attention_input"})
+EXTRA = 8192  # bytes per block: torch keeps the state of the CPU's random generator, though told not to
+
+
+def compiled(order: str) -> Decoder:
+    model = model_of(config_of("coalesced"), "fp32", [CHOICE if order == "plan first" else frozenset()] * 2)
+    for block in model.blocks():
+        block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
+    if order == "plan last":
+        checkpoint_activations(model, Plan("as listed", (CHOICE,) * 2, 0, 1, 0))
+    return model
+
+
+def saved(model: Decoder, positions: torch.Tensor | None = None) -> tuple[torch.Tensor, int]:
+    """The loss, and bytes of what is saved for backward beside the parameters."""
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    ids = tokens()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model(ids, ids, positions=positions)
+    tables = {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), ids.device)}
+    return loss, sum(one.nbytes() for where, one in kept.items() if where not in known | tables)
+
+
+def test_a_compiled_block_follows_the_plan() -> None:
+    config, results = config_of("coalesced"), []
+    plain = model_of(config, "fp32", [frozenset()] * 2)
+    saved(plain)[0].backward()
+    for order in ("plan first", "plan last"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = compiled(order)
+        loss, kept = saved(model)
+        loss.backward()
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "two blocks, one graph"
+        plan, most = (activations(config, *tokens().shape, "fp32", names).total for names in (CHOICE, ()))
+        assert kept <= plan + config.layers * EXTRA < most
+        results.append(kept)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            # fused multiply-adds and another order of additions, over some 50 operations of up to 112 terms
+            assert (ours.grad - theirs.grad).norm() <= 2 * 50 * 11 * 2.0**-24 * theirs.grad.norm()
+    assert results[0] == results[1]
+
+
+def gradients(model: Decoder, positions: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(tokens(), tokens().roll(1), positions=positions).backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def in_float64() -> Decoder:
+    model = model_of(config_of("coalesced"), "fp32", [frozenset()] * 2).double()
+    model.compute = torch.float64
+    return model
+
+
+def other_places() -> torch.Tensor:
+    """As many rows as ``places`` has, with documents that begin and end elsewhere."""
+    return torch.stack([torch.cat([torch.arange(n) for n in (3, LENGTH - 3)]), torch.zeros(LENGTH, dtype=torch.int64)])
+
+
+def test_isolated_documents_follow_the_plan_and_are_compiled_once() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    config = config_of("coalesced")
+    model, plain = compiled("plan last"), model_of(config, "fp32", [frozenset()] * 2)
+    loss, kept = saved(model, places())
+    loss.backward()
+    share = Share(isolated=True)
+    assert kept <= activations(config, *tokens().shape, "fp32", CHOICE, share).total + config.layers * EXTRA
+    for positions in (places(), other_places()):
+        for ours, theirs in zip(gradients(model, positions), gradients(plain, positions), strict=True):
+            # as above
+            assert (ours - theirs).norm() <= 2 * 50 * 11 * 2.0**-24 * theirs.norm()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "wherever documents begin"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("whole_blocks", [True, False], ids=["in a block's graph", "in a graph of its own"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_graphs_of_accelerators_are_the_same_model(
+    policy: str, whole_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention by torch's flex attention, in float64, which has to agree to some 1e-14.
+
+    On a CPU torch differentiates its plain form only, and refuses to, because that is slow; no code is generated here.
+    """
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain = in_float64()
+    wanted = [gradients(plain, positions) for positions in (places(), other_places())]
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(Documents, "of", _for_accelerators)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+    monkeypatch.setattr(documents, "_compiled", cache(documents._compiled.__wrapped__))  # one of its own
+    model = in_float64()
+    for block in model.blocks() if whole_blocks else ():
+        block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
+    checkpoint_activations(model, Plan("as listed", (POLICIES[policy],) * 2, 0, 1, 0))
+    for positions, right in zip((places(), other_places()), wanted, strict=True):
+        for ours, theirs in zip(gradients(model, positions), right, strict=True):
+            assert (ours - theirs).norm() <= 1e-9 * theirs.norm()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "wherever documents begin"
+
+
+def _for_accelerators(positions: torch.Tensor, spans: tuple[tuple[int, int], ...]) -> Documents:
+    where = torch.arange(LENGTH)
+    return Documents(where - positions, spans, block_mask(where - positions, where, LENGTH))

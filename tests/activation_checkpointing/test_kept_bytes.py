@@ -1,0 +1,55 @@
+"""Law 8: the bytes that the formula counts are the bytes that a forward pass leaves alive."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hlat.activation_checkpointing import POLICIES
+from hlat.model.derived import RECOMPUTABLE, Share, activations
+from tests.support.activation_checkpointing.small import (
+    BATCH,
+    KINDS,
+    LENGTH,
+    MODES_TESTED,
+    config_of,
+    kept,
+    model_of,
+    places,
+)
+
+
+@pytest.mark.parametrize("mode", MODES_TESTED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_policies_keep_what_is_counted(kind: str, mode: str) -> None:
+    config = config_of(kind)
+    for recomputed in POLICIES.values():
+        wanted = activations(config, BATCH, LENGTH, mode, recomputed).total
+        assert kept(model_of(config, mode, [recomputed] * 2)) == wanted
+
+
+@pytest.mark.parametrize("mode", MODES_TESTED)
+@pytest.mark.parametrize("kind", ["coalesced", "normed queries and keys, separate"])
+def test_isolated_documents_keep_what_is_counted(kind: str, mode: str) -> None:
+    """As whole rows do, and rotations and the place of its document for each token."""
+    config = config_of(kind)
+    for recomputed in POLICIES.values():
+        wanted = activations(config, BATCH, LENGTH, mode, recomputed, Share(isolated=True)).total
+        assert kept(model_of(config, mode, [recomputed] * 2), places()) == wanted
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(sorted(KINDS)), st.sampled_from(MODES_TESTED), st.frozensets(st.sampled_from(sorted(RECOMPUTABLE)))
+)
+def test_any_choice_keeps_what_is_counted(kind: str, mode: str, recomputed: frozenset[str]) -> None:
+    config = config_of(kind)
+    counted = activations(config, BATCH, LENGTH, mode, recomputed)
+    assert kept(model_of(config, mode, [recomputed] * 2)) == counted.total
+
+
+def test_nothing_is_left_after_backward() -> None:
+    """Neither notes nor what has been computed again outlive the graph."""
+    config = config_of("coalesced")
+    model = model_of(config, "fp32", [POLICIES["full"]] * 2)
+    first = kept(model)
+    assert all(kept(model) == first for _ in range(2))

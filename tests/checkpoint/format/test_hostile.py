@@ -1,0 +1,268 @@
+"""Law 9: a checkpoint made by an attacker, with checksums that fit, is refused and runs nothing."""
+
+import builtins
+import enum
+import io
+import json
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, resolve, verify
+from hlat.runtime import CheckpointError
+from tests.support.checkpoint.saved_states import save, state
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(CheckpointStore(tmp_path / "checkpoints", 1), 1)
+
+
+def seal(folder: Path, **extra: dict[str, Any]) -> None:
+    """Write a manifest and a marker that fit whatever is in the folder now."""
+    names = [p for p in folder.rglob("*") if p.is_file() and p.name not in ("manifest.json", "COMMITTED")]
+    files = {p.relative_to(folder).as_posix(): describe(p) for p in names} | extra
+    data = json.dumps({"format": 1, "step": 1, "files": files}).encode()
+    (folder / "manifest.json").write_bytes(data)
+    (folder / "COMMITTED").write_text(sha256(data).hexdigest())
+
+
+def describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}
+
+
+def assert_refused(folder: Path, words: str) -> None:
+    """By every way in: verification, resolution, loading without either, and a store that falls back."""
+    assert words in "; ".join(verify(folder))
+    with pytest.raises(CheckpointError, match="damaged"):
+        resolve(folder)
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(folder).load("")
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        CheckpointStore(folder.parent, 1).newest()
+
+
+class Payload:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+def payloads(proof: Path) -> dict[str, Any]:
+    return {
+        "os.system": Payload(os.system, f"touch {proof}"),
+        "eval": Payload(builtins.eval, f"open({str(proof)!r}, 'w')"),
+        "exec": Payload(builtins.exec, f"open({str(proof)!r}, 'w')"),
+        "getattr": Payload(getattr, os, "system"),
+        "torch.load": Payload(torch.load, str(proof)),
+        "inside": Metadata({"model.weight": Payload(os.system, f"touch {proof}")}),  # type: ignore[dict-item]
+    }
+
+
+@pytest.mark.parametrize("name", payloads(Path()))
+def test_a_pickle_payload_runs_nothing(folder: Path, tmp_path: Path, name: str) -> None:
+    proof = tmp_path / "proof"
+    data = (
+        pickle.dumps(payloads(proof)[name])
+        if name != "getattr"
+        else b"cposix\nsystem\n(S'touch " + str(proof).encode() + b"'\ntR."
+    )
+    (folder / ".metadata").write_bytes(data)
+    seal(folder)
+    assert_refused(folder, "nothing was run")
+    assert not proof.exists()
+
+
+def test_the_payload_is_alive(tmp_path: Path) -> None:
+    """The instrument works: a plain unpickler runs it."""
+    proof = tmp_path / "proof"
+    pickle.loads(pickle.dumps(payloads(proof)["os.system"]))
+    assert proof.exists()
+
+
+@pytest.mark.parametrize("name", ["torch.hub", "torch.Tensor", "torch.float32.__reduce__", "torch.serialization.load"])
+def test_of_torch_only_dtypes_and_sizes_are_resolved(folder: Path, name: str) -> None:
+    module, _, attribute = name.partition(".")
+    if name == "torch.serialization.load":
+        module, attribute = "torch.serialization", "load"
+    text = [b"\x80\x04", b"\x8c", bytes([len(module)]), module.encode()]
+    text += [b"\x8c", bytes([len(attribute)]), attribute.encode(), b"\x93."]
+    (folder / ".metadata").write_bytes(b"".join(text))
+    seal(folder)
+    assert_refused(folder, "nothing was run")
+
+
+@pytest.mark.parametrize("owner", [Metadata, torch.Size, torch.float32])
+def test_getattr_reaches_into_nothing_but_the_memory_formats(folder: Path, owner: object) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(Payload(getattr, owner, "__class__")))
+    seal(folder)
+    assert_refused(folder, "nothing was run")
+
+
+class _EnumsByGetattr(pickle.Pickler):
+    """Pickles the members of an enum as Python 3.11.2 does."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def test_an_index_written_by_python_3_11_2_is_read(folder: Path) -> None:
+    path = folder / ".metadata"
+    before = open_checkpoint(resolve(folder)).load("")
+    stream = io.BytesIO()
+    _EnumsByGetattr(stream).dump(pickle.loads(path.read_bytes()))
+    assert b"getattr" in stream.getvalue()
+    path.write_bytes(stream.getvalue())
+    seal(folder)
+    after = open_checkpoint(resolve(folder)).load("")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_payload_among_the_tensors_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    """The bytes of a tensor are a pickle too; an index that fits leads to it."""
+    proof = tmp_path / "proof"
+    stream = io.BytesIO()
+    torch.save(Payload(os.system, f"touch {proof}"), stream)
+    (folder / "model__0_0.distcp").write_bytes(stream.getvalue())
+    write_index(folder, {"model.a": (torch.Size([2]), [([0], [2])])}, length=len(stream.getvalue()))
+    seal(folder)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint(resolve(folder)).load("")
+    assert not proof.exists()
+
+
+def write_index(
+    folder: Path,
+    tensors: dict[str, tuple[torch.Size, list[tuple[list[int], list[int]]]]],
+    *,
+    file: str = "model__0_0.distcp",
+    offset: int = 0,
+    length: int = 64,
+) -> None:
+    entries, places = {}, {}
+    for name, (size, pieces) in tensors.items():
+        chunks = [ChunkStorageMetadata(torch.Size(begin), torch.Size(extent)) for begin, extent in pieces]
+        entries[name] = TensorStorageMetadata(TensorProperties(torch.float32), size, chunks)
+        for begin, _ in pieces:
+            places[MetadataIndex(name, begin)] = _StorageInfo(file, offset, length)
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(entries, storage_data=places)))
+
+
+HUGE = 2**40
+
+
+@pytest.mark.parametrize(
+    ("size", "pieces", "place", "words"),
+    [
+        ([HUGE, HUGE], [([0, 0], [HUGE, HUGE])], {}, "more bytes than can be counted"),
+        ([HUGE], [([0], [HUGE])], {}, "claims"),
+        ([HUGE], [([0], [2])], {}, "its pieces have 2"),
+        ([HUGE], [], {}, "its pieces have 0"),
+        ([4], [([0], [8])], {}, "outside its shape"),
+        ([4], [([2], [4])], {}, "outside its shape"),
+        ([4, 4], [([0], [16])], {}, "a piece of another number of dimensions"),
+        ([4], [([0], [3]), ([2], [1])], {}, "two of its pieces overlap"),
+        ([3], [([0], [1]), ([0], [1]), ([2], [1])], {}, "more pieces of tensors than places"),
+        ([4, 4], [([0, 0], [4, 2]), ([2, 1], [2, 2]), ([0, 2], [2, 2])], {}, "two of its pieces overlap"),
+        ([17], [([0], [17])], {"length": 64}, "claims 68 bytes"),
+        ([4], [([0], [4])], {"offset": 1 << 30}, "beyond the end"),
+        ([4], [([0], [4])], {"length": 1 << 40}, "beyond the end"),
+        ([4], [([0], [4])], {"offset": -64}, "beyond the end"),
+        ([4], [([0], [4])], {"file": "../../secret"}, "no file of this checkpoint"),
+        ([4], [([0], [4])], {"file": "/etc/passwd"}, "no file of this checkpoint"),
+    ],
+)
+def test_an_absurd_index_is_refused_before_anything_is_allocated(
+    folder: Path, size: list[int], pieces: list[tuple[list[int], list[int]]], place: dict[str, Any], words: str
+) -> None:
+    (folder.parent / "secret").write_bytes(bytes(1000))
+    write_index(folder, {"model.a": (torch.Size(size), pieces)}, **place)
+    seal(folder)
+    begin = time.monotonic()
+    assert_refused(folder, words)
+    assert time.monotonic() - begin < 5
+
+
+def test_other_things_than_tensors_are_refused(folder: Path) -> None:
+    """Torch reads such entries with an unrestricted unpickler."""
+    index = Metadata({"model.a": BytesStorageMetadata()}, storage_data={})
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    seal(folder)
+    assert_refused(folder, "nothing was run")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps(None)])
+def test_what_is_no_index_is_refused(folder: Path, data: bytes) -> None:
+    (folder / ".metadata").write_bytes(data)
+    seal(folder)
+    assert_refused(folder, ".metadata")
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/../../secret", "..", "", "a//b", "./a", "C:a", "a\\..\\b"]
+)
+def test_a_manifest_cannot_reach_outside(folder: Path, name: str) -> None:
+    (folder.parent / "secret").write_text("secret")
+    seal(folder, **{name: describe(folder.parent / "secret")})
+    assert_refused(folder, "not a plain path inside the checkpoint")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.pop("files"),
+        lambda m: m.update(format=2),
+        lambda m: m.update(step=-1),
+        lambda m: m.update(step="1"),
+        lambda m: m.update(files=[]),
+        lambda m: m["files"].pop(".metadata"),
+        lambda m: m["files"].pop("meta.json"),
+        lambda m: m["files"]["meta.json"].update(bytes=-1),
+        lambda m: m["files"]["meta.json"].update(bytes=1e300),
+        lambda m: m["files"]["meta.json"].update(sha256="zz"),
+    ],
+)
+def test_an_odd_manifest_is_refused(folder: Path, change: Callable[[Any], None]) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    data = json.dumps(manifest).encode()
+    (folder / "manifest.json").write_bytes(data)
+    (folder / "COMMITTED").write_text(sha256(data).hexdigest())
+    assert_refused(
+        folder, "manifest.json" if "format" not in data.decode() or b'"format": 2' not in data else "format 2"
+    )
+
+
+def test_a_deeply_nested_manifest_is_refused(folder: Path) -> None:
+    data = b'{"format":' + b"[" * 100_000
+    (folder / "manifest.json").write_bytes(data)
+    (folder / "COMMITTED").write_text(sha256(data).hexdigest())
+    assert "not a manifest" in verify(folder)[0]
+
+
+def test_unlisted_files_are_never_read(folder: Path, tmp_path: Path) -> None:
+    """What a checkpoint does not vouch for has no effect on it."""
+    shutil.copyfile(folder / "meta.json", folder / "extra.json")
+    assert verify(folder) == []
+    assert open_checkpoint(resolve(folder)).load("").keys() == state(1).keys()

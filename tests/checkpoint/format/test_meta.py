@@ -1,0 +1,141 @@
+"""meta.json with other types, sealed anew: damage that verification names, and that every reader refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hlat.checkpoint import checkpoints_folder, collect, export_hf, inventory, load_model, look, saved_run
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify
+from hlat.config.sections import ModelConfig
+from hlat.model import build, held_parameters
+from hlat.runtime import CheckpointError
+from tests.checkpoint.format.test_hostile import assert_refused, seal
+from tests.support.checkpoint.saved_states import state
+
+META = {
+    "step": 1,
+    "samples": 8,
+    "tokens": 64,
+    "recipe": {"model": {"layers": 1}, "data": {"path": "x"}, "faults": [{"kind": "hang"}]},
+    "data_fingerprint": "abc",
+    "versions": {"hlat": "0.1.0", "torch": "2.13.0"},
+    "anomalies": {"losses": [1.5, 2], "norms": [], "skipped_steps": [1], "rollbacks": [{"step": 1, "samples": [0, 8]}]},
+    "special_ids": {"bos": 1, "eos": [2, 3], "pad": None},
+    "a field of a later version": [1],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return CheckpointStore(tmp_path / "checkpoints", 1).save(1, whole_tensors(state(1)), META)
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    edit(meta)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    seal(folder)
+
+
+def test_what_hlat_writes_is_read(folder: Path) -> None:
+    assert verify(folder) == [] and open_checkpoint(folder).meta == META
+
+
+ODD = [None, True, -1, 2**63, 1.5, float("inf"), "many", [], [1], {}, {"a": 1}, [[[]]]]
+FITTING = {
+    "samples": [], "tokens": [], "versions": [{}], "recipe": [{}], "data_fingerprint": ["many"],
+    "anomalies": [None], "special_ids": [{}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize("name", FITTING)
+def test_a_field_of_another_type_is_damage(folder: Path, name: str, odd: Any) -> None:
+    if any(odd is fit or (odd == fit and type(odd) is type(fit)) for fit in FITTING[name]):
+        pytest.skip("that is a value it may have")
+    change(folder, lambda meta: meta.update({name: odd}))
+    assert_refused(folder, f"meta.json is not what hlat writes: {name}")
+    assert [entry.state for entry in inventory(folder.parent)] == ["damaged"] or not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda meta: meta.update(step="1"),
+        lambda meta: meta["anomalies"].update(losses=[float("nan")]),
+        lambda meta: meta["anomalies"].update(skipped_steps=[float("inf")]),
+        lambda meta: meta["anomalies"]["rollbacks"].append({"step": 1, "samples": [1, 2, 3]}),
+        lambda meta: meta["versions"].update(torch=2.13),
+        lambda meta: meta["recipe"].update(model="llama"),
+        lambda meta: meta["special_ids"].update(eos=[-1]),
+        lambda meta: meta["special_ids"].update(other=1),
+    ],
+)
+def test_what_is_inside_is_looked_at(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    change(folder, edit)
+    assert_refused(folder, "meta.json is ")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "null", '"text"', "[" * 100_000, "{", '{"step": 1', "1" * 10_000])
+def test_what_is_no_object_is_damage(folder: Path, text: str) -> None:
+    (folder / "meta.json").write_text(text)
+    seal(folder)
+    assert_refused(folder, "meta.json is not")
+
+
+def test_it_is_of_the_step_of_the_manifest(folder: Path) -> None:
+    change(folder, lambda meta: meta.update(step=2))
+    assert verify(folder) == ["meta.json is of step 2, the manifest of step 1"]
+
+
+def test_listing_and_looking_name_it(folder: Path) -> None:
+    change(folder, lambda meta: meta.update(tokens="many"))
+    (entry,) = inventory(checkpoints_folder(folder.parent))
+    assert entry.state == "damaged" and "tokens: input should be a valid integer" in entry.problem
+    with pytest.raises(CheckpointError, match="tokens: input should be a valid integer"):
+        look(folder)
+
+
+def test_imported_weights_are_no_state_of_a_run(folder: Path) -> None:
+    change(folder, lambda meta: [meta.pop(name) for name in ("recipe", "data_fingerprint")])
+    assert verify(folder) == []
+    with pytest.raises(CheckpointError, match=r"no recipe and no data_fingerprint.*checkpoint\.init_from"):
+        saved_run(open_checkpoint(folder))
+
+
+TINY = ModelConfig(vocab_size=32, layers=2, hidden_size=8, intermediate_size=16, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layers": 10_000}, "it has 10,000 layers, and there are 21 tensors"),
+        ({"layers": 10**9}, "less than or equal to 10000"),
+        ({"layers": 3}, "problem"),
+        ({"vocab_size": 2**31 - 1}, "problem"),
+        ({"hidden_size": 2**24}, "problem"),
+        ({"hidden_size": 10**30}, "less than or equal to 16777216"),
+        ({"head_dim": 1}, "a head must be even"),
+        ({"heads": 3}, "not a multiple"),
+        ({"kv_heads": 2**20}, "cannot be shared out"),
+        ({"rope": {"theta": "x"}}, "its model is not one that this version knows"),
+    ],
+)
+def test_a_model_that_its_weights_are_not_of(
+    tmp_path: Path, fields: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the model's size is made before it is held against the weights."""
+    model = build(TINY, device="cpu", seed=0)
+    blocks = collect(TINY, held_parameters(model))
+    meta = {"step": 1, "model": TINY.model_dump(mode="json") | fields}
+    saved = CheckpointStore(tmp_path / "checkpoints", 1).save(1, blocks, meta)
+    monkeypatch.setattr("hlat.checkpoint.export.build", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(CheckpointError, match=words):
+        load_model(saved, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match=words):
+        export_hf(saved, tmp_path / "hf")

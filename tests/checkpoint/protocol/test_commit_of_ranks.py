@@ -1,0 +1,252 @@
+"""Law 4 with several ranks: whichever fails, at whichever operation, no rank has a checkpoint and all of them know."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hlat.checkpoint.format import Block, Disk, whole_tensors
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_everywhere, verify
+from hlat.runtime import CheckpointError, LaunchError, StorageError
+from hlat.runtime.distributed import Ranks
+from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, PowerLoss
+from tests.support.checkpoint.saved_states import assert_equal, state
+from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+
+WORLD = 3
+
+
+def blocks_of(step: int, rank: int) -> list[Block]:
+    """A share of a state: matrices by rows, and what every rank has."""
+    shared = [block for block in whole_tensors(state(step)) if not block.name.startswith("model.")]
+    rows = []
+    for name, tensor in state(step).items():
+        count = tensor.shape[0] if tensor.ndim else 0
+        first, stop = rank * count // WORLD, (rank + 1) * count // WORLD
+        if name.startswith("model.") and (stop > first or (count == 0 and rank == 0)):
+            offsets = (first, *(0 for _ in tensor.shape[1:]))
+            rows.append(Block(name, tuple(tensor.shape), offsets, (tensor[first:stop],)))
+    return [*rows, *shared]
+
+
+def save(store: CheckpointStore, ranks: Ranks, step: int) -> Path:
+    return store.save(step, blocks_of(step, ranks.rank), {"step": step})
+
+
+def assert_is_step(checkpoint: Checkpoint | None, step: int) -> None:
+    assert checkpoint is not None and checkpoint.step == step
+    assert_equal(checkpoint.load(""), state(step))
+
+
+def no_damage(folder: Path, problems: list[str]) -> None:
+    raise AssertionError(f"{folder}: {problems}")
+
+
+def reopened(root: Path) -> CheckpointStore:
+    """A restart, which cleans up; as one process, because a checkpoint does not know how many wrote it."""
+    return CheckpointStore(root, 9, on_damage=no_damage)
+
+
+def operations(tmp_path: Path) -> list[list[str]]:
+    """What each rank does to its disk in a save."""
+
+    def work(ranks: Ranks) -> list[str]:
+        disk = CountingDisk()
+        store = CheckpointStore(tmp_path / "count", 9, disk=disk, ranks=ranks)
+        begun = len(disk.operations)
+        save(store, ranks, 1)
+        return disk.operations[begun:]
+
+    return all_done(on_ranks(WORLD, work))
+
+
+def test_a_save_of_all_ranks_is_a_checkpoint(tmp_path: Path) -> None:
+    done = operations(tmp_path)
+    assert verify(tmp_path / "count" / "step-00000001") == []
+    assert_is_step(reopened(tmp_path / "count").newest(), 1)
+    written = [{what.split()[1] for what in rank if what.startswith("create")} for rank in done]
+    assert len({rank[-1] for rank in done[1:]}) == 1, "each machine's own entries, of the one folder that they share"
+    assert done[1][-1].startswith("fsync folder .staging-step-00000001-")
+    assert written[1] == {"model__1_0.distcp"}
+    assert written[2] == {"model__2_0.distcp"}, "what every rank has is written by rank 0"
+
+
+@pytest.mark.parametrize(("code", "stays"), [(errno.EIO, False), (errno.ENOSPC, True)])
+@pytest.mark.parametrize("failing", range(WORLD))
+def test_every_operation_refused_on_every_rank(tmp_path: Path, failing: int, code: int, stays: bool) -> None:
+    count = operations(tmp_path)[failing]
+    for at in range(1, len(count) + 1):
+        root = tmp_path / str(at)
+
+        def work(ranks: Ranks, root: Path = root, at: int = at) -> str:
+            disk = FailingDisk(10**9, code, stays)
+            store = CheckpointStore(root, 9, disk=disk, ranks=ranks)
+            save(store, ranks, 1)
+            if ranks.rank == failing:
+                disk.at = len(disk.operations) + at
+            with pytest.raises(StorageError) as caught:
+                save(store, ranks, 2)
+            ranks.barrier()
+            appeared = {path.name for path in root.iterdir()}
+            ranks.barrier()
+            disk.at = 10**9
+            save(store, ranks, 3)
+            assert_is_step(store.newest(), 3)
+            staging = {name for name in appeared if name.startswith(".staging-step-00000002-")}
+            assert appeared - staging <= {"step-00000001", "step-00000002"}
+            # The rename is the instant: what fails after it says so, and has made a whole checkpoint nevertheless.
+            renamed = any(what.startswith("rename") for what in count[: at - 1])
+            assert ("step-00000002" in appeared) == renamed
+            assert len(staging) <= (stays or "rm" in count[at - 1])
+            return str(caught.value)
+
+        for message in all_done(on_ranks(WORLD, work)):
+            assert message.startswith(f"rank {failing}: ") and str(root) in message and "What would work" in message
+        store = reopened(root)
+        assert_is_step(store.newest(), 3)
+        assert {path.name for path in root.iterdir()} == {f"step-{step:08d}" for step in store.steps()}
+
+
+class DyingDisk(CountingDisk):
+    """Its process dies before operation number ``at``."""
+
+    at = 10**9
+
+    def before(self, number: int, what: str) -> None:
+        if number >= self.at:
+            raise PowerLoss
+
+
+@pytest.mark.parametrize("dying", range(WORLD))
+def test_a_rank_that_dies_before_any_operation(tmp_path: Path, dying: int) -> None:
+    """The others do not wait for it. The earlier checkpoint is there, and the one being saved whole or not at all."""
+    count = operations(tmp_path)[dying]
+    found = []
+    for at in range(1, len(count) + 1):
+        root = tmp_path / str(at)
+
+        def work(ranks: Ranks, root: Path = root, at: int = at) -> None:
+            disk = DyingDisk()
+            store = CheckpointStore(root, 9, disk=disk, ranks=ranks)
+            save(store, ranks, 1)
+            if ranks.rank == dying:
+                disk.at = len(disk.operations) + at
+            save(store, ranks, 2)
+
+        outcomes = on_ranks(WORLD, work)
+        assert isinstance(outcomes[dying], PowerLoss)
+        assert all(isinstance(outcome, BaseException) for outcome in outcomes)
+        store = reopened(root)
+        found.append(store.newest().step)
+        assert_is_step(store.newest(), found[-1])
+        assert {path.name for path in root.iterdir()} == {f"step-{step:08d}" for step in store.steps()}
+    assert found == sorted(found)
+    assert set(found) == ({1, 2} if dying == 0 else {1})
+
+
+def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
+    """What each rank writes would fit, all of it does not; nothing is written then."""
+    whole = sum(block.nbytes for rank in range(WORLD) for block in blocks_of(1, rank) if not block.everywhere)
+
+    class Small(CountingDisk):
+        def free_bytes(self, path: Path) -> int:
+            return (1 << 20) + whole
+
+    def work(ranks: Ranks) -> tuple[str, list[str]]:
+        disk = Small()
+        store = CheckpointStore(tmp_path, 9, disk=disk, ranks=ranks)
+        begun = len(disk.operations)
+        with pytest.raises(StorageError) as caught:
+            save(store, ranks, 1)
+        return str(caught.value), disk.operations[begun:]
+
+    for message, done in all_done(on_ranks(WORLD, work)):
+        assert message.startswith("rank 0: ") and "are free" in message
+        assert not any(what.startswith("create") for what in done)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("defect", ["a hole", "an overlap", "another dtype"])
+def test_blocks_that_are_not_the_tensors_never_become_a_checkpoint(tmp_path: Path, defect: str) -> None:
+    def spoiled(blocks: list[Block], rank: int) -> list[Block]:
+        if rank != 1:
+            return blocks
+        first, *others = blocks
+        if defect == "a hole":
+            return others
+        if defect == "an overlap":
+            return [replace(first, offsets=(first.offsets[0] - 1, *first.offsets[1:])), *others]
+        return [replace(first, rows=tuple(part.double() for part in first.rows)), *others]
+
+    def work(ranks: Ranks) -> type[BaseException]:
+        store = CheckpointStore(tmp_path, 9, ranks=ranks)
+        with pytest.raises((AssertionError, LaunchError)) as caught:
+            store.save(1, spoiled(blocks_of(1, ranks.rank), ranks.rank), {})
+        return caught.type
+
+    assert all_done(on_ranks(WORLD, work)) == [AssertionError, LaunchError, LaunchError]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_without_a_common_file_system_are_told(tmp_path: Path) -> None:
+    """Though each of them has a folder of that name."""
+
+    def work(ranks: Ranks) -> str:
+        with pytest.raises(StorageError) as caught:
+            CheckpointStore(tmp_path / f"machine-{ranks.rank}", 9, ranks=ranks)
+        return str(caught.value)
+
+    for rank in range(WORLD):
+        (tmp_path / f"machine-{rank}").mkdir()
+    for message in all_done(on_ranks(WORLD, work)):
+        assert "does not see what rank 0 writes there" in message and "all machines of the run share" in message
+    assert list((tmp_path / "machine-0").iterdir()) == []
+
+
+@pytest.mark.parametrize("elsewhere", ["another", "none"])
+def test_a_checkpoint_that_not_every_rank_sees(tmp_path: Path, elsewhere: str) -> None:
+    """Another checkpoint in its place is as wrong as none."""
+    for name, value in (("one", 1.0), ("another", 2.0)):
+        CheckpointStore(tmp_path / name, 9).save(1, whole_tensors({"model.w": torch.full((2,), value)}), {})
+
+    def work(ranks: Ranks) -> str:
+        machine = tmp_path / ("one" if ranks.rank < 2 else elsewhere)
+        with pytest.raises(CheckpointError) as caught:
+            open_everywhere(machine / "step-00000001", ranks)
+        return str(caught.value)
+
+    messages = all_done(on_ranks(WORLD, work))
+    assert all("that rank 0 sees there is not there on" in message for message in messages)
+    assert messages[0].startswith("rank 2: ")
+
+
+def test_one_decision_for_all_ranks(tmp_path: Path) -> None:
+    """The damaged are set aside once, all ranks go on from the same one, and all know what was pruned."""
+    first = CheckpointStore(tmp_path, 9)
+    for step in (1, 2, 3, 4):
+        first.save(step, whole_tensors(state(step)), {"step": step})
+    damaged = tmp_path / "step-00000004" / "model__0_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    reports: list[Path] = []
+
+    def work(ranks: Ranks) -> list[int]:
+        store = CheckpointStore(tmp_path, 1, on_damage=lambda folder, _: reports.append(folder), ranks=ranks)
+        assert_is_step(store.newest(), 3)
+        return store.prune()
+
+    assert all_done(on_ranks(WORLD, work)) == [[1, 2]] * WORLD
+    assert reports == [tmp_path / "step-00000004.bad"]
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", "step-00000004.bad"}
+
+
+def test_an_unreadable_store_is_one_error_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+
+    def work(ranks: Ranks) -> str:
+        with pytest.raises(StorageError) as caught:
+            CheckpointStore(tmp_path / "run" / "checkpoints", 1, disk=Disk(), ranks=ranks)
+        return str(caught.value)
+
+    assert len(set(all_done(on_ranks(WORLD, work)))) == 1

@@ -1,0 +1,107 @@
+"""The defects of HLAT's checkpoints, each as a test: what it did is in the first line of each docstring."""
+
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hlat.checkpoint import collect, restore
+from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
+from hlat.runtime import CheckpointError
+from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save
+from tests.support.checkpoint.saving_ranks import Rank, assert_whole, ranks, reopened
+from tests.support.checkpoint.stamped_parts import (
+    KINDS,
+    Cut,
+    config_of,
+    expected,
+    local_expected,
+    processes,
+    stamp,
+    tensors_of,
+)
+
+
+def save_once_and_stay(rank: Rank, pipe: Connection) -> None:
+    rank.submit(1)
+    assert rank.wait() is not None
+    pipe.send("durable")
+    signal.pause()
+
+
+def test_a_save_is_complete_when_it_is_durable(tmp_path: Path) -> None:
+    """The marker of an asynchronous save was written at the next save, so that a crash lost up to two intervals."""
+    with ranks(2, save_once_and_stay, tmp_path) as (members, pipes):
+        assert [pipe.recv() for pipe in pipes] == ["durable"] * 2
+        for member in members:
+            for process in [*psutil.Process(member.pid).children(), psutil.Process(member.pid)]:
+                process.kill()
+        assert_whole(reopened(tmp_path).newest(), 1)
+
+
+def test_some_are_kept_for_ever_in_the_same_folder(cli, recipe_file, tiny, tmp_path: Path) -> None:
+    """Those to be kept went to a second directory, and the pending marker of the first into that: the run crashed."""
+    rules = ["checkpoint.every_steps=2", "checkpoint.keep_last=1", "checkpoint.keep_every_steps=5", "training.steps=21"]
+    done = cli("train", recipe_file, *tiny, *rules)
+    assert done.returncode == 0, done.stderr
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert kept == {"step-00000005", "step-00000010", "step-00000015", "step-00000020", "step-00000021"}
+
+
+def test_two_folders_may_take_turns(tmp_path: Path) -> None:
+    """Saving to one directory and its subdirectory by turns ended in a FileNotFoundError."""
+    outer, inner = CheckpointStore(tmp_path / "output", 9), CheckpointStore(tmp_path / "output" / "saved", 9)
+    for step in range(1, 7):
+        store = outer if step % 2 else inner
+        save(store, step)
+        assert_is_step(store.newest(), step)
+    assert outer.steps() == [1, 3, 5] and inner.steps() == [2, 4, 6]
+
+
+@pytest.mark.parametrize("cut", [Cut(tensor=2), Cut(shards=3), Cut(stages=(1, 2))], ids=str)
+def test_moments_survive_a_change_of_layout(tmp_path: Path, cut: Cut) -> None:
+    """With another number of processes the optimizer began again from zero moments, without a word."""
+    config = config_of("gqa")
+    [alone] = processes(config, Cut())
+    stamp(alone, 1)
+    path = CheckpointStore(tmp_path, 1).save(5, collect(config, alone.held, alone.optimizer), {"step": 5})
+    for process in processes(config, cut):
+        stamp(process, 2)
+        restore(open_checkpoint(path), config, process.held, process.optimizer)
+        moments = 0
+        for kind, one, tensor in tensors_of(process):
+            assert_equal({one.name: tensor}, {one.name: local_expected(kind, one, tensor, 1)})
+            moments += kind != "model." and bool(tensor.count_nonzero())
+        assert moments >= 2 * len(KINDS)
+
+
+def test_weights_without_moments_are_no_state_of_a_run(tmp_path: Path) -> None:
+    """Where the optimizer's files did not fit, the weights were loaded alone, and training went on."""
+    config = config_of("gqa")
+    weights = {name: tensor for name, tensor in expected(config, 1).items() if name.startswith("model.")}
+    path = CheckpointStore(tmp_path, 1).save(5, whole_tensors(weights), {"step": 5})
+    [alone] = processes(config, Cut())
+    stamp(alone, 2)
+    with pytest.raises(CheckpointError, match=r"optimizer\.exp_avg"):
+        restore(open_checkpoint(path), config, alone.held, alone.optimizer)
+    for kind, one, tensor in tensors_of(alone):
+        assert torch.equal(tensor, local_expected(kind, one, tensor, 2)), "nothing was changed"
+
+
+def test_the_same_command_resumes(cli, recipe_file, tiny, tmp_path: Path) -> None:
+    """Resuming looked for a file named ``newest`` that nothing wrote: every start began from step 0."""
+    for stop, said in ((4, "stopped at step 4 of 12"), (4, "resumed at step 4"), (4, "resumed at step 8")):
+        done = cli(
+            "train",
+            recipe_file,
+            *tiny,
+            "training.steps=12",
+            f"training.stop_after={stop}",
+            "checkpoint.every_steps=null",
+        )
+        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    assert CheckpointStore(tmp_path / "run" / "checkpoints", 9).steps() == [8, 12]

@@ -1,0 +1,490 @@
+"""Checkpoints in a real S3-protocol server: whole and verified, or not there, whatever happens to either side."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from hlat.checkpoint.format import Disk
+from hlat.checkpoint.protocol import CheckpointStore
+from hlat.checkpoint.tiers import Objects, Owner, Tiers, remote_problems
+from hlat.checkpoint.tiers import object_store as objects
+from hlat.checkpoint.tiers.remote_tier import RemoteTier
+from hlat.config.sections import CheckpointConfig
+from hlat.runtime import CheckpointError, HlatError, StorageError
+from hlat.runtime.distributed import Ranks
+from hlat.runtime.storage import connect
+from tests.checkpoint.background.test_killed import child
+from tests.checkpoint.format.test_hostile import seal
+from tests.support.checkpoint.machines import blocks_of, meta_of
+from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state
+from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+from tests.support.object_store import ObjectStore
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A server with an empty bucket."""
+    with ObjectStore(tmp_path_factory.mktemp("s3")) as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def s3(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """The server, behaving well, and an environment that leads to it."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    backend = connect("s3://corpus", CheckpointError)[0]  # one for a whole test: logging in takes longer than most
+
+    def connected(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
+        return backend, url.removeprefix("s3://")
+
+    monkeypatch.setattr(objects, "connect", connected)
+    yield server
+    server.misbehave()
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """A prefix that no other test has."""
+    return f"s3://corpus/{abs(hash(request.node.nodeid))}"
+
+
+def no_pause(seconds: float) -> None:
+    """Do not wait between attempts."""
+
+
+class Run:
+    """A run in a folder, and its prefix."""
+
+    def __init__(self, folder: Path, url: str, keep_last: int = 3, name: str = "tiny") -> None:
+        self.folder, self.url, self.keep_last, self.name = folder, url, keep_last, name
+        self.damaged: list[tuple[str, list[str]]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def store(self, ranks: Ranks | None = None) -> CheckpointStore:
+        return CheckpointStore(self.root, self.keep_last, ranks=ranks)
+
+    def remote(
+        self, reached: Objects | None = None, ranks: Ranks | None = None, disk: Disk | None = None
+    ) -> RemoteTier:
+        def report(path: Path | str, problems: list[str]) -> None:
+            self.damaged.append((str(path), problems))
+
+        reached = reached or Objects(self.url, 0, no_pause)
+        owner = Owner(self.folder, self.name)
+        return RemoteTier(reached, ranks or Ranks(), owner, self.keep_last, on_damage=report, disk=disk)
+
+    def saved_and_uploaded(self, *steps: int) -> list[Path]:
+        store, remote = self.store(), self.remote()
+        folders = [save(store, step) for step in steps]
+        for folder in folders:
+            remote.upload(folder)
+        return folders
+
+    def elsewhere(self, name: str = "elsewhere") -> "Run":
+        """The same run on a machine that has nothing of it."""
+        return Run(self.folder.with_name(name), self.url, self.keep_last)
+
+    def found(self, than: int | None = None) -> int | None:
+        """The step that a machine with nothing finds in the store; it is whole."""
+        other = self.elsewhere("found")
+        shutil.rmtree(other.folder, ignore_errors=True)
+        store = other.store()
+        step = other.remote().fetch_newest(store.root, than)
+        if step is not None:
+            assert_is_step(store.newest(), step)
+        return step
+
+
+@pytest.fixture
+def run(tmp_path: Path, url: str) -> Run:
+    return Run(tmp_path / "run", url)
+
+
+def objects_of(server: ObjectStore, url: str) -> Path:
+    """The folder where the server keeps the objects of a prefix."""
+    return server.folder / "objects" / url.removeprefix("s3://")
+
+
+def test_there_and_back(run: Run, s3: ObjectStore) -> None:
+    [first, second] = run.saved_and_uploaded(4, 5)
+    there = objects_of(s3, run.url) / second.name
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == {
+        path.name: path.read_bytes() for path in second.iterdir()
+    }
+    other = run.elsewhere()
+    store = other.store()
+    assert other.remote().fetch_newest(store.root, 5) is None
+    assert other.remote().fetch_newest(store.root, 4) == 5
+    assert_is_step(store.newest(), 5)
+    requests = len(s3.requests())
+    run.remote().upload(second)
+    assert not [line for line in s3.requests()[requests:] if line.startswith("PUT")], "it is there already"
+    assert run.remote().missing(run.root) == []
+    assert first.name in [path.name for path in objects_of(s3, run.url).iterdir()]
+
+
+def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> None:
+    class Watched(Objects):
+        def upload(self, source: Path, *rest: Any) -> None:
+            sent.append((self.rank, source.name))
+            super().upload(source, *rest)
+
+        rank = -1
+
+    sent: list[tuple[int, str]] = []
+
+    def work(ranks: Ranks) -> str:
+        store = run.store(ranks)
+        folder = store.save(7, blocks_of(7, ranks.rank, ranks.world), meta_of(7))
+        watched = Watched(run.url, 0, no_pause)
+        watched.rank = ranks.rank
+        return run.remote(watched, ranks).upload(folder)
+
+    assert set(all_done(on_ranks(3, work))) == {f"{run.url}/step-00000007"}
+    tensors = [(rank, name) for rank, name in sent if name.endswith(".distcp")]
+    assert {rank for rank, _ in tensors} == {0, 1, 2}
+    assert all(f"__{rank}_" in name for rank, name in tensors)
+    assert {rank for rank, name in sent if not name.endswith(".distcp")} == {0}
+
+    def fetch(ranks: Ranks) -> int | None:
+        return other.remote(ranks=ranks).fetch_newest(other.store(ranks).root, None)
+
+    other = run.elsewhere()
+    assert all_done(on_ranks(2, fetch)) == [7, 7]
+    newest = other.store().newest()
+    assert newest is not None
+    assert newest.meta == meta_of(7)
+    assert_equal(newest.load(""), state(7))
+
+
+# --- stopped, killed, away -----------------------------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """The process is gone. Not an Exception: nothing may handle it."""
+
+
+class Counted(Objects):
+    """Calls ``self.before(n)`` ahead of the n-th request that changes something."""
+
+    count = 0
+    at = 1 << 30
+
+    def change(self) -> None:
+        self.count += 1
+        if self.count >= self.at:
+            raise Stopped
+
+    def put(self, name: str, data: bytes) -> None:
+        self.change()
+        super().put(name, data)
+
+    def create(self, name: str, data: bytes) -> bytes:
+        self.change()
+        return super().create(name, data)
+
+    def remove(self, name: str) -> None:
+        self.change()
+        super().remove(name)
+
+    def upload(self, source: Path, *rest: Any) -> None:
+        self.change()
+        super().upload(source, *rest)
+
+
+def upload_and_prune(run: Run, reached: Objects) -> None:
+    remote = run.remote(reached)
+    remote.upload(run.root / "step-00000003")
+    remote.prune()
+
+
+def test_stopped_before_every_request(tmp_path: Path, url: str) -> None:
+    def begun(name: str) -> Run:
+        made = Run(tmp_path / name / "run", f"{url}/{name}", keep_last=1)
+        made.saved_and_uploaded(2)
+        save(made.store(), 3)
+        return made
+
+    count = Counted(f"{url}/count", 0, no_pause)
+    upload_and_prune(begun("count"), count)
+    assert count.count > 8
+    found = []
+    for at in range(1, count.count + 1):
+        run = begun(f"stop-{at}")
+        counted = Counted(run.url, 0, no_pause)
+        counted.at = at
+        with pytest.raises(Stopped):
+            upload_and_prune(run, counted)
+        step = run.found()
+        assert step in (2, 3)
+        found.append(step)
+        upload_and_prune(run, Objects(run.url, 0, no_pause))
+        assert run.found() == 3
+        assert Objects(run.url).entries() == ["run.json", "step-00000003"]
+    assert sorted(found) == found and set(found) == {2, 3}
+
+
+def upload_once(pipe: Connection, run: Run, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    pipe.send("begun")
+    run.remote().upload(run.root / "step-00000002")
+    pipe.send("done")
+
+
+def wait_for_request(s3: ObjectStore, part: str) -> None:
+    deadline = time.monotonic() + 60
+    while not any(part in line for line in s3.requests()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_killed_in_the_middle_of_an_upload(run: Run, s3: ObjectStore) -> None:
+    run.saved_and_uploaded(1)
+    save(run.store(), 2)
+    target = f"{run.url.removeprefix('s3:/')}/step-00000002/optimizer"
+    s3.misbehave({"method": "PUT", "path": target, "wait": 30})
+    with child(upload_once, run, s3.environment) as (process, _):
+        wait_for_request(s3, f"PUT {target}")
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    s3.misbehave()
+    there = [path.name for path in (objects_of(s3, run.url) / "step-00000002").iterdir()]
+    assert there and "COMMITTED" not in there, "a part of it is there"
+    assert run.found() == 1
+    assert run.remote().missing(run.root) == [run.root / "step-00000002"]
+    run.remote().upload(run.root / "step-00000002")
+    assert run.found() == 2
+
+
+def test_server_killed_and_restarted_during_an_upload(run: Run, s3: ObjectStore) -> None:
+    run.saved_and_uploaded(1)
+    save(run.store(), 2)
+    target = f"{run.url.removeprefix('s3:/')}/step-00000002/optimizer"
+    s3.misbehave({"method": "PUT", "path": target, "wait": 30})
+    pauses: list[float] = []
+    lock = threading.Lock()
+
+    def kill() -> None:
+        wait_for_request(s3, f"PUT {target}")
+        s3.kill()
+
+    def back(seconds: float) -> None:
+        with lock:  # several files are under way
+            pauses.append(seconds)
+            if len(pauses) == 1:
+                s3.misbehave()
+                s3.start()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run.remote(Objects(run.url, 2, back)).upload(run.root / "step-00000002")
+    killer.join()
+    assert pauses and set(pauses) <= {1.0, 2.0}
+    assert run.found() == 2
+    assert remote_problems(Objects(run.url), 2) == []
+
+
+def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectStore) -> None:
+    """For two checkpoints; the third brings what is missing, the oldest first."""
+    config = CheckpointConfig(remote=run.url, retries=0, keep_last=3)
+
+    def tiers(store: CheckpointStore) -> Tiers:
+        return Tiers(
+            config, store, Owner(run.folder, run.name), 0, Ranks(), objects=lambda url, n: Objects(url, n, no_pause)
+        )
+
+    store = run.store()
+    kept = tiers(store)
+    save(store, 1)
+    assert [(note.kind, note.step) for note in kept.upload()] == [("remote", 1)]
+    s3.misbehave({"method": "PUT", "path": "/corpus", "status": 503, "code": "SlowDown"})
+    for step in (2, 3):
+        save(store, step)
+        [note] = kept.upload()
+        assert (note.kind, note.step) == ("remote_failed", 2) and "HTTP 503 SlowDown" in note.message
+        assert_is_step(store.newest(), step)
+    s3.misbehave()
+    save(store, 4)
+    store.prune()
+    assert [(note.kind, note.step) for note in kept.upload()] == [("remote", step) for step in (2, 3, 4)]
+    assert Objects(run.url).entries() == ["run.json", *(f"step-{step:08d}" for step in (2, 3, 4))]
+
+    s3.misbehave(
+        *({"method": method, "path": "/corpus", "status": 503, "code": "SlowDown"} for method in ("GET", "HEAD"))
+    )
+    again = tiers(run.store())
+    assert_is_step(again.newest(), 4)
+    assert [note.kind for note in again.notes] == ["remote_failed", "remote_failed"]
+    with pytest.raises(StorageError, match="HTTP 503"):  # nothing can be known of this run without the store
+        Tiers(config, run.elsewhere().store(), Owner(run.elsewhere().folder, run.name), 0, Ranks())
+
+
+# --- whose is it ---------------------------------------------------------------------------------------------------
+
+
+def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
+    """Two runs that commit one step at the same instant: the first stays, the second is told."""
+
+    class Raced(Objects):
+        def create(self, name: str, data: bytes) -> bytes:
+            if name.endswith("COMMITTED"):
+                super().create(name, b"another")
+            return super().create(name, data)
+
+    folder = save(run.store(), 1)
+    with pytest.raises(CheckpointError, match=f"{run.url}/step-00000001: is another checkpoint of that step"):
+        run.remote(Raced(run.url, 0, no_pause)).upload(folder)
+    marker = objects_of(s3, run.url) / "step-00000001" / "COMMITTED"
+    assert marker.read_bytes() == b"another"
+    kept = Tiers(CheckpointConfig(remote=run.url), run.store(), Owner(run.folder, run.name), 0, Ranks())
+    [note] = kept.upload()
+    assert note.kind == "remote_failed" and note.step == 1 and "two runs" in note.message.lower()
+    assert marker.read_bytes() == b"another"
+
+
+def test_a_prefix_belongs_to_one_run(run: Run, tmp_path: Path) -> None:
+    run.saved_and_uploaded(1)
+    with pytest.raises(CheckpointError, match=f"{run.url}: holds the checkpoints of the run tiny"):
+        Run(tmp_path / "b", run.url, name="other").remote().claim()
+    known = Run(tmp_path / "c", run.url)
+    Owner(known.folder, known.name).number()
+    with pytest.raises(CheckpointError, match="of another run that is called tiny too"):
+        known.remote().fetch_newest(known.root, None)
+    moved = run.elsewhere()
+    moved.remote().claim()
+    assert Owner(moved.folder, "tiny").known() == Owner(run.folder, "tiny").known() is not None
+
+
+def test_an_upload_of_what_is_damaged_here_is_refused(run: Run) -> None:
+    folder = save(run.store(), 1)
+    file = folder / "model__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model__0_0\.distcp: does not match its checksum"):
+        run.remote().upload(folder)
+    assert run.found() is None
+
+
+# --- damage --------------------------------------------------------------------------------------------------------
+
+
+def flip(data: bytes) -> bytes:
+    changed = bytearray(data)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+HARMS: dict[str, Callable[[bytes], bytes | None]] = {
+    "flip": flip,
+    "truncate": lambda data: data[:-1],
+    "append": lambda data: data + b"x",
+    "delete": lambda data: None,
+}
+
+
+@pytest.mark.parametrize(("victim", "content"), [("meta.json", b'{"step": "many"}'), (".metadata", b"no pickle")])
+def test_what_was_sealed_anew_in_the_store_is_looked_into(
+    run: Run, s3: ObjectStore, victim: str, content: bytes
+) -> None:
+    """Checksums that fit do not make a checkpoint: what is inside has to be what hlat writes."""
+    [folder] = run.saved_and_uploaded(1)
+    assert remote_problems(Objects(run.url), 1) == []
+    (folder / victim).write_bytes(content)
+    seal(folder)
+    prefix = f"{run.url.removeprefix('s3://corpus/')}/step-00000001"
+    for name in (victim, "manifest.json", "COMMITTED"):
+        s3.replace(f"{prefix}/{name}", (folder / name).read_bytes())
+    [problem] = remote_problems(Objects(run.url), 1)
+    assert ("step: input should be a valid integer" if victim == "meta.json" else "not a readable index") in problem
+
+
+@pytest.mark.parametrize(
+    ("victim", "harm"),
+    [
+        *(("model__0_0.distcp", harm) for harm in HARMS),
+        (".metadata", "flip"),
+        ("meta.json", "delete"),
+        ("manifest.json", "truncate"),
+    ],
+)
+def test_damage_in_the_store_is_named_and_the_next_older_one_taken(
+    run: Run, s3: ObjectStore, victim: str, harm: str
+) -> None:
+    [_, folder] = run.saved_and_uploaded(1, 2)
+    key = f"{run.url.removeprefix('s3://corpus/')}/step-00000002/{victim}"
+    changed = HARMS[harm]((folder / victim).read_bytes())
+    if changed is None:
+        Objects(run.url).remove(f"step-00000002/{victim}")
+    else:
+        s3.replace(key, changed)
+    [problem] = remote_problems(Objects(run.url), 2)
+    assert victim in problem
+    other = run.elsewhere()
+    store = other.store()
+    assert other.remote().fetch_newest(store.root, None) == 1
+    assert_is_step(store.newest(), 1)
+    [(path, [said])] = other.damaged
+    assert path == f"{run.url}/step-00000002" and victim in said
+    assert sorted(path.name for path in store.root.iterdir()) == ["step-00000001"], "nothing is left of it"
+    assert "COMMITTED.bad" in Objects(run.url).entries("step-00000002")
+    assert other.remote().fetch_newest(store.root, 1) is None, "it does not exist any more"
+    other.remote().upload(save(store, 2))
+    assert run.found() == 2, "and the run that comes to that step again can keep it"
+
+
+def test_a_disk_that_refuses_what_is_fetched_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    class Full(Disk):
+        def free_bytes(self, path: Path) -> int:
+            return 1000
+
+    run.saved_and_uploaded(1)
+    other = run.elsewhere()
+    root = other.store().root
+    with pytest.raises(StorageError, match=rf"cannot fetch {run.url}/step-00000001 in .* are free"):
+        other.remote(disk=Full()).fetch_newest(root, None)
+    assert list(root.iterdir()) == []
+
+
+# --- what is kept --------------------------------------------------------------------------------------------------
+
+
+def test_removal_takes_the_marker_first(run: Run, s3: ObjectStore) -> None:
+    run.saved_and_uploaded(1, 2, 3, 4)
+    requests = len(s3.requests())
+    assert run.remote().prune() == [1]
+    gone = [line for line in s3.requests()[requests:] if line.startswith(("DELETE", "POST"))]
+    assert len(gone) >= 2
+    assert Objects(run.url).entries() == ["run.json", "step-00000002", "step-00000003", "step-00000004"]
+
+
+def test_the_last_whole_one_is_never_removed(run: Run, s3: ObjectStore, tmp_path: Path) -> None:
+    run.keep_last = 1
+    run.saved_and_uploaded(1, 2)
+    s3.replace(f"{run.url.removeprefix('s3://corpus/')}/step-00000002/model__0_0.distcp", b"nothing")
+    assert run.remote().prune() == [], "this process has not seen that 2 is whole, and finds that it is not"
+    assert run.found() == 1
+
+
+def test_nothing_secret_is_recorded(run: Run, s3: ObjectStore) -> None:
+    run.saved_and_uploaded(1)
+    secret = s3.environment["AWS_SECRET_ACCESS_KEY"]
+    for path in [*run.folder.rglob("*"), *objects_of(s3, run.url).rglob("*")]:
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    assert secret not in json.dumps(Objects(run.url).entries())

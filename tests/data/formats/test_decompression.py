@@ -1,0 +1,222 @@
+"""Files that are small and hold much: memory is bounded by what a document may have, and the message says what it was.
+
+The witness of what lines a stream has is bytes.split; of memory, tracemalloc, which counts every bytes object.
+"""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlat.config.sections import DataConfig
+from hlat.data.formats import json_lines as lines
+from hlat.data.formats import line_reading, read_documents, read_lines, tables
+from hlat.data.formats.line_reading import lines_of
+from hlat.data.online import OnlineData, prepare_online, worker
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents
+from tests.support.data.preparation_model import tokenize_here
+from tests.support.data.preparing import SMALL
+
+LIMIT = 1 << 20
+MUCH = 24 * LIMIT
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document may have a megabyte instead of 256, so that 24 of them are much."""
+    for module in (line_reading, lines, tables):
+        monkeypatch.setattr(module, "LONGEST_LINE", LIMIT)
+    monkeypatch.setattr(lines, "LONGEST_TEXT", 4 * LIMIT)
+    tokenize_here(monkeypatch)
+
+
+def packed(path: Path, content: bytes) -> Path:
+    """A file of this content, compressed as its ending says."""
+    how = {".zst": zstandard.compress, ".gz": gzip.compress}.get(path.suffix, bytes)
+    path.write_bytes(how(content))
+    return path
+
+
+def line(size: int) -> bytes:
+    """A line of JSON of so many bytes, its end included."""
+    text = b"a" * (size - len(b'{"text":""}\n'))
+    return b'{"text":"' + text + b'"}\n'
+
+
+def peak_while(path: Path) -> tuple[list[str | None], list[str], int]:
+    """The texts of a file, what is wrong with other rows, and the most bytes that were held at a time."""
+    tracemalloc.start()
+    try:
+        rows = list(read_documents(path, "text"))
+        return (
+            [row.content for row in rows],
+            [row.fault.reason for row in rows if row.fault],
+            tracemalloc.get_traced_memory()[1],
+        )  # type: ignore[misc]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_a_line_that_is_too_long_is_a_row_that_cannot_be_read(tmp_path: Path, ending: str) -> None:
+    path = packed(tmp_path / f"bomb{ending}", line(50) + line(MUCH) + b"\n \n" + line(60))
+    texts, faults, peak = peak_while(path)
+    assert [text and len(text) for text in texts] == [38, None, 48]
+    (told,) = faults
+    assert told.startswith("a line of more than 1,048,576 bytes")
+    if ending != ".jsonl":
+        assert f"compressed bytes gave {LIMIT + 51:,}, " in told and told.endswith(" times as many")
+    assert peak < 3 * LIMIT  # the beginning of the line in pieces and joined, and as much for whatever else there is
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_blank_lines_without_end_take_no_memory(tmp_path: Path, ending: str) -> None:
+    texts, faults, peak = peak_while(
+        packed(tmp_path / f"a{ending}", line(50) + b"\n" * MUCH + b" \r\n" + b"{x\n" + line(60))
+    )
+    assert [text and len(text) for text in texts] == [38, None, 48] and "invalid JSON" in faults[0]
+    assert peak < 2 * LIMIT
+    (row,) = (row for row in read_documents(tmp_path / f"a{ending}", "text") if row.fault)
+    assert row.fault is not None and row.fault.line == MUCH + 3
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_compressed_text_has_a_limit_and_a_plain_one_has_none(tmp_path: Path, ending: str) -> None:
+    content = b"a" * MUCH
+    texts, faults, peak = peak_while(packed(tmp_path / f"bomb.txt{ending}", content))
+    assert texts == [None] and faults[0].startswith("more than 4,194,304 bytes of text: ")
+    assert peak < 2.5 * 4 * LIMIT  # a growing array may be copied as it grows, an eighth larger
+    assert peak_while(packed(tmp_path / f"right.txt{ending}", content[: 4 * LIMIT]))[0] == [
+        content[: 4 * LIMIT].decode()
+    ]
+    assert peak_while(packed(tmp_path / "plain.txt", content))[0] == [content.decode()]
+
+
+def test_what_is_merely_easy_to_compress_is_read(tmp_path: Path) -> None:
+    path = packed(tmp_path / "same.jsonl.zst", line(1000) * 20_000)
+    assert path.stat().st_size * 1000 < 1000 * 20_000
+    rows = list(read_documents(path, "text"))
+    assert len(rows) == 20_000 and all(row.content == "a" * 988 for row in rows)
+
+
+@pytest.mark.parametrize("size", [LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 2])
+def test_a_line_may_be_as_long_as_the_limit(tmp_path: Path, size: int) -> None:
+    path = packed(tmp_path / "a.jsonl", line(size) + line(50))
+    first, second = read_documents(path, "text")
+    assert (first.fault is None) == (size <= LIMIT) and second.content == "a" * 38
+
+
+_bytes = st.text(st.sampled_from("a \n\r\t"), max_size=60).map(str.encode)
+
+
+@given(content=_bytes, limit=st.integers(1, 12), buffer=st.sampled_from([1, 2, 7, 64]))
+def test_lines_are_those_that_python_splits(content: bytes, limit: int, buffer: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_reading, "LONGEST_LINE", limit)
+        found = list(lines_of(io.BufferedReader(io.BytesIO(content), buffer)))  # type: ignore[arg-type]
+    whole, offset = {}, 0
+    for number, one in enumerate(content.split(b"\n"), 1):
+        whole[number] = offset, one + b"\n" * (offset + len(one) < len(content))
+        offset += len(one) + 1
+    assert [(one.offset, one.content) for one in found] == [
+        (whole[one.number][0], whole[one.number][1][: limit + 1]) for one in found
+    ]
+    numbers = [one.number for one in found]
+    assert numbers == sorted(set(numbers)) and set(numbers) >= {n for n, (_, one) in whole.items() if one.strip()}
+    assert all(whole[number][1].strip() or len(whole[number][1]) > limit for number in numbers)
+
+
+def test_blocks_of_bytes_go_over_a_line_that_is_too_long(tmp_path: Path) -> None:
+    content = line(50) + line(2 * LIMIT) + line(60)
+    path = packed(tmp_path / "a.jsonl", content)
+    edges = [0, 40, 50, 51, LIMIT, 2 * LIMIT + 40, 2 * LIMIT + 50, len(content)]
+    rows = [row for a, b in pairwise(edges) for row in read_lines(path, "text", a, b)]
+    assert [row.content and len(row.content) for row in rows] == [38, None, 48]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_value_of_a_table_that_is_too_long(
+    tmp_path: Path, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_BATCH_BYTES", 1000)
+    values = ["a", "b" * (LIMIT + 1), None, "c" * LIMIT, "d"]
+    pq.write_table(pa.table({"text": pa.array(values).cast(kind)}), tmp_path / "a.parquet", compression="zstd")
+    rows = list(read_documents(tmp_path / "a.parquet", "text"))
+    assert [row.content for row in rows] == ["a", None, None, "c" * LIMIT, "d"]
+    (fault,) = (row.fault for row in rows if row.fault)
+    assert fault.reason == "a text of 1,048,577 bytes, and a document may have 1,048,576"
+
+
+def config(path: Path, **more: object) -> DataConfig:
+    return DataConfig.model_validate({"path": str(path), **SMALL, **more})
+
+
+@pytest.fixture
+def bomb(tmp_path: Path) -> Path:
+    texts = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in documents(60, 800))
+    return packed(tmp_path / "bomb.jsonl.zst", texts + line(MUCH) + line(50))
+
+
+def test_preparing_refuses_or_leaves_out(bomb: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=rf"{bomb}, line 61: a line of more than 1,048,576 bytes: .* times as many\. A doc"
+    ):
+        prepare(config(bomb), tmp_path / "refused", workers=1)
+    prepared: Prepared = prepare(config(bomb, unreadable_rows=0.05), tmp_path / "out", workers=1)
+    assert (prepared.manifest.documents, prepared.manifest.unreadable_rows) == (61, 1)
+
+
+def _rows_online(config: DataConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[worker.Frame]:
+    data = OnlineData(prepare_online(config, folder, 100), config, 0, 4, 1)
+    monkeypatch.setattr(worker, "_TOGETHER", 4)
+    plan = data._plan.__class__(**{**vars(data._plan), "streams": list(range(config.streams))})
+    return worker.Producer(plan, data.cursors().values).frames()
+
+
+def test_online_refuses_or_leaves_out(bomb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    online = {"mode": "online", "streams": 4, "sequence_length": 64, "validation": {"fraction": 0}}
+    with pytest.raises(DataError, match=r"line 61: a line of more than 1,048,576 bytes: "):
+        for number, _ in enumerate(_rows_online(config(bomb, **online), tmp_path / "a", monkeypatch)):
+            assert number < 10_000
+    frames = _rows_online(config(bomb, **online, unreadable_rows=0.05), tmp_path / "b", monkeypatch)
+    notes = (frame.content.decode() for frame in frames if frame.kind == worker.NOTE)
+    assert "line 61: a line of more than 1,048,576 bytes" in next(notes)
+
+
+_MEASURED = """
+import resource, sys
+from pathlib import Path
+from hlat.data.formats import read_documents
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rows = [row.fault.reason if row.fault else row.content for row in read_documents(Path(sys.argv[1]), "text")]
+print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_82_kilobytes_that_are_2700_megabytes(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.zst"
+    with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
+        out.write(b'{"text":"')
+        for _ in range(2700):
+            out.write(b"a" * (1 << 20))
+        out.write(b'"}\n{"text":"after"}\n')
+    assert path.stat().st_size < 90_000
+    done = subprocess.run([sys.executable, "-c", _MEASURED, str(path)], capture_output=True, text=True, check=True)
+    assert "'a line of more than 268,435,456 bytes: " in done.stdout and "'after'" in done.stdout
+    assert int(done.stdout.split()[-1]) < 2 * 256 + 64  # MiB: the beginning, in pieces and joined; buffers

@@ -1,0 +1,143 @@
+"""Megatron-LM's .bin and .idx: the documents that went in come out; everything wrong names the file and the place."""
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlat.data.formats import MegatronDataset, index_of
+from hlat.runtime import DataError
+from tests.support.data.megatron_files import DOCUMENTS, write_megatron
+
+
+def write(
+    folder: Path,
+    documents: Sequence[Sequence[Sequence[int]]] = DOCUMENTS,
+    dtype: str = "uint16",
+    gap: int = 0,
+    modes: bool = False,
+) -> Path:
+    """A dataset of a name that is known."""
+    return write_megatron(folder / "corpus_text_document.bin", documents, dtype, gap=gap, modes=modes)
+
+
+def joined(documents: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """The tokens of each document."""
+    return [[token for sequence in parts for token in sequence] for parts in documents]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
+@pytest.mark.parametrize("gap", [0, 8])
+def test_documents_come_out_as_they_went_in(tmp_path: Path, dtype: str, gap: int) -> None:
+    dataset = MegatronDataset(write(tmp_path, dtype=dtype, gap=gap))
+    assert [dataset.document(number).tolist() for number in range(len(dataset))] == joined(DOCUMENTS)
+    assert {dataset.document(number).dtype.name for number in range(len(dataset))} == {dtype}
+    assert (len(dataset), dataset.sequences, dataset.tokens) == (5, 6, 11)
+    assert dataset.document_lengths().tolist() == [4, 2, 0, 4, 1]
+    assert dataset.document_lengths(1, 3).tolist() == [2, 0]
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=4), max_size=30))
+def test_any_dataset(tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]]) -> None:
+    data = write(tmp_path_factory.mktemp("megatron"), documents, "int32")
+    dataset = MegatronDataset(data)
+    assert [dataset.document(number).tolist() for number in range(len(dataset))] == joined(documents)
+    assert dataset.document_lengths().tolist() == [len(tokens) for tokens in joined(documents)]
+
+
+def test_documents_are_not_copied_and_cannot_be_changed(tmp_path: Path) -> None:
+    dataset = MegatronDataset(write(tmp_path))
+    for number in (0, 2):
+        with pytest.raises(ValueError, match="read-only"):
+            dataset.document(number)[:] = 0
+    assert np.shares_memory(dataset.document(0), dataset.document(0))
+
+
+def test_the_two_files_may_lie_apart(tmp_path: Path) -> None:
+    data = write(tmp_path)
+    apart = data.with_suffix(".idx").rename(tmp_path / "elsewhere")
+    assert len(MegatronDataset(data, apart)) == 5
+    assert index_of("s3://bucket/a.bin") == "s3://bucket/a.idx"
+
+
+def patch(name: str, at: int, value: bytes) -> Callable[[Path], None]:
+    """Damage: other bytes at a place."""
+
+    def damage(data: Path) -> None:
+        file = data.with_suffix(name)
+        content = bytearray(file.read_bytes())
+        content[at : at + len(value)] = value
+        file.write_bytes(content)
+
+    return damage
+
+
+def cut(name: str, by: int) -> Callable[[Path], None]:
+    """Damage: the last bytes gone, or some more."""
+
+    def damage(data: Path) -> None:
+        file = data.with_suffix(name)
+        content = file.read_bytes()
+        file.write_bytes(content[:-by] if by > 0 else content + bytes(-by))
+
+    return damage
+
+
+_LENGTHS, _BEGINS = 34, 34 + 4 * 6
+_FIRSTS = _BEGINS + 8 * 6
+DAMAGES = [
+    (lambda data: data.with_suffix(".idx").unlink(), r"document\.idx: no such file.*missing beside its \.bin"),
+    (lambda data: data.unlink(), r"document\.bin: no such file.*missing beside its \.idx"),
+    (cut(".idx", 1), r"document\.idx: truncated: 153 bytes, where 6 sequences and 5 documents take 154"),
+    (cut(".idx", 130), r"document\.idx: truncated within its header, after 24 bytes"),
+    (cut(".idx", 154), r"not an index of Megatron-LM"),
+    (cut(".idx", -3), r"document\.idx: longer than it says: 157 bytes"),
+    (cut(".bin", 1), r"document\.bin: truncated: 21 bytes, and sequence 5 of .*document\.idx goes on to byte 22"),
+    (cut(".bin", 22), r"document\.bin: truncated: 0 bytes, and sequence 0"),
+    (cut(".bin", -10), r"document\.bin: 32 bytes, and .*describes the first 22 only: they do not belong together"),
+    (patch(".idx", 0, b"PAR1"), r"it begins with b'PAR1IDX\\x00\\x00'"),
+    (patch(".idx", 0, b"TNTIDX\x00\x00"), r"older kind.*--dataset-impl mmap"),
+    (patch(".idx", 9, b"\x02"), "version 2 of the format at byte 9"),
+    (patch(".idx", 17, b"\x09"), r"unknown type code 9 at byte 17; known are 1 uint8, .* 8 uint16"),
+    (patch(".idx", 17, b"\x07"), "holds floating-point numbers"),
+    (patch(".idx", 18, b"\xff" * 7), "truncated: 154 bytes, where"),
+    (patch(".idx", 26, bytes(8)), "no entry"),
+    (patch(".idx", _LENGTHS + 4, struct.pack("<i", -1)), r"sequence 1: -1 tokens at byte 6"),
+    (patch(".idx", _LENGTHS + 20, struct.pack("<i", 2**31 - 1)), r"truncated: 22 bytes, and sequence 5"),
+    (patch(".idx", _BEGINS + 8, struct.pack("<q", -2)), r"sequence 1: 1 tokens at byte -2"),
+    (patch(".idx", _BEGINS + 8, struct.pack("<q", 7)), r"sequence 1: 1 tokens at byte 7, which is no place in"),
+    (patch(".idx", _BEGINS + 8, struct.pack("<q", 2**63 - 2)), r"sequence 1: 1 tokens at byte 9223372036854775806"),
+    (patch(".idx", _FIRSTS + 8, struct.pack("<q", 4)), r"document 1: begins at sequence 4 and ends at 3, before"),
+    (patch(".idx", _FIRSTS, struct.pack("<q", 1)), r"sequences 1 to 6, and the dataset has 0 to 6"),
+    (patch(".idx", _FIRSTS + 40, struct.pack("<q", 7)), r"sequences 0 to 7, and the dataset has 0 to 6"),
+    (patch(".idx", _FIRSTS, struct.pack("<q", -1)), r"sequences -1 to 6"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    data = write(tmp_path)
+    damage(data)
+    with pytest.raises(DataError, match=message):
+        MegatronDataset(data)
+
+
+def test_other_kinds_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="multimodal"):
+        MegatronDataset(write(tmp_path, modes=True))
+    with pytest.raises(DataError, match="floating-point"):
+        MegatronDataset(write(tmp_path, dtype="float32"))
+
+
+def test_a_place_beyond_the_first_chunk_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hlat.data.formats.megatron._CHECKED", 2)
+    for damage, message in DAMAGES[16:]:
+        data = write(tmp_path)
+        damage(data)
+        with pytest.raises(DataError, match=message):
+            MegatronDataset(data)
+    assert len(MegatronDataset(write(tmp_path))) == 5

@@ -1,0 +1,282 @@
+"""A manifest that is not what was written is refused, or it gives the same samples: nothing of it is believed.
+
+The witness is a plain reader: shard files by their names, numpy, and rows of S + 1 tokens, without a manifest.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hlat.config.sections import DataConfig
+from hlat.data.manifest import read_manifest
+from hlat.data.manifest.sealing import checksum_of
+from hlat.data.online import prepare_online
+from hlat.data.prepare import prepare, verify, verify_and_seal
+from hlat.data.prepared import Prepared, open_prepared
+from hlat.data.prepared import open_prepared as prepared
+from hlat.data.samples import TrainingData, ValidationData
+from hlat.data.tokenizers import load_saved
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents, write_jsonl
+from tests.support.data.preparation_model import tokenize_here
+from tests.support.data.preparing import SMALL
+
+LENGTH = 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Units are tokenized here, and the tokenizer of a folder, which these tests leave alone, is read once."""
+    with pytest.MonkeyPatch.context() as patch:
+        tokenize_here(patch)
+        read: dict[Path, Any] = {}
+
+        def once(folder: Path) -> Any:
+            read[folder] = read.get(folder) or load_saved(folder)
+            return read[folder]
+
+        patch.setattr(prepared, "load_saved", once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """Two sources with all that rows can be, some shards each."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = documents(40, 800)
+    write_jsonl(folder / "a.jsonl", [*texts, None, "", texts[3]])
+    write_jsonl(folder / "b.jsonl", [texts[5], *documents(20, 800, seed=1)])
+    with (folder / "b.jsonl").open("a") as file:
+        file.write("{nonsense\n")
+    sources = [{"path": str(folder / f"{name}.jsonl"), "name": name} for name in "ab"]
+    more = {"duplicates": "drop", "unreadable_rows": 0.1, "shuffle": False, "sequence_length": LENGTH}
+    return DataConfig.model_validate({**SMALL, "sources": sources, **more})
+
+
+@pytest.fixture(scope="module")
+def finished(config: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """The corpus, prepared; its manifest is changed by every test that asks for it, and put back."""
+    return prepare(config, tmp_path_factory.mktemp("finished"), workers=1)
+
+
+@pytest.fixture
+def folder(finished: Prepared) -> Iterator[Path]:
+    content = (finished.dir / "manifest.json").read_bytes()
+    yield finished.dir
+    (finished.dir / "manifest.json").write_bytes(content)
+
+
+def without_checksum(folder: Path) -> bytes:
+    """The manifest as versions before format 4 wrote it."""
+    stored = json.loads((folder / "manifest.json").read_bytes())
+    del stored["checksum"]
+    return json.dumps(stored | {"format_version": 3}, indent=2, ensure_ascii=False).encode()
+
+
+def witness(folder: Path, split: str) -> list[list[int]]:
+    """All rows of a split, in the order of the corpus: S inputs and the label of the last one."""
+    files = sorted(file for file in folder.glob(f"{split}-*.bin") if "documents" not in file.name)
+    tokens = np.concatenate([np.fromfile(file, dtype="<u2") for file in files])
+    return [tokens[row * LENGTH : (row + 1) * LENGTH + 1].tolist() for row in range((len(tokens) - 1) // LENGTH)]
+
+
+def samples(found: Prepared, config: DataConfig) -> list[list[int]]:
+    """An epoch, and three samples of the next one."""
+    data = TrainingData(found, config, seed=0)
+    batch = data.batch(0, data.samples_per_epoch + 3)
+    both = zip(batch.inputs_BS.tolist(), batch.labels_BS.tolist(), strict=True)
+    return [[*inputs, labels[-1]] for inputs, labels in both]
+
+
+def validation(found: Prepared) -> list[list[int]]:
+    data = ValidationData(found, LENGTH)
+    batch = data.batch(0, len(data))
+    return [batch.inputs_BS.tolist(), batch.labels_BS.tolist()]
+
+
+class Judge:
+    """Counts how often a changed manifest was refused, and fails where it gives other samples."""
+
+    def __init__(self, folder: Path, config: DataConfig) -> None:
+        self._folder, self._config = folder, config
+        rows = witness(folder, "train")
+        self._train, self._original = rows + rows[:3], read_manifest(folder)
+        self._validation = validation(open_prepared(folder, config))
+        assert (
+            witness(folder, "validation")
+            == [[*inputs, labels[-1]] for inputs, labels in zip(*self._validation, strict=True)][
+                : len(witness(folder, "validation"))
+            ]
+        )
+        self.refused = self.same = 0
+
+    def judge(self, content: bytes, what: object) -> None:
+        (self._folder / "manifest.json").write_bytes(content)
+        try:
+            found = open_prepared(self._folder, self._config)
+        except DataError as error:
+            assert str(self._folder) in str(error)
+            self.refused += 1
+            return
+        if found.manifest != self._original:
+            assert samples(found, self._config) == self._train, what
+            assert validation(found) == self._validation, what
+        self.same += 1
+
+
+def flips(content: bytes, bits: Callable[[int], set[int]]) -> Iterator[tuple[int, int, bytes]]:
+    """One bit of each byte after the other."""
+    for place in range(len(content)):
+        for bit in bits(place):
+            yield place, bit, content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+
+
+def test_the_witness_reads_what_was_prepared(finished: Prepared, config: DataConfig) -> None:
+    rows = witness(finished.dir, "train")
+    assert len(list(finished.dir.glob("train-0*.bin"))) > 2
+    assert samples(finished, config) == rows + rows[:3]
+
+
+def test_any_flipped_bit_is_refused_or_says_the_same(folder: Path) -> None:
+    content, original = (folder / "manifest.json").read_bytes(), read_manifest(folder)
+    refused = same = 0
+    for place, bit, changed in flips(content, lambda place: {place % 8, (place + 4) % 8}):
+        (folder / "manifest.json").write_bytes(changed)
+        try:
+            assert read_manifest(folder) == original, (place, bit)
+            same += 1
+        except DataError:
+            refused += 1
+    assert refused + same == 2 * len(content)
+    assert same < 0.02 * refused  # white space between lines that becomes other white space, and no more
+
+
+def test_any_flipped_bit_without_a_checksum_gives_the_same_samples(folder: Path, config: DataConfig) -> None:
+    judge, content = Judge(folder, config), without_checksum(folder)
+    for place, bit, changed in flips(content, lambda place: {place % 8}):
+        judge.judge(changed, (place, bit, content[max(place - 40, 0) : place + 20]))
+    assert judge.refused > judge.same > 0
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_without_a_checksum_gives_the_same_samples(folder: Path, config: DataConfig) -> None:
+    judge, content = Judge(folder, config), without_checksum(folder)
+    for place, bit, changed in flips(content, lambda _: set(range(8))):
+        judge.judge(changed, (place, bit, content[max(place - 40, 0) : place + 20]))
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where a JSON value holds anything but objects and lists."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield path
+        return
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def put(stored: Any, path: tuple[str | int, ...], change: Callable[[Any], Any]) -> Any:
+    """A copy with another value in one place."""
+    copy = json.loads(json.dumps(stored))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = change(inner[path[-1]])
+    return copy
+
+
+def changes(value: object) -> list[Any]:
+    """What a field may become by mistake or malice."""
+    odd: list[Any] = [None, True, [], {}, "", "../../etc/passwd", "/etc/passwd", "x\x1b[2J", 1.5, float("nan"), 1e300]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [*odd, value + 1, value - 1, 2 * value, 0, -1, -value, 10**20, 2**63, str(value), float(value)]
+    return odd
+
+
+@pytest.mark.parametrize("sealed", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_any_other_value_in_any_field(folder: Path, config: DataConfig, sealed: bool) -> None:
+    judge, stored = Judge(folder, config), json.loads(without_checksum(folder))
+    for path in places(stored):
+        value = stored
+        for key in path:
+            value = value[key]
+        for odd in changes(value):
+            changed = put(stored, path, lambda _, odd=odd: odd)
+            if sealed and path != ("format_version",):
+                changed["format_version"] = 4
+                changed["checksum"] = checksum_of(changed)
+            judge.judge(json.dumps(changed).encode(), (path, odd))
+    assert judge.refused > judge.same > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["splits"]["train"].update(tokens=m["splits"]["train"]["tokens"] - 1000),
+        lambda m: m["splits"]["train"]["shards"][0].update(tokens=4999),
+        lambda m: m["splits"]["train"]["shards"][0].update(file="train-00001.bin"),
+        lambda m: m["splits"]["train"]["shards"][0].update(file="../train-00000.bin"),
+        lambda m: m["splits"]["train"]["shards"].reverse(),
+        lambda m: [m["splits"]["train"]["shards"][index].update(tokens=5000 + 2 * index - 1) for index in (0, 1)],
+        lambda m: [m["splits"]["train"]["sources"][index].update(source=1 - index) for index in (0, 1)],
+        lambda m: [m["rows"][0].update({name: m["rows"][0][name] + 2}) for name in ("rows", "documents")],
+        lambda m: m["splits"].pop("validation"),
+        lambda m: m["splits"]["train"]["sources"].reverse(),
+        lambda m: m["splits"]["train"]["sources"][0].update(source=1),
+        lambda m: (
+            m["splits"]["train"]["sources"][0].update(tokens=m["splits"]["train"]["sources"][0]["tokens"] - 1),
+            m["splits"]["train"]["sources"][1].update(tokens=m["splits"]["train"]["sources"][1]["tokens"] + 1),
+        ),
+        lambda m: m.update(dtype="uint32"),
+        lambda m: m.update(eos_id=1),
+        lambda m: m.update(fingerprint="0" * 64),
+        lambda m: m["rows"].pop(),
+        lambda m: m["places"].clear(),
+    ],
+)
+def test_what_contradicts_itself_is_refused_without_a_checksum(folder: Path, change: Callable[[Any], object]) -> None:
+    stored = json.loads(without_checksum(folder))
+    change(stored)
+    (folder / "manifest.json").write_text(json.dumps(stored))
+    for look in (open_prepared, verify):
+        with pytest.raises(DataError, match=r"manifest\.json|begins at token"):
+            look(folder)
+
+
+def test_json_that_is_nested_too_deeply(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"manifest\.json: damaged: its JSON is nested too deeply"):
+        open_prepared(folder)
+
+
+def test_data_of_before_there_were_checksums(folder: Path, config: DataConfig, finished: Prepared) -> None:
+    stored = json.loads((folder / "manifest.json").read_bytes())
+    (folder / "manifest.json").write_bytes(without_checksum(folder))
+    old = prepare(config, folder)
+    assert old.fingerprint == finished.fingerprint and samples(old, config) == samples(finished, config)
+    (told,) = old.advice
+    assert told.startswith("manifest.json has no checksum of its own") and "hlat data prepare" in told
+    assert verify(folder, config).advice == old.advice and b"checksum" not in (folder / "manifest.json").read_bytes()
+    assert verify_and_seal(folder).advice == [] == open_prepared(folder, config).advice
+    assert json.loads((folder / "manifest.json").read_bytes()) == stored
+
+
+def test_the_catalogue_of_online_data_is_compared(config: DataConfig, tmp_path: Path) -> None:
+    online = config.model_copy(update={"mode": "online", "streams": 4, "duplicates": "keep"})
+    before = prepare_online(online, tmp_path, 100)
+    content = (tmp_path / "manifest.json").read_bytes()
+    (tmp_path / "manifest.json").write_bytes(without_checksum(tmp_path))
+    assert prepare_online(online, tmp_path, 100).fingerprint == before.fingerprint
+    (tmp_path / "manifest.json").write_bytes(content)
+    for name, place in (("blocks.npy", -3), ("blocks.npy", 10), ("manifest.json", content.index(b'"below"') + 9)):
+        right = (tmp_path / name).read_bytes()
+        wrong = bytearray(right)
+        wrong[place] ^= 1
+        (tmp_path / name).write_bytes(wrong)
+        with pytest.raises(DataError, match=name):
+            open_prepared(tmp_path, online)
+        (tmp_path / name).write_bytes(right)

@@ -1,0 +1,156 @@
+"""A preparation killed at any moment and run again makes the same bytes and does no finished unit twice."""
+
+import os
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hlat.data.prepare import prepare
+from hlat.data.prepared import open_prepared
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents, tree, write_jsonl
+from tests.support.data.preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
+
+pytestmark = pytest.mark.usefixtures("small_units")
+
+
+def _gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [
+        (signal.SIGKILL, "key.json"),
+        (signal.SIGKILL, 1),
+        (signal.SIGKILL, 4),
+        (signal.SIGINT, 2),
+        (signal.SIGTERM, 2),
+    ],
+)
+def test_killed_and_run_again(
+    large: Path,
+    tmp_path: Path,
+    undisturbed: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    how: signal.Signals,
+    when: str | int,
+) -> None:
+    out, config = tmp_path / "out", data_config(large, **LARGE)
+    process = start(config, out)
+    if isinstance(when, int):
+        wait(lambda: len(finished_units(out)) >= when, process)
+    else:
+        wait((out / "partial" / when).exists, process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(how)
+    process.wait(timeout=30)
+    process.communicate()
+    assert process.returncode != 0
+    assert _gone(workers), "a worker outlives its parent"
+    assert not (out / "manifest.json").exists()
+    with pytest.raises(DataError):
+        open_prepared(out)
+
+    done = {int(file.stem) for file in finished_units(out)}
+    redone = watch_units(monkeypatch)
+    prepare(config, out, workers=2)
+    assert tree(out) == undisturbed.files
+    assert redone.isdisjoint(done) and redone | done == undisturbed.units
+
+
+def test_killed_at_every_rename(small: Path, tmp_path: Path) -> None:
+    """The parent's commits are its renames: killed before each of them in turn, the next run completes the same."""
+    config = data_config(small)
+    prepare(config, tmp_path / "reference", workers=1)
+    reference = tree(tmp_path / "reference")
+    number = 0
+    while True:
+        out = tmp_path / f"out-{number}"
+        child = os.fork()
+        if child == 0:
+            _die_at_rename(number)
+            prepare(config, out, workers=1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        complete = (out / "manifest.json").exists()
+        prepare(config, out, workers=1)
+        assert tree(out) == reference, f"killed at rename {number}, manifest in place: {complete}"
+        number += 1
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert number > 15  # key, tokenizer, shards with checksums, boundaries, manifest, and moving all of these
+
+
+def _die_at_rename(number: int) -> None:
+    count = 0
+
+    def hook(event: str, _: object) -> None:
+        nonlocal count
+        if event == "os.rename":
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+    sys.addaudithook(hook)
+
+
+def test_finished_units_of_another_preparation_are_refused_not_destroyed(
+    large: Path, small: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    out = tmp_path / "out"
+    process = start(data_config(large, **LARGE), out)
+    wait(lambda: finished_units(out), process)
+    process.kill()
+    process.wait()
+    process.communicate()
+    done = finished_units(out)
+    for other, named in (
+        (data_config(small), "the corpus"),
+        (data_config(large, **{**LARGE, "shard_tokens": 6000}), "data.shard_tokens"),
+    ):
+        with pytest.raises(DataError, match=named) as caught:
+            prepare(other, out, workers=1)
+        assert "partial" in str(caught.value) and finished_units(out) == done
+    changed = Path(shutil.copytree(large, tmp_path / "changed"))
+    write_jsonl(changed / "1.jsonl", documents(60, 4_500, seed=9))
+    corpus = large.rename(large.with_name("aside"))
+    changed.rename(large)  # the same path, and one file of it is another
+    try:
+        with pytest.raises(DataError, match=r"the corpus: \S*1\.jsonl changed since\n"):
+            prepare(data_config(large, **LARGE), out, workers=1)
+    finally:
+        shutil.rmtree(large)
+        corpus.rename(large)
+    key = out / "partial" / "key.json"
+    content = key.read_bytes()
+    for unknown, named in ((b"{}", "damaged"), (content.replace(b'"format": ', b'"format": 9'), "data format: 9")):
+        key.write_bytes(unknown)
+        with pytest.raises(DataError, match=named):
+            prepare(data_config(large, **LARGE), out, workers=1)
+    assert finished_units(out) == done
+    key.write_bytes(content)
+    prepare(data_config(large, **LARGE), out, workers=2)
+    assert tree(out) == reference
+
+
+def test_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    out, config = tmp_path / "out", data_config(large, **LARGE)
+
+    def kill(stage: str, done: int, total: int) -> None:
+        if stage == "tokenize" and 0 < done < total:
+            for child in workers():
+                with suppress(psutil.NoSuchProcess):  # called again for one that is dead and not yet waited for
+                    child.kill()
+
+    with pytest.raises(DataError, match="killed by signal 9, perhaps because memory ran out"):
+        prepare(config, out, workers=2, progress=kill)
+    prepare(config, out, workers=2)
+    assert tree(out) == reference

@@ -1,0 +1,225 @@
+"""Parts prepared apart, killed and run again, merge to what one machine makes; wrong parts are refused, all at once."""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hlat.config.sections import DataConfig
+from hlat.data.prepare import merge_parts, part_folder, parts_beside, prepare, prepare_part, train_tokenizer
+from hlat.data.prepare.work_units import index_file, tokens_file
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents, tree, write_jsonl
+from tests.support.data.preparation_model import BAD
+from tests.support.data.preparing import finished_units, start, wait, watch_units
+
+pytestmark = pytest.mark.usefixtures("small_units")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """A corpus of three files and about 20 units, with copies across the files and rows that cannot be read."""
+    folder = tmp_path_factory.mktemp("dirty")
+    (folder / "corpus").mkdir()
+    for number in range(3):
+        file = write_jsonl(
+            folder / "corpus" / f"{number}.jsonl", [*documents(50, 4_500, seed=number), None, *documents(9, 4_500)]
+        )
+        lines = file.read_bytes().splitlines(keepends=True)
+        lines[10:10], lines[40:40] = [BAD[number] + b"\n"], [BAD[3] + b"\n"] * number
+        file.write_bytes(b"".join(lines))
+    section = {"path": str(folder / "corpus"), "duplicates": "drop", "unreadable_rows": 0.1, "shard_tokens": 60_000}
+    section["validation"] = {"fraction": 0.1}
+    trained = DataConfig.model_validate(section | {"tokenizer": {"vocab_size": 400, "train_bytes": 100_000}})
+    train_tokenizer(trained, folder / "tokenizer")
+    return DataConfig.model_validate(section | {"tokenizer": {"path": str(folder / "tokenizer")}})
+
+
+@pytest.fixture(scope="module")
+def whole(config: DataConfig, small_units: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The corpus, prepared by one machine."""
+    prepared = prepare(config, tmp_path_factory.mktemp("whole") / "out", workers=2)
+    assert prepared.manifest.copies > 15 and prepared.manifest.unreadable_rows == 6
+    assert len(prepared.manifest.splits["train"].shards) > 3
+    return tree(prepared.dir)
+
+
+@pytest.fixture(scope="module")
+def two(config: DataConfig, small_units: None, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Both of two parts of it."""
+    folder = tmp_path_factory.mktemp("two")
+    for number in (1, 2):
+        prepare_part(config, part_folder(folder / "out", number, 2), number, 2, workers=1)
+    return parts_beside(folder / "out")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_same_bytes_for_any_number_of_workers(
+    config: DataConfig, whole: dict[str, bytes], tmp_path: Path, workers: int
+) -> None:
+    prepare(config, tmp_path / "out", workers=workers)
+    assert tree(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5])
+def test_parts_merge_to_the_whole(config: DataConfig, whole: dict[str, bytes], tmp_path: Path, parts: int) -> None:
+    """Five parts of three files: two of them are empty."""
+    folders = [part_folder(tmp_path / "out", number, parts) for number in range(1, parts + 1)]
+    records = [prepare_part(config, folder, n, parts, workers=2) for n, folder in enumerate(folders, 1)]
+    assert sorted(record.stop - record.first for record in records) == [0] * (parts - 3) + {1: [3]}.get(parts, [1] * 3)
+    before = tree(tmp_path)
+    assert prepare_part(config, folders[0], 1, parts) == records[0]
+    merge_parts(config, tmp_path / "out", parts_beside(tmp_path / "out"))
+    assert tree(tmp_path / "out") == whole
+    after = tree(tmp_path)
+    assert {name: after[name] for name in before} == before, "parts are only read"
+    merge_parts(config, tmp_path / "out", folders)
+    assert prepare(config, tmp_path / "out").fingerprint
+    assert tree(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("what", ["whole", "part"])
+def test_killed_and_run_again(
+    config: DataConfig,
+    whole: dict[str, bytes],
+    two: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    out = tmp_path / "out"
+    part = "from hlat.data.prepare import prepare_part\ndef prepare(*a, **k): prepare_part(*a, 2, 2, **k)"
+    process = start(config, out, part if what == "part" else "")
+    wait(lambda: len(finished_units(out)) >= 3, process)
+    processes = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs(processes, timeout=10)
+    done, redone = {int(file.stem) for file in finished_units(out)}, watch_units(monkeypatch)
+    if what == "part":
+        with pytest.raises(DataError, match="the part is not finished"):
+            merge_parts(config, tmp_path / "merged", [two[0], out])
+        prepare_part(config, out, 2, 2, workers=2)
+        assert tree(out / "part" / "units") == tree(two[1] / "part" / "units")
+    else:
+        prepare(config, out, workers=2)
+        assert tree(out) == whole
+    assert redone and redone.isdisjoint(done)
+
+
+def test_a_merge_killed_at_every_rename(
+    config: DataConfig, whole: dict[str, bytes], two: list[Path], tmp_path: Path
+) -> None:
+    number, out = 0, tmp_path / "out"
+    while not (out / "manifest.json").exists():
+        child = os.fork()
+        if child == 0:
+            _die_at_rename(number)
+            merge_parts(config, out, two)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+        number += 1
+    assert tree(out) == whole and number > 5
+
+
+def _die_at_rename(number: int) -> None:
+    count = 0
+
+    def hook(event: str, _: object) -> None:
+        nonlocal count
+        if event == "os.rename":
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+    sys.addaudithook(hook)
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def _refusal(config: DataConfig, folders: list[Path], out: Path) -> list[str]:
+    with pytest.raises(DataError, match=r"^the parts cannot be merged:\n") as caught:
+        merge_parts(config, out, folders)
+    assert not out.exists()
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def test_everything_that_is_wrong_with_parts_is_said_at_once(
+    config: DataConfig, two: list[Path], tmp_path: Path
+) -> None:
+    out, first = tmp_path / "out", two[0]
+    assert _refusal(config, [], out) == ["no parts were named"]
+    assert _refusal(config, [first, first], out) == ["part 2 of 2 is missing"]
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    (tmp_path / "empty").mkdir()
+    other = config.model_copy(update={"shard_tokens": 50_000})
+    prepare_part(other, tmp_path / "other", 2, 3, workers=1)
+    found = _refusal(config, [first, copy, tmp_path / "gone", tmp_path / "empty", tmp_path / "other"], out)
+    assert found == [
+        f"{tmp_path / 'gone'}: no such folder",
+        f"{tmp_path / 'empty'}: no part of a corpus",
+        f"{tmp_path / 'other'}: data.shard_tokens: prepared with 50000, now 60000",
+        f"part 1 of 2 is there 2 times: {first}, {copy}",
+        "part 2 of 2 is missing",
+        "part 1 of 3 is missing",
+        "part 3 of 3 is missing",
+        f"the corpus was parted in several ways: {first} is one of 2, {copy} is one of 2, "
+        f"{tmp_path / 'other'} is one of 3",
+    ]
+
+
+def test_a_part_of_another_corpus_is_refused(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
+    assert config.path is not None
+    corpus = Path(shutil.copytree(config.path, tmp_path / "corpus"))
+    moved = config.model_copy(update={"path": str(corpus)})
+    prepare_part(moved, tmp_path / "moved", 2, 2, workers=1)
+    merge_parts(config, tmp_path / "merged", [two[0], tmp_path / "moved"])  # the same, elsewhere
+    with (corpus / "0.jsonl").open("a") as more:
+        more.write('{"text": "more"}\n')
+    prepare_part(moved, tmp_path / "foreign", 2, 2, workers=1)
+    (found,) = _refusal(config, [two[0], tmp_path / "foreign"], tmp_path / "out")
+    assert found.startswith(f"{tmp_path / 'foreign'}: another corpus than that of {two[0]}: file 0 of 3 has ")
+    with pytest.raises(DataError, match=r"holds a part that was prepared otherwise:\n  the corpus: .*0\.jsonl changed"):
+        prepare_part(moved, tmp_path / "moved", 2, 2)
+    with pytest.raises(DataError, match=r"--part: prepared with 2/2, now 1/2"):
+        prepare_part(moved, tmp_path / "moved", 1, 2)
+
+
+def test_damaged_parts_are_named(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
+    parts = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in two]
+    units = [folder / "part" / "units" for folder in parts]
+    index_file(units[0], 1).unlink()
+    index = index_file(units[1], 0)
+    index.write_bytes(index.read_bytes().replace(b"1", b"2", 1))
+    found = _refusal(config, parts, tmp_path / "out")
+    assert len(found) == 2 and "No such file" in found[0] and "not those it was finished with" in found[1]
+    parts = [Path(shutil.copytree(folder, tmp_path / "again" / folder.name)) for folder in two]
+    tokens = tokens_file(parts[1] / "part" / "units", 2, "train")
+    content = bytearray(tokens.read_bytes())
+    content[7] ^= 1
+    tokens.write_bytes(content)
+    with pytest.raises(DataError, match=f"{tokens}: unfinished preparation is damaged"):
+        merge_parts(config, tmp_path / "out", parts)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_parts_need_a_tokenizer_and_one_is_trained_first(config: DataConfig, tmp_path: Path) -> None:
+    section = {"path": config.path, "unreadable_rows": 0.1, "validation": {"fraction": 0.1}}
+    trained = DataConfig.model_validate(section | {"tokenizer": {"vocab_size": 300}})
+    with pytest.raises(DataError, match=r"Train it first.*hlat data tokenizer RECIPE --to FOLDER"):
+        prepare_part(trained, tmp_path / "part", 1, 2)
+    alone = prepare(trained, tmp_path / "out", workers=1)
+    assert train_tokenizer(trained, tmp_path / "tokenizer").sha256 == alone.tokenizer.sha256
+    with pytest.raises(DataError, match="exists already"):
+        train_tokenizer(trained, tmp_path / "tokenizer")
+    with pytest.raises(DataError, match="the recipe gives a tokenizer"):
+        train_tokenizer(config, tmp_path / "other")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"^--to .*file is a file, so no data can be put there"):
+        train_tokenizer(trained, tmp_path / "file" / "tokenizer")

@@ -1,0 +1,126 @@
+"""What a preparation leaves for the next start is damaged in between: an error that names it, or the same bytes."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hlat.config.sections import DataConfig
+from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part
+from hlat.data.prepared import Prepared
+from hlat.runtime import DataError
+from tests.support.data.corpora import tree
+from tests.support.data.preparation_model import tokenize_here
+from tests.support.data.preparing import data_config, training_data
+
+
+class Stopped(Exception):
+    """The test's own."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here() -> Iterator[None]:
+    """Units of 5 kB, tokenized in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        tokenize_here(patch)
+        patch.setattr(preparation, "_SMALLEST_UNIT", 5_000)
+        yield
+
+
+def stop(stage: str, done: int, total: int) -> None:
+    if stage == "tokenize" and done > total // 2:
+        raise Stopped
+
+
+def flipped(content: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(content)
+    changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+@pytest.fixture(scope="module")
+def config(small: Path) -> DataConfig:
+    return data_config(small, validation={"fraction": 0.2, "by": "tail"})
+
+
+def test_unfinished_work_is_compared_with_its_checksums(config: DataConfig, tmp_path: Path) -> None:
+    reference = tree(prepare(config, tmp_path / "reference", workers=1).dir)
+    with pytest.raises(Stopped):
+        prepare(config, tmp_path / "stopped", workers=1, progress=stop)
+    left = tree(tmp_path / "stopped")
+    names = [name for name in left if name.startswith("partial/units/")]
+    assert len([name for name in names if name.endswith(".json")]) > 3
+    assert len([name for name in names if name.endswith(".train")]) > 1, "tokens that no shard has yet"
+    rng, refused = random.Random(0), 0
+    for name in [*names, "partial/characters.json", "partial/hashes.json", "partial/key.json"]:
+        for number, changed in enumerate([*(flipped(left[name], rng) for _ in range(3)), b"[" * 100_000, b""]):
+            out = tmp_path / f"{Path(name).name}-{number}"
+            shutil.copytree(tmp_path / "stopped", out)
+            (out / name).write_bytes(changed)
+            try:
+                assert tree(prepare(config, out, workers=1).dir) == reference
+            except DataError as error:
+                assert name in str(error) or (name not in names and f"{out / 'partial'}: " in str(error))
+                refused += 1
+            shutil.rmtree(out)
+    assert refused > 3 * len(names)
+
+
+def test_unfinished_work_of_before_there_were_checksums_goes_on(config: DataConfig, tmp_path: Path) -> None:
+    reference = tree(prepare(config, tmp_path / "reference", workers=1).dir)
+    with pytest.raises(Stopped):
+        prepare(config, tmp_path / "out", workers=1, progress=stop)
+    for file in (tmp_path / "out" / "partial" / "units").glob("*.json"):
+        stored = json.loads(file.read_bytes())
+        del stored["checksum"]
+        file.write_text(json.dumps(stored))
+    file = tmp_path / "out" / "partial" / "characters.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes())["characters"]))
+    assert tree(prepare(config, tmp_path / "out", workers=1).dir) == reference
+
+
+def test_parts_are_compared_with_their_checksums(config: DataConfig, tmp_path: Path, small: Path) -> None:
+    given = data_config(small, tokenizer={"path": str(prepare(config, tmp_path / "first", workers=1).tokenizer_dir)})
+    reference = tree(prepare(given, tmp_path / "reference", workers=1).dir)
+    prepare_part(given, tmp_path / "part", 1, 1, workers=1)
+    record = tmp_path / "part" / "part" / "part.json"
+    content, rng = record.read_bytes(), random.Random(0)
+    refused = 0
+    for number in range(60):
+        record.write_bytes(flipped(content, rng))
+        try:
+            assert tree(merge_parts(given, tmp_path / f"{number}", [tmp_path / "part"]).dir) == reference
+        except DataError as error:
+            assert str(tmp_path / "part") in str(error)
+            refused += 1
+    assert refused > 40
+    stored = json.loads(content)
+    del stored["checksum"]
+    record.write_text(json.dumps(stored | {"format_version": 3}))
+    assert tree(merge_parts(given, tmp_path / "old", [tmp_path / "part"]).dir) == reference
+
+
+def rows(prepared: Prepared) -> list[list[list[int]]]:
+    data = training_data(prepared, 64, 0, packing="best-fit")
+    batch = data.batch(0, data.samples_per_epoch)
+    return [batch.inputs_BS.tolist(), batch.labels_BS.tolist()]
+
+
+def test_a_damaged_plan_of_rows_is_made_again(config: DataConfig, tmp_path: Path) -> None:
+    prepared = prepare(config, tmp_path, workers=1)
+    wanted, rng = rows(prepared), random.Random(0)
+    (plan,) = (tmp_path / "rows").iterdir()
+    right = tree(plan)
+    assert sorted(right) == ["documents.npy", "lengths.npy", "offsets.npy", "rows.npy", "sums.json"]
+    for name, content in right.items():
+        for changed in [b"", content[:-1], *(flipped(content, rng) for _ in range(6)), None]:
+            if changed is None:
+                (plan / name).unlink()
+            else:
+                (plan / name).write_bytes(changed)
+            assert rows(prepared) == wanted
+            assert tree(plan) == right or name == "sums.json"  # white space in which does not count
+    assert [path.name for path in (tmp_path / "rows").iterdir()] == [plan.name]

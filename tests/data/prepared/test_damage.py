@@ -1,0 +1,111 @@
+"""Damaged prepared data is noticed: when it is opened, when it is verified, or where it is read."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hlat.data.prepare import preparation, prepare, verify
+from hlat.data.prepared import Prepared, open_prepared, summarize
+from hlat.runtime import DataError
+from tests.support.data.preparing import data_config, training_data
+
+pytestmark = pytest.mark.usefixtures("small_units")
+
+
+@pytest.fixture
+def finished(small: Path, tmp_path: Path) -> Prepared:
+    return prepare(data_config(small), tmp_path / "out", workers=1)
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "validation-documents.bin"])
+def test_opening_notices_missing_and_shorter_files(finished: Prepared, name: str) -> None:
+    file = finished.dir / name
+    content = file.read_bytes()
+    for change in (lambda: file.write_bytes(content[:-2]), file.unlink):
+        change()
+        with pytest.raises(DataError, match=name):
+            open_prepared(finished.dir)
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "validation-00000.bin", "train-documents.bin"])
+def test_verifying_notices_one_bit(finished: Prepared, name: str) -> None:
+    file = finished.dir / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    open_prepared(finished.dir)
+    with pytest.raises(DataError, match=f"{name}: the checksum differs"):
+        verify(finished.dir)
+
+
+@pytest.mark.parametrize("place", [0, 17, 80, 163, -8, -1])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_boundaries_of_documents_are_compared_before_they_are_used(finished: Prepared, place: int, bit: int) -> None:
+    for split in ("train", "validation"):
+        file = finished.dir / f"{split}-documents.bin"
+        right = file.read_bytes()
+        wrong = bytearray(right)
+        wrong[place % len(wrong)] ^= 1 << bit
+        file.write_bytes(wrong)
+        with pytest.raises(DataError, match=rf"{split}-documents\.bin: "):
+            summarize(open_prepared(finished.dir))
+        for more in ({"isolate": True}, {"packing": "best-fit"}) if split == "train" else ():
+            with pytest.raises(DataError, match=rf"{split}-documents\.bin: "):
+                training_data(open_prepared(finished.dir), 32, 0, **more)
+        file.write_bytes(right)
+    summarize(open_prepared(finished.dir))
+
+
+def test_showing_notices_tokens_outside_the_vocabulary(finished: Prepared) -> None:
+    for file in finished.dir.glob("train-0*.bin"):
+        np.full(file.stat().st_size // 2, 65_535, dtype="<u2").tofile(file)
+    with pytest.raises(DataError, match=r"train-0000\d\.bin: damaged: it holds token 65535, the vocabulary has 400"):
+        summarize(open_prepared(finished.dir))
+
+
+def test_verifying_notices_tokens_outside_the_vocabulary(finished: Prepared) -> None:
+    file = finished.dir / "train-00000.bin"
+    tokens = np.fromfile(file, dtype="<u2")
+    tokens[7] = 400
+    tokens.tofile(file)
+    with pytest.raises(DataError, match="token 400 at 7 is outside the vocabulary of 400"):
+        verify(finished.dir)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format_version": 99}', "\x00"])
+def test_damaged_manifest(finished: Prepared, content: str) -> None:
+    (finished.dir / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        open_prepared(finished.dir)
+
+
+def test_other_tokenizer_in_the_folder(finished: Prepared) -> None:
+    file = finished.dir / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text().replace("ByteLevel", "ByteLevel ", 0) + "\n")
+    with pytest.raises(DataError, match="not the tokenizer that made this data"):
+        open_prepared(finished.dir)
+
+
+def test_nothing_prepared_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no prepared data here"):
+        open_prepared(tmp_path)
+
+
+def test_finished_data_is_shared_by_runs_that_start_at_once(small: Path, tmp_path: Path) -> None:
+    first = prepare(data_config(small), tmp_path, workers=1)
+    with ThreadPoolExecutor(1) as pool, preparation.locked(tmp_path, wait=False):
+        second = pool.submit(prepare, data_config(small), tmp_path, workers=1)
+        with pytest.raises(TimeoutError):  # it waits, rather than to refuse
+            second.result(timeout=0.5)
+    assert second.result().fingerprint == first.fingerprint
+
+
+def test_one_preparation_at_a_time(small: Path, tmp_path: Path) -> None:
+    def second(stage: str, done: int, total: int) -> None:
+        del stage, done, total
+        with pytest.raises(DataError, match="another process is preparing data here"):
+            prepare(data_config(small), tmp_path, workers=1)
+
+    prepare(data_config(small), tmp_path, workers=1, progress=second)

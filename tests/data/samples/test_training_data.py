@@ -1,0 +1,135 @@
+"""Samples are a pure function of the global index; together they predict every token once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hlat.config.sections import DataConfig
+from hlat.data.prepare import prepare
+from hlat.data.prepared import Prepared
+from hlat.data.samples import ValidationData, permute
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents, write_jsonl
+from tests.support.data.preparing import training_data
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """About 12000 training tokens in shards of 997, so that samples cross borders, some of them two."""
+    folder = tmp_path_factory.mktemp("samples")
+    file = write_jsonl(folder / "a.jsonl", documents(60, 400))
+    section = {"tokenizer": {"vocab_size": 300}, "validation": {"fraction": 0.2}, "shard_tokens": 997}
+    return prepare(DataConfig.model_validate({"path": str(file), **section}), folder / "out", workers=1)
+
+
+_lengths = st.integers(2, 2500)
+_fixture = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _tokens(prepared: Prepared, split: str) -> np.ndarray:
+    shards = prepared.manifest.splits[split].shards  # read without the code under test
+    return np.concatenate([np.fromfile(prepared.dir / shard.file, dtype="<u2") for shard in shards]).astype(np.int64)
+
+
+@given(length=_lengths, seed=st.integers(0, 2**32), epoch=st.integers(0, 3), shuffle=st.booleans())
+@_fixture
+def test_an_epoch_predicts_every_token_once(
+    prepared: Prepared, length: int, seed: int, epoch: int, shuffle: bool
+) -> None:
+    tokens = _tokens(prepared, "train")
+    data = training_data(prepared, length, seed, shuffle)
+    n = data.samples_per_epoch
+    assert n == (len(tokens) - 1) // length
+    batch = data.batch(epoch * n, n)
+    assert sorted(batch.sample_ids.tolist()) == list(range(n))
+    if not shuffle:
+        assert batch.sample_ids.tolist() == list(range(n))
+    order = np.argsort(batch.sample_ids)
+    assert np.array_equal(batch.labels_BS.numpy()[order].ravel(), tokens[1 : n * length + 1])
+    assert np.array_equal(batch.inputs_BS.numpy()[order].ravel(), tokens[: n * length])
+    assert batch.target_bytes == prepared.token_bytes[tokens[1 : n * length + 1]].sum()
+
+
+@given(
+    length=st.integers(2, 300),
+    seed=st.integers(0, 2**32),
+    first=st.integers(0, 10**5),
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+@_fixture
+def test_batches_do_not_depend_on_how_they_are_asked_for(
+    prepared: Prepared, length: int, seed: int, first: int, counts: list[int]
+) -> None:
+    whole = training_data(prepared, length, seed).batch(first, sum(counts))
+    place = 0
+    for count in counts:
+        part = training_data(prepared, length, seed).batch(first + place, count)
+        assert torch.equal(part.inputs_BS, whole.inputs_BS[place : place + count])
+        assert torch.equal(part.labels_BS, whole.labels_BS[place : place + count])
+        place += count
+    n = training_data(prepared, length, seed).samples_per_epoch
+    expected = [int(permute(seed, g // n, [g % n], n)[0]) for g in range(first, first + sum(counts))]
+    assert whole.sample_ids.tolist() == expected
+
+
+def test_tensors_are_what_the_model_takes(prepared: Prepared) -> None:
+    batch = training_data(prepared, 32, 0).batch(0, 4)
+    assert batch.inputs_BS.shape == batch.labels_BS.shape == (4, 32)
+    assert batch.inputs_BS.dtype == batch.labels_BS.dtype == torch.int64
+    assert torch.equal(batch.inputs_BS[:, 1:], batch.labels_BS[:, :-1])
+    assert batch.inputs_BS.is_contiguous() and batch.labels_BS.is_contiguous()
+
+
+@given(length=_lengths)
+@_fixture
+def test_validation_predicts_every_token_once(prepared: Prepared, length: int) -> None:
+    tokens = _tokens(prepared, "validation")
+    data = ValidationData(prepared, length)
+    batches = [data.batch(first, 3) for first in range(0, len(data), 3)]
+    labels = torch.cat([batch.labels_BS for batch in batches]).ravel().numpy()
+    inputs = torch.cat([batch.inputs_BS for batch in batches]).ravel().numpy()
+    assert np.array_equal(labels[labels != -100], tokens[1:])
+    assert np.array_equal(inputs[labels != -100], tokens[:-1])
+    assert (labels[len(tokens) - 1 :] == -100).all()
+    assert ((inputs >= 0) & (inputs < prepared.manifest.vocab_size)).all()
+    assert sum(batch.target_bytes for batch in batches) == prepared.token_bytes[tokens[1:]].sum()
+
+
+@given(length=st.integers(1, 200), sequences=st.integers(1, 50))
+@_fixture
+def test_some_validation_windows_are_spread_evenly(prepared: Prepared, length: int, sequences: int) -> None:
+    everything = ValidationData(prepared, length)
+    some = ValidationData(prepared, length, sequences)
+    count = min(sequences, len(everything))
+    assert len(some) == count
+    batch = some.batch(0, sequences)
+    gaps = np.diff([*batch.sample_ids, len(everything)])
+    assert batch.sample_ids[0] == 0 and gaps.min() >= 1 and gaps.max() - gaps.min() <= 1
+    for row, window in enumerate(batch.sample_ids):
+        assert torch.equal(batch.labels_BS[row], everything.batch(int(window), 1).labels_BS[0])
+
+
+def test_validation_bytes_are_those_of_the_text(prepared: Prepared) -> None:
+    data = ValidationData(prepared, 64)
+    first_token = int(prepared.tokens("validation").read(0, 1)[0])
+    total = sum(data.batch(i, 1).target_bytes for i in range(len(data)))
+    assert total + prepared.token_bytes[first_token] == prepared.manifest.splits["validation"].text_bytes
+
+
+def test_too_little_text(prepared: Prepared, tmp_path: Path) -> None:
+    tokens = prepared.train_tokens
+    assert training_data(prepared, tokens - 1, 0).samples_per_epoch == 1
+    with pytest.raises(
+        DataError, match=f"{tokens} training tokens are too few for one sample, which takes {tokens + 1}"
+    ):
+        training_data(prepared, tokens, 0)
+    file = write_jsonl(tmp_path / "a.jsonl", documents(5, 400))
+    section = {"tokenizer": {"vocab_size": 300}, "validation": {"fraction": 0}}
+    without = prepare(DataConfig.model_validate({"path": str(file), **section}), tmp_path / "out", workers=1)
+    assert without.validation_tokens == 0
+    with pytest.raises(DataError, match="leave nothing to predict"):
+        ValidationData(without, 32)

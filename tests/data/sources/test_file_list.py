@@ -1,0 +1,236 @@
+"""Every kind of file gives the same documents; everything wrong with one is a DataError that names the place."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from pyarrow import ipc
+
+from hlat.config.sections import DataConfig
+from hlat.data.formats import read_documents
+from hlat.data.prepare import prepare
+from hlat.data.sources import file_list as sources
+from hlat.data.sources.file_list import find_files
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents, write_jsonl
+
+TEXTS: list[str | None] = [*documents(300, 40), None, "", "naïve 日本語 \U0001f600", "last"]
+
+
+def _table(texts: list[str | None] = TEXTS, kind: pa.DataType | None = None) -> pa.Table:
+    return pa.table({"id": list(range(len(texts))), "text": pa.array(texts, type=kind or pa.string())})
+
+
+def _jsonl(texts: list[str | None] = TEXTS) -> bytes:
+    return "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts).encode()
+
+
+def _write(path: Path) -> Path:
+    match "".join(path.suffixes):
+        case ".parquet":
+            pq.write_table(_table(), path, row_group_size=100)
+        case ".large.parquet":
+            pq.write_table(_table(kind=pa.large_string()), path)
+        case ".dictionary.parquet":
+            pq.write_table(_table().set_column(1, "text", _table()["text"].dictionary_encode()), path)
+        case ".arrow":
+            with ipc.new_file(path, _table().schema) as writer:
+                writer.write_table(_table(), max_chunksize=70)
+        case ".stream.arrow":
+            with ipc.new_stream(path, _table().schema) as writer:
+                writer.write_table(_table(), max_chunksize=70)
+        case ".jsonl":
+            path.write_bytes(_jsonl())
+        case ".jsonl.gz":
+            path.write_bytes(gzip.compress(_jsonl()[:5000]) + gzip.compress(_jsonl()[5000:]))
+        case ".jsonl.zst":
+            path.write_bytes(zstandard.compress(_jsonl()[:5000]) + zstandard.compress(_jsonl()[5000:]))
+    return path
+
+
+FORMATS = [
+    "a.parquet",
+    "a.large.parquet",
+    "a.dictionary.parquet",
+    "a.arrow",
+    "a.stream.arrow",
+    "a.jsonl",
+    "a.jsonl.gz",
+    "a.jsonl.zst",
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_give_the_same_documents_from_any_row(tmp_path: Path, name: str) -> None:
+    file = _write(tmp_path / name)
+    for start in (0, 1, 64, 99, 100, 101, 303, 304):
+        rows = list(read_documents(file, "text", start))
+        assert [(row.row, row.content) for row in rows] == list(enumerate(TEXTS))[start:]
+        positions = [row.position for row in rows]
+        assert positions == sorted(positions) and all(0 <= p <= file.stat().st_size for p in positions)
+
+
+def test_text_files_are_one_document_each(tmp_path: Path) -> None:
+    for name in ("b.md", "a.txt", "sub/c.py", "sub/.hidden.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "z.txt.gz").write_bytes(gzip.compress(b"zipped"))
+    files = find_files(str(tmp_path))
+    assert [f.relative_to(tmp_path).as_posix() for f in files] == ["a.txt", "b.md", "sub/c.py", "z.txt.gz"]
+    texts = [row.content for f in files for row in read_documents(f, "text")]
+    assert texts == ["a.txt", "b.md", "sub/c.py", "zipped"]
+    assert find_files(f"{tmp_path}/**/*.py") == [tmp_path / "sub/c.py"]
+
+
+# --- what is wrong -----------------------------------------------------------------------------------------------
+
+
+def _refusal(path: Path | str, out: Path, **section: object) -> str:
+    """The message with which preparing from a path is refused; nothing that a later run would accept may be left."""
+    config = DataConfig.model_validate({"path": str(path), "tokenizer": {"vocab_size": 300}, **section})
+    with pytest.raises(DataError) as caught:
+        prepare(config, out, workers=1)
+    assert not (out / "manifest.json").exists()
+    assert not list(out.rglob("*.tmp")) if out.exists() else True
+    return str(caught.value)
+
+
+def _truncate(path: Path, share: float) -> Path:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
+def test_truncated_file(tmp_path: Path, name: str, share: float) -> None:
+    file = _truncate(_write(tmp_path / name), share)
+    message = _refusal(file, tmp_path / "out")
+    assert str(file) in message and "truncated or damaged" in message
+
+
+def test_truncated_arrow_stream(tmp_path: Path) -> None:
+    file = _truncate(_write(tmp_path / "a.stream.arrow"), 0.6)
+    assert str(file) in _refusal(file, tmp_path / "out")
+
+
+def test_damaged_parquet_page(tmp_path: Path) -> None:
+    file = _write(tmp_path / "a.parquet")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 4 : len(content) // 4 + 200] = bytes(200)
+    file.write_bytes(content)
+    assert str(file) in _refusal(file, tmp_path / "out")
+
+
+def test_jsonl_cut_in_a_line_names_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(_jsonl()[:-5])
+    message = _refusal(file, tmp_path / "out")
+    assert f"{file}, line 304" in message and "truncated" in message
+
+
+def _line(tmp_path: Path, line: bytes) -> str:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"text": "fine"}\n' + line + b"\n")
+    return _refusal(file, tmp_path / "out")
+
+
+def test_wrong_json_lines(tmp_path: Path) -> None:
+    assert "line 2: invalid JSON" in _line(tmp_path, b"{nonsense")
+    assert "line 2: invalid UTF-8 at byte 28" in _line(tmp_path, b'{"text": "x\xff"}')
+    assert "line 2: a JSON list, not an object" in _line(tmp_path, b"[1]")
+    assert "line 2: no column 'text'; it has content, id" in _line(tmp_path, b'{"content": "x", "id": 1}')
+    assert "line 2: 'text' holds a number, not text" in _line(tmp_path, b'{"text": 7}')
+    assert "line 2: character 1 is half of a surrogate pair" in _line(tmp_path, b'{"text": "x\\ud800"}')
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.stream.arrow"])
+def test_wrong_column_lists_the_columns(tmp_path: Path, name: str) -> None:
+    file = _write(tmp_path / name)
+    message = _refusal(file, tmp_path / "out", text_column="body")
+    assert f"{file}: no column 'body'; it has id, text" in message
+    message = _refusal(file, tmp_path / "out", text_column="id")
+    assert "column 'id' holds int64, not text" in message and "(text)" in message
+
+
+def test_invalid_utf8_in_parquet_names_the_row(tmp_path: Path) -> None:
+    values = pa.array([b"fine"] * 150 + [b"ab\xff"], type=pa.binary())
+    broken = pa.Array.from_buffers(pa.string(), len(values), values.buffers())
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": broken}), file, row_group_size=100)
+    assert f"{file}, row 150: invalid UTF-8 at byte 2" in _refusal(file, tmp_path / "out")
+
+
+def test_invalid_utf8_in_text_names_the_byte(tmp_path: Path) -> None:
+    file = tmp_path / "latin.txt"
+    file.write_bytes("café".encode("latin-1"))
+    assert f"{file}: invalid UTF-8 at byte 3" in _refusal(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.jsonl.gz"])
+def test_empty_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert f"{tmp_path / name}: the file is empty" in _refusal(tmp_path / name, tmp_path / "out")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "no such file or folder" in _refusal(tmp_path / "missing.txt", out)
+    assert "no file matches this glob" in _refusal(f"{tmp_path}/*.txt", out)
+    (tmp_path / "folder").mkdir()
+    assert "holds no files" in _refusal(tmp_path / "folder", out)
+    assert not out.exists()
+    (tmp_path / "empty.txt").touch()
+    assert "no text for training" in _refusal(tmp_path / "empty.txt", out)
+    write_jsonl(tmp_path / "nulls.jsonl", [None, "", None])
+    assert "no text for training" in _refusal(tmp_path / "nulls.jsonl", out)
+
+
+def test_folder_of_two_kinds(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    _write(corpus / "a.parquet")
+    (corpus / "README.md").write_text("about")
+    message = _refusal(corpus, tmp_path / "out")
+    assert "README.md" in message and f"{corpus}/**/*.parquet" in message
+
+
+def test_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    config = DataConfig.model_validate({"path": str(file), "tokenizer": {"vocab_size": 300}})
+
+    def grow(stage: str, done: int, total: int) -> None:
+        if stage == "sample" and done < total:
+            with file.open("a") as more:
+                more.write('{"text": "more"}\n')
+
+    with pytest.raises(DataError, match="changed while it was being read"):
+        prepare(config, tmp_path / "out", workers=1, progress=grow)
+
+
+@pytest.mark.parametrize("name", ["table.csv", "tokens.npy", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
+def test_files_that_are_no_text_are_refused_by_their_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).write_text("text all the same")
+    with pytest.raises(DataError, match=name):
+        list(read_documents(tmp_path / name, "text"))
+    (tmp_path / "a.txt").write_text("text")
+    hashed: list[Path] = []
+    monkeypatch.setattr(sources, "sha256_of", hashed.append)
+    for path in (tmp_path / name, tmp_path, f"{tmp_path}/*"):
+        message = _refusal(path, tmp_path / "out")
+        assert str(tmp_path / name) in message and "**/*.txt" in message
+    assert not hashed and not (tmp_path / "out").exists(), "said before anything is read or written"
+
+
+def test_a_zero_byte_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "core").write_bytes(b"abc\0def")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("é\0".encode()))
+    for name, place in (("core", 3), ("a.txt.gz", 2)):
+        message = _refusal(tmp_path / name, tmp_path / "out")
+        assert f"{tmp_path / name}: a zero byte (NUL) at byte {place}" in message

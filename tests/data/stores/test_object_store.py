@@ -1,0 +1,249 @@
+"""A corpus in a real S3-protocol server: the same data as from local files, whatever happens to the server."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlat.data.prepare import prepare
+from hlat.data.sources import list_files
+from hlat.data.stores import remote, retries
+from hlat.data.stores.cache_folder import PART
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents, tree, write_jsonl
+from tests.support.data.preparing import LARGE, data_config, start, wait
+from tests.support.object_store import ObjectStore
+
+pytestmark = pytest.mark.usefixtures("small_units")
+
+URL = "s3://corpus/large"
+ONE_AT_A_TIME = 0.4 / 1024  # GiB: more than a file of the large corpus and less than two, so that none stays
+
+
+@pytest.fixture(scope="module")
+def server(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A server that holds the large corpus."""
+    store = ObjectStore(tmp_path_factory.mktemp("s3"))
+    store.put(large, "large")
+    with store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def store(server: ObjectStore, large: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """The server, behaving well, and an environment that leads to it."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(retries, "_FIRST", 0.1)
+    yield server
+    server.misbehave()
+
+
+def content(out: Path | dict[str, bytes]) -> dict[str, Any]:
+    """What a folder of prepared data holds, but for where the corpus was."""
+    files = dict(out) if isinstance(out, dict) else tree(out)
+    manifest = json.loads(files.pop("manifest.json"))
+    for record in manifest.pop("sources"):
+        files[f"source {record['content']}"] = record["sha256"]
+    del manifest["places"], manifest["checksum"]  # which is of the places too
+    return {**files, "manifest": manifest}
+
+
+def during(stage: str, action: Callable[[], None]) -> Callable[[str, int, int], None]:
+    """Progress that does something once, when a part of a stage is done."""
+    left = [action]
+
+    def progress(at: str, done: int, total: int) -> None:
+        if left and at == stage and 0 < done < total:
+            left.pop()()
+
+    return progress
+
+
+def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of the store."""
+    return [record.message for record in caplog.records if record.name == "hlat.data.stores.retries"]
+
+
+def test_same_data_as_from_local_files(
+    store: ObjectStore, large: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    out, config = tmp_path / "out", data_config(URL, **LARGE)
+    prepare(config, out, workers=1)
+    assert content(out) == content(reference)
+    first = len(store.requests())
+    record = prepare(config, out).manifest.sources[0]
+    assert record.path == f"{URL}/0.jsonl" and record.etag and record.mtime_ns == 0
+    assert not [line for line in store.requests()[first:] if "bytes=" in line], "a known version is fetched again"
+    assert not (out / "cache").exists()
+
+    store.misbehave({"method": "GET", "path": "/corpus", "status": 403, "code": "AccessDenied"})
+    notes = prepare(config, out).notes  # finished data stands on its own
+    assert "permission denied" in notes[-1] and "taken as it is" in notes[-1]
+    store.misbehave()
+
+    old = (large / "1.jsonl").read_bytes()
+    try:
+        store.replace("large/1.jsonl", old.replace(b"ka", b"ko"))
+        with pytest.raises(DataError, match=rf"the corpus: {URL}/1\.jsonl changed since"):
+            prepare(config, out)
+    finally:
+        store.replace("large/1.jsonl", old)
+
+
+@pytest.mark.parametrize("stage", ["hash", "tokenize"])
+def test_server_killed_and_restarted(
+    store: ObjectStore, tmp_path: Path, reference: dict[str, bytes], stage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed between two files: the run waits, says so once, and goes on."""
+    back = threading.Timer(1.0, store.start)
+
+    def kill() -> None:
+        store.kill()
+        back.start()
+
+    caplog.set_level(logging.WARNING)
+    config = data_config(URL, **LARGE, cache_gib=ONE_AT_A_TIME)
+    prepare(config, tmp_path / "out", workers=1, progress=during(stage, kill))
+    back.join()
+    assert content(tmp_path / "out") == content(reference)
+    said = outages(caplog)
+    assert len(said) == 2 and "s3://corpus does not answer: " in said[0] and f"while reading {URL}/" in said[0]
+    assert "s3://corpus answers again, after" in said[1]
+
+
+def test_server_killed_within_a_file(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come is kept: after the outage the file is read on from there."""
+    monkeypatch.setattr(remote, "_CHUNK", 1 << 17)
+    corpus = write_jsonl(tmp_path / "slow.jsonl", documents(200, 3_000))
+    store.put(corpus, "slow/0.jsonl")
+    store.replace("slow/0.jsonl", corpus.read_bytes())
+    store.misbehave({"method": "GET", "path": "slow/0", "slow": 0.05})
+    first = len(store.requests())
+
+    def gets() -> list[str]:
+        return [line for line in store.requests()[first:] if line.startswith("GET /corpus/slow/0.jsonl bytes=")]
+
+    def disturb() -> None:
+        while len(gets()) < 3:
+            time.sleep(0.01)
+        store.kill()
+        store.misbehave()
+        store.start()
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    (file,) = list_files(data_config("s3://corpus/slow/*.jsonl"), tmp_path)
+    with file.opened() as local:
+        assert local.read_bytes() == corpus.read_bytes()
+    disturbing.join()
+    ranges = [line.partition("bytes=")[2] for line in gets()]
+    assert ranges.count("0-131071") == 1 and ranges[2] in ranges[3:]  # the third piece again, not the first
+
+
+def test_killed_while_fetching(store: ObjectStore, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    """SIGKILL leaves a file half fetched, which the next run removes; files that were whole are used."""
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    config = data_config(URL, **LARGE, cache_dir=str(cache))
+    store.misbehave({"method": "GET", "path": "large/2", "slow": 0.5})
+    process = start(config, out)
+    wait(lambda: len(list(cache.glob("[0-9a-f]*.jsonl"))) == 2 and list(cache.glob(f"*{PART}")), process)
+    process.kill()
+    process.communicate()
+    assert list(cache.glob(f"*{PART}"))
+    store.misbehave()
+    first = len(store.requests())
+    prepare(config, out, workers=1)
+    assert content(out) == content(reference)
+    assert not list(cache.glob(f"*{PART}"))
+    fetched = {line.split()[1] for line in store.requests()[first:] if "bytes=" in line}
+    assert fetched == {"/corpus/large/2.jsonl"}
+
+
+def test_truncated_bodies_and_a_busy_server(
+    store: ObjectStore, tmp_path: Path, reference: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    truncated = [{"method": "GET", "path": f"large/{n}", "keep": 100_000, "times": 1} for n in range(3)]
+    store.misbehave(*truncated, {"method": "GET", "path": "/corpus", "status": 503, "code": "SlowDown", "times": 3})
+    prepare(data_config(URL, **LARGE), tmp_path / "out", workers=1)
+    assert content(tmp_path / "out") == content(reference)
+    assert "HTTP 503 SlowDown" in outages(caplog)[0]
+
+
+def test_replaced_in_the_middle(store: ObjectStore, large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    """Two versions of a file never mix; with the old one back, the work that is done counts."""
+    out, config = tmp_path / "out", data_config(URL, **LARGE, cache_gib=ONE_AT_A_TIME)
+    old = (large / "2.jsonl").read_bytes()
+    try:
+        with pytest.raises(DataError) as caught:
+            swap = during("tokenize", lambda: store.replace("large/2.jsonl", old.replace(b"ka", b"ko")))
+            prepare(config, out, workers=1, progress=swap)
+    finally:
+        store.replace("large/2.jsonl", old)
+    message = str(caught.value)
+    assert f"{URL}/2.jsonl: the file was replaced while it was in use" in message and "version" in message
+    assert not (out / "manifest.json").exists()
+    prepare(config, out, workers=1)
+    assert content(out) == content(reference)
+
+
+def test_cache_limit_is_obeyed(store: ObjectStore, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    cache = tmp_path / "cache"
+    config = data_config(URL, **LARGE, cache_gib=ONE_AT_A_TIME, cache_dir=str(cache))
+    sizes: list[int] = []
+
+    def look(stage: str, done: int, total: int) -> None:
+        sizes.append(sum(file.stat().st_size for file in cache.glob("[0-9a-f]*.jsonl*")))
+
+    prepare(config, tmp_path / "out", workers=1, progress=look)
+    assert content(tmp_path / "out") == content(reference)
+    assert 300_000 < max(sizes) <= ONE_AT_A_TIME * 2**30
+    with pytest.raises(DataError, match=r"do not fit into the cache: data.cache_gib allows 0\.2 MiB"):
+        prepare(data_config(URL, **LARGE, cache_gib=0.2 / 1024), tmp_path / "small", workers=1)
+
+
+REFUSED = [
+    ([], "s3://corpus/none.jsonl", r"s3://corpus/none\.jsonl: nothing there\. Check the name"),
+    ([], "s3://nobody/a", r"s3://nobody/a: nothing there \(HTTP 404 NoSuchBucket\)"),
+    ([], f"{URL}/*.parquet", "no file matches this glob"),
+    ([("GET", "/corpus", 403, "AccessDenied")], URL, r"permission denied: HTTP 403 AccessDenied\. Grant the right"),
+    ([("HEAD", "0.jsonl", 403, "Forbidden")], f"{URL}/0.jsonl", "permission denied: HTTP 403 Forbidden"),
+    ([("GET", "large/1", 403, "AccessDenied")], URL, rf"{URL}/1\.jsonl: permission denied"),
+    ([("GET", "large/1", 404, "NoSuchKey")], URL, rf"{URL}/1\.jsonl: nothing there \(HTTP 404 NoSuchKey\)"),
+]
+
+
+@pytest.mark.parametrize(("faults", "url", "message"), REFUSED)
+def test_refusals_come_at_once(
+    store: ObjectStore,
+    tmp_path: Path,
+    faults: list[tuple[str, str, int, str]],
+    url: str,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store.misbehave(*(dict(zip(("method", "path", "status", "code"), fault, strict=True)) for fault in faults))
+    with pytest.raises(DataError, match=message):
+        prepare(data_config(url, **LARGE), tmp_path / "out", workers=1)
+    assert outages(caplog) == []
+    assert not list(tmp_path.rglob(f"*{PART}"))
+
+
+def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(DataError, match=r"no credentials.*AWS_PROFILE.*FSSPEC_S3_ANON=true for a public bucket"):
+        prepare(data_config(URL, **LARGE), tmp_path / "out", workers=1)
+
+
+def test_errors_about_rows_name_the_url(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n{nonsense\n')
+    store.put(tmp_path / "a.jsonl", "broken/a.jsonl")
+    store.replace("broken/a.jsonl", (tmp_path / "a.jsonl").read_bytes())
+    with pytest.raises(DataError, match=r"^s3://corpus/broken/a\.jsonl, line 2: invalid JSON"):
+        prepare(data_config("s3://corpus/broken/*.jsonl", **LARGE), tmp_path / "out", workers=1)

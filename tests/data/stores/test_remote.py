@@ -1,0 +1,387 @@
+"""Corpora behind URLs of the web and in memory, what a URL names, and what may not be in one."""
+
+import datetime
+import functools
+import http.server
+import ipaddress
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from hlat.config import RecipeError
+from hlat.config.load import parse_recipe
+from hlat.config.sections import DataConfig
+from hlat.data.online import OnlineData, prepare_online
+from hlat.data.prepare import prepare
+from hlat.data.sources import list_files
+from hlat.data.stores import in_turn, remote, retries
+from hlat.runtime import DataError
+from tests.support.data.corpora import documents, tree, write_jsonl
+from tests.support.data.preparing import data_config
+
+
+class Web(http.server.SimpleHTTPRequestHandler):
+    """A web server of a folder: Python's own, which knows no ranges, and how it misbehaves."""
+
+    ranges = False
+    etag = True
+    faults: list[str] = []
+
+    def do_GET(self) -> None:
+        fault = self.faults.pop(0) if self.faults else ""
+        path = Path(self.translate_path(self.path))
+        if fault.isdigit():
+            self.send_error(int(fault))
+        elif path.is_dir() or not path.exists():
+            super().do_GET()
+        else:
+            self._send(path.read_bytes(), self.headers.get("Range", ""), fault)
+
+    def _send(self, content: bytes, asked: str, fault: str) -> None:
+        part = content
+        if self.ranges and asked:
+            start, end = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+            part = content[start : end + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{end}/{len(content)}")
+        else:
+            self.send_response(200)
+        if fault != "unmeasured":
+            self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part[: len(part) // 2] if fault == "truncated" else part)
+        self.close_connection = True
+
+    def end_headers(self) -> None:
+        if self.etag:
+            path = Path(self.translate_path(self.path))
+            self.send_header("ETag", f'"{path.stat().st_mtime_ns if path.exists() else 0}"')
+        super().end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def web(small: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Web], str]]:
+    """A server of the small corpus: its class, to be told how to behave, and its URL."""
+
+    class Server(Web):
+        faults: list[str] = []
+
+    monkeypatch.setattr(retries, "_FIRST", 0.05)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Server, directory=str(small)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Server, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def local(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The small corpus, prepared from local files."""
+    out = tmp_path_factory.mktemp("local")
+    prepare(data_config(small), out, workers=1)
+    return without_places(out)
+
+
+def without_places(out: Path) -> dict[str, Any]:
+    """Prepared data but for what says where it came from."""
+    files: dict[str, Any] = tree(out)
+    manifest = json.loads(files.pop("manifest.json"))
+    return {**files, "fingerprint": manifest["fingerprint"], "content": [r["content"] for r in manifest["sources"]]}
+
+
+def read(url: str, folder: Path) -> list[bytes]:
+    """The content of all files of a URL."""
+    return [local.read_bytes() for _, local in in_turn(list_files(data_config(url), folder))]
+
+
+# --- the web -----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_the_web(web: tuple[type[Web], str], tmp_path: Path, local: dict[str, bytes]) -> None:
+    prepare(data_config(f"{web[1]}/"), tmp_path / "out", workers=1)
+    assert without_places(tmp_path / "out") == local
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_broken_bodies_of_a_server_with_and_without_ranges(
+    web: tuple[type[Web], str], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: bool
+) -> None:
+    server, url = web
+    monkeypatch.setattr(remote, "_CHUNK", 10_000)
+    server.ranges = ranges
+    server.faults += ["", "truncated", "503", "truncated", "truncated", "429"]
+    assert read(f"{url}/a.jsonl", tmp_path) == [(small / "a.jsonl").read_bytes()]
+    assert server.faults == []
+
+
+def test_a_server_that_does_not_say_how_long_a_file_is(web: tuple[type[Web], str], tmp_path: Path) -> None:
+    server, url = web
+
+    def unmeasured(self: Web) -> None:
+        self._send(b"", "", "unmeasured")
+
+    server.do_HEAD = unmeasured  # type: ignore[method-assign]
+    server.faults += ["unmeasured"] * 2
+    with pytest.raises(DataError, match=r"does not say how long the file is \(no Content-Length\)"):
+        list_files(data_config(f"{url}/a.jsonl"), tmp_path)
+
+
+def test_refusals_of_the_web(web: tuple[type[Web], str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, url = web
+    with pytest.raises(DataError, match=rf"{url}/none\.jsonl: nothing there \(HTTP 404 Not Found\)"):
+        list_files(data_config(f"{url}/none.jsonl"), tmp_path)
+    (file,) = list_files(data_config(f"{url}/a.jsonl"), tmp_path)
+    server.faults += ["403"]
+    with pytest.raises(DataError, match=r"permission denied: HTTP 403 Forbidden.*~/\.netrc"), file.opened():
+        pass
+    assert not caplog.records and not list(tmp_path.rglob("*.part"))
+
+
+def test_a_replaced_file_is_noticed_by_its_etag_or_time(
+    web: tuple[type[Web], str], small: Path, tmp_path: Path
+) -> None:
+    server, url = web
+    content = (small / "a.jsonl").read_bytes()
+    try:
+        for server.etag, before, after in ((True, 10**9, 2 * 10**9), (False, 10**18, 10**18 + 5 * 10**9)):
+            os.utime(small / "a.jsonl", ns=(before, before))
+            (file,) = list_files(data_config(f"{url}/a.jsonl"), tmp_path / "cache")
+            os.utime(small / "a.jsonl", ns=(after, after))
+            with pytest.raises(DataError, match="the file was replaced while it was in use") as caught, file.opened():
+                pass
+            assert ("version 1000000000" if server.etag else "written 2001-09-09 01:46:40 UTC") in str(caught.value)
+    finally:
+        (small / "a.jsonl").write_bytes(content)
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A key and a certificate for 127.0.0.1 that it signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = builder.add_extension(address, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    certificate = builder.sign(key, hashes.SHA256())
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return folder / "key.pem", folder / "certificate.pem"
+
+
+def test_https(small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
+    """With a certificate that is trusted, and at once an error with one that is not."""
+    key, certificate = _certificate(tmp_path)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Web, directory=str(small)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"https://127.0.0.1:{server.server_port}/"
+    program = "import sys; from hlat.config.sections import DataConfig; from hlat.data.prepare import prepare\n"
+    program += "prepare(DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], workers=1)"
+    command = [sys.executable, "-c", program, data_config(url).model_dump_json(), str(tmp_path / "out")]
+    subprocess.run(command, check=True, env={**os.environ, "SSL_CERT_FILE": str(certificate)}, timeout=60)
+    with pytest.raises(DataError, match=rf"{url}: cannot be read: .*[Cc]ertificate.*self-signed"):
+        list_files(data_config(url), tmp_path)
+    server.shutdown()
+    server.server_close()
+    assert without_places(tmp_path / "out") == local
+
+
+# --- memory, and what a URL names --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(small: Path) -> Iterator[Any]:
+    """Fsspec's file system in memory, with the small corpus in it."""
+    fs = fsspec.filesystem("memory")
+    for file in small.iterdir():
+        fs.pipe(f"/corpus/{file.name}", file.read_bytes())
+    yield fs
+    fs.rm("/", recursive=True)
+
+
+def test_memory(memory: Any, small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
+    prepare(data_config("memory://corpus"), tmp_path / "out", workers=1)
+    assert without_places(tmp_path / "out") == local
+    with pytest.raises(DataError, match="data that was prepared from another path"):
+        prepare(data_config("memory://elsewhere"), tmp_path / "out", workers=1)
+    prepare(data_config(small), tmp_path / "out", workers=1)  # the same text, wherever it is
+    memory.pipe("/corpus/b.jsonl", write_jsonl(tmp_path / "b", documents(20, 800, seed=7)).read_bytes())
+    with pytest.raises(DataError, match=r"the corpus: memory://corpus/b\.jsonl"):
+        prepare(data_config("memory://corpus"), tmp_path / "out", workers=1)
+
+
+def names(url: str, folder: Path) -> list[str]:
+    """What a URL names, without its root."""
+    return [file.path.removeprefix("memory://tree/") for file in list_files(data_config(url), folder)]
+
+
+def test_folders_and_globs_name_what_they_name_locally(memory: Any, tmp_path: Path) -> None:
+    files = [
+        "a/1.jsonl",
+        "a/10.jsonl",
+        "a/2.jsonl",
+        "a-b/1.jsonl",
+        "a.jsonl",
+        "b/c/3.jsonl",
+        ".git/x.jsonl",
+        "b/.y.jsonl",
+    ]
+    for name in files:
+        memory.pipe(f"/tree/{name}", b"x")
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes(b"x")
+    for pattern in ("", "**/*.jsonl", "*.jsonl", "*/*.jsonl", "a/?.jsonl", "a/[12].jsonl", "b/**/*.jsonl"):
+        here = list_files(data_config(f"{tmp_path}/tree/{pattern}"), tmp_path)
+        found = names(f"memory://tree/{pattern}", tmp_path)
+        assert found == [file.path.removeprefix(f"{tmp_path}/tree/") for file in here] != []
+    assert names("memory://tree/a.jsonl", tmp_path) == ["a.jsonl"]
+
+
+def test_what_is_wrong_with_a_folder_is_said_as_locally(memory: Any, tmp_path: Path) -> None:
+    memory.pipe("/mixed/a.parquet", b"x")
+    memory.pipe("/mixed/README.md", b"x")
+    with pytest.raises(DataError, match=r"mixes text files \(README\.md\).*memory://mixed/\*\*/\*\.parquet"):
+        list_files(data_config("memory://mixed"), tmp_path)
+    memory.pipe("/csv/a.csv", b"x")
+    with pytest.raises(DataError, match=r"^memory://csv/a\.csv: \.csv files are not a corpus"):
+        list_files(data_config("memory://csv"), tmp_path)
+    with pytest.raises(DataError, match="memory://none: nothing there"):
+        list_files(data_config("memory://none"), tmp_path)
+    with pytest.raises(DataError, match="no file matches this glob"):
+        list_files(data_config("memory://csv/*.txt"), tmp_path)
+
+
+def test_a_file_url_is_the_local_file(small: Path, tmp_path: Path) -> None:
+    files = list_files(data_config(f"file://{small}"), tmp_path)
+    assert [file.path for file in files] == [f"{small}/a.jsonl", f"{small}/b.jsonl"]
+    assert all(file.shelf is None for file in files)
+
+
+def _size(path: Path) -> int:
+    """Of a file that may just be renamed, by a thread that has fetched it, or removed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def test_files_are_fetched_ahead_and_let_go(memory: Any, tmp_path: Path) -> None:
+    """40 files of 10 kB in a cache of 100 kB: a quarter of it is ahead, and each goes when its turn is over."""
+    for number in range(40):
+        memory.pipe(f"/many/{number:02d}.txt", bytes([65 + number]) * 10_000)
+    config = data_config("memory://many", cache_dir=str(tmp_path / "cache"), cache_gib=100_000 / 2**30)
+    files = list_files(config, tmp_path)
+    seen = []
+    for file, local in in_turn(files):
+        seen.append(local.read_bytes()[0] - 65)
+        assert file.path.endswith(f"{seen[-1]:02d}.txt")
+        assert sum(_size(path) for path in (tmp_path / "cache").glob("[0-9a-f]*")) <= 100_000
+    assert seen == list(range(40))
+    some = in_turn(files)
+    next(some)
+    some.close()  # a reader may stop early
+    assert [
+        threads for threads in threading.enumerate() if threads.name.startswith("Thread-") and "_serve" in threads.name
+    ] == []
+
+
+# --- what may not be in one, and what is not installed -----------------------------------------------------------
+
+SECRET = [
+    ("https://me:word@host/a.jsonl", "https://...@host/a.jsonl", "a password"),
+    ("https://host/a.jsonl?X-Amz-Signature=word&x=1", "https://host/a.jsonl?...", "X-Amz-Signature"),
+    ("https://host/a.jsonl?sv=1&sig=word", "https://host/a.jsonl?...", "sig"),
+    ("s3://key:word@bucket/a", "s3://...@bucket/a", "a password"),
+]
+
+
+@pytest.mark.parametrize(("url", "shown", "what"), SECRET)
+def test_secrets_are_refused_and_not_repeated(url: str, shown: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{re.escape(shown)}: the URL holds .*{what}") as direct:
+        list_files(DataConfig(path=url), tmp_path)
+    recipe = {"data": {"sources": [{"path": url}, {"path": url}]}}
+    with pytest.raises(RecipeError, match=f"{what}.*recipes are copied into checkpoints and logs") as refused:
+        parse_recipe(recipe)
+    assert "word" not in str(direct.value).replace("a password", "") + str(refused.value).replace("a password", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "url", "extra"),
+    [("gcsfs", "gs://b/a", "gcs"), ("s3fs", "s3://b/a", "s3"), ("aiohttp", "https://h/a", "http")],
+)
+def test_what_is_not_installed_is_named(tmp_path: Path, package: str, url: str, extra: str) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+sys.modules[{package!r}] = None
+from hlat.config.sections import DataConfig
+from hlat.data.sources import list_files
+from hlat.runtime import DataError
+try:
+    list_files(DataConfig(path={url!r}), Path({str(tmp_path)!r}))
+except DataError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    protocol = url.partition("://")[0]
+    expected = f"{url}: {protocol}:// takes a package that is not installed: pip install 'hlat[{extra}]'"
+    assert said.stdout.strip() == expected
+
+
+def test_what_fsspec_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nosuch://a: Protocol not known: nosuch\. s3://, gs:// and https://"):
+        list_files(data_config("nosuch://a"), tmp_path)
+    with pytest.raises(DataError, match="chained URLs are not read"):
+        list_files(data_config("simplecache::s3://b/a"), tmp_path)
+
+
+def test_nothing_remote_is_imported_for_local_files(small: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+import hlat.data.prepare.worker
+assert not [name for name in ("torch", "fsspec", "aiohttp") if name in sys.modules]
+from hlat.config.sections import DataConfig
+from hlat.data.sources import list_files
+list_files(DataConfig(path={str(small)!r}), Path({str(tmp_path)!r}))
+assert not [name for name in ("fsspec", "s3fs", "aiohttp", "gcsfs") if name in sys.modules]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_online_a_cache_too_small_for_the_streams_is_refused_at_the_start(memory: Any, tmp_path: Path) -> None:
+    """Eight files of 300 kB, of which each of four streams holds one."""
+    for number in range(8):
+        memory.pipe(f"/held/{number}.txt", f"a text of some words, {number}. ".encode() * 12_000)
+    size = memory.size("/held/0.txt")
+    section = {"mode": "online", "streams": 4, "validation": {"fraction": 0}, "cache_dir": str(tmp_path / "cache")}
+
+    def online(limit: int) -> OnlineData:
+        config = data_config("memory://held", **section, cache_gib=limit / 2**30)
+        return OnlineData(prepare_online(config, tmp_path / "out", None), config, 0, 4, 1)
+
+    assert online(4 * size).is_shared_out
+    with pytest.raises(DataError, match="the 4 streams of a rank may read 4 files of URLs at a time"):
+        online(4 * size - 1)

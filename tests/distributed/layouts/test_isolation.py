@@ -1,0 +1,120 @@
+"""Documents that see only themselves, in any layout and however much is computed again: each is as if it were alone.
+
+The reference runs every document of a batch through the plain model by itself, one after the other. In float64 what is
+left is the order of additions: chains of a few hundred terms of 2^-53 each, some 1e-14 of a gradient; 1e-9 is far above
+that, and far below anything that a token of another document would do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
+from hlat.model import IGNORED
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.runtime.distributed import Runtime
+from hlat.training import accumulate_gradients
+from tests.distributed.memory.test_activation_checkpointing import POLICIES, content_of
+from tests.support.distributed.jobs import Block, assemble, batch_of, blocks, documents, validate
+from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, SEQUENCE_LENGTH, Case, recipe_content
+from tests.support.distributed.workers import Pool
+
+WITHIN = 1e-9
+CPU = torch.device("cpu")
+SHARP = {"model": {"init_std": 0.2}}  # weights that make attention choose, so that what is seen matters
+ISOLATED = {"data": {"isolate": True}, **SHARP}
+
+
+@dataclass
+class Passed:
+    """What one rank saw of one batch."""
+
+    loss: float
+    validation: float
+    gradients: list[Block]
+
+
+def passed(runtime: Runtime, content: dict[str, object]) -> Passed:
+    """The job of a rank."""
+    recipe = parse_recipe(content, world=runtime.world)
+    model = build_parallel(recipe, runtime, recipe.training.seed, torch.float64)
+    term = accumulate_gradients(model, batch_of(model, recipe, 1))
+    loss = float(model.add_over_world(term.reshape(1)))
+    gradients = blocks(model.held, gradients=True)
+    return Passed(loss, validate(model, recipe), gradients)
+
+
+_alone: dict[str, Passed] = {}
+
+
+def alone(case: Case) -> Passed:
+    """The same from the plain model and one document at a time; computed once per model."""
+    key = repr(sorted(case.model.items()))
+    if key not in _alone:
+        _alone[key] = _one_at_a_time(case)
+    return _alone[key]
+
+
+def _one_at_a_time(case: Case) -> Passed:
+    content = recipe_content(Case("one process", 1, {}, case.model, GLOBAL_BATCH), **SHARP)
+    recipe = parse_recipe(content, world=1)
+    model = build_parallel(recipe, Runtime(CPU), recipe.training.seed, torch.float64)
+    tokens = int((batch_of(model, recipe, 1).labels_BS != IGNORED).sum())
+    with torch.no_grad():
+        validation = sum(float(part) for part in _each(model, recipe, 0))
+    loss = 0.0
+    for part in _each(model, recipe, 1):
+        (part / tokens).backward()
+        loss += float(part.detach()) / tokens
+    return Passed(loss, validation, blocks(model.held, gradients=True))
+
+
+def _each(model: ParallelModel, recipe: Recipe, step: int) -> Iterator[torch.Tensor]:
+    """Summed losses of the documents of a step."""
+    batch, (part,) = batch_of(model, recipe, step), model.parts
+    for row, lengths in enumerate(documents(step, GLOBAL_BATCH, SEQUENCE_LENGTH)):
+        ends = np.cumsum(lengths).tolist()
+        for start, stop in zip([0, *ends], ends, strict=False):
+            yield part(batch.inputs_BS[row : row + 1, start:stop], batch.labels_BS[row : row + 1, start:stop])
+
+
+def check(parts: list[Passed], expected: Passed) -> None:
+    for part in parts:
+        assert abs(part.loss - expected.loss) <= WITHIN * expected.loss
+        assert abs(part.validation - expected.validation) <= WITHIN * expected.validation
+    ours, theirs = assemble([part.gradients for part in parts]), assemble([expected.gradients])
+    assert ours.keys() == theirs.keys()
+    for name, right in theirs.items():
+        assert np.linalg.norm(ours[name] - right) <= WITHIN * np.linalg.norm(right), name
+
+
+ONE = Case("one process", 1, {})
+_NAMES = (
+    *("TP2 + SP", "TP2", "TP4 + SP, q and k norms, odd vocabulary", "CP2", "CP4", "TP2 x CP2", "DP2, ZeRO 3"),
+    *("PP2 gpipe", "PP2 1f1b", "PP2 interleaved-1f1b", "PP2 interleaved-zero-bubble", "PP2 zbv"),
+    *("PP2, tied", "PP2 x CP2 x DP2, ZeRO 1", "TP2 x PP2 x DP2, ZeRO 1"),
+)
+LAYOUTS = [ONE, *(case for case in CASES if case.name in _NAMES)]
+CHECKPOINTED = [case for case in LAYOUTS if case.name in ("one process", "TP2 + SP", "CP2", "PP2 zbv")]
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_in_any_layout_a_document_is_as_if_alone(case: Case, pool: Pool) -> None:
+    check(pool.run(case.world, passed, recipe_content(case, **ISOLATED)), alone(case))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", CHECKPOINTED, ids=str)
+def test_whatever_is_computed_again(case: Case, policy: str, pool: Pool) -> None:
+    check(pool.run(case.world, passed, content_of(case, policy, **ISOLATED)), alone(case))
+
+
+def test_documents_that_are_not_isolated_are_something_else() -> None:
+    """The comparison above compares something: by a million times its bound."""
+    joined, apart = passed(Runtime(CPU), recipe_content(ONE, **SHARP)), alone(ONE)
+    assert abs(joined.loss - apart.loss) > 1e6 * WITHIN * apart.loss
+    assert abs(joined.validation - apart.validation) > 1e6 * WITHIN * apart.validation

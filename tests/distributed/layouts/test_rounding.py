@@ -1,0 +1,91 @@
+"""Real ranks make the same bf16 weights and moments of the same gradients, bit for bit, however they share a model."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hlat.config.load import parse_recipe
+from hlat.model import HeldParameter, local
+from hlat.optim import build_optimizer, set_learning_rate, state_tensors
+from hlat.parallel import build_parallel
+from hlat.runtime.distributed import Runtime
+from hlat.runtime.randomness import normal_block, stream_key
+from tests.support.distributed.jobs import Block, assemble
+from tests.support.distributed.layouts import CASES, Case, recipe_content
+from tests.support.distributed.workers import Pool
+
+MODES = ("bf16-sr", "bf16-kahan")
+STEPS = 3
+_NAMES = (
+    "TP2, q and k norms, odd vocabulary",
+    "TP4 + SP, 2 kv heads",
+    "DP2, ZeRO 1",
+    "DP4, ZeRO 1",
+    "DP2, ZeRO 3",
+    "DP4, ZeRO 3",
+    "DP4, ZeRO 3, an empty shard",
+    "TP2 x DP2, ZeRO 3",
+    "hybrid 2 x 2, ZeRO 3",
+)
+
+
+@torch.no_grad()
+def _set_gradient(one: HeldParameter, step: int) -> None:
+    """Normal values that depend on the place in the canonical tensors alone."""
+    one.parameter.grad = torch.zeros_like(one.parameter)
+    gradient, layout = one.gradient, one.layout
+    columns = layout.columns[0] if layout.columns else 1
+    for run in layout.runs(one.first_row, one.first_row + gradient.shape[0]):
+        key = stream_key(step, "test", run.name)
+        size = layout.row_size or columns
+        values = normal_block(key, run.canonical_start, run.count, size, layout.first_column, columns)
+        gradient.narrow(0, run.start - one.first_row, run.count).copy_(values.view(run.count, *layout.columns))
+
+
+def _blocks(held: list[HeldParameter], tensors: list[torch.Tensor]) -> list[Block]:
+    """What a rank owns of the weights or of a state, as blocks of canonical tensors; fp32, which is exact."""
+    found = []
+    for one, tensor in zip(held, tensors, strict=True):
+        for piece in one.pieces():
+            if one.owned and piece.owned:
+                values = torch.cat(one.rows_of(piece, tensor)).float().numpy()
+                found.append((piece.name, piece.canonical_start, one.layout.first_column, values))
+    return found
+
+
+def step(runtime: Runtime, content: dict[str, Any], mode: str) -> dict[str, list[Block]]:
+    """The job of a rank: a few steps on given gradients; the weights and states that came out."""
+    recipe = parse_recipe(content, world=runtime.world)
+    model = build_parallel(recipe, runtime, recipe.training.seed, torch.bfloat16)
+    optimizer = build_optimizer(model.held, recipe.optimizer, mode, recipe.training.seed)
+    for number in range(1, STEPS + 1):
+        for one in model.held:
+            _set_gradient(one, number)
+        set_learning_rate(optimizer, 0.01 / number)
+        optimizer.step()
+    states = state_tensors(optimizer, model.held) | {"weight": [local(one.parameter.detach()) for one in model.held]}
+    assert all(tensor.dtype == torch.bfloat16 for tensors in states.values() for tensor in tensors)
+    return {name: _blocks(model.held, tensors) for name, tensors in states.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tensor_parallel_and_sharded_ranks_make_the_bits_of_one(pool: Pool, mode: str):
+    cases = [case for case in CASES if case.name in _NAMES]
+    assert len(cases) == len(_NAMES)
+    known: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    for case in cases:
+        key = repr(sorted(case.model.items()))
+        if key not in known:
+            known[key] = _assembled(pool, Case("one process", 1, {}, case.model), mode)
+        found = _assembled(pool, case, mode)
+        for kind, tensors in known[key].items():
+            assert tensors.keys() == found[kind].keys()
+            for name, values in tensors.items():
+                assert np.array_equal(values, found[kind][name]), (case.name, kind, name)
+
+
+def _assembled(pool: Pool, case: Case, mode: str) -> dict[str, dict[str, np.ndarray]]:
+    ranks = pool.run(case.world, step, recipe_content(case), mode)
+    return {kind: assemble([rank[kind] for rank in ranks]) for kind in ranks[0]}

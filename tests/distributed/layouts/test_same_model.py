@@ -1,0 +1,69 @@
+"""Law 2: the same recipe in any layout is the same model, up to the order of floating-point additions."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.distributed.comparing import differences, reference, within_bounds
+from tests.support.distributed.jobs import train
+from tests.support.distributed.layouts import CASES, SOME, STEPS, Case, recipe_content
+from tests.support.distributed.workers import Pool
+
+
+def check(pool: Pool, case: Case, dtype: torch.dtype, steps: int, **changes: Any) -> None:
+    """A layout, with changes that must change nothing, against the plain model in one process."""
+    parts = pool.run(case.world, train, recipe_content(case, **changes), steps, dtype)
+    found = differences(case, parts, reference(case, dtype, steps), dtype)
+    assert within_bounds(found), found
+
+
+SHORT = 4  # steps, where a layout has its turn in every run; all of them before a change of this room lands
+
+
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    [pytest.param(case, STEPS if case in SOME else SHORT, id=str(case)) for case in CASES]
+    + [
+        pytest.param(case, STEPS, id=f"{case}, {STEPS} steps", marks=pytest.mark.slow)
+        for case in CASES
+        if case not in SOME
+    ],
+)
+def test_any_layout_is_the_same_model(case: Case, steps: int, pool: Pool) -> None:
+    check(pool, case, torch.float32, steps)
+
+
+some_in_every_run = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=() if case in SOME else pytest.mark.slow) for case in CASES]
+)
+
+
+@some_in_every_run
+def test_in_float64_the_differences_are_those_of_float64(case: Case, pool: Pool) -> None:
+    """Whatever is left out, counted twice or rounded to float32 on the way is a million times above this bound."""
+    check(pool, case, torch.float64, SHORT)
+
+
+VARIANTS = {
+    "coalescing off": {"model": {"coalesce": False}},
+    "activation checkpointing": {"memory": {"activation_checkpointing": "full"}},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@some_in_every_run
+def test_coalescing_and_checkpointing_change_nothing(case: Case, variant: str, pool: Pool) -> None:
+    check(pool, case, torch.float32, SHORT if case in SOME else STEPS, **VARIANTS[variant])
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_in_mixed_precision_a_layout_is_as_far_from_one_process_as_bf16_is_from_fp32(case: Case, pool: Pool) -> None:
+    """Both differences are the rounding of the same products to bf16, in another place; and there are two of them."""
+    mixed = {"precision": {"mode": "mixed"}}
+    [found, *_] = pool.run(case.world, train, recipe_content(case, **mixed), SHORT)
+    [alone] = pool.run(1, train, recipe_content(case, **mixed) | {"parallel": {}}, SHORT)
+    wide = reference(case, torch.float32, SHORT)
+    noise = max(abs(a - b) for a, b in zip(alone.losses, wide.losses, strict=True))
+    apart = max(abs(a - b) for a, b in zip(found.losses, alone.losses, strict=True))
+    assert 0 < noise < 0.05 and apart <= 2 * noise

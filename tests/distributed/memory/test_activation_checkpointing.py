@@ -1,0 +1,179 @@
+"""Activation checkpointing in layouts: the same bits as keeping everything, and the bytes that the plan counts.
+
+Recomputation repeats the kernels and the collectives of the forward pass with the same inputs, so that a layout with it
+equals the same layout without it bit for bit; that the layout equals one process is proved of it without.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import hlat.parallel.context_parallel
+from hlat.activation_checkpointing import plan_activations
+from hlat.activation_checkpointing.plan import Plan
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
+from hlat.model import Decoder
+from hlat.model.layers import Attention
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.stages import Cut, held_parts
+from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.distributed import Runtime
+from hlat.training import accumulate_gradients
+from tests.support.distributed.jobs import batch_of, documents, places, train
+from tests.support.distributed.layouts import CASES, SEQUENCE_LENGTH, SOME, TWO_KV_HEADS, Case, recipe_content
+from tests.support.distributed.workers import Pool
+from tests.support.storages import Allocated
+
+POLICIES = ("selective", "full", "budget")
+STEPS = 3
+GIB = 1 << 30
+SPLIT_BACKWARD = tuple(case for case in CASES if case.name in ("PP2 interleaved-zero-bubble", "PP2 x DP2, ZeRO 3"))
+
+
+def plans(case: Case, content: dict[str, Any], rank: int) -> list[Plan]:
+    """What a rank decides for each of its parts."""
+    recipe = parse_recipe(content, world=case.world)
+    cut = Cut.of(recipe, case.world)
+    place = cut.layout.coordinates(rank)
+    parts = held_parts(cut, rank)
+    return [plan_activations(recipe, part, case.world, place.pp, "cpu") for part in parts]
+
+
+def content_of(case: Case, policy: str, **changes: Any) -> dict[str, Any]:
+    """The recipe of a case with a policy; a budget is half way between the least and the most."""
+    memory: dict[str, Any] = {"activation_checkpointing": policy}
+    if policy == "budget":
+        ends = [_largest(case, content_of(case, other, **changes)) for other in ("none", "full")]
+        memory["budget_gib"] = sum(ends) / 2 / GIB
+    return recipe_content(case, memory=memory, **changes)
+
+
+def _largest(case: Case, content: dict[str, Any]) -> int:
+    everyone = (plan for rank in range(case.world) for plan in plans(case, content, rank))
+    return max(plan.kept * plan.in_flight for plan in everyone)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=str(case)) for case in SOME]
+    + [pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in SPLIT_BACKWARD if case not in SOME],
+)
+def test_a_layout_is_bitwise_the_same_layout_that_keeps_everything(case: Case, pool: Pool) -> None:
+    plain = pool.run(case.world, train, content_of(case, "none"), STEPS)
+    for policy in POLICIES:
+        for ours, theirs in zip(pool.run(case.world, train, content_of(case, policy), STEPS), plain, strict=True):
+            assert (ours.losses, ours.gradient_norms) == (theirs.losses, theirs.gradient_norms), policy
+            for block, same in zip(ours.final, theirs.final, strict=True):
+                assert block[:3] == same[:3] and (block[3] == same[3]).all(), (policy, block[0])
+
+
+def kept(runtime: Runtime, content: dict[str, Any]) -> list[int]:
+    """The job of a rank: bytes that a forward pass through each of its parts leaves alive."""
+    recipe = parse_recipe(content, world=runtime.world)
+    model = build_parallel(recipe, runtime, recipe.training.seed)
+    accumulate_gradients(model, batch_of(model, recipe, 1))  # rotation tables, and FSDP2's own first time
+    with patch.object(hlat.parallel.context_parallel, "causal_lower_right", _mask):
+        return [_kept(model, part, recipe) for part in model.parts]
+
+
+def _kept(model: ParallelModel, part: Decoder, recipe: Recipe) -> int:
+    sequences = recipe.batch.micro_batch
+    positions = SEQUENCE_LENGTH // model.layout.context
+    ids = torch.zeros((sequences, positions), dtype=torch.int64)
+    entering, where = ids, _places(part, recipe)
+    if part.embedding is None:
+        shards = model.layout.tensor if model.layout.sequence_parallel else 1
+        shape = (sequences, positions // shards, part.config.hidden_size)
+        entering = torch.zeros(shape, dtype=part.compute, requires_grad=True)
+    with Allocated() as allocated:
+        leaving = part(entering, ids, positions=where)
+    parameters = [p.to_local() if hasattr(p, "to_local") else p for p in part.parameters()]
+    tables = part.rope.tables(((0, 1),), ids.device)
+    known = [leaving, entering, ids, *parameters, *tables, *([] if where is None else [where])]
+    bytes_ = min(_later(lambda: allocated.alive(known)) for _ in range(20))  # gloo's thread lets go of messages
+    leaving.sum().backward()  # so that all ranks have been through the same collectives
+    return bytes_ + (entering.nbytes if model.layout.tensor == 1 or entering is not ids else 0)
+
+
+def _places(part: Decoder, recipe: Recipe) -> torch.Tensor | None:
+    """Of this rank's tokens in their documents, where documents are isolated."""
+    if not recipe.data.isolate:
+        return None
+    whole = places(documents(1, recipe.batch.micro_batch, SEQUENCE_LENGTH))
+    assert part.spans is not None, "there are several processes"
+    return torch.cat([whole[:, start:stop] for start, stop in part.spans], dim=1)
+
+
+def _later(value: Callable[[], int]) -> int:
+    time.sleep(0.01)
+    return value()
+
+
+def _mask(rows: int, columns: int) -> torch.Tensor:
+    """What ``CausalBias`` makes of itself on a CPU; no dispatch mode can be on while it does."""
+    return torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+
+
+MEASURED = (
+    Case("TP2 + SP", 2, {"tensor": 2}, micro_batch=4),
+    Case("TP2", 2, {"tensor": 2, "sequence": False}, micro_batch=4),
+    Case("TP4 + SP, 2 kv heads", 4, {"tensor": 4}, dict(TWO_KV_HEADS), micro_batch=2),
+    Case("CP2", 2, {"context": 2, "zero": 0}, micro_batch=4),
+    Case("PP2", 2, {"pipeline": 2}),
+    Case("DP2, ZeRO 3", 2, {"zero": 3}),
+)
+
+
+@pytest.mark.parametrize("case", [case for case in MEASURED if case.name in ("TP2 + SP", "CP2", "PP2")], ids=str)
+def test_with_isolated_documents_a_rank_keeps_what_its_plan_says(case: Case, pool: Pool) -> None:
+    for policy in ("none", *POLICIES):
+        content = content_of(case, policy, precision={"mode": "mixed"}, data={"isolate": True})
+        wanted = [[plan.kept for plan in plans(case, content, rank)] for rank in range(case.world)]
+        assert pool.run(case.world, kept, content) == wanted, policy
+
+
+@pytest.mark.parametrize("mode", ["fp32", "mixed"])
+@pytest.mark.parametrize("case", MEASURED, ids=str)
+def test_a_rank_keeps_what_its_plan_says(case: Case, mode: str, pool: Pool) -> None:
+    context = "context" in case.parallel
+    if context and mode == "mixed" and not has_fast_bf16(torch.device("cpu")):
+        pytest.skip("attention with a mask keeps wide copies where a CPU has no bf16 instructions")
+    for policy in ("none", *POLICIES):
+        content = content_of(case, policy, precision={"mode": mode})
+        wanted = [[plan.kept for plan in plans(case, content, rank)] for rank in range(case.world)]
+        if context:
+            # The first rank's first chunk attends to itself, for which no mask is built; all ranks plan with one.
+            (plan,) = plans(case, content, 0)
+            masks = sum(not names & {"attention_log_sum", "attention_output"} for names in plan.recomputed)
+            wide = torch.float32 if mode == "fp32" else torch.bfloat16  # a mask is added to scores of this dtype
+            wanted[0][0] -= masks * (SEQUENCE_LENGTH // 4) ** 2 * wide.itemsize
+        assert pool.run(case.world, kept, content) == wanted, policy
+
+
+def times_run(runtime: Runtime, content: dict[str, Any]) -> set[int]:
+    """The job of a rank: how often each block of it projected queries, keys and values, per micro-batch."""
+    recipe = parse_recipe(content, world=runtime.world)
+    model = build_parallel(recipe, runtime, recipe.training.seed)
+    counts: Counter[int] = Counter()
+    project = Attention.project
+
+    def counting(self: Attention, *args: Any) -> Any:
+        counts[id(self)] += 1
+        return project(self, *args)
+
+    with patch.object(Attention, "project", counting):
+        accumulate_gradients(model, batch_of(model, recipe, 1))
+    return {count // recipe.micro_batches(runtime.world) for count in counts.values()}
+
+
+def test_a_split_backward_pass_computes_a_block_once_more_and_not_for_each_parameter(pool: Pool) -> None:
+    """Once for the gradient of the input and once for those of the weights; the first stage has them in one."""
+    (case,) = (case for case in CASES if case.name == "PP2 interleaved-zero-bubble")
+    first, second = pool.run(2, times_run, content_of(case, "full"))
+    assert (first, second) == ({2, 3}, {3})

@@ -1,0 +1,129 @@
+"""Law 8: bytes that the formula counts are bytes that processes hold, on every rank and to the last one."""
+
+from dataclasses import astuple, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlat.config.sections import ModelConfig, ParallelConfig
+from hlat.model.derived import count_parameters
+from hlat.parallel.stages import Cut
+from hlat.parallel.stages.stage_layers import state_bytes
+from hlat.parallel.stages.state_bytes import StateBytes
+from tests.support.distributed.layouts import Case
+from tests.support.distributed.memory_rows import (
+    FOUR_STAGES,
+    ROWS,
+    content_of,
+    expected,
+    measure,
+    measure_gathered,
+    table,
+)
+from tests.support.distributed.workers import Pool
+
+LENGTH = 32
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_bytes_of_a_rank(row: Case, pool: Pool) -> None:
+    measured = pool.run(row.world, measure, content_of(row))
+    print(table({row.name: measured}))
+    assert measured == expected(row)
+
+
+def test_many_stages_in_one_round_stay_below_the_bound(pool: Pool) -> None:
+    """Two numbers are up to the order in which the schedule takes the stages of a rank; all else is exact."""
+    wanted = expected(FOUR_STAGES)
+    for here, bound in zip(pool.run(FOUR_STAGES.world, measure, content_of(FOUR_STAGES)), wanted, strict=True):
+        assert here.parameters < here.parameters_within_step <= bound.parameters_within_step
+        assert here.gradients < here.gradients_accumulating <= bound.gradients_accumulating
+        within = (bound.parameters_within_step, bound.gradients_accumulating)
+        assert replace(here, parameters_within_step=within[0], gradients_accumulating=within[1]) == bound
+
+
+def test_zero_3_gathers_one_block_at_a_time(pool: Pool) -> None:
+    (row,) = (replace(row, micro_batch=4) for row in ROWS if row.name == "DP2, ZeRO 3")
+    within = [state.parameters_within_step for state in expected(row)]
+    for (most, block), resident in zip(pool.run(2, measure_gathered, content_of(row)), within, strict=True):
+        assert block > 0
+        assert most == resident + block
+
+
+degrees = st.sampled_from((1, 2, 4))
+
+
+@given(
+    tensor=degrees,
+    pipeline=st.sampled_from((1, 2)),
+    context=st.sampled_from((1, 2)),
+    data=degrees,
+    zero=st.sampled_from((0, 1, 2, 3)),
+    micro_batches=st.sampled_from((1, 4)),
+)
+def test_even_layouts_hold_what_the_textbook_says(
+    tensor: int, pipeline: int, context: int, data: int, zero: int, micro_batches: int
+) -> None:
+    """The table of footprint.py, over the ranks of a pipeline: where nothing has to be padded or copied."""
+    model = ModelConfig(**_EVEN)
+    parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, context=context, zero=zero)
+    world = tensor * pipeline * context * data
+    N = data * context if zero else 1
+    counts = count_parameters(model)
+    psi = (counts.total - counts.norms) // tensor + counts.norms
+    ends = (counts.embedding + counts.head) // tensor + model.hidden_size
+    cut = Cut(model, parallel, world, LENGTH, data * micro_batches)
+    ranks = [state_bytes(cut, rank) for rank in cut.layout.group(world - 1, "pp")]
+    found = StateBytes(*map(sum, zip(*map(astuple, ranks), strict=True)))
+
+    sharded, in_pipeline = zero > 0 and data * context > 1, pipeline > 1
+    assert found.parameters == 4 * psi // N
+    extra = 0 if not sharded else 4 * ends if zero == 3 else 4 * psi
+    assert found.parameters_within_step == 4 * psi // N + extra
+    whole = not sharded or in_pipeline or (zero == 1 and micro_batches > 1)
+    assert found.gradients_accumulating == (4 * psi if whole else 4 * psi // N)
+    assert found.gradients == 4 * psi // N
+    assert found.optimizer == 8 * psi // N + 4 * _PARAMETERS
+
+
+_EVEN: dict[str, Any] = {
+    "layers": 4,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 8,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_sequence_length": LENGTH,
+}
+_PARAMETERS = 4 * 6 + 3  # two norms and four matrices a layer; embedding, norm and head
+
+
+@given(
+    rows=st.integers(8, 400),
+    width=st.integers(1, 40),
+    inner=st.integers(1, 40),
+    data=st.integers(1, 7),
+    context=st.sampled_from((1, 2)),
+    tied=st.booleans(),
+    zero=st.sampled_from((1, 2, 3)),
+)
+def test_shards_of_any_model_add_up(
+    rows: int, width: int, inner: int, data: int, context: int, tied: bool, zero: int
+) -> None:
+    """However unevenly a model is cut, the moments of its shards are those of the whole, and padding is less than a row
+    per shard and parameter.
+    """
+    changes = {"vocab_size": rows, "hidden_size": width, "intermediate_size": inner, "tie_embeddings": tied}
+    model = ModelConfig(**(_EVEN | changes))
+    world, parallel = data * context, ParallelConfig(context=context, zero=zero)
+    parts = [state_bytes(Cut(model, parallel, world, LENGTH, data), rank) for rank in range(world)]
+    parameters = _PARAMETERS - tied
+    psi = count_parameters(model).total
+    assert sum(part.optimizer for part in parts) == 8 * psi + 4 * parameters * world
+    assert {part.parameters for part in parts} == {parts[0].parameters}, "all shards are padded to the same size"
+    padded = world * parts[0].parameters // 4
+    widest = max(width, inner, model.heads * model.n_head_dim)
+    assert psi <= padded < psi + world * parameters * widest

@@ -1,0 +1,152 @@
+"""Law 8, one truth: what a plan says of a layout is what a rehearsal of it finds, and what its processes need."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import yaml
+
+from hlat.config import Recipe, load_recipe
+from hlat.config.load import parse_recipe
+from hlat.hardware import MeasuredMachine, load_catalog, parse_cluster
+from hlat.planner.cost import exchanged_bytes, executed_flops
+from hlat.planner.memory import rank_memory
+from hlat.planner.problem import Candidate, Question, parse_layout
+from hlat.planner.problem.request import ask
+from hlat.precision import MODES
+from hlat.rehearsal import RankReport, rehearse
+from tests.support.distributed.rehearsed import measure
+from tests.support.distributed.workers import Pool
+
+SEQUENCE = 512
+MODEL = {
+    "vocab_size": 2048,
+    "layers": 4,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "heads": 8,
+    "kv_heads": 4,
+    "max_sequence_length": SEQUENCE,
+}
+LAYOUTS = (
+    (1, "zero=0,mbs=2", "fp32"),
+    (1, "zero=0,mbs=4,ckpt=selective", "bf16-sr"),
+    (2, "zero=0,mbs=2,ckpt=full", "mixed"),
+    (4, "zero=1,mbs=2", "mixed"),
+    (4, "zero=2,mbs=2", "fp32"),
+    (4, "zero=3,mbs=2,ckpt=selective", "mixed"),
+    (2, "tp=2,zero=0,mbs=4", "bf16-kahan"),
+    (8, "tp=4,zero=1,mbs=2,ckpt=full", "fp32"),
+    (2, "pp=2,zero=0,mbs=2", "mixed"),
+    (4, "pp=2,vpp=2,zero=1,mbs=2,ckpt=selective", "fp32"),
+    (2, "pp=2,schedule=interleaved-zero-bubble,zero=0,mbs=2", "fp32"),
+    (4, "pp=2,schedule=zbv,zero=1,mbs=2", "mixed"),
+    (4, "pp=2,zero=3,mbs=2", "mixed"),
+    (4, "tp=2,pp=2,zero=0,mbs=2", "mixed"),
+    (4, "cp=2,zero=1,mbs=2,ckpt=selective", "fp32"),
+    (8, "tp=2,pp=2,zero=1,mbs=2,ckpt=selective", "mixed"),
+)
+_QUICK = (1, 6)
+TURNS = [
+    pytest.param(*case, marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}")
+    for index, case in enumerate(LAYOUTS)
+]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A machine of one's own, of which nothing but bytes matters here."""
+    rates = {"bfloat16": 1e11, "float32": 1e11}
+    machine = MeasuredMachine("here", 1, rates, 24 << 30, 1e10, 1e9)
+    file = tmp_path_factory.mktemp("machine") / "own.yaml"
+    file.write_text(yaml.safe_dump(machine.catalog("here")), encoding="utf-8")
+    return str(file)
+
+
+def asked(machine: str, world: int, layout: str, mode: str) -> tuple[dict[str, Any], Recipe, Question, Candidate]:
+    """A layout as a recipe, and as a question with its candidate."""
+    cluster = parse_cluster(f"here:{world}", load_catalog(machine))
+    model = parse_recipe(_content({}, 8, 1, mode, "none")).model
+    question = Question("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
+    one = parse_layout(layout, question)
+    batch = (4 if one.pipeline > 1 else 2) * one.data * one.micro_batch
+    question = Question("small", model, cluster, 1_000_000, SEQUENCE, batch, mode)
+    parallel = one.parallel.model_dump(exclude_none=True)
+    content = _content(parallel, batch, one.micro_batch, mode, one.recompute)
+    return content, parse_recipe(content, world=world), question, one
+
+
+def _content(parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, policy: str) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "data": {"path": "none", "sequence_length": SEQUENCE, "tokenizer": {"train": "char"}},
+        "batch": {"global_batch": batch, "micro_batch": micro_batch},
+        "training": {"steps": 10, "seed": 3},
+        "parallel": parallel,
+        "precision": {"mode": mode},
+        "memory": {"activation_checkpointing": policy},
+    }
+
+
+@pytest.mark.parametrize(("world", "layout", "mode"), TURNS)
+def test_planned_is_rehearsed_and_measured(machine: str, world: int, layout: str, mode: str, pool: Pool) -> None:
+    """Memory within 3 % of the rehearsal's and 8 % of the processes'; every byte sent; every FLOP."""
+    content, recipe, question, one = asked(machine, world, layout, mode)
+    measured = pool.run(world, measure, content)
+    first = [stage * (world // one.pipeline) for stage in range(one.pipeline)]
+    for stage, report in enumerate(rehearse(recipe, world, first).ranks):
+        held_against(question, one, stage, report)
+        planned = rank_memory(question, one, stage).total
+        assert abs(planned / measured[report.rank].peak - 1) < 0.08, (stage, planned, measured[report.rank].peak)
+        assert report.flops == measured[report.rank].flops, stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "cluster", "layout"),
+    [
+        ("hlat-7b", "trn1.32xlarge:64", "tp=8,zero=0,mbs=1,ckpt=selective"),
+        ("hlat-70b", "trn1.32xlarge:256", "tp=32,pp=8,zero=1,mbs=1,ckpt=selective"),
+    ],
+)
+def test_hlats_runs_are_planned_as_they_are_rehearsed(name: str, cluster: str, layout: str) -> None:
+    """2,048 and 8,192 processes: the first, a middle and the last stage."""
+    question = ask(name, parse_cluster(cluster, load_catalog()))
+    one = parse_layout(layout, question)
+    stages = sorted({0, one.pipeline // 2, one.pipeline - 1})
+    ranks = [stage * (one.world // one.pipeline) for stage in stages]
+    for stage, report in zip(stages, rehearse(load_recipe(name), one.world, ranks).ranks, strict=True):
+        held_against(question, one, stage, report)
+
+
+def held_against(question: Question, one: Candidate, stage: int, report: RankReport) -> None:
+    """A plan of a rank against its rehearsal, which has no device's runtime and no allocator."""
+    memory = rank_memory(question, one, stage)
+    planned = memory.total - memory.runtime - memory.slack
+    assert abs(planned / report.peak_bytes - 1) < 0.03, (stage, planned, report.peak_bytes)
+    assert executed_flops(question, one, stage) == report.flops, stage
+    sent: Counter[str] = Counter()
+    for message, count in report.messages.items():
+        if message.kind != "receive":
+            sent[message.axis.partition("+")[0]] += count * message.bytes
+    unplanned = left_out(question, one, stage)
+    for axis, size in exchanged_bytes(question, one, stage).items():
+        assert sent[axis] - size == unplanned[axis], (stage, axis)
+
+
+def left_out(question: Question, one: Candidate, stage: int) -> Counter[str]:
+    """Bytes that a plan does not count, by the first axis of their message."""
+    found: Counter[str] = Counter()
+    # What the loss is divided by, summed over the data axis; loss and norm, over all axes: two fp32 numbers each.
+    found["data"] += 8 * (one.data > 1)
+    first = [axis for axis in ("pipeline", "data", "tensor") if getattr(one, axis) > 1][:1]
+    found.update(dict.fromkeys(first, 8))
+    if one.tensor > 1:
+        last = stage == (0 if one.schedule == "zbv" else one.pipeline - 1)
+        # A peak and two sums for each token of the head, in fp32.
+        found["tensor"] += 12 * one.accumulation(question.global_batch) * one.micro_batch * question.sequence * last
+        # Once a step the gradients of norms, which each rank has of its part of the sequence.
+        norms = 2 * question.model.layers / one.pipeline + last
+        shards = one.data * one.context if one.zero > 0 else 1
+        found["tensor"] += norms * question.model.hidden_size * MODES[question.mode].reduction.itemsize / shards
+    return found

@@ -1,0 +1,154 @@
+"""A checkpoint knows no layout: saved in any, it loads into any other, goes on there, and exports to the same bytes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hlat.checkpoint import collect, export_hf, restore
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
+from hlat.optim import build_optimizer
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.stages import Cut, stage_layers
+from hlat.runtime.distributed import Runtime
+from hlat.training import accumulate_gradients, update
+from tests.support.distributed.comparing import bound
+from tests.support.distributed.jobs import batch_of
+from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, GQA, SOME, Case, recipe_content
+from tests.support.distributed.workers import Pool
+
+SAVED, GONE_ON = 3, 5  # steps before the checkpoint, and after it
+
+
+def _train(model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, first: int, steps: int) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        term = accumulate_gradients(model, batch_of(model, recipe, step))
+        losses.append(float(update(model, optimizer, recipe, step, term).loss))
+    return losses
+
+
+def _save(runtime: Runtime, model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, root: Path) -> None:
+    meta = {"recipe": recipe.model_dump(mode="json")}
+    store = CheckpointStore(root, keep_last=3, ranks=runtime.ranks)
+    store.save(SAVED, collect(recipe.model, model.held, optimizer), meta)
+
+
+def train_and_save(runtime: Runtime, content: dict[str, Any], root: Path) -> list[float]:
+    """Train, save, and go on."""
+    recipe = parse_recipe(content, world=runtime.world)
+    model = build_parallel(recipe, runtime, recipe.training.seed)
+    optimizer = build_optimizer(model.held, recipe.optimizer)
+    _train(model, optimizer, recipe, 1, SAVED)
+    _save(runtime, model, optimizer, recipe, root)
+    return _train(model, optimizer, recipe, SAVED + 1, GONE_ON)
+
+
+def load_and_go_on(
+    runtime: Runtime, content: dict[str, Any], roots: list[Path], copy: Path | None = None
+) -> list[list[float]]:
+    """From each of some checkpoints: load it, save a copy of it as loaded, and train on."""
+    recipe = parse_recipe(content, world=runtime.world)
+    model = build_parallel(recipe, runtime, None)
+    optimizer = build_optimizer(model.held, recipe.optimizer)
+    losses = []
+    for root in roots:
+        [folder] = root.glob("step-*")
+        restore(open_checkpoint(folder), recipe.model, model.held, optimizer)
+        if copy is not None:
+            _save(runtime, model, optimizer, recipe, copy)
+        losses.append(_train(model, optimizer, recipe, SAVED + 1, GONE_ON))
+    return losses
+
+
+Reference = Callable[[Case], tuple[Path, list[float]]]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Of a case's model: the checkpoint that one process saved, and its losses after it."""
+    known: dict[str, tuple[Path, list[float]]] = {}
+
+    def find(case: Case) -> tuple[Path, list[float]]:
+        key = repr(sorted(case.model.items()))
+        if key not in known:
+            root = tmp_path_factory.mktemp("alone")
+            alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH)
+            torch.set_num_threads(1)
+            known[key] = root, train_and_save(Runtime(torch.device("cpu")), recipe_content(alone), root)
+        return known[key]
+
+    return find
+
+
+def _close(case: Case, losses: list[float], expected: list[float]) -> None:
+    for number, (found, right) in enumerate(zip(losses, expected, strict=True), start=SAVED + 1):
+        assert abs(found - right) <= bound(case, torch.float32, number) * right, f"step {number}"
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".safetensors", ".json")}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=() if case in SOME else pytest.mark.slow) for case in CASES]
+)
+def test_one_process_and_a_layout_load_each_others_checkpoints(
+    case: Case, reference: Reference, pool: Pool, tmp_path: Path
+) -> None:
+    """Loaded from one process into the layout and saved there, nothing has changed: the export is the same bytes.
+
+    Trained and saved in the layout, one process goes on from it as the layout does.
+    """
+    root, expected = reference(case)
+    content = recipe_content(case)
+    [losses] = pool.run(case.world, load_and_go_on, content, [root], tmp_path / "copy")[0]
+    _close(case, losses, expected)
+    original = _files(export_hf(root, tmp_path / "hf"))
+    assert _files(export_hf(tmp_path / "copy", tmp_path / "hf-copy")) == original
+    assert any(name.endswith(".safetensors") for name in original)
+
+    went_on = pool.run(case.world, train_and_save, content, tmp_path / "own")[0]
+    _close(case, went_on, expected)
+    alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH)
+    torch.set_num_threads(1)
+    [losses] = load_and_go_on(Runtime(torch.device("cpu")), recipe_content(alone), [tmp_path / "own"])
+    _close(case, losses, went_on)
+
+
+def test_a_run_goes_on_with_other_stages_than_it_began_with(pool: Pool, tmp_path: Path) -> None:
+    """Begun when earlier stages took more, gone on with stages as they are balanced now."""
+    model = {**GQA, "layers": 6}
+    before, now = ([2, 2, 1, 1], None)
+    cases = [Case(f"PP4, {split}", 4, {"pipeline": 4, "split": split}, model) for split in (before, now)]
+    contents = [recipe_content(case) for case in cases]
+    cut = Cut.of(parse_recipe(contents[1], world=4), 4)
+    assert [len(layers) for layers in stage_layers(cut)] != before
+    went_on = pool.run(4, train_and_save, contents[0], tmp_path)
+    found = pool.run(4, load_and_go_on, contents[1], [tmp_path])
+    for [losses], expected in zip(found, went_on, strict=True):
+        _close(cases[1], losses, expected)
+
+
+@pytest.mark.slow
+def test_every_layout_loads_every_other_ones_checkpoint(pool: Pool, tmp_path: Path) -> None:
+    """All pairs of layouts of the common model, the layouts of the other models with each other."""
+    for model in {repr(sorted(case.model.items())): case.model for case in CASES}.values():
+        cases = [case for case in CASES if case.model == model]
+        own = {}
+        for number, case in enumerate(cases):
+            root = tmp_path / f"{len(own)}-{number}-{case.world}-{hash(repr(model)) % 9973}"
+            own[root] = pool.run(case.world, train_and_save, recipe_content(case), root)[0]
+        for case in cases:
+            found = pool.run(case.world, load_and_go_on, recipe_content(case), list(own))[0]
+            for losses, expected in zip(found, own.values(), strict=True):
+                _close(case, losses, expected)
+
+
+def test_the_common_model_is_that_of_most_layouts() -> None:
+    """So that 'all pairs' above means something."""
+    assert sum(case.model == GQA for case in CASES) >= 20

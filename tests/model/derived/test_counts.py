@@ -1,0 +1,128 @@
+"""Counts are held against what is really there: built models, PyTorch's FLOP counter, tensors saved for backward."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hlat.config import PRESETS
+from hlat.config.sections import ModelConfig
+from hlat.model import ModelPart, build
+from hlat.model.derived import (
+    RECOMPUTABLE,
+    Share,
+    activations,
+    count_parameters,
+    flops_per_token,
+    forward_flops_per_token,
+)
+from hlat.precision import MODES
+from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
+
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-405b": 405_853_388_800,
+}
+KINDS = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_have_as_many_parameters_as_counted_and_published(preset: str) -> None:
+    config = ModelConfig(**PRESETS[preset])
+    built = sum(p.numel() for p in build(config, device="meta", seed=None).parameters())
+    assert count_parameters(config).total == built == PUBLISHED.get(preset, built)
+
+
+@pytest.mark.parametrize(("family", "coalesce"), KINDS)
+def test_components_are_counted_as_built(family: str, coalesce: bool) -> None:
+    config = config_of(family, coalesce=coalesce)
+    model = build(config, device="meta", seed=None)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    count = count_parameters(config)
+    norms = sum(n for name, n in sizes.items() if "norm" in name)
+    attention = sum(n for name, n in sizes.items() if ".attention." in name and "norm" not in name)
+    assert (count.norms, count.attention) == (norms, attention)
+    assert count.feed_forward == sum(n for name, n in sizes.items() if ".feed_forward." in name)
+    assert (count.embedding, count.head) == (sizes["embedding.weight"], sizes.get("head.weight", 0))
+    assert count.total == sum(sizes.values())
+
+
+@pytest.mark.parametrize(("family", "coalesce"), KINDS)
+def test_full_convention_is_what_the_flop_counter_sees(family: str, coalesce: bool) -> None:
+    """With attention as plain products: the counter knows no CPU flash kernel, and counts recomputation in others."""
+    config = config_of(family, coalesce=coalesce)
+    model, tokens = our_model(config), tokens_of(config)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        loss = model(tokens).sum()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
+        loss.backward()
+    length = tokens.shape[1]
+    assert forward.get_total_flops() == tokens.numel() * forward_flops_per_token(config, length, "full")
+    total = forward.get_total_flops() + backward.get_total_flops()
+    assert total == tokens.numel() * flops_per_token(config, length, "full")
+
+
+def test_causal_convention_counts_the_pairs_there_are() -> None:
+    config, length = config_of("llama31-gqa"), 48
+    pairs = sum(position + 1 for position in range(length))
+    per_pair = 3 * 4 * config.layers * config.heads * config.n_head_dim
+    weights = 6 * count_parameters(config).matmul
+    assert length * flops_per_token(config, length) == length * weights + pairs * per_pair
+    with pytest.raises(ValueError, match="'causal' and 'full'"):
+        flops_per_token(config, length, "half")  # type: ignore[arg-type]
+
+
+def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
+    """Bytes of all storages kept for backward, each once, without the parameters and the rotation tables."""
+    model = our_model(config, MODES[mode].weights)
+    model.compute = MODES[mode].compute
+    model(tokens[:, :2])  # makes the tables
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    known |= {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), tokens.device)}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks:
+        model(tokens, tokens)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize(("family", "coalesce"), KINDS)
+@pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr"])
+def test_activations_are_what_backward_really_keeps(family: str, coalesce: bool, mode: str) -> None:
+    config = config_of(family, coalesce=coalesce)
+    tokens = tokens_of(config, 2, 64)
+    counted = activations(config, *tokens.shape, mode)
+    assert counted.total == saved_bytes(config, tokens, mode)
+    # and per layer: one layer more or less is exactly a layer's worth
+    fewer = config.model_copy(update={"layers": config.layers - 1})
+    assert saved_bytes(config, tokens, mode) - saved_bytes(fewer, tokens, mode) == counted.per_layer
+
+
+def test_a_share_of_a_layer_is_a_share_of_its_bytes() -> None:
+    """Korthikanti et al. 2022, section 4.2.2: with sequence parallelism all but the gathered inputs is divided."""
+    config, ranks = config_of("llama31-gqa"), 2
+    part = ModelPart(tensor_index=1, tensor_count=ranks)
+    whole = activations(config, 2, 64, "bf16-sr").layer
+    shared = activations(config, 2, 64, "bf16-sr", share=Share(part, sequence=True)).layer
+    gathered = {"attention_input", "feed_forward_input"}
+    assert {name for name, size in shared.items() if size == whole[name]} == gathered
+    assert all(size * ranks == whole[name] for name, size in shared.items() if name not in gathered)
+    again = activations(config, 2, 64, "bf16-sr", gathered, Share(part, sequence=True))
+    freed = ("attention_input", "feed_forward_input", "attention_norm_scale", "feed_forward_norm_scale")
+    assert again.per_layer * ranks == sum(whole.values()) - sum(whole[name] for name in freed)
+
+
+def test_what_is_recomputed_names_all_but_the_input_of_a_block() -> None:
+    config = config_of("qwen3-norm-bias-tied")
+    everything = activations(config, 2, 64, "mixed").layer
+    assert activations(config, 2, 64, "mixed", RECOMPUTABLE).layer == {"x": everything["x"]}

@@ -1,0 +1,143 @@
+"""Rows move between fused and canonical tensors without a bit changing, and shards of groups are self-contained."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hlat.config import PRESETS
+from hlat.config.sections import ModelConfig
+from hlat.model import build
+from hlat.model.derived import RowLayout, gate_up_groups, parameter_layouts
+from hlat.model.derived.parameter_layout import Part
+from hlat.model.hf import canonical_shapes
+from hlat.model.hf.names import from_canonical, to_canonical
+from hlat.runtime import CheckpointError
+from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+layouts = st.builds(
+    lambda sizes, groups, columns: RowLayout(tuple(Part(f"p{i}", n) for i, n in enumerate(sizes)), groups, columns),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.integers(1, 6),
+    st.sampled_from([(), (1,), (3,)]),
+)
+
+
+@given(layouts, st.sampled_from(DTYPES))
+def test_split_and_fuse_are_inverse_and_exact(layout: RowLayout, dtype: torch.dtype) -> None:
+    fused = torch.randn(layout.shape).to(dtype)
+    canonical = layout.split(fused)
+    assert {name: tuple(t.shape) for name, t in canonical.items()} == layout.canonical_shapes
+    assert torch.equal(layout.fuse(canonical), fused)
+
+
+@given(layouts, st.data())
+def test_runs_name_the_rows_that_split_moves(layout: RowLayout, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, layout.rows))
+    stop = data.draw(st.integers(start, layout.rows))
+    fused = torch.randn(layout.shape)
+    canonical = layout.split(fused)
+    runs = list(layout.runs(start, stop))
+    assert [run.start for run in runs] == [start + sum(r.count for r in runs[:i]) for i in range(len(runs))]
+    rows = [canonical[run.name][run.canonical_start : run.canonical_start + run.count] for run in runs]
+    assert torch.equal(torch.cat(rows) if rows else fused[:0], fused[start:stop])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_conversion_through_canonical_names_is_exact(family: str, dtype: torch.dtype) -> None:
+    fused, split = config_of(family), config_of(family, coalesce=False)
+    named = {name: p.detach() for name, p in our_model(fused).to(dtype).named_parameters()}
+    canonical = to_canonical(fused, named)
+    unfused = from_canonical(split, canonical)
+    assert unfused.keys() == dict(build(split, device="meta", seed=None).named_parameters()).keys()
+    back = from_canonical(fused, to_canonical(split, unfused))
+    assert back.keys() == named.keys()
+    assert all(torch.equal(back[name], named[name]) and back[name].dtype == dtype for name in named)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("coalesce", [True, False])
+def test_layouts_name_every_parameter_with_its_shape(family: str, coalesce: bool) -> None:
+    config = config_of(family, coalesce=coalesce)
+    parameters = {name: tuple(p.shape) for name, p in build(config, device="meta", seed=None).named_parameters()}
+    assert {name: layout.shape for name, layout in parameter_layouts(config).items()} == parameters
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tied_head_is_no_tensor(family: str) -> None:
+    config = config_of(family)
+    assert ("lm_head.weight" in canonical_shapes(config)) == (not config.tie_embeddings)
+    assert build(config, device="cpu", seed=0).state_dict().keys() == parameter_layouts(config).keys()
+
+
+def test_every_wrong_name_and_shape_is_listed_at_once() -> None:
+    config = config_of("llama2-mha")
+    canonical = to_canonical(config, dict(build(config, device="meta", seed=None).named_parameters()))
+    del canonical["model.norm.weight"]
+    canonical["model.extra"] = torch.empty(1)
+    canonical["lm_head.weight"] = torch.empty(3, 64)
+    with pytest.raises(CheckpointError) as caught:
+        from_canonical(config, canonical)
+    for part in ("model.norm.weight: missing", "model.extra: unexpected", "lm_head.weight: is 3 x 64", "211 x 64"):
+        assert part in str(caught.value)
+    with pytest.raises(CheckpointError, match="no such parameter"):
+        to_canonical(config, {"layers.0.attention.q.weight": torch.empty(64, 64)})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_shard_of_whole_groups_is_a_smaller_model(family: str, ranks: int) -> None:
+    """Tensor parallelism by hand: contiguous rows of the fused matrices, columns of the outputs, and a sum."""
+    config = config_of(family)
+    if config.n_kv_heads % ranks:
+        ranks = 1
+    model = our_model(config, torch.float64)
+    block = model.layers["0"]
+    x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
+    tables = model.rope.tables(((0, 8),), x.device)
+    expected = block.attention(x, tables), block.feed_forward(x)
+    weights = {name: p.detach() for name, p in block.named_parameters()}
+    parts = []
+    for rank in range(ranks):
+        for name in ("attention.qkv.weight", "attention.qkv.bias", "feed_forward.gate_up.weight"):
+            if name in weights:
+                owner = block.get_submodule(name.rpartition(".")[0])
+                shard = torch.nn.Parameter(weights[name].chunk(ranks)[rank])
+                setattr(owner, name.rpartition(".")[2], shard)
+        for name in ("attention.output.weight", "feed_forward.down.weight"):
+            block.get_submodule(name.rpartition(".")[0]).weight = torch.nn.Parameter(
+                weights[name].chunk(ranks, dim=1)[rank]
+            )
+        parts.append((block.attention(x, tables), block.feed_forward(x)))
+    for whole, shards in zip(expected, zip(*parts, strict=True), strict=True):
+        torch.testing.assert_close(sum(shards), whole, rtol=1e-12, atol=1e-12)
+
+
+@given(st.integers(1, 128), st.integers(1, 60000))
+@settings(max_examples=200)
+def test_gate_up_blocks_are_whole_and_follow_the_kv_heads(kv_heads: int, inner: int) -> None:
+    config = ModelConfig(
+        vocab_size=8, layers=1, hidden_size=kv_heads * 2, heads=kv_heads, kv_heads=kv_heads, intermediate_size=inner
+    )
+    groups = gate_up_groups(config)
+    assert inner % groups == 0
+    for degree in range(1, kv_heads + 1):
+        if kv_heads % degree == 0 and inner % degree == 0:
+            assert groups % degree == 0
+
+
+def test_the_large_presets_can_be_sharded_over_64_ranks() -> None:
+    large = [name for name in PRESETS if name.startswith("llama")]
+    assert all(gate_up_groups(ModelConfig(**PRESETS[name])) % 64 == 0 for name in large)
+
+
+def test_tokens_are_not_position_dependent_between_calls() -> None:
+    """The rotation tables grow on demand; what was computed before does not change."""
+    config = config_of("llama31-gqa", max_sequence_length=4096)
+    model, tokens = our_model(config), tokens_of(config, 1, 16)
+    before = model(tokens)
+    model(tokens_of(config, 1, 1500))
+    assert torch.equal(model(tokens), before)

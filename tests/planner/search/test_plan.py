@@ -1,0 +1,363 @@
+"""What hlat plan answers: HLAT's own question, what does not fit, and nonsense."""
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hlat.cli.plan_options import parse_tokens
+from hlat.config import load_recipe
+from hlat.hardware.catalog import Failures
+from hlat.planner.problem import candidates, parse_layout
+from hlat.planner.problem.layouts import broken
+from hlat.planner.report import against, chrome_trace, explain, front_of, page
+from hlat.planner.report.comparison import as_json, compared, ranked
+from hlat.planner.search import described, fits, fragment
+from hlat.planner.search.plan import plan
+from hlat.planner.search.search import planned, search
+from hlat.runtime import HlatError
+from tests.support.commands import hlat
+from tests.support.planner.questions import question
+
+CHOSEN = {
+    "tensor", "pipeline", "data", "context", "virtual_stages", "zero", "micro_batch", "accumulation",
+    "sequence_parallel", "activation_checkpointing", "precision", "memory_gib", "step_seconds", "tokens_per_second",
+    "tokens_per_second_per_chip", "mfu", "cost_usd", "days", "goodput",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hlat_7b():
+    return plan(question())
+
+
+def test_hlats_7b_is_trained_as_hlat_trained_it(hlat_7b):
+    """Tensor 8 on NeuronLink, no pipeline, data parallelism over EFA (section V of the paper)."""
+    chosen = hlat_7b.chosen.candidate
+    assert (chosen.tensor, chosen.pipeline, chosen.data) == (8, 1, 256)
+    assert fits(hlat_7b.question, hlat_7b.chosen)
+    words = " ".join(explain(hlat_7b))
+    assert "fast links" in words and "over the network" in words
+
+
+def test_hlats_7b_is_as_fast_as_aws_publishes(hlat_7b):
+    """Neuron's page: 1,487 to 1,621 tokens/s and chip on 16 instances, releases 2.16 to 2.20."""
+    asked = question(cluster="trn1.32xlarge:16")
+    one = planned(asked, parse_layout("tp=8,recompute=selective", asked))
+    assert described(asked, one)["tokens_per_second_per_chip"] == pytest.approx(1515, rel=0.1)
+
+
+def test_the_keys_of_the_json_are_the_published_ones(hlat_7b):
+    said = json.loads(json.dumps(hlat_7b.as_json()))
+    assert said["chosen"].keys() >= CHOSEN
+    assert all(one.keys() >= CHOSEN for one in said["alternatives"])
+    assert said["chosen"]["cost_usd"] == pytest.approx(said["chosen"]["days"] * 24 * 64 * 21.5)
+    assert said["assumptions"]["price_kind"] == "on-demand"
+    chosen = said["chosen"]
+    assert chosen["tokens_per_second"] == pytest.approx(1024 * 4096 / chosen["step_seconds"])
+    assert sum(chosen["step_parts_seconds"].values()) == pytest.approx(chosen["step_seconds"])
+    assert 0 < chosen["goodput"] < 1
+
+
+def test_the_search_beats_hlats_layout_of_70b_and_says_by_what():
+    asked = question("llama-2-70b", "trn1.32xlarge:256")
+    found = plan(asked)
+    theirs = planned(asked, parse_layout("tp=32,pp=8,recompute=full", asked))
+    assert found.chosen.step_seconds < theirs.step_seconds
+    words = against(found, theirs)
+    assert "tensor-parallel traffic" in words and "faster" in words
+
+
+def test_70b_does_not_fit_on_four_instances_as_the_paper_saw():
+    with pytest.raises(HlatError) as refused:
+        plan(question("llama-2-70b", "trn1.32xlarge:4"))
+    words = str(refused.value)
+    assert "does not fit" in words and "trn1.32xlarge:8" in words and "USD" in words and "GiB" in words
+
+
+def test_everything_that_is_found_is_a_valid_recipe():
+    asked = question("llama-3-8b", "h100:2", global_batch=96)
+    tried = list(candidates(asked))
+    assert len(tried) > 100
+    assert len(set(tried)) == len(tried)
+    for one in tried[::7]:
+        assert broken(asked, one) == []
+        assert one.world == asked.cluster.devices
+        assert one.micro_batch * one.data * one.accumulation(96) == 96
+
+
+def test_the_fragment_is_a_recipe_that_the_rules_accept(hlat_7b, tmp_path: Path):
+    (tmp_path / "layout.yaml").write_text(fragment(hlat_7b.question, hlat_7b.chosen.candidate), encoding="utf-8")
+    recipe = {
+        "include": "layout.yaml",
+        "model": {"preset": "llama-2-7b"},
+        "data": {"path": "x", "sequence_length": 4096},
+        "training": {"steps": 1},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    loaded = load_recipe(tmp_path / "recipe.yaml", world=2048)
+    assert (loaded.parallel.tensor, loaded.batch.micro_batch) == (8, hlat_7b.chosen.candidate.micro_batch)
+
+
+def test_the_front_gives_up_speed_for_memory_only(hlat_7b):
+    front = [one for _, one in front_of([hlat_7b])]
+    assert front[0] is hlat_7b.ranked[0]
+    assert len(front) > 2
+    for one, two in pairwise(front):
+        assert one.step_seconds <= two.step_seconds and one.peak_memory > two.peak_memory
+
+
+def test_the_front_of_clusters_has_whatever_nothing_else_beats():
+    """Against the definition, over all layouts of three clusters in time, cost and memory."""
+    plans = [plan(question("llama-3-8b", f"p5.48xlarge:{count}", global_batch=256)) for count in (1, 2, 4)]
+    every = [(one.days, one.cost_usd, one.peak_memory) for asked in plans for one in asked.ranked]
+    front = {(one.days, one.cost_usd, one.peak_memory) for _, one in front_of(plans)}
+    assert len(front) > 2 and front < set(every)
+    for point in set(every):
+        beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in every)
+        assert (point in front) is not beaten
+    by_time, by_cost = ranked(plans, "time"), ranked(plans, "cost")
+    assert by_time[0].question.cluster.count == 4
+    assert by_cost[0].chosen.cost_usd == min(one.chosen.cost_usd for one in plans)
+    assert "p5.48xlarge:4" in compared(plans)[0]
+
+
+def test_the_search_keeps_the_layout_that_needs_least_memory(hlat_7b):
+    assert min(hlat_7b.ranked, key=lambda one: one.peak_memory).candidate == hlat_7b.found.least_memory[0]
+
+
+def test_a_plan_is_the_same_each_time():
+    one, two = (plan(question("llama-3-8b", "p5.48xlarge:4")).as_json() for _ in range(2))
+    for said in (one, two):
+        said["assumptions"].pop("search_seconds")
+    assert one == two
+
+
+def test_405b_on_16384_h100_is_searched_whole():
+    found = search(question("llama-3-405b", "h100:2048", sequence=8192, global_batch=2048))
+    assert found.tried > 900 and found.ranked
+    assert found.ranked[0].candidate.pipeline > 1
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href") and value]
+        if tag not in ("meta", "link", "rect", "br", "path"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("rect", "path"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_asks_nobody():
+    asked = question("llama-2-70b", "h100:8", global_batch=128)
+    given = plan(asked, "tp=8,pp=4,recompute=full")
+    text = page([given])
+    reader = _Page()
+    reader.feed(text)
+    assert not reader.open
+    assert reader.tags.count("svg") >= 4
+    assert "script" not in reader.tags
+    assert reader.links == ["data:,"]
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_the_trace_has_a_row_per_rank_and_no_two_passes_at_once():
+    asked = question("llama-2-70b", "h100:8", global_batch=64)
+    given = plan(asked, "tp=8,pp=4,recompute=full")
+    events = [one for one in chrome_trace(given)["traceEvents"] if one["ph"] == "X"]
+    assert {one["tid"] for one in events} == {0, 1, 2, 3}
+    assert len(events) == 2 * 4 * 32
+    for rank in range(4):
+        spans = sorted((one["ts"], one["ts"] + one["dur"]) for one in events if one["tid"] == rank)
+        assert all(stop <= start + 1e-3 for (_, stop), (start, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ("tp=3", "not the number of devices"),
+        ("tp=2,pp=64", "pipeline"),
+        ("tp=64", "heads 32"),
+        ("tp", "NAME=VALUE"),
+        ("speed=9", "NAME=VALUE"),
+        ("tp=-1", "whole number"),
+        ("zero=4", "0 to 3"),
+        ("recompute=some", "none, selective, full"),
+        ("tp=8,mbs=3", "micro-batches"),
+        ("tp=8,dp=5", "not the number of devices"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_the_reason(layout, says):
+    with pytest.raises(HlatError) as refused:
+        plan(question(), layout)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": "lama-2-7b"}, "llama-2-7b"),
+        ({"model": "gone.json"}, "gone.json"),
+        ({"model": "gone.yaml"}, "gone.yaml"),
+        ({"tokens": 0}, "--tokens"),
+        ({"sequence": -1}, "--seq"),
+        ({"global_batch": 0}, "--global-batch"),
+        ({"mode": "fp4"}, "--precision"),
+        ({"mode": "fp8"}, "8-bit"),
+        ({"price": "spot"}, "spot"),
+        ({"cluster": "trn1.32xlarge:0"}, "at least one"),
+        ({"cluster": "vax:8"}, "vax"),
+    ],
+)
+def test_nonsense_gets_one_clear_message(changes, says):
+    with pytest.raises(HlatError) as refused:
+        question(**changes)
+    assert says in str(refused.value)
+    assert "Traceback" not in str(refused.value)
+
+
+def test_all_nonsense_is_said_at_once():
+    with pytest.raises(HlatError) as refused:
+        question("lama-2-7b", tokens=0, sequence=-1, mode="fp4", price="spot")
+    assert all(words in str(refused.value) for words in ("llama-2-7b", "--tokens", "--seq", "--precision fp4", "spot"))
+
+
+def test_three_heads_cannot_be_shared_by_two(tmp_path: Path):
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 96, "intermediate_size": 256,
+              "num_hidden_layers": 4, "num_attention_heads": 3}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = question(str(tmp_path), "h100:1", sequence=128, global_batch=16)
+    with pytest.raises(HlatError, match="heads 3"):
+        plan(asked, "tp=2")
+    assert plan(asked).chosen.candidate.tensor == 1
+
+
+def test_steps_that_nobody_asked_for_can_be_shared_by_all_devices():
+    for devices, sequence in ((64, 6000), (64, 3000), (72, 8192), (24, 5000), (1024, 8192)):
+        cluster = f"gb200:{devices // 4}" if devices == 72 else f"p5.48xlarge:{devices // 8}"
+        asked = question("llama-3-8b", cluster, sequence=sequence, global_batch=None)
+        assert asked.cluster.devices == devices
+        assert asked.global_batch % devices == 0 or devices % asked.global_batch == 0, (devices, sequence)
+        assert 2**21 < asked.global_batch * sequence < 2**23
+
+
+def test_one_cluster_that_does_not_do_is_told_beside_the_others():
+    said = hlat(
+        *[
+            "plan",
+            "--model",
+            "llama-3-70b",
+            "--seq",
+            "8192",
+            "--cluster",
+            "p5.48xlarge:1",
+            "--cluster",
+            "p5.48xlarge:8",
+            "--json",
+        ]
+    )
+    answer, refused = json.loads(said.stdout)
+    assert (answer["cluster"], refused["cluster"]) == ("p5.48xlarge:8", "p5.48xlarge:1")
+    assert "does not fit" in refused["error"] and "chosen" in answer
+    assert said.returncode == 0
+
+
+def test_clusters_are_compared_in_a_price_that_all_have():
+    """Trainium 2 is sold by capacity block only, p5 by both: cheaper by the block than by the hour."""
+    said = hlat(
+        *[
+            "plan",
+            "--model",
+            "llama-3-8b",
+            "--seq",
+            "8192",
+            "--cluster",
+            "p5.48xlarge:2",
+            "--cluster",
+            "trn2.48xlarge:2",
+            "--json",
+        ]
+    )
+    kinds = [one["assumptions"]["price_kind"] for one in json.loads(said.stdout)]
+    assert kinds == ["capacity-block", "capacity-block"]
+
+
+def test_what_would_do_is_what_a_plan_of_it_says():
+    with pytest.raises(HlatError) as refused:
+        plan(question("llama-3-405b", "p5.48xlarge:12"))
+    words = str(refused.value)
+    assert "p5.48xlarge:14" in words, "the fewest instances"
+    there = plan(question("llama-3-405b", "p5.48xlarge:14")).chosen
+    assert f"{there.cost_usd:,.0f} USD" in words and "p5en.48xlarge:12" in words and "bf16-sr" in words
+
+
+def test_a_layout_that_does_not_fit_says_so_wherever_it_is_told(tmp_path: Path):
+    asked = question("llama-3-405b", "p5.48xlarge:2")
+    given = plan(asked, "tp=8,pp=2")
+    (said,) = as_json([given])
+    assert said["chosen"]["fits"] is False and said["chosen"]["on_front"] is False
+    assert "not fit" in fragment(asked, given.chosen.candidate, fits_in=fits(asked, given.chosen))
+
+
+@pytest.mark.parametrize("name", ["books", "quickstart", "tiny-shakespeare", "hlat-7b"])
+def test_a_recipe_is_planned_without_its_text(name):
+    assert question(name, "trn1.32xlarge:1", sequence=None, global_batch=None).recipe is not None
+
+
+def test_a_cluster_that_only_fails_is_refused(tmp_path: Path):
+    asked = question("llama-3-8b", "p5.48xlarge:2")
+    broken_down = asked.cluster.instance.model_copy(update={"failures": Failures(per_day=1e6, source="s")})
+    with pytest.raises(HlatError, match="would not get on"):
+        plan(replace(asked, cluster=replace(asked.cluster, instance=broken_down)))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("300B", 3 * 10**11), ("1.5T", 15 * 10**11), ("3e11", 3 * 10**11), ("1_000", 1000), ("7", 7)]
+)
+def test_tokens_are_read_as_people_write_them(text, tokens):
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["-5", "many", "3X", ""])
+def test_what_is_no_number_of_tokens_is_refused(text):
+    with pytest.raises(HlatError, match="--tokens"):
+        parse_tokens(text)
+
+
+def test_rank_by_orders_clusters_and_nothing_else():
+    """From the command line: the array follows, every layout says whether it is on the front."""
+    asked = ["plan", "--model", "llama-3-8b", "--seq", "8192", "--global-batch", "64", "--json"]
+    clusters = ["--cluster", "p5.48xlarge:1", "--cluster", "p5.48xlarge:2"]
+    said = json.loads(hlat(*asked, *clusters, "--rank-by", "time").stdout)
+    assert [one["cluster"] for one in said] == ["p5.48xlarge:2", "p5.48xlarge:1"]
+    flags = [one["on_front"] for each in said for one in (each["chosen"], *each["alternatives"])]
+    assert True in flags and False in flags
+    refused = hlat(*asked, *clusters, "--rank-by", "beauty")
+    assert refused.returncode != 0 and "--rank-by beauty" in refused.stderr
+
+
+def test_where_nothing_can_be_written_nothing_is_planned(tmp_path: Path):
+    nowhere = tmp_path / "gone" / "page.html"
+    asked = ("plan", "--model", "llama-3-8b", "--cluster", "p5.48xlarge:1", "--html", nowhere, "--trace", tmp_path)
+    said = hlat(*asked)
+    assert said.returncode != 0 and not said.stdout
+    assert str(nowhere) in said.stderr and f"{tmp_path} is a folder" in said.stderr
+
+
+def test_a_schedule_may_be_called_as_the_table_does():
+    asked = question("llama-2-70b", "h100:8", global_batch=64)
+    for short, whole in (("interleaved", "interleaved-1f1b"), ("zero-bubble", "interleaved-zero-bubble")):
+        assert parse_layout(f"tp=8,pp=4,vpp=2,schedule={short}", asked).schedule == whole

@@ -1,0 +1,81 @@
+"""A small model of every kind of block, in every precision, with what it recomputes."""
+
+from typing import Any
+
+import torch
+
+from hlat.activation_checkpointing import checkpoint_activations
+from hlat.activation_checkpointing.plan import Plan
+from hlat.config.sections import ModelConfig
+from hlat.model import Decoder, build
+from hlat.precision import MODES
+from tests.support.storages import Allocated
+
+BASE: dict[str, Any] = {
+    "vocab_size": 96,
+    "layers": 2,
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "heads": 4,
+    "kv_heads": 2,
+    "init_std": 0.15,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "coalesced": {},
+    "separate": {"coalesce": False},
+    "many heads, biases": {"kv_heads": 4, "qkv_bias": True},
+    "normed queries and keys": {"qk_norm": True, "head_dim": 16},
+    "normed queries and keys, separate": {"qk_norm": True, "coalesce": False, "tie_embeddings": True},
+}
+MODES_TESTED = ("fp32", "mixed", "bf16-sr")
+BATCH, LENGTH = 2, 40
+
+
+def config_of(kind: str, **more: Any) -> ModelConfig:
+    """The model of a kind."""
+    return ModelConfig.model_validate({**BASE, **KINDS[kind], **more})
+
+
+def tokens() -> torch.Tensor:
+    """(B, S) token ids."""
+    return torch.randint(0, BASE["vocab_size"], (BATCH, LENGTH), generator=torch.Generator().manual_seed(3))
+
+
+def model_of(config: ModelConfig, mode: str, recomputed: list[frozenset[str]]) -> Decoder:
+    """A model whose blocks recompute what is listed for each, weights moved off one and zero."""
+    torch.set_num_threads(1)
+    model = build(config, device="cpu", seed=2, dtype=MODES[mode].weights)
+    model.compute = MODES[mode].compute
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    checkpoint_activations(model, Plan("as listed", tuple(recomputed), 0, 1, 0))
+    return model
+
+
+def places() -> torch.Tensor:
+    """(B, S) places of the tokens in their documents: three documents, one of them a single token, and one that fills
+    its row.
+    """
+    several = torch.cat([torch.arange(length) for length in (LENGTH - 12, 1, 11)])
+    return torch.stack([several, *[torch.arange(LENGTH)] * (BATCH - 1)])
+
+
+def trained(model: Decoder, positions: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """The loss and all gradients of one pass."""
+    ids = tokens()
+    loss = model(ids, ids.roll(1), positions=positions)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def kept(model: Decoder, positions: torch.Tensor | None = None) -> int:
+    """Bytes that a forward pass leaves alive until backward, and the token ids."""
+    ids = tokens()
+    model(ids[:, :2])  # makes the rotation tables
+    with Allocated() as allocated:
+        loss = model(ids, ids, positions=positions)
+    tables = model.rope.tables(((0, 1),), ids.device)
+    return allocated.alive([loss, ids, *tables, *model.parameters()]) + ids.nbytes

@@ -1,0 +1,228 @@
+"""The layouts that are rehearsed and run, and what is measured of the run: by other means than the rehearsal's own.
+
+recipe of a row -> processes -> the second step: after every operation the bytes of all storages that are alive, looked
+    up one by one; every method of a process group wrapped; the third step: torch's counter of FLOPs -> Step
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+import hlat.parallel.parallel_model
+from hlat.checkpoint import collect
+from hlat.config import Recipe
+from hlat.config.load import parse_recipe
+from hlat.data.samples import Batch
+from hlat.optim import build_optimizer
+from hlat.parallel import ParallelModel, build_parallel
+from hlat.runtime.distributed import Runtime
+from hlat.training import accumulate_gradients, update
+from hlat.training.process import controlled_garbage
+from tests.support.distributed.jobs import batch_of
+from tests.support.distributed.layouts import TIED, TWO_KV_HEADS, Case, recipe_content
+from tests.support.distributed.traffic import Traffic, counted
+
+_LETTING_GO = 0.005  # seconds in which a thread of gloo drops what it has sent or reduced
+_ODD = {"layers": 4, "heads": 4, "kv_heads": 2, "qk_norm": True, "vocab_size": 307}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layout, with what else decides its memory."""
+
+    case: Case
+    memory: dict[str, Any] = field(default_factory=dict)
+    precision: str = "fp32"
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The recipe as a mapping."""
+        return recipe_content(self.case, memory=self.memory, precision={"mode": self.precision}, data=self.data)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, validated."""
+        return parse_recipe(self.content, world=self.case.world)
+
+    def __str__(self) -> str:
+        return f"{self.case.name}, {self.precision}"
+
+
+def _row(name: str, world: int, parallel: dict[str, Any], **more: Any) -> Row:
+    case = Case(name, world, parallel, dict(more.pop("model", _ODD)), more.pop("micro_batch", 2))
+    return Row(case, **more)
+
+
+_SELECTIVE, _FULL = ({"activation_checkpointing": name} for name in ("selective", "full"))
+
+ROWS: tuple[Row, ...] = (
+    _row("one process", 1, {}, precision="bf16-sr", memory=_SELECTIVE),
+    _row("one process, documents apart", 1, {}, data={"isolate": True}),
+    _row("DP2, ZeRO 0", 2, {"zero": 0}, precision="mixed"),
+    _row("DP2, ZeRO 3, blocks computed twice", 2, {"zero": 3}, precision="mixed", memory=_FULL),
+    _row("hybrid 2 x 2, ZeRO 1", 4, {"zero": 1, "replicas": 2}, micro_batch=1),
+    _row("TP2 + SP", 2, {"tensor": 2}, memory=_SELECTIVE, micro_batch=8),
+    _row("TP4, 2 kv heads", 4, {"tensor": 4, "sequence": False}, model=TWO_KV_HEADS, precision="bf16-kahan"),
+    _row("PP2 1f1b, tied", 2, {"pipeline": 2}, model=TIED),
+    _row("PP2 interleaved-1f1b x DP2, ZeRO 3", 4, {"pipeline": 2, "schedule": "interleaved-1f1b", "zero": 3}),
+    _row("PP2 zbv x DP2, ZeRO 1", 4, {"pipeline": 2, "schedule": "zbv"}, micro_batch=1, memory=_SELECTIVE),
+    _row("CP2 x DP2, ZeRO 2", 4, {"context": 2, "zero": 2}, precision="mixed"),
+    _row("TP2 x PP2 x DP2, ZeRO 1", 8, {"tensor": 2, "pipeline": 2}, precision="mixed", memory=_SELECTIVE),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank needed for a step, and what it would save after it."""
+
+    peak: int
+    between: int
+    traffic: Traffic
+    checkpoint: tuple[int, int]  # blocks, bytes
+    flops: int
+
+
+class _Looking(TorchDispatchMode):
+    """Sees every operation on plain tensors, after it."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.look(func, args, kwargs or {}, result)
+        return result
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """What to do with it."""
+        raise NotImplementedError
+
+
+class _Storages(_Looking):
+    """Bytes of all storages that operations have made since the beginning, looked up after each of them.
+
+    A peak is looked up twice: where a core is busy with something else, a thread of gloo still holds the few bytes that
+    it has reduced or sent when the main thread goes on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, StorageWeakRef] = {}
+        self.peak = 0
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta" and not isinstance(leaf, FakeTensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._seen:
+                    self._seen[storage._cdata] = StorageWeakRef(storage)
+        now = self.now()
+        if now > self.peak:
+            time.sleep(_LETTING_GO)
+            self.peak = max(self.peak, min(now, self.now()))
+
+    def now(self) -> int:
+        """Bytes that are alive."""
+        self._seen = {key: reference for key, reference in self._seen.items() if not reference.expired()}
+        storages = [torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for reference in self._seen.values()]
+        return sum(storage.nbytes() for storage in storages if storage is not None)
+
+
+def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
+    """The job of a rank: train three steps."""
+    recipe = parse_recipe(content, world=runtime.world)
+    with controlled_garbage(), _Storages() as storages:
+        with _meshes_unseen():
+            model = build_parallel(recipe, runtime, seed=None)
+        for one in model.held:
+            torch.nn.init.ones_(one.tensor)
+        optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, 3)
+        update(model, optimizer, recipe, 1, accumulate_gradients(model, _batch(model, recipe, 1)))
+        batch = _batch(model, recipe, 2)
+        storages.peak = 0
+        whole = [one.view_as(one) for one in (batch.inputs_BS, batch.labels_BS)]  # counted, whoever needs it
+        with counted() as traffic:
+            update(model, optimizer, recipe, 2, accumulate_gradients(model, batch))
+        del batch, whole
+        peak, between = storages.peak, storages.now()
+    flops = _flops(model, recipe, 3)
+    blocks = [one for one in collect(recipe.model, model.held, optimizer) if runtime.rank == 0 or not one.everywhere]
+    return Step(peak, between, traffic, (len(blocks), sum(one.nbytes for one in blocks)), flops)
+
+
+class _Flops(_Looking):
+    """Adds up what torch's own formulas say of every operation. Its FlopCounterMode hooks into backward passes, which
+    zero-bubble schedules take apart.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        packet = func._overloadpacket
+        if packet in _ATTENTION:
+            self.total += _ATTENTION[packet](*args)
+        elif packet in flop_registry:
+            self.total += flop_registry[packet](*args, **kwargs, out_val=result)
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
+
+
+# Attention on CPUs, which torch's counter does not know; ours of documents that are apart counts like it.
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+    torch.ops.hlat.attend_within: _forward,
+    torch.ops.hlat.attend_within_backward: _backward,
+}
+
+
+def _flops(model: ParallelModel, recipe: Recipe, step: int) -> int:
+    with _Flops() as counted_flops:
+        accumulate_gradients(model, _batch(model, recipe, step))
+    return counted_flops.total
+
+
+@contextmanager
+def _meshes_unseen() -> Iterator[None]:
+    """They are tensors on the host; the shards that are made with them are on the meta device then."""
+    with ExitStack() as stack:
+        for name in ("make_groups", "shard"):
+            function = getattr(hlat.parallel.parallel_model, name)
+            stack.enter_context(patch.object(hlat.parallel.parallel_model, name, _unseen(function)))
+        yield
+
+
+def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    def unseen(*args: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args)
+
+    return unseen
+
+
+def _batch(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
+    """Tokens that no operation seems to have made: they are on the host, as those of a reader."""
+    with _disable_current_modes():
+        batch = batch_of(model, recipe, step)
+        return replace(batch, inputs_BS=batch.inputs_BS.contiguous(), labels_BS=batch.labels_BS.clone())

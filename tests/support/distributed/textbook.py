@@ -1,0 +1,201 @@
+"""What a rank of a layout has to send in a step: the literature's counts, and what differs from them here and why.
+
+    recipe, world, rank -> Messages ... (kind, count, bytes of each)
+
+Notation of the sources: b sequences per micro-batch, s tokens of a sequence, h width, L layers, Psi parameters; M
+micro-batches of a step. Numbers are fp32, of four bytes. A message that no source mentions has source None; one that a
+source counts and that is not sent here has a negative count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hlat.config import Recipe
+from hlat.model.derived import count_parameters
+from hlat.parallel.mesh import Layout
+from hlat.parallel.stages import Cut, stage_layers
+from tests.support.distributed.traffic import MICRO_BATCHES as M
+from tests.support.distributed.traffic import Traffic
+
+_FP32 = 4
+_PAIR = 8  # bytes of two fp32 scalars, or of one int64
+
+MEGATRON = "Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2"
+PIPELINE = "Narayanan et al. 2021, section 3.2"
+ZERO = "Rajbhandari et al. 2020, section 7"
+HYBRID = "Zhao et al. 2023, section 3.2.2"
+CONTEXT = "Grattafiori et al. 2024, section 3.3.2"
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Some equal messages of a rank in a step."""
+
+    what: str
+    kind: str
+    count: int
+    bytes: int
+    source: str | None
+
+
+def expected(recipe: Recipe, world: int, rank: int) -> list[Messages]:
+    """All messages of a rank."""
+    layout = Layout.of(recipe.parallel, world)
+    stage = _Stage.of(recipe, layout, rank)
+    found = [*_bookkeeping(layout)]
+    if layout.tensor > 1:
+        found += _tensor(recipe, layout, stage)
+    if layout.context > 1:
+        found += _context(recipe, stage)
+    if layout.pipeline > 1:
+        found += _pipeline(recipe, layout, stage)
+    if layout.data * layout.context > 1:
+        found += _zero(recipe, layout, stage)
+    return found
+
+
+def total(messages: list[Messages]) -> Traffic:
+    """How many messages of each kind and size."""
+    traffic: Traffic = Traffic()
+    for one in messages:
+        traffic[one.kind, one.bytes] += one.count
+    return +traffic
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What a rank has of the layers."""
+
+    layers: int
+    first: bool
+    last: bool
+
+    @classmethod
+    def of(cls, recipe: Recipe, layout: Layout, rank: int) -> "_Stage":
+        layers = stage_layers(Cut.of(recipe, layout.world))
+        (index,) = layout.stages_of(layout.coordinates(rank).pp)
+        return cls(len(layers[index]), index == 0, index == len(layers) - 1)
+
+
+def _bookkeeping(layout: Layout) -> Iterator[Messages]:
+    # The norm over all parameters has to be known to everyone before clipping; the loss rides along.
+    yield Messages("loss and gradient norm, over the world", "all_reduce", 1, _PAIR, None)
+    if layout.data > 1:
+        # Sequences have different numbers of labels, so that the mean is not the mean of the ranks' means.
+        yield Messages("labels of the global batch", "all_reduce", 1, _PAIR, None)
+
+
+def _tensor(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
+    h, L, tokens = recipe.model.hidden_size, stage.layers, recipe.batch.micro_batch * recipe.data.sequence_length
+    bsh = tokens * h * _FP32
+    twice = recipe.memory.activation_checkpointing == "full"
+    if layout.sequence_parallel:
+        # g and g-bar of attention and feed-forward: each once forward, and as the other one backward. (Section 4.2.2
+        # adds a gather per column-parallel layer in backward, in exchange for keeping only a shard of the layer's
+        # input; here the gathered input is kept.)
+        yield Messages("blocks", "all_gather", 4 * L * M, bsh, MEGATRON)
+        yield Messages("blocks", "reduce_scatter", 4 * L * M, bsh, MEGATRON)
+        if twice:
+            # A forward pass again has 2 + 2, but torch stops it when it has what backward needs: before the last.
+            yield Messages("blocks again", "all_gather", 2 * L * M, bsh, MEGATRON)
+            yield Messages("blocks again", "reduce_scatter", 2 * L * M, bsh, MEGATRON)
+            yield Messages("last of blocks again, not needed", "reduce_scatter", -L * M, bsh, None)
+        if stage.first:
+            yield Messages("embedding, forward", "reduce_scatter", M, bsh, MEGATRON)
+            yield Messages("embedding, backward", "all_gather", M, bsh, MEGATRON)
+        if stage.last:
+            yield Messages("head, forward", "all_gather", M, bsh, MEGATRON)
+            yield Messages("head, backward", "reduce_scatter", M, bsh, MEGATRON)
+        # Norm weights meet a shard of the sequence on each rank: Megatron-LM's code sums their gradients as well.
+        norms = 2 * L + (1 if stage.last else 0)
+        yield Messages("gradients of the norms", "all_reduce", 1, norms * h * _FP32, None)
+    else:
+        yield Messages("blocks", "all_reduce", 4 * L * M, bsh, MEGATRON)
+        if stage.first:
+            yield Messages("embedding, forward", "all_reduce", M, bsh, MEGATRON)
+        if stage.last:
+            yield Messages("head, backward", "all_reduce", M, bsh, MEGATRON)
+    if stage.last:
+        # Megatron-LM sends the same three numbers per token, in three all-reduces: maximum, label's logit and sum.
+        yield Messages("loss: maxima of the logits", "all_reduce", M, tokens * _FP32, MEGATRON)
+        yield Messages("loss: sums and logits of labels", "all_reduce", M, 2 * tokens * _FP32, MEGATRON)
+
+
+def _context(recipe: Recipe, stage: _Stage) -> Iterator[Messages]:
+    model, tokens = recipe.model, recipe.batch.micro_batch * recipe.data.sequence_length
+    keys_and_values = 2 * tokens * model.n_kv_heads * model.n_head_dim * _FP32
+    yield Messages("keys and values", "all_gather", stage.layers * M, keys_and_values, CONTEXT)
+    yield Messages("gradients of keys and values", "reduce_scatter", stage.layers * M, keys_and_values, CONTEXT)
+
+
+def _pipeline(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
+    # One activation down and one gradient up per micro-batch and boundary. Under sequence parallelism the residual
+    # stream is a shard, and so is what is handed on: the scatter and gather of section 4.1 have nothing left to save.
+    shards = layout.tensor if layout.sequence_parallel else 1
+    size = recipe.batch.micro_batch * recipe.data.sequence_length * recipe.model.hidden_size * _FP32 // shards
+    boundaries = (not stage.first) + (not stage.last)
+    yield Messages("activations and their gradients", "send", boundaries * M, size, PIPELINE)
+    yield Messages("activations and their gradients", "receive", boundaries * M, size, PIPELINE)
+
+
+def _zero(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
+    psi = count_parameters(recipe.model)
+    block = (psi.total - psi.embedding - psi.head - recipe.model.hidden_size) // recipe.model.layers * _FP32
+    ends = (psi.embedding if stage.first else 0) + (psi.head + recipe.model.hidden_size if stage.last else 0)
+    units = [(stage.layers, block), (1, ends * _FP32)]  # what FSDP2 gathers or reduces in one message
+    if layout.zero == 0:
+        # 2 Psi: an all-reduce sends each number twice. Accumulation is local, so once per step.
+        yield Messages("gradients", "all_reduce", 1, sum(n * size for n, size in units), ZERO)
+        return
+    # A pipeline reduces once, after its last micro-batch, at every stage.
+    reductions = M if layout.zero >= 2 and layout.pipeline == 1 else 1
+    for number, size in units:
+        if layout.zero == 3:
+            # 3 Psi per micro-batch: parameters once forward and once backward, gradients once.
+            yield Messages("parameters", "all_gather", 2 * number * M, size, ZERO)
+        else:
+            # 2 Psi without accumulation. The gathered parameters stay for all micro-batches of the step; at stage 2 the
+            # whole gradients do not, so that each micro-batch sends its own.
+            yield Messages("parameters", "all_gather", number, size, ZERO)
+        yield Messages("gradients", "reduce_scatter", number * reductions, size, ZERO)
+        if layout.replicas > 1:
+            shard = size // (layout.data // layout.replicas * layout.context)
+            # A replica adds up its shards over the micro-batches, and sends the sum.
+            yield Messages("gradients, over replicas", "all_reduce", number, shard, HYBRID)
+    if layout.zero == 3:
+        # Embedding, norm and head are used first or last in both directions: they stay gathered between them.
+        yield Messages("embedding, norm, head: backward", "all_gather", -M, ends * _FP32, None)
+
+
+def table(counted: dict[str, list[tuple[Traffic, list[Messages]]]]) -> str:
+    """Markdown: measured and textbook's messages by kind, a line per row, ranks and kind.
+
+    Args:
+        counted: by the name of a row, for each of its ranks what was measured and what was expected.
+    """
+    lines = [
+        "| layout | ranks | kind | messages | bytes | textbook: messages | bytes | besides the textbook |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, ranks in counted.items():
+        cells = ["\n".join(_kinds(traffic, messages)) for traffic, messages in ranks]
+        for cell in dict.fromkeys(cells):
+            which = ", ".join(str(rank) for rank, other in enumerate(cells) if other == cell)
+            lines += [f"| {name} | {which} | {line} |" for line in cell.splitlines()]
+    return "\n".join(lines)
+
+
+def _kinds(traffic: Traffic, messages: list[Messages]) -> Iterator[str]:
+    for kind in sorted({kind for kind, _ in traffic}):
+        book = [one for one in messages if one.kind == kind and one.source is not None]
+        besides = [
+            f"{one.what} {one.count:+d} x {one.bytes:,}" for one in messages if one.kind == kind and one not in book
+        ]
+        sizes = [(count, size) for (one, size), count in traffic.items() if one == kind]
+        numbers = (
+            sum(count for count, _ in sizes),
+            sum(count * size for count, size in sizes),
+            sum(one.count for one in book),
+            sum(one.count * one.bytes for one in book),
+        )
+        yield " | ".join([kind, *(f"{number:,}" for number in numbers), "; ".join(besides)])

@@ -1,0 +1,149 @@
+"""A pool of processes that join gloo groups of any size, one job after another.
+
+Starting a process costs more than joining a group, which takes milliseconds. So the processes stay, and for each job
+the first ``world`` of them become the ranks of a new world:
+
+    pool.run(world, job, *arguments) -> [job(runtime, *arguments) of rank 0, of rank 1, ...]
+
+A rank that raises ends the job: the error of the first rank that failed is raised here with its traceback, and the pool
+is started anew, since the other ranks may be waiting for the one that left. Ranks that hang are asked for their stacks.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tests.support.commands import forking
+
+_ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT = 300.0  # seconds without a word from any rank: a deadlock
+
+
+class JobFailed(AssertionError):
+    """A rank raised; the message holds its traceback."""
+
+
+class Pool:
+    """Processes for jobs of up to ``size`` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._ports: set[int] = set()
+        self._start()
+
+    def _start(self) -> None:
+        context = forking()
+        pairs = [context.Pipe() for _ in range(self.size)]
+        self._pipes = [ours for ours, _ in pairs]
+        self._processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pairs]
+        for process in self._processes:
+            process.start()
+
+    def run(self, world: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results of all ranks, by rank."""
+        assert world <= self.size
+        port = self._new_port()
+        pipes = self._pipes[:world]
+        for rank, pipe in enumerate(pipes):
+            pipe.send((rank, world, port, job, arguments))
+        results: dict[int, Any] = {}
+        while len(results) < world:
+            left = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+            ready = wait(left, _TIMEOUT)
+            if not ready:
+                stacks = self._stacks(world)
+                self._restart()
+                raise JobFailed(f"{world} ranks: no word from {len(left)} of them for {_TIMEOUT:.0f} s\n{stacks}")
+            for pipe in ready:
+                rank = pipes.index(pipe)
+                good, value = _receive(pipe)
+                if not good:
+                    self._restart()
+                    raise JobFailed(f"rank {rank} of {world}: {value}")
+                results[rank] = value
+        return [results[rank] for rank in range(world)]
+
+    def _new_port(self) -> int:
+        """A free port that no earlier job had: ranks tell two worlds on one port apart by counting those that they were
+        in, which is not the same number for all where an earlier world was smaller.
+        """
+        while True:
+            with socket.socket() as server:
+                server.bind(("127.0.0.1", 0))
+                port = int(server.getsockname()[1])
+            if port not in self._ports:
+                self._ports.add(port)
+                return port
+
+    def _stacks(self, world: int) -> str:
+        """What every thread of the ranks is doing."""
+        for process in self._processes[:world]:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(2)  # they write on their own
+        files = [_stack_file(process.pid) for process in self._processes[:world]]
+        return "\n".join(f"rank {rank}:\n{file.read_text()}" for rank, file in enumerate(files))
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            _stack_file(process.pid).unlink(missing_ok=True)
+
+
+def _stack_file(pid: int | None) -> Path:
+    return Path(tempfile.gettempdir()) / f"hlat-rank-{pid}.stacks"
+
+
+def _receive(pipe: Connection) -> tuple[bool, Any]:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return False, "the process has gone"
+
+
+def _forget_meshes() -> None:
+    """DTensor remembers the meshes of what it has dispatched, and takes a mesh of the same ranks for the same mesh: in
+    the next world it would hand out the last one's, whose groups are gone. A program joins one world in its life.
+    """
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
+
+    _clear_sharding_prop_cache()
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch  # noqa: PLC0415  (after the number of threads is set)
+
+    torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, _stack_file(os.getpid()).open("w"))
+    from hlat.runtime.distributed import start  # noqa: PLC0415
+    from hlat.runtime.distributed.join import finish  # noqa: PLC0415
+
+    while True:
+        rank, world, port, job, arguments = pipe.recv()
+        values = (rank, world, rank, world, "127.0.0.1", port)
+        os.environ.update({name: str(value) for name, value in zip(_ALONE, values, strict=True)})
+        try:
+            runtime = start("cpu")
+            result = job(runtime, *arguments)
+            finish(runtime)
+            _forget_meshes()
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+        else:
+            pipe.send((True, result))

@@ -1,0 +1,86 @@
+"""The command ``hlat`` in this process, thousands of times, and the law that holds whatever it is given.
+
+    words --command--> exit code and all that was printed --broken_law--> None, or what is wrong with it
+
+The law: an exit code that is documented, no traceback, an end within 30 seconds, no control characters, no secret.
+"""
+
+import io
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from hlat.command import main
+from tests.support.fuzz.odd_values import SECRET
+
+EXIT_CODES = (0, 2, 3, 4, 5)
+SECONDS = 30
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; ``code`` is a sentence where it did not end by itself."""
+
+    code: int | str
+    printed: str
+
+
+class _Hang(BaseException):
+    pass
+
+
+def command(words: Sequence[str | Path]) -> Ended:
+    """Run ``hlat`` with these words."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    code: int | str = 0
+    with _process(["hlat", *map(str, words)], streams):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else str(end.code)
+        except _Hang:
+            code = f"no end after {SECONDS} s"
+        except BaseException as error:  # what would have been a traceback
+            code = f"a traceback: {type(error).__name__}: {str(error)[:300]}"
+    printed = "".join(stream.buffer.getvalue().decode() for stream in streams)  # type: ignore[attr-defined]
+    return Ended(code, printed)
+
+
+def broken_law(ended: Ended) -> str | None:
+    """What a command did that no input may make it do."""
+    if ended.code not in EXIT_CODES:
+        return str(ended.code)
+    if "Traceback (most recent call last)" in ended.printed:
+        return "a traceback"
+    if (control := _CONTROL.search(ended.printed)) is not None:
+        return f"the control character {control[0]!r}"
+    if SECRET in ended.printed:
+        return "a secret"
+    return None
+
+
+@contextmanager
+def _process(argv: list[str], streams: list[io.TextIOWrapper]) -> Iterator[None]:
+    """What a process of its own would have for itself."""
+    before = sys.argv, sys.stdout, sys.stderr
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
+    sys.argv, (sys.stdout, sys.stderr) = argv, streams
+    signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        sys.argv, sys.stdout, sys.stderr = before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _hang(number: int, frame: FrameType | None) -> None:
+    raise _Hang

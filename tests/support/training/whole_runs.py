@@ -1,0 +1,81 @@
+"""Whole runs of hlat in processes of their own, computed in float64, with a clock that only the phases move.
+
+recipe, ranks -> hlat.training.run on each rank -> run folder, and rank 0's diary of its phases
+"""
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.commands import forking
+
+PEAK = 3.0e9
+"""FLOP/s that one process is said to be able to do."""
+
+_TIMEOUT = 300.0
+
+
+@dataclass
+class Diary:
+    """A clock that stands still within a phase and moves when the next one begins, and what it has seen.
+
+    Seconds are eighths, so that sums of them are exact.
+    """
+
+    now: float = 0.0
+    entries: list[tuple[str, float]] = field(default_factory=list)  # a phase, and when it began
+
+    def __call__(self, phase: str) -> None:
+        """A phase begins: the one before it has taken between 1/8 and 11/8 s."""
+        self.now += (len(self.entries) * 7 % 11 + 1) / 8
+        self.entries.append((phase, self.now))
+
+
+def train(content: dict[str, Any], world: int, folder: Path) -> list[tuple[str, float]]:
+    """Run a recipe on so many ranks; the entries of rank 0's diary."""
+    diary, port = folder / "diary.json", _free_port()
+    ranks = [forking().Process(target=_rank, args=(content, rank, world, port, diary)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(_TIMEOUT)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+    assert codes == [0] * world, codes
+    return [(phase, begun) for phase, begun in json.loads(diary.read_text())]
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path) -> None:
+    place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()} | {"OMP_NUM_THREADS": "1"})
+    import torch  # noqa: PLC0415  (after the number of threads is set)
+
+    from hlat.config.load import parse_recipe  # noqa: PLC0415
+    from hlat.hardware import PeakFlops  # noqa: PLC0415
+    from hlat.precision import MODES, Mode  # noqa: PLC0415
+    from hlat.runtime.process import observed_phases  # noqa: PLC0415
+    from hlat.training import loop  # noqa: PLC0415
+    from hlat.training import run_state as job  # noqa: PLC0415
+    from hlat.training.process import Stopwatch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    MODES["fp32"] = Mode(*[torch.float64] * 5)  # this process's own copy of the table
+    diary = Diary()
+    job.peak_flops = lambda *_: PeakFlops(PEAK, "given")
+    loop.Stopwatch = lambda: Stopwatch(clock=lambda: diary.now)
+    with observed_phases(diary):
+        loop.run(parse_recipe(content, world=world))
+    if rank == 0:
+        file.write_text(json.dumps(diary.entries))
