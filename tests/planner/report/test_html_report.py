@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 def opened(file: Path) -> dict[str, Any]:
     """What Chromium saw of a page."""
-    command = [sys.executable, str(Path(__file__).with_name("chromium.py")), str(file)]
+    command = [sys.executable, str(Path(__file__).parents[2] / "support" / "planner" / "chromium.py"), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
