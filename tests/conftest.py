@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from tests.support.commands import hlat
 
 # One thread: the machine's cores are shared, and results must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Whoever starts the tests in the background, or through nohup, ignores these signals, and every process started here would
+# inherit that: tests of Ctrl-C and of a terminal that hangs up would wait for ever.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # How long drawing an example takes says something about the machine, not about the law: no test here is timed.
 # CI draws the same examples each time, so that what lands was tested with what it is tested with next.
