@@ -16,7 +16,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class _Verbs(TyperGroup):
-    """A user's mistake is one message and its exit code, never a traceback; nor is an interruption."""
+    """Group of all verbs: a user's error or an interruption is one message and an exit code, never a traceback."""
 
     def make_context(self, *given: Any, **options: Any) -> Any:
         with _visible_usage():
@@ -36,7 +36,7 @@ class _Verbs(TyperGroup):
 
 @contextmanager
 def _visible_usage() -> Iterator[None]:
-    """What is wrong with the command line repeats words of it: without secrets, and so that they steer no terminal."""
+    """Make usage errors safe to print: they repeat arguments, which may hold secrets or control characters."""
     try:
         yield
     except Exception as error:

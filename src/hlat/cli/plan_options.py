@@ -1,4 +1,4 @@
-"""What the options of ``hlat plan`` mean, and what is wrong with them, before anything is computed."""
+"""Parsing and checking of the options of ``hlat plan``, before anything is computed."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -66,7 +66,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Given:
-    """What the command was given, for whichever process does the work."""
+    """Arguments of ``hlat train``, passed on to the process that trains."""
 
     recipe: str
     overrides: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe: every problem at once, each with its field, value, reason and remedy."""
+"""Problems of a recipe: all of them in one error, each with its field, value, reason and remedy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 from hlat.runtime import HlatError, value_without_secrets, visible_name
 from hlat.runtime.distributed import sendable
 
-_MUCH = 10_000  # characters that are looked at
-_MOST = 100  # problems that a message lists
-_LONGEST = 200  # characters of a name or a path that it repeats
+_SCANNED = 10_000  # characters of a value that are searched for secrets
+_LISTED = 100  # problems that a message lists
+_LONGEST = 200  # characters of a name or path that a message repeats
 
 
 @sendable
 @dataclass(frozen=True)
 class Fix:
-    """A value of one field that would put a problem right."""
+    """A value of one field that would solve a problem."""
 
     path: str  # dotted field path, or "world", the number of processes
     value: Any
@@ -31,13 +31,13 @@ class Problem:
     remedy: str = ""  # what would work
     value: Any = None
     has_value: bool = False
-    fixes: tuple[Fix, ...] = ()  # what the remedy names, for programs; empty where it is not a matter of values
+    fixes: tuple[Fix, ...] = ()  # the values that the remedy names, for programs; empty if no value would help
 
     def __str__(self) -> str:
-        place = _within(visible_name(value_without_secrets(self.path)), _LONGEST)
+        path = _shortened(visible_name(value_without_secrets(self.path)), _LONGEST)
         shown = f" = {short(self.value)}" if self.has_value else ""
         remedy = f" {self.remedy}" if self.remedy else ""
-        return f"{place}{shown}: {self.reason}{remedy}"
+        return f"{path}{shown}: {self.reason}{remedy}"
 
 
 class RecipeError(HlatError):
@@ -50,17 +50,17 @@ class RecipeError(HlatError):
     def __init__(self, problems: Sequence[Problem], source: str = "recipe") -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = f"{_within(visible_name(source), _LONGEST)}: {count} problem{'s' if count > 1 else ''}"
-        more = [f"  and {count - _MOST:,} more"] if count > _MOST else []
-        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems[:_MOST]), *more]))
+        head = f"{_shortened(visible_name(source), _LONGEST)}: {count} problem{'s' if count > 1 else ''}"
+        more = [f"  and {count - _LISTED:,} more"] if count > _LISTED else []
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems[:_LISTED]), *more]))
 
 
 def short(value: Any, limit: int = 60) -> str:
-    """A value as a recipe writes it, cut off at so many characters, without what its URLs may open."""
+    """A value as a recipe writes it, shortened to ``limit`` characters, without secrets in URLs."""
     if isinstance(value, str):
-        value = value_without_secrets(value[:_MUCH])
-    return _within(repr(list(value) if isinstance(value, tuple) else value), limit)
+        value = value_without_secrets(value[:_SCANNED])
+    return _shortened(repr(list(value) if isinstance(value, tuple) else value), limit)
 
 
-def _within(text: str, limit: int) -> str:
+def _shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."

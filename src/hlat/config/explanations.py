@@ -1,6 +1,6 @@
-"""What pydantic finds wrong with a field, in the words of recipes.
+"""Errors of pydantic in the words of recipes.
 
-place, kind of mistake, value --explain--> Problem: field, value, reason, and what the field means
+location, kind of error, value --explain--> Problem: field, value, reason, and the description of the field
 """
 
 import difflib
@@ -16,12 +16,12 @@ from hlat.config.sections import Section
 
 _SHORTHAND = re.compile(r"\s*(\d{1,15})(?:\.(\d{1,12}))?\s*([KMBGT])\s*", re.IGNORECASE)
 _TIMES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
-_WHOLE = "must be a whole number"
+_INTEGER = "must be a whole number"
 _REASONS = {
-    "int_parsing": _WHOLE,
-    "int_parsing_size": _WHOLE,
-    "int_type": _WHOLE,
-    "int_from_float": _WHOLE,
+    "int_parsing": _INTEGER,
+    "int_parsing_size": _INTEGER,
+    "int_type": _INTEGER,
+    "int_from_float": _INTEGER,
     "float_parsing": "must be a number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
@@ -34,16 +34,16 @@ _REASONS = {
     "model_attributes_type": "must be a section: fields with their values",
     "missing": "is required",
 }
-_LONGEST_NAME = 100  # a longer one is no misspelling
+_LONGEST_NAME = 100  # characters; a longer name is no misspelling of a field
 
 
 def explain(detail: ErrorDetails) -> Problem:
-    """A mistake that pydantic found in a recipe as a problem.
+    """Turn an error that pydantic found in a recipe into a problem.
 
     Args:
         detail: one of ``ValidationError.errors()`` of ``Recipe``.
     """
-    path = _written_place(detail["loc"])
+    path = _dotted_path(detail["loc"])
     if detail["type"] == "extra_forbidden":
         section, name = _section_at(detail["loc"][:-1]), str(detail["loc"][-1])
         known = list(section.model_fields) if section is not None else []
@@ -52,13 +52,13 @@ def explain(detail: ErrorDetails) -> Problem:
     if detail["type"] == "missing":
         return Problem(path, "is required.", _description(detail["loc"]))
     value, reason = detail["input"], _reason(detail)
-    written = _written_out(value) if reason == _WHOLE else None
+    written = _written_out(value) if reason == _INTEGER else None
     remedy = f"Write {written}." if written else _description(detail["loc"])
     return Problem(path, f"{reason}.", remedy, value, not isinstance(value, dict))
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
-    """``Did you mean 'name'? `` where a known name is close to it, else nothing."""
+    """``Did you mean 'name'? `` if a known name is close to it, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
     return f"Did you mean {close[0]!r}? " if close else ""
 
@@ -72,7 +72,7 @@ def _reason(detail: ErrorDetails) -> str:
 
 
 def _written_out(value: Any) -> str | None:
-    """``100_000_000`` for ``100M``, where a field takes whole numbers."""
+    """The integer behind a shorthand, ``100_000_000`` for ``100M``; None if the value is no shorthand."""
     found = _SHORTHAND.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None
@@ -89,7 +89,7 @@ def _section_classes(annotation: Any) -> list[type[Section]]:
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
-    """The section at a place in a recipe; of a union, the one that its tag (a part of pydantic's place) names."""
+    """The section at a location of pydantic; in a union, the member that the tag in the location names."""
     candidates: list[type[Section]] = [Recipe]
     for part in location:
         if len(candidates) > 1:
@@ -100,8 +100,8 @@ def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _written_place(location: tuple[int | str, ...]) -> str:
-    """The dotted path as it is written in a recipe, without the tags of unions that pydantic puts in."""
+def _dotted_path(location: tuple[int | str, ...]) -> str:
+    """The dotted path as a recipe writes it, without the tags of unions that pydantic inserts."""
     parts = [part for index, part in enumerate(location) if not (index and _is_tag(location[:index], part))]
     return ".".join(map(str, parts))
 

@@ -1,6 +1,7 @@
-"""From a plain mapping to a Recipe, with every problem found in one pass.
+"""Loading a recipe: a plain mapping becomes a Recipe, and all its problems are found in one pass.
 
-    mapping -> values that no field may have -> preset or config.json filled in -> fields validated -> rules -> Recipe
+    mapping -> values that no field may hold refused -> preset or config.json filled in -> fields validated -> rules
+            -> Recipe
 
 Field errors do not hide rule errors: the rules run on whatever fields are valid.
 """
@@ -20,7 +21,7 @@ from hlat.config.rules import Values, broken_rules
 from hlat.config.sections import DataConfig
 from hlat.config.value_checks import plain_content, size_problem
 
-_EXPLAINED = 1_000  # mistakes in fields that are put into words
+_EXPLAINED = 1_000  # errors in fields that are explained
 
 
 def load_recipe(path: str | Path, overrides: typing.Sequence[str] = (), *, world: int | None = None) -> Recipe:
@@ -29,7 +30,7 @@ def load_recipe(path: str | Path, overrides: typing.Sequence[str] = (), *, world
     Args:
         path: the file, or the name.
         overrides: ``a.b=c`` each.
-        world: number of processes that the layout has to suit; None asks only whether it suits any.
+        world: number of processes that the layout must fit; None checks only that some number fits.
 
     Raises:
         RecipeError: with every problem of file, overrides, fields and rules.
@@ -44,8 +45,8 @@ def parse_recipe(content: dict[str, Any], source: str = "recipe", *, world: int 
 
     Args:
         content: the sections.
-        source: what errors call it.
-        world: number of processes that the layout has to suit; None asks only whether it suits any.
+        source: name of the recipe in errors.
+        world: number of processes that the layout must fit; None checks only that some number fits.
 
     Raises:
         RecipeError: with every problem of fields and rules.
@@ -66,15 +67,17 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
-        # Without its preset a model lacks every number: saying so would only repeat the first mistake.
+        # Without its preset a model lacks every number: reporting each would only repeat the first error.
         incomplete = "model" if expansion_problems else None
         found = [d for d in error.errors() if d["type"] != "missing" or d["loc"][0] != incomplete]
         problems.extend(explain(detail) for detail in found[:_EXPLAINED])
         absent = {detail["loc"][0] for detail in found if detail["type"] == "missing" and len(detail["loc"]) == 1}
     values = Values(_valid_values(Recipe, content))
     broken = broken_rules(values if world is None else values.having("world", world))
-    # What is said of a section as a whole, or of a value that was refused already, is not said of its fields again.
-    problems.extend(one for one in broken if one.path.split(".")[0] not in absent and one.path not in refused)
+    # A missing section and a refused value are reported once, not again for each of their fields.
+    problems.extend(
+        problem for problem in broken if problem.path.split(".")[0] not in absent and problem.path not in refused
+    )
     if problems:
         raise RecipeError(sorted(problems, key=_section_order), source)
     assert recipe is not None, "a recipe without problems has been validated"
@@ -88,11 +91,11 @@ def _section_order(problem: Problem) -> int:
 
 
 def _expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """The model section with the numbers of its preset or config.json underneath its own.
+    """Put the numbers of the preset or config.json underneath the model section's own.
 
     Args:
         content: the sections.
-        refused: fields whose values have been refused already.
+        refused: paths of fields whose values have been refused already.
     """
     model = content.get("model")
     if not isinstance(model, dict) or refused & {"model.preset", "model.hf_config"}:
@@ -119,7 +122,7 @@ def _expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str,
 
 
 def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Defaults that one section takes from another, so that a resolved recipe says them."""
+    """Fill in the defaults that one section takes from another, so that a resolved recipe shows them."""
     model, data = content.get("model"), content.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
         return content
@@ -144,7 +147,7 @@ def _read_hf_config(name: Any) -> dict[str, Any]:
 
 
 def _valid_values(section: type[BaseModel], content: Any, prefix: str = "") -> dict[str, Any]:
-    """Values by dotted path of all fields that are valid on their own, defaults included."""
+    """Values of all fields that are valid on their own, defaults included, by dotted path."""
     values: dict[str, Any] = {}
     content = content if isinstance(content, dict) else {}
     for name, field in section.model_fields.items():

@@ -1,4 +1,4 @@
-"""Built-in models. Numbers only; where each comes from stands beside it."""
+"""Built-in models: their numbers, each with its source in a comment."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         max_sequence_length=131072,
         rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING},
     ),
-    # Small ones of our own, for laptops and tests. Vocabularies are what our own tokenizers are trained to.
+    # Small models for laptops and tests. Their vocabularies are the sizes that hlat trains tokenizers to.
     "tiny-1m": _model(4, 128, 344, 4, 4, 1024),
     "tiny-10m": _model(6, 288, 768, 6, 2, 8192),
     "tiny-34m": _model(8, 512, 1536, 8, 4, 8192),

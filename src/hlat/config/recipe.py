@@ -29,7 +29,7 @@ class Recipe(Section):
     """One training run, from raw text to a model."""
 
     run: RunConfig = RunConfig()
-    """Name, place and device of the run."""
+    """Name, folder and device of the run."""
     model: ModelConfig
     """The decoder."""
     data: DataConfig
@@ -47,21 +47,21 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     """Validation during training."""
     precision: PrecisionConfig = PrecisionConfig()
-    """Dtypes."""
+    """Dtypes of weights, products and optimizer state."""
     parallel: ParallelConfig = ParallelConfig()
-    """How the run is spread over processes."""
+    """Degrees of parallelism."""
     memory: MemoryConfig = MemoryConfig()
-    """Trading computation for memory."""
+    """Activation checkpointing: computation traded for memory."""
     tracking: TrackingConfig = TrackingConfig()
-    """Readers of the metrics."""
+    """Console and TensorBoard."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Restarts, hangs, deadlines."""
     anomalies: AnomalyConfig = AnomalyConfig()
-    """Numbers that are not what they should be."""
+    """Reaction to losses and gradients that are not finite, and to spikes."""
     integrity: IntegrityConfig = IntegrityConfig()
-    """Silent corruption."""
+    """Detection of silent data corruption."""
     faults: tuple[FaultConfig, ...] = ()
-    """Faults to be injected, for rehearsing recovery."""
+    """Faults to inject, to rehearse recovery."""
 
     @property
     def run_dir(self) -> Path:
@@ -96,13 +96,13 @@ class Recipe(Section):
         return self.model_copy(update={"precision": PrecisionConfig.model_validate({"mode": mode})})
 
     def data_parallel(self, world: int) -> int:
-        """The data-parallel degree on so many processes; the recipe must have been validated for them."""
+        """The data-parallel degree on ``world`` processes; the recipe must have been validated for them."""
         degree, rest = divmod(world, self.parallel.model_ranks)
         assert rest == 0 and degree > 0, "the rules of a recipe require it"
         return degree
 
     def micro_batches(self, world: int = 1) -> int:
-        """Micro-batches of one data-parallel rank in an optimizer step, on so many processes."""
+        """Micro-batches of one data-parallel rank in an optimizer step, on ``world`` processes."""
         count, rest = divmod(self.batch.global_batch, self.batch.micro_batch * self.data_parallel(world))
         assert rest == 0, "the rules of a recipe require it"
         return count

@@ -1,7 +1,7 @@
 """The JSON schema of recipe files, for editors.
 
-What a file may say is wider than what a resolved recipe says: a preset stands for the numbers of a model, and includes
-stand for whole sections.
+A file may leave out more than a resolved recipe: a preset stands for the numbers of a model, and includes stand for
+whole sections.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""Checks of every value of a recipe, independent of its field: plain values, of bounded size, without secrets.
+"""Checks of every value of a recipe, whatever its field: plain, of bounded size, without secrets.
 
-    mapping, as read --plain_content--> the same mapping with every refused value made harmless, problems
+    mapping, as read --plain_content--> the same mapping with every refused value replaced, problems
 
 One walk over the whole tree looks at every string, so that no field can be forgotten: not the path of a tokenizer, nor
 one that a later version adds.
@@ -24,19 +24,19 @@ NO_SECRETS = (
 
 
 def size_problem(value: Any) -> str | None:
-    """Why a value is too large or too deep to be part of a recipe; None for one that is not.
+    """The reason why a value is too large or too deep for a recipe; None if it is neither.
 
-    A few lines of YAML can name a list a thousand times, and that list another: what is counted is what all of it would
-    be when written out. Nothing else may walk over a value before this has.
+    A few lines of YAML can name a list a thousand times, and that list another: the count is of the values written out.
+    Call this before anything else walks over a value.
     """
     count, level = 0, [value]
     for _ in range(_DEEPEST):
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                inner.extend(one.values())
-            elif isinstance(one, list | tuple):
-                inner.extend(one)
+        for value_here in level:
+            if isinstance(value_here, Mapping):
+                inner.extend(value_here.values())
+            elif isinstance(value_here, list | tuple):
+                inner.extend(value_here)
             if count + len(inner) > _MOST_VALUES:
                 return f"there are more than {_MOST_VALUES:,} values in it."
         if not inner:
@@ -46,10 +46,10 @@ def size_problem(value: Any) -> str | None:
 
 
 def plain_content(content: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The sections of a recipe with every value that no field may have made harmless, and what was wrong with them.
+    """Replace every value that no field may hold; return the sections and the problems.
 
     Args:
-        content: of bounded size (``size_problem``).
+        content: sections of bounded size (see ``size_problem``).
     """
     problems: list[Problem] = []
     plain = _plain(content, "", problems)

@@ -1,4 +1,4 @@
-"""The file config.json of a Hugging Face model, and every way in which a file can be none."""
+"""Reading the config.json of a Hugging Face model; every error is the end of a sentence."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from hlat.runtime.storage import read_small
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a config.json.
+    """Read the JSON object in a config.json.
 
     Args:
         path: the file, or the folder that holds it.

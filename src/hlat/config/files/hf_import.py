@@ -1,10 +1,10 @@
-"""From a Hugging Face config.json to the fields of the model section.
+"""Conversion of a Hugging Face config.json to the fields of the model section.
 
-    config.json (transformers 4 or 5) -> what we cannot compute? -> RecipeError with all of it
+    config.json (transformers 4 or 5) -> settings that hlat does not compute -> RecipeError that lists all of them
                                       -> fields of ModelConfig
 
-Read are the families whose arithmetic is ours: llama, mistral without a sliding window, qwen2 and qwen3. Whatever the
-file says that would change the result and that we do not do is refused; what concerns only transformers is ignored.
+Supported families: llama, mistral without a sliding window, qwen2 and qwen3. A setting that would change the result and
+is not supported is refused; settings that concern only transformers are ignored.
 """
 
 import sys
@@ -32,12 +32,12 @@ _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def hf_to_model(config: Any) -> dict[str, Any]:
-    """Fields of ``ModelConfig`` that say what the file, any JSON value, says.
+    """Convert the content of a config.json (any JSON value) to fields of ``ModelConfig``.
 
-    The initial weights and ``coalesce`` are not in such a file, except the standard deviation.
+    Such a file says nothing of ``coalesce`` or of the initial weights but their standard deviation.
 
     Raises:
-        RecipeError: everything missing or unsupported, at once, by its name in config.json.
+        RecipeError: lists everything missing or unsupported, by its name in config.json.
     """
     if not isinstance(config, Mapping):
         raise RecipeError([Problem("config.json", "must be a JSON object.", "", config, True)], "config.json")
@@ -48,7 +48,7 @@ def hf_to_model(config: Any) -> dict[str, Any]:
     if config.get("head_dim") is not None:
         fields["head_dim"] = reader.positive("head_dim")
     elif model_type == "qwen3":
-        fields["head_dim"] = 128  # that family's own default, whatever hidden_size / heads is
+        fields["head_dim"] = 128  # the default of that family, independent of hidden_size / heads
     if config.get("max_position_embeddings") is not None:
         fields["max_sequence_length"] = reader.positive("max_position_embeddings")
     fields["norm_eps"] = reader.number("rms_norm_eps", 1e-6)
@@ -109,7 +109,7 @@ class _Reader:
         return value is True
 
     def kv_heads(self, model_type: str, heads: int) -> int:
-        """Where the file is silent, llama means as many as heads; the other families have odd defaults of their own."""
+        """Default of num_key_value_heads if the file has none: in llama the number of heads; other families differ."""
         if self.config.get("num_key_value_heads") is None and model_type == "llama":
             return heads
         return self.positive("num_key_value_heads")
@@ -141,7 +141,7 @@ class _Reader:
         return {"theta": theta, "scaling": scaling}
 
     def layer_types(self) -> list[Any]:
-        """What kind of attention each layer has, where the file says so."""
+        """Kind of attention of each layer; empty if the file does not say."""
         value = self.config.get("layer_types")
         kinds = [] if value is None else value
         if not isinstance(kinds, list):
@@ -154,7 +154,7 @@ class _Reader:
         return kinds
 
     def refuse_unsupported(self, model_type: str) -> None:
-        """What would change the result and has no field in ours."""
+        """Refuse settings that change the result and that hlat does not compute."""
         config = self.config
         act = config.get("hidden_act", "silu")
         if act not in ("silu", "swish"):
@@ -175,7 +175,7 @@ class _Reader:
             self.refuse("dtype", "not a dtype hlat reads.", f"It reads {', '.join(_DTYPES)}.", dtype)
 
     def _has_window(self, model_type: str) -> bool:
-        """Whether layers see less than the context: mistral always uses its window, the others when told to."""
+        """True if attention is limited to a window shorter than the context; mistral always uses its window."""
         window, context = self.config.get("sliding_window"), self.config.get("max_position_embeddings")
         used = model_type == "mistral" or self.config.get("use_sliding_window")
         if not used or window is None:

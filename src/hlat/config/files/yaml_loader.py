@@ -1,4 +1,4 @@
-"""From a YAML file with includes, and overrides, to one plain mapping.
+"""Reading of recipe files: YAML with includes, and overrides, become one plain mapping.
 
     file --include--> base files, merged first --> the file's own keys --> a.b=c overrides
 
@@ -15,15 +15,15 @@ from hlat.config.files.yaml_text import YamlError, load_yaml
 from hlat.config.value_checks import size_problem
 from hlat.runtime.storage import read_small
 
-_DEEPEST_FIELD = 32  # parts of an override's path
-_LARGEST = 1 << 18  # bytes of a recipe, thousands of sources
-_DEEPEST_INCLUDE = 32  # files that include one another
-_DIGITS = 10  # of the number of a list's element
-_NAMED = 10  # files of a folder that a message lists
+_DEEPEST_FIELD = 32  # names in the dotted path of an override
+_LARGEST = 1 << 18  # bytes of a recipe file: room for thousands of sources
+_DEEPEST_INCLUDE = 32  # nested includes
+_DIGITS = 10  # limit for the digits of a list index
+_NAMED = 10  # files of a folder that a message names
 
 
 def find_recipe(name: str | Path) -> Path:
-    """The recipe file of that path or, if there is none, the shipped recipe of that name.
+    """Find a recipe: the file of that path or, if there is none, the shipped recipe of that name.
 
     Raises:
         RecipeError: neither exists; the shipped names are listed.
@@ -46,14 +46,14 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def _shipped_folder() -> Path:
-    """Inside the installed package, or beside the sources when hlat is installed in editable mode."""
+    """Folder of the shipped recipes: in the installed package, or next to src in an editable installation."""
     package = Path(str(files("hlat")))
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``base``; mappings merge key by key, everything else replaces."""
+    """Lay ``over`` over ``base``: mappings merge key by key, everything else replaces."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -62,28 +62,28 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a recipe file, with its includes merged in.
+    """Read a recipe file and merge its includes.
 
     Raises:
-        RecipeError: unreadable, not YAML, not a mapping, or includes that form a circle.
+        RecipeError: unreadable, not YAML, not a mapping, or includes that form a cycle.
     """
     return _read(path, (), {})
 
 
 def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
-    """A file with its includes; ``known`` are the files read so far, since two may include the same one."""
+    """Read a file with its includes; ``known`` caches files, since two may include the same one."""
     try:
         here = path.resolve()
         if here in including:
-            circle = " -> ".join(str(p) for p in (*including, here))
-            problem = Problem(str(path), f"includes form a circle: {circle}.", "Remove one of them.")
+            cycle = " -> ".join(str(p) for p in (*including, here))
+            problem = Problem(str(path), f"includes form a cycle: {cycle}.", "Remove one of them.")
             raise RecipeError([problem])
         if here in known:
             return known[here]
         content = load_yaml(read_small(path, _LARGEST))
     except YamlError as error:
         raise RecipeError([Problem(str(path), f"is not valid YAML: {error}.")]) from error
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links that form a circle
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: symbolic links that form a cycle
         raise RecipeError([Problem(str(path), f"cannot be read: {_reason(error)}.")]) from error
     if content is None:
         content = {}
@@ -107,7 +107,7 @@ def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, A
 
 
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """``a.b=c`` overrides put into a copy of the mapping; values are YAML, list elements are named by number."""
+    """Apply ``a.b=c`` overrides to a copy of the mapping; values are YAML, list elements are addressed by index."""
     problems = []
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -120,18 +120,18 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
             content = _put(content, keys, _value(text))
         except YamlError as error:
             problems.append(Problem(override, f"is not valid YAML: {error}."))
-        except _Unplaced as error:
+        except _NoSuchField as error:
             problems.append(Problem(override, f"cannot be applied: {error}."))
     return content, problems
 
 
-class _Unplaced(Exception):
-    """An override that names no place in the recipe."""
+class _NoSuchField(Exception):
+    """Raised for an override whose path leads to no field."""
 
 
 def _value(text: str) -> Any:
     if text.startswith("*"):
-        return text  # an alias would mean nothing here, but a glob does: data.path=*.jsonl
+        return text  # not an alias of YAML but a glob, as in data.path=*.jsonl
     value = load_yaml(text)
     if (too_large := size_problem(value)) is not None:
         raise YamlError(too_large.rstrip("."))
@@ -139,9 +139,9 @@ def _value(text: str) -> Any:
 
 
 def _put(content: Any, keys: list[str], value: Any) -> Any:
-    """A copy of the content with a value at a place."""
+    """Return a copy of the content with ``value`` at the path ``keys``."""
     if len(keys) > _DEEPEST_FIELD:
-        raise _Unplaced(f"no field is {len(keys):,} levels deep")
+        raise _NoSuchField(f"no field is {len(keys):,} levels deep")
     return _put_below(content, keys, value)
 
 
@@ -151,15 +151,15 @@ def _put_below(node: Any, keys: list[str], value: Any) -> Any:
     head, *rest = keys
     if isinstance(node, list):
         if not (head.isascii() and head.isdigit() and len(head) < _DIGITS):
-            raise _Unplaced(f"{short(head)} is not the number of an element of a list")
+            raise _NoSuchField(f"{short(head)} is not the number of an element of a list")
         index = int(head)
         if index >= len(node):
-            raise _Unplaced(f"there is no element {index}, the list has {len(node)}")
+            raise _NoSuchField(f"there is no element {index}, the list has {len(node)}")
         return [*node[:index], _put_below(node[index], rest, value), *node[index + 1 :]]
     if node is None or isinstance(node, dict):
         mapping = node or {}
         return {**mapping, head: _put_below(mapping.get(head), rest, value)}
-    raise _Unplaced(f"{short(node)} is a value, it has no field {short(head)}")
+    raise _NoSuchField(f"{short(node)} is a value, it has no field {short(head)}")
 
 
 def _reason(error: Exception) -> str:

@@ -1,9 +1,9 @@
-"""Text in YAML -> plain values, with every way in which a text can be wrong told in one sentence with its line.
+"""YAML text to plain values; every error is one sentence with its line.
 
     text --load_yaml--> None, bool, int, float, str, lists and mappings of them; YamlError
 
-YAML as its version 1.2 has it, where recipes would be misread otherwise: 3e-4 is a number, 1:40 is not 100, 0100 is not
-64, 2001-01-01 is a text. A key given twice is a mistake.
+Scalars follow YAML 1.2 where 1.1 would misread recipes: 3e-4 is a number, 1:40 is not 100, 0100 is not 64, 2001-01-01 is
+a string. A duplicate key is an error.
 """
 
 import re
@@ -17,7 +17,7 @@ _SIGNED = list("-+0123456789.")
 
 
 class YamlError(ValueError):
-    """A text that is not valid YAML; the message is a clause that begins with the line, where there is one."""
+    """Raised for invalid YAML; the message is a clause that begins with the line, if there is one."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
-            # So SafeLoader fails at "!!int abc", "!!bool abc" or a number of 5,000 digits.
+            # Errors of SafeLoader for "!!int abc", "!!bool abc" or a number of 5,000 digits.
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(None, None, f"this is no {kind}", node.start_mark) from error
 
@@ -71,7 +71,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def load_yaml(text: str) -> Any:
-    """The value that a text in YAML says.
+    """Parse a YAML text.
 
     Raises:
         YamlError: not valid YAML.
@@ -103,5 +103,5 @@ def _sentence(error: yaml.MarkedYAMLError, text: str) -> str:
         return f"at its end, after line {len(lines)}: {what}"
     line = lines[mark.line].strip() if lines else ""
     shown = line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
-    beside = f", column {mark.column + 1}" if lines[1:] else ""
-    return f"line {mark.line + 1}{beside}: {what}" + (f": {shown}" if shown else "")
+    column = f", column {mark.column + 1}" if lines[1:] else ""
+    return f"line {mark.line + 1}{column}: {what}" + (f": {shown}" if shown else "")

@@ -1,4 +1,4 @@
-"""Rules of the data section: sources, their weights, and phases. See ``rules.py`` for what a rule is."""
+"""Rules of the data section: sources, their weights, and phases. See ``recipe_rules.py`` for rules in general."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -9,11 +9,11 @@ from hlat.config.errors import Problem
 from hlat.config.rules.rule_context import Rule, Values
 
 LONGEST_PERIOD = 100_000
-"""Samples after which weights have to come out even: what repeats has to be laid out once."""
+"""Longest period of the mixture in samples: the order of sources repeats after it, and one period is kept in memory."""
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """The smallest whole numbers in the proportions of weights as they are written in decimal; not all may be zero."""
+    """Smallest integers in the proportions of the weights as written in decimal; not all may be zero."""
     exact = [Fraction(repr(weight)) for weight in weights]
     scale = lcm(*(fraction.denominator for fraction in exact))
     numbers = [int(fraction * scale) for fraction in exact]

@@ -1,8 +1,8 @@
-"""What a layout needs of model, data and batch: checks only, what would work instead is searched in layout_rules.
+"""Checks of a layout against model, data and batch; ``layout_rules.py`` searches for values that would pass.
 
     degrees, model, sequence length, batch, world -> reasons why the layout is impossible
 
-Where the number of processes is not stated, a check asks whether there is any number with which the layout would do.
+If the number of processes is not given, a check asks for any number with which the layout would work.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def stages_per_rank(v: Values) -> int:
 
 
 def micro_batch_counts(v: Values) -> list[int]:
-    """How many micro-batches a step of one data-parallel rank may have: one number where the world is stated."""
+    """Possible numbers of micro-batches per step of one data-parallel rank: a single one if the world size is given."""
     whole, micro = v("batch.global_batch"), v("batch.micro_batch")
     degree = data_degree(v) if "world" in v else 1
     if whole % (micro * degree):
@@ -40,7 +40,7 @@ def micro_batch_counts(v: Values) -> list[int]:
 
 
 def tensor_degree(v: Values) -> Iterator[str]:
-    """Heads, feed-forward columns and vocabulary are shared out over the tensor group."""
+    """Heads, feed-forward columns and vocabulary divide over the tensor group."""
     tensor, kv_heads = v("parallel.tensor"), v("model.kv_heads") or v("model.heads")
     sizes = [(name, v(f"model.{name}")) for name in ("heads", "intermediate_size")]
     uneven = [f"model.{name} {size}" for name, size in sizes if size % tensor]
@@ -53,7 +53,7 @@ def tensor_degree(v: Values) -> Iterator[str]:
 
 
 def sequence_shards(v: Values) -> Iterator[str]:
-    """Sequence parallelism cuts what a context rank has of a sequence over the tensor group."""
+    """Sequence parallelism divides a context rank's tokens over the tensor group."""
     length, context, tensor = v("data.sequence_length"), v("parallel.context"), v("parallel.tensor")
     if tensor == 1 or not v("parallel.sequence") or length % context:
         return
@@ -63,7 +63,7 @@ def sequence_shards(v: Values) -> Iterator[str]:
 
 
 def context_chunks(v: Values) -> Iterator[str]:
-    """Context parallelism deals out 2 * context chunks."""
+    """Context parallelism cuts a sequence into 2 * context chunks."""
     length, context = v("data.sequence_length"), v("parallel.context")
     if context > 1 and length % (2 * context):
         yield f"each sequence is cut into 2 x {context} chunks, and sequence_length {length} is not a multiple of that."
@@ -151,7 +151,7 @@ def micro_batches(v: Values) -> Iterator[str]:
 
 
 def data_parallel_batch(v: Values) -> Iterator[str]:
-    """Every data-parallel rank has as many micro-batches."""
+    """Every data-parallel rank has the same number of micro-batches."""
     whole, micro, degree = v("batch.global_batch"), v("batch.micro_batch"), data_degree(v)
     if whole % (micro * degree):
         yield (
@@ -172,7 +172,7 @@ def full_pipeline(v: Values) -> Iterator[str]:
 
 
 def fits_rounds(count: int, pipeline: int) -> bool:
-    """Whether the interleaved schedules of torch can cut micro-batches into equal rounds of about ``pipeline``."""
+    """True if torch's interleaved schedules can cut the micro-batches into equal rounds of about ``pipeline``."""
     return count % max(1, count // pipeline) == 0
 
 

@@ -1,8 +1,8 @@
-"""Rules of a layout: which field is to blame for what the checks find, and where else a remedy may be looked for.
+"""Validation of ``parallel``: the field to report for a failed check, and the fields to search for a fix.
 
     check -> wrong? -> the field, candidates for it and for the fields it depends on -> Problem with the nearest fixes
 
-A rule whose input another rule has found wrong is skipped, because its answer would only repeat that mistake.
+A rule that depends on a failed check is skipped, because its report would only repeat that problem.
 """
 
 import math
@@ -17,44 +17,44 @@ from hlat.config.sections import Schedule, default_virtual_stages
 
 _STAGES = (checks.virtual_stages, checks.pipeline_layers)
 _DEGREES = (checks.tensor_degree, checks.context_chunks, checks.sequence_shards, *_STAGES)
-_WINDOW = 32  # candidates to either side, where every number might do
+_WINDOW = 32  # candidates on either side if any number is possible
 
-# In the order in which they are advised: 1f1b needs least of model and batch, gpipe the most memory.
+# In order of preference: 1f1b demands least of model and batch, gpipe needs the most memory.
 _SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "gpipe", "interleaved-zero-bubble", "zbv")
 
 Candidates = dict[str, Iterable[Any]]
 
 
 def _multiples(unit: int, near: int) -> list[int]:
-    """The multiples of a unit around a number."""
+    """Multiples of ``unit`` around ``near``."""
     below = near // unit
     return [unit * count for count in range(max(1, below - _WINDOW), below + _WINDOW + 2)]
 
 
 def _divided(whole: int, by: int) -> list[int]:
-    """Divisors of a quotient that is a whole number; none where it is not."""
+    """Divisors of whole / by; none if the quotient is no integer."""
     return [] if whole < by or whole % by else divisors(whole // by)
 
 
 def _worlds(v: Values) -> list[int]:
-    """Numbers of processes that hold whole models: the next ones, and those over which the batch can be shared out."""
+    """Numbers of processes that hold complete models: the nearest ones, and those that divide the batch."""
     ranks = checks.model_ranks(v)
     shares = _divided(v("batch.global_batch"), v("batch.micro_batch"))
     return [*_multiples(ranks, v("world")), *(ranks * share for share in shares)]
 
 
 def _degrees(v: Values, *others: str) -> list[int]:
-    """Degrees of an axis that, with these other degrees, divide the world; none where it is not stated."""
+    """Degrees of an axis that, together with the other degrees, divide the world size; none if that is not given."""
     return _divided(v("world"), math.prod(v(f"parallel.{name}") for name in others)) if "world" in v else []
 
 
 def _pipelines(v: Values, most: int) -> list[int]:
-    """Pipeline-parallel degrees up to a limit that they must keep."""
+    """Candidate pipeline-parallel degrees, at most ``most``."""
     return [1, *range(max(1, most - _WINDOW), most + 1), *_degrees(v, "tensor", "context")]
 
 
 def _micro_batch_sizes(v: Values) -> list[int]:
-    """Micro-batches that a data-parallel rank's share of the batch consists of."""
+    """Candidate micro-batch sizes: divisors of a data-parallel rank's share of the batch."""
     return _divided(v("batch.global_batch"), checks.data_degree(v) if "world" in v else 1)
 
 
@@ -85,7 +85,7 @@ def _pipeline(v: Values) -> Iterator[Problem]:
     candidates: Candidates = {path: _pipelines(v, layers // each), "parallel.schedule": _SCHEDULES}
     if v("parallel.virtual_stages") is not None:
         candidates["parallel.virtual_stages"] = range(1, min(each, _WINDOW) + 1)
-    if layers < 2 * each:  # no other pipeline has so many stages per rank
+    if layers < 2 * each:  # only one pipeline rank could have that many stages
         candidates["model.layers"] = [v(path) * each]
     yield from refusal(v, path, checks.pipeline_layers, candidates, (checks.virtual_stages,))
 
@@ -101,7 +101,7 @@ def _split(v: Values) -> Iterator[Problem]:
 
 
 def _even_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
-    """Layers shared out over stages, the first ones taking what is left over; none where there are too few."""
+    """Layers divided over stages, the remainder on the first ones; none if there are fewer layers than stages."""
     count, rest = divmod(layers, stages)
     return [(count + 1,) * rest + (count,) * (stages - rest)] if count else []
 

@@ -1,6 +1,6 @@
-"""Oddities of a recipe that are allowed, and are said before it is trained.
+"""Warnings about settings that are allowed but odd, printed before training.
 
-recipe, valid -> sentences
+valid recipe -> sentences
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from hlat.config.recipe import Recipe
 
 
 def recipe_notes(recipe: Recipe) -> Iterator[str]:
-    """One sentence for each."""
+    """Yield one sentence per odd setting."""
     warmup, steps, horizon = recipe.schedule.warmup_steps, recipe.total_steps, recipe.horizon_steps
     if steps <= warmup < horizon:  # a warm-up as long as the whole schedule is refused
         highest = recipe.optimizer.lr * steps / warmup

@@ -1,7 +1,7 @@
-"""Rules between fields. Each rule yields what is wrong, why, and the nearest values that would work.
+"""Rules between fields of a recipe. Each yields problems: field, reason, and the nearest values that would work.
 
-A rule sees the recipe through ``Values``, where a field that is itself wrong is unavailable: then the rule is
-skipped, because its answer would only repeat that mistake.
+A rule reads the recipe through ``Values``, where an invalid field is unavailable: then the rule is skipped, because its
+report would only repeat that error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -166,9 +166,9 @@ def _remote(v: Values) -> Iterator[Problem]:
         return
     wanted = "Name a prefix of an object store, s3://bucket/prefix or gs://bucket/prefix."
     if not is_url(url) or "::" in url or protocol_of(url) in _NO_STORES:
-        yield _wrong(v, path, "it is no object store that can be written to.", wanted)
+        yield _wrong(v, path, "not a writable object store URL.", wanted)
     elif not url.partition("://")[2].partition("/")[2].strip("/"):
-        yield _wrong(v, path, "it is a whole bucket, where each run needs a place of its own.", wanted)
+        yield _wrong(v, path, "a whole bucket; each run needs a prefix of its own.", wanted)
 
 
 _NO_STORES = ("file", "local", "memory", "http", "https")
@@ -199,7 +199,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def model_problems(config: ModelConfig) -> list[Problem]:
-    """Every rule between the fields of a model that one breaks which comes from elsewhere than a recipe."""
+    """Problems between the fields of a model section that does not come from a recipe file."""
     return broken_rules(
         Values(
             {f"model.{name}": getattr(config, name) for name in ModelConfig.model_fields}
@@ -210,7 +210,7 @@ def model_problems(config: ModelConfig) -> list[Problem]:
 
 
 def broken_rules(values: Values, rules: Sequence[Rule] = RULES) -> list[Problem]:
-    """Every rule that the available values break."""
+    """Problems that the rules find in the available values."""
     problems: list[Problem] = []
     for rule in rules:
         try:

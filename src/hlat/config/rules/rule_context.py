@@ -1,6 +1,6 @@
-"""What rules see of a recipe: validated values by dotted path, and the checks that may be made on them.
+"""Values of a recipe by dotted path, as rules see them, and the types of rules and checks.
 
-Values -> check -> reasons why not, none where it holds
+Values -> check -> reasons why it fails; none if it holds
 """
 
 import math
@@ -11,19 +11,20 @@ from hlat.config.errors import Problem
 
 
 class Unavailable(Exception):
-    """A rule asked for a field that has no valid value, or builds on something that is wrong."""
+    """Raised when a rule reads a field that has no valid value, or depends on another check that failed."""
 
 
 class Values:
-    """Validated values by dotted path; asking for one that is missing raises ``Unavailable``.
+    """Validated values by dotted path; reading a missing one raises ``Unavailable``.
 
-    Beside the fields of the recipe there is ``world``, the number of processes, where it has been stated.
+    Besides the fields of the recipe there is ``world``, the number of processes, if it was given.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
 
     def __call__(self, path: str) -> Any:
+        """Return the value at a dotted path; raise ``Unavailable`` if there is none."""
         try:
             return self._values[path]
         except KeyError:
@@ -33,18 +34,18 @@ class Values:
         return path in self._values
 
     def having(self, path: str, value: Any) -> "Values":
-        """The same values but for one."""
+        """Return a copy with another value for one path."""
         return Values({**self._values, path: value})
 
 
 Rule = Callable[[Values], Iterator[Problem]]
-"""What is wrong and what would work."""
+"""Yields problems, each with its remedy."""
 Check = Callable[[Values], Iterator[str]]
-"""Only what is wrong: each reason ends with a full stop."""
+"""Yields reasons why it fails; each ends with a full stop."""
 
 
 def holds(check: Check, v: Values) -> bool:
-    """Whether a check finds nothing wrong, be it that it does not apply."""
+    """True if a check passes or does not apply."""
     try:
         return passes(check, v)
     except Unavailable:
@@ -52,15 +53,15 @@ def holds(check: Check, v: Values) -> bool:
 
 
 def passes(check: Check, v: Values) -> bool:
-    """Whether a check finds nothing wrong.
+    """True if a check passes.
 
     Raises:
-        Unavailable: it does not apply.
+        Unavailable: the check does not apply.
     """
     return next(check(v), None) is None
 
 
 def divisors(n: int, factor_limit: int = 1 << 16) -> list[int]:
-    """Divisors of n > 0, ascending: all of them up to 2**32; beyond, those with or beside a factor up to the limit."""
+    """Divisors of n > 0, ascending: all of them up to 2**32; beyond, those up to factor_limit and their cofactors."""
     small = [d for d in range(1, min(factor_limit, math.isqrt(n)) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})

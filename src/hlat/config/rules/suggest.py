@@ -1,9 +1,9 @@
-"""What would work instead: the values nearest to what a recipe says with which a layout is possible.
+"""Suggestions: the values nearest to the recipe's with which a layout is possible.
 
-    broken check, candidates for some fields -> each tried with every check -> fixes, and a sentence that names them
+    failed check, candidates for some fields -> each tried with every check -> fixes, and a sentence that names them
 
-A fix is never derived from one rule by itself: candidates are put in and all checks made, so that what is named
-is true. Where something else is wrong as well, those candidates win that leave the least wrong.
+A fix is never derived from one rule alone: each candidate is put into the recipe and all checks run, so that a named
+value really works. If other checks fail too, the candidates that leave the fewest failing win.
 """
 
 import json
@@ -14,24 +14,24 @@ from hlat.config.errors import Fix, Problem
 from hlat.config.rules.layout_checks import CHECKS
 from hlat.config.rules.rule_context import Check, Unavailable, Values, holds, passes
 
-_NAMED = 2  # values of one field that a remedy names
-_TRIED = 256  # candidates of one field that are tried, nearest first
+_NAMED = 2  # values per field that a remedy names
+_TRIED = 256  # candidates per field that are tried, nearest first
 
 
 def refusal(
     v: Values, path: str, check: Check, candidates: Mapping[str, Iterable[Any]], given: tuple[Check, ...] = ()
 ) -> list[Problem]:
-    """The problem of a field that a check finds wrong, with all its reasons and what would work; none if it holds.
+    """Report a field that fails a check, with all reasons and what would work; an empty list if it passes.
 
     Args:
         v: the recipe.
-        path: the field that is named; its own fixes come first.
-        check: what the field has to satisfy.
+        path: field to report; its own fixes come first.
+        check: check that the field must pass.
         candidates: values that may work, by field; numbers in any order, other values in the order of preference.
-        given: checks of what this one builds on.
+        given: checks that this one depends on.
 
     Raises:
-        Unavailable: what it builds on is wrong, so that its answer would only repeat that.
+        Unavailable: a check that this one depends on fails, so that this report would only repeat it.
     """
     if not all(holds(other, v) for other in given):
         raise Unavailable(path)
@@ -45,7 +45,7 @@ def refusal(
 def _nearest(
     v: Values, candidates: Mapping[str, Iterable[Any]], check: Check, given: tuple[Check, ...]
 ) -> tuple[Fix, ...]:
-    """Of the candidates with which these checks hold and the fewest others fail, the nearest of each field."""
+    """The nearest candidates of each field with which these checks hold and the fewest others fail."""
     found: list[tuple[int, Fix]] = []
     for path, values in candidates.items():
         for value in _by_distance(v(path), values):

@@ -1,7 +1,7 @@
-"""What every section of a recipe has in common, and how a field is marked.
+"""Base class of the sections of a recipe, and the marks of their fields.
 
-A field says in its schema whether a run may be resumed after it changed: ``fixed`` marks the fields that define
-the model, the data order or the trajectory. Everything else may change between two parts of a run and is recorded.
+``fixed`` marks the fields that define the model, the data order or the trajectory: a run is not resumed after one of them
+changed. Everything else may change when a run is resumed, and the change is recorded.
 """
 
 from typing import Annotated, Any, get_args, get_origin
@@ -17,7 +17,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, values: Any) -> Any:
-        """Give ``steps: yes`` on as a text, which is refused; a truth would be taken for the number 1."""
+        """Turn a boolean in a numeric field, as in ``steps: yes``, into text, which is refused: pydantic would read 1."""
         if not isinstance(values, dict):
             return values
         numbers = [name for name, field in cls.model_fields.items() if _is_number(field.annotation)]
@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 def _is_number(annotation: Any) -> bool:
-    """Whether a field takes a number, or a number or nothing."""
+    """True if a field takes a number, or a number or null."""
     if get_origin(annotation) is Annotated:
         return _is_number(get_args(annotation)[0])
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
@@ -33,12 +33,12 @@ def _is_number(annotation: Any) -> bool:
 
 
 def fixed(default: Any = ..., *, formerly: Any = None, **constraints: Any) -> Any:
-    """A field that must not change within one run, because the model, its data or its numbers would be others.
+    """A field that must not change within one run: it defines the model, the data order or the numbers.
 
     Args:
-        default: of the field; none makes it required.
-        formerly: the effect of a recipe from before there was such a field, where it is not that of the default.
-        constraints: as of pydantic's ``Field``.
+        default: default of the field; without one it is required.
+        formerly: value in effect for recipes older than the field, if it differs from the default.
+        constraints: as in pydantic's ``Field``.
     """
     extra = {"resume": "fixed"} | ({} if formerly is None else {"formerly": formerly})
     return Field(default, json_schema_extra=extra, **constraints)

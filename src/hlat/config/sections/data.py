@@ -30,7 +30,7 @@ class SourceConfig(Section):
 
     @property
     def label(self) -> str:
-        """What the source is called."""
+        """Name of the source: its own, or else its path."""
         return self.name if self.name is not None else without_secrets(self.path)
 
 
@@ -38,7 +38,7 @@ class PhaseConfig(Section):
     """A part of the run with weights of its own."""
 
     until_tokens: float | None = fixed(None, gt=0)
-    """Training tokens, counted from the start of the run, at which the phase ends; null in the last: never."""
+    """Training tokens, counted from the start of the run, at which the phase ends; null in the last phase means never."""
     weights: dict[str, Annotated[float, Field(ge=0)]] = fixed(min_length=1)
     """Share of the tokens by name of the source; sources that are not named have none."""
 
@@ -49,7 +49,7 @@ class TokenizerConfig(Section):
     path: str | None = None
     """tokenizer.json, SentencePiece .model, or a folder that holds one of them; null trains one on the corpus."""
     train: Literal["bpe", "char"] = "bpe"
-    """What to train where no path is given: byte-level BPE, or one token per character of the corpus."""
+    """Kind of tokenizer to train if no path is given: byte-level BPE, or one token per character of the corpus."""
     vocab_size: Positive = 8192
     """Vocabulary to train a BPE tokenizer to, special tokens included; where a recipe is silent, model.vocab_size."""
     train_bytes: Positive = 100_000_000
@@ -70,7 +70,7 @@ class ValidationSplitConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the text comes from and how it becomes samples."""
+    """Sources of text, and their way to samples."""
 
     mode: Literal["prepared", "online"] = fixed("prepared")
     """prepared tokenizes everything into memory-mapped shards before training; online tokenizes while training."""
@@ -88,13 +88,13 @@ class DataConfig(Section):
     packing: Literal["concat", "best-fit"] = fixed("concat")
     """concat joins documents and cuts them at the sequence length; best-fit keeps those whole that fit, and pads."""
     isolate: bool = fixed(False)
-    """Whether a document sees only itself: attention and labels end at its ends, positions begin anew."""
+    """Intra-document (block-diagonal) attention: attention and labels stay within a document, where positions start at 0."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The tokenizer."""
     validation: ValidationSplitConfig = ValidationSplitConfig()
     """Text kept aside from training."""
     shuffle: bool = fixed(True)
-    """Whether samples are visited in a seeded permutation, another one each epoch, or in the order of the corpus."""
+    """Visit samples in a seeded permutation, another one each epoch; false keeps the order of the corpus."""
     prepared_dir: str | None = None
     """Folder of the prepared token shards; null means <run.dir>/data."""
     shard_tokens: Positive = 100_000_000
@@ -102,12 +102,12 @@ class DataConfig(Section):
     workers: Positive | None = None
     """Processes that tokenize; null means one per core, or online one per rank. The result is always the same."""
     streams: Positive = fixed(256)
-    """Online, the streams that documents are dealt to; a multiple of the data-parallel degrees that will be used."""
+    """With mode online, the number of streams that documents are assigned to; a multiple of every data-parallel degree used."""
     duplicates: Literal["keep", "drop"] = "keep"
-    """Whether exact copies of a document are kept, and only counted, or dropped but for the first."""
+    """Exact copies of a document: kept and counted, or dropped but for the first."""
     unreadable_rows: float = Field(0.0, ge=0, lt=1)
     """Share of the rows that may be unreadable: they are left out and listed; with more the work stops."""
     cache_dir: str | None = None
-    """Where files of URLs are kept; null means <prepared_dir>/cache."""
+    """Folder of downloaded files; null means <prepared_dir>/cache."""
     cache_gib: float = Field(64.0, gt=0)
     """GiB of disk that files of URLs may take; those not needed any more go first."""

@@ -47,7 +47,7 @@ class RopeConfig(Section):
     theta: float = fixed(10000.0, gt=0)
     """Base of the geometric series of frequencies."""
     scaling: Scaling | None = fixed(None)
-    """How the frequencies are stretched for longer contexts; null for none."""
+    """Scaling of the frequencies for longer contexts; null for none."""
 
 
 class ModelConfig(Section):
@@ -78,17 +78,17 @@ class ModelConfig(Section):
     rope: RopeConfig = RopeConfig()
     """Rotary position embedding."""
     tie_embeddings: bool = fixed(False)
-    """Whether the output head is the embedding matrix itself."""
+    """Use the embedding matrix as the output head."""
     qkv_bias: bool = fixed(False)
-    """Whether query, key and value projections have a bias (Qwen2)."""
+    """Give the query, key and value projections a bias (Qwen2)."""
     qk_norm: bool = fixed(False)
-    """Whether queries and keys pass an RMSNorm over the head dimension before RoPE (Qwen3)."""
+    """Apply an RMSNorm over the head dimension to queries and keys before RoPE (Qwen3)."""
     coalesce: bool = True
-    """Whether q, k, v are one matrix and gate, up another; weights convert both ways, results agree up to rounding."""
+    """Fuse q, k, v into one matrix and gate, up into another; weights convert both ways, equal up to rounding."""
     init_std: float = fixed(0.02, gt=0)
     """Standard deviation of the initial weights."""
     init_scaled_outputs: bool = fixed(True)
-    """Whether attention and feed-forward output projections start at init_std / sqrt(2 * layers)."""
+    """Initialise attention and feed-forward output projections at init_std / sqrt(2 * layers)."""
 
     @property
     def n_kv_heads(self) -> int:

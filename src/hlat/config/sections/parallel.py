@@ -1,4 +1,4 @@
-"""The parallel and memory sections: how a run is spread over processes, and what is kept for backward.
+"""The parallel and memory sections: degrees of parallelism, and activation checkpointing.
 
     degrees x world -> one rank per process; a copy of the model takes tensor x pipeline x context of them
 
@@ -19,24 +19,24 @@ INTERLEAVED: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubbl
 
 
 def default_virtual_stages(schedule: Schedule) -> int:
-    """Stages per pipeline rank where the recipe is silent: the fewest that the schedule can do with."""
+    """Stages per pipeline rank if the recipe gives none: the fewest that the schedule works with."""
     return 1 if schedule in ("gpipe", "1f1b") else 2
 
 
 def resolved_virtual_stages(pipeline: int, schedule: Schedule, virtual_stages: int | None) -> int:
-    """Stages per pipeline rank; one rank alone follows no schedule, so that it has one unless the recipe says more."""
+    """Stages per pipeline rank. Without a pipeline there is no schedule, and one stage unless the recipe gives more."""
     if virtual_stages is not None:
         return virtual_stages
     return default_virtual_stages(schedule) if pipeline > 1 else 1
 
 
 class ParallelConfig(Section):
-    """How a run is spread over processes. What is left of them beside these degrees is data-parallel."""
+    """Degrees of parallelism. The data-parallel degree is the world size divided by their product."""
 
     tensor: Positive = 1
     """Tensor-parallel degree: ranks that share the heads and the inner columns of every layer."""
     sequence: bool = True
-    """Whether activations between blocks are sharded by sequence over the tensor group; no effect at tensor 1."""
+    """Sequence parallelism: shard activations between blocks over the tensor group; no effect at tensor 1."""
     pipeline: Positive = 1
     """Pipeline-parallel degree: ranks that the layers are cut over."""
     virtual_stages: Positive | None = None
@@ -84,10 +84,10 @@ class ParallelConfig(Section):
 
 
 class MemoryConfig(Section):
-    """What is kept of the forward pass, and what is computed again."""
+    """Activation checkpointing: activations kept for backward, and recomputed."""
 
     activation_checkpointing: Literal["none", "selective", "full", "budget"] = "none"
-    """none keeps everything; selective computes core attention and the SwiGLU product again in backward, as HLAT did;
-    full keeps only what enters each block; budget computes again the least with which memory.budget_gib suffices."""
+    """none keeps all activations; selective recomputes core attention and the SwiGLU product in backward, as HLAT did;
+    full keeps only the input of each block; budget recomputes the least that fits into memory.budget_gib."""
     budget_gib: float | None = Field(None, gt=0)
     """GiB that one rank may keep for backward, over all micro-batches that it has in flight; only with budget."""

@@ -11,7 +11,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class RunConfig(Section):
-    """What the run is called, where it lives, and what it runs on."""
+    """Name, folder and device of the run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run: letters, digits, dot, dash and underscore."""
@@ -28,7 +28,7 @@ class RunConfig(Section):
 
 
 class BatchConfig(Section):
-    """How many sequences a step takes."""
+    """Sequences per optimizer step and per forward pass."""
 
     global_batch: int = fixed(32, gt=0)
     """Sequences per optimizer step, over all devices and accumulation steps."""
@@ -48,7 +48,7 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices and embeddings."""
     decay_norms: bool = False
-    """Whether norm weights and biases are decayed too, as HLAT did."""
+    """Decay norm weights and biases too, as HLAT did."""
     clip_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this global L2 norm; null for no clipping."""
 
@@ -69,7 +69,7 @@ class ScheduleConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How long to train, and with which seed."""
+    """Length of the run, seed and logging."""
 
     steps: Positive | None = None
     """Optimizer steps of the whole run; or give tokens."""
@@ -89,22 +89,22 @@ class EvaluationConfig(Section):
     every_steps: Positive | None = 500
     """Steps between two validations; null validates only at the end."""
     sequences: Positive | None = 256
-    """How many sequences of the validation split are used, always the same; null means all of it."""
+    """Sequences of the validation split that are used, always the same; null means all of it."""
 
 
 class PrecisionConfig(Section):
-    """What is computed in which dtype."""
+    """Dtypes of weights, products and optimizer state."""
 
     mode: Literal["auto", "fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan", "fp8"] = fixed("auto", formerly="fp32")
     """auto (mixed where every device has fast bf16, else fp32; a resumed run keeps what it began with); fp32; mixed
     (bf16 products over fp32 weights and optimizer); bf16-sr (everything bf16, updates rounded stochastically); bf16
-    (rounded to nearest: known to stall); bf16-kahan (what rounding loses is kept); fp8."""
+    (rounded to nearest: known to stall); bf16-kahan (rounding errors are kept and added later); fp8."""
 
 
 class TrackingConfig(Section):
-    """Who is told about the metrics, besides metrics.jsonl."""
+    """Console and TensorBoard; metrics.jsonl is always written."""
 
     tensorboard: bool = True
-    """Whether TensorBoard event files are written to <run.dir>/tensorboard."""
+    """Write TensorBoard event files to <run.dir>/tensorboard."""
     console: Literal["auto", "rich", "plain", "none"] = "auto"
     """Progress bar (rich), plain lines, or nothing; auto takes the bar on a terminal."""
