@@ -82,7 +82,7 @@ def test_files_included_twice_are_read_once_and_a_circle_is_refused(good: Path) 
     (good.parent / "30.yaml").write_text("include: good.yaml\n")
     assert load_recipe(good.parent / "0.yaml") == load_recipe(good)
     (good.parent / "30.yaml").write_text("include: 0.yaml\n")
-    assert "includes form a circle" in message(good.parent / "0.yaml")
+    assert "includes form a cycle" in message(good.parent / "0.yaml")
 
 
 def test_many_problems_are_counted() -> None:

@@ -2,8 +2,8 @@
 
     text --load_yaml--> None, bool, int, float, str, lists and mappings of them; YamlError
 
-Scalars follow YAML 1.2 where 1.1 would misread recipes: 3e-4 is a number, 1:40 is not 100, 0100 is not 64, 2001-01-01 is
-a string. A duplicate key is an error.
+Scalars follow YAML 1.2 where 1.1 would misread recipes: 3e-4 is a number, 1:40 is not 100, 0100 is not 64, and
+2001-01-01 is a string. A duplicate key is an error.
 """
 
 import re

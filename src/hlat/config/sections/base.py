@@ -1,7 +1,7 @@
 """Base class of the sections of a recipe, and the marks of their fields.
 
-``fixed`` marks the fields that define the model, the data order or the trajectory: a run is not resumed after one of them
-changed. Everything else may change when a run is resumed, and the change is recorded.
+``fixed`` marks the fields that define the model, the data order or the trajectory: a run is not resumed after one of
+them changed. Everything else may change when a run is resumed, and the change is recorded.
 """
 
 from typing import Annotated, Any, get_args, get_origin
@@ -17,7 +17,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, values: Any) -> Any:
-        """Turn a boolean in a numeric field, as in ``steps: yes``, into text, which is refused: pydantic would read 1."""
+        """Turn a boolean in a numeric field (``steps: yes``) into text, which is refused: pydantic would read 1."""
         if not isinstance(values, dict):
             return values
         numbers = [name for name, field in cls.model_fields.items() if _is_number(field.annotation)]

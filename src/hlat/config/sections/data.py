@@ -51,7 +51,7 @@ class TokenizerConfig(Section):
     train: Literal["bpe", "char"] = "bpe"
     """Kind of tokenizer to train if no path is given: byte-level BPE, or one token per character of the corpus."""
     vocab_size: Positive = 8192
-    """Vocabulary to train a BPE tokenizer to, special tokens included; where a recipe is silent, model.vocab_size."""
+    """Vocabulary of a BPE tokenizer to train, special tokens included; model.vocab_size if the recipe gives none."""
     train_bytes: Positive = 100_000_000
     """At most so many bytes of text, evenly spread over the corpus, are used to train the tokenizer."""
     eos_token: str | None = "auto"
@@ -88,7 +88,7 @@ class DataConfig(Section):
     packing: Literal["concat", "best-fit"] = fixed("concat")
     """concat joins documents and cuts them at the sequence length; best-fit keeps those whole that fit, and pads."""
     isolate: bool = fixed(False)
-    """Intra-document (block-diagonal) attention: attention and labels stay within a document, where positions start at 0."""
+    """Intra-document (block-diagonal) attention: attention and labels stay within a document, positions start at 0."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The tokenizer."""
     validation: ValidationSplitConfig = ValidationSplitConfig()
@@ -102,7 +102,7 @@ class DataConfig(Section):
     workers: Positive | None = None
     """Processes that tokenize; null means one per core, or online one per rank. The result is always the same."""
     streams: Positive = fixed(256)
-    """With mode online, the number of streams that documents are assigned to; a multiple of every data-parallel degree used."""
+    """Online, streams that documents are assigned to; a multiple of every data-parallel degree that will be used."""
     duplicates: Literal["keep", "drop"] = "keep"
     """Exact copies of a document: kept and counted, or dropped but for the first."""
     unreadable_rows: float = Field(0.0, ge=0, lt=1)
