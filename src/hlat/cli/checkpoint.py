@@ -1,4 +1,4 @@
-"""``hlat checkpoint``: what checkpoints a run has, what is in them, whether they are whole, and which may go."""
+"""``hlat checkpoint``: list, show, verify and prune the checkpoints of a run."""
 
 import json
 import time
@@ -19,17 +19,17 @@ app = typer.Typer(help="List, show, verify and remove the checkpoints of a run."
 RunArgument = Annotated[
     str, typer.Argument(help="Run folder, its checkpoints folder, or URL of its object store.", show_default=False)
 ]
-OneOrAllArgument = Annotated[
+CheckpointsArgument = Annotated[
     str, typer.Argument(help="Run folder, its checkpoints folder, one checkpoint, or a URL.", show_default=False)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Everything as JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
-_CHECKPOINTS = ("committed", "damaged")  # states of what a run would try to resume from
+_CHECKPOINTS = ("committed", "damaged")  # states of folders that a run would try to resume from
 
 
 @app.command("list")
 def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
-    """List the checkpoints of a run, those that were set aside as damaged, and what was left unfinished."""
+    """List the checkpoints of a run, also damaged ones that were set aside and unfinished ones."""
     from hlat.checkpoint import RemotePrefix, checkpoints_folder, inventory
 
     ready()
@@ -44,8 +44,8 @@ def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command("show")
-def show_command(checkpoint: OneOrAllArgument, as_json: JsonOption = False) -> None:
-    """Tell what a checkpoint, or the newest of a run, holds: position, versions, tensors by kind."""
+def show_command(checkpoint: CheckpointsArgument, as_json: JsonOption = False) -> None:
+    """Show the contents of a checkpoint, or of a run's newest: position, versions, tensors by kind."""
     from hlat.checkpoint import RemotePrefix, contents, look
 
     ready()
@@ -66,22 +66,22 @@ def show_command(checkpoint: OneOrAllArgument, as_json: JsonOption = False) -> N
 
 
 @app.command("verify")
-def verify_command(checkpoint: OneOrAllArgument) -> None:
-    """Compare every byte of a checkpoint, or of all of a run's, with its checksums. Nothing is changed."""
+def verify_command(checkpoint: CheckpointsArgument) -> None:
+    """Compare every byte of a checkpoint, or of all checkpoints of a run, with its checksums. Nothing is changed."""
     ready()
-    checked = _verified_there(checkpoint) if is_url(checkpoint) else _verified_here(Path(checkpoint))
+    checked = _verify_remote(checkpoint) if is_url(checkpoint) else _verify_folder(Path(checkpoint))
     if not checked:
         raise CheckpointError(f"{checkpoint}: no checkpoint there.")
     damaged = checked.count(False)
     if damaged:
         raise CheckpointError(
-            f"{damaged} of {len(checked)} checkpoints damaged. A run passes over them, sets them aside and takes the "
-            "newest that is whole."
+            f"{damaged} of {len(checked)} checkpoints damaged. A resumed run sets them aside and "
+            "continues from the newest complete one."
         )
 
 
-def _verified_here(path: Path) -> list[bool]:
-    """Of each checkpoint, whether it is whole; one that the run itself removed meanwhile is not damaged."""
+def _verify_folder(path: Path) -> list[bool]:
+    """Verify each checkpoint of a folder: True if it is complete, or was removed by the run meanwhile."""
     from hlat.checkpoint import checkpoints_folder, inventory, is_checkpoint
     from hlat.checkpoint.protocol import read_manifest, verify
 
@@ -99,11 +99,12 @@ def _verified_here(path: Path) -> list[bool]:
             checked.append(True)
             continue
         size = 0 if problems else sum(read_manifest(folder).file_bytes.values())
-        checked.append(_tell(str(folder), problems, size, begin))
+        checked.append(_report(str(folder), problems, size, begin))
     return checked
 
 
-def _verified_there(url: str) -> list[bool]:
+def _verify_remote(url: str) -> list[bool]:
+    """Verify each checkpoint below a URL: True if it is complete."""
     from hlat.checkpoint import RemotePrefix
 
     prefix = RemotePrefix(url)
@@ -111,12 +112,12 @@ def _verified_there(url: str) -> list[bool]:
     for entry in prefix.entries():
         if entry.state in _CHECKPOINTS:
             begin = time.perf_counter()
-            checked.append(_tell(entry.place, prefix.problems(entry.step), entry.bytes, begin))
+            checked.append(_report(entry.place, prefix.problems(entry.step), entry.bytes, begin))
     return checked
 
 
-def _tell(place: str, problems: list[str], size: int, begin: float) -> bool:
-    """Say whether a checkpoint is whole."""
+def _report(place: str, problems: list[str], size: int, begin: float) -> bool:
+    """Print the result for a checkpoint; return True if it has no problems."""
     if problems:
         say(f"{place} is damaged: {'; '.join(problems)}")
     else:
@@ -127,11 +128,13 @@ def _tell(place: str, problems: list[str], size: int, begin: float) -> bool:
 @app.command("prune")
 def prune_command(
     run: RunArgument,
-    keep_last: Annotated[int, typer.Option(min=1, help="How many of the newest are kept.")],
-    keep_every: Annotated[int | None, typer.Option(min=1, help="Multiples of so many steps are kept too.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+    keep_last: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to keep.")],
+    keep_every: Annotated[
+        int | None, typer.Option(min=1, help="Also keep checkpoints at multiples of this many steps.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove old checkpoints of a run that is not being trained; the newest whole one always stays."""
+    """Remove old checkpoints of a run that is not being trained; the newest complete one always stays."""
     from hlat.checkpoint import checkpoints_folder, inventory
     from hlat.checkpoint.protocol import CheckpointStore, surplus, verify
     from hlat.training.process import run_lock
@@ -150,7 +153,7 @@ def prune_command(
             removed = CheckpointStore(folder, keep_last, keep_every).prune()
     except LaunchError as error:
         raise LaunchError(
-            f"{run}: is being trained, and prunes its checkpoints itself (checkpoint.keep_last). Wait for its end."
+            f"{run}: is being trained and prunes its own checkpoints (checkpoint.keep_last). Wait until it has ended."
         ) from error
     say(f"removed: {_listed(removed)}")
 

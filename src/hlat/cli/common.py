@@ -1,4 +1,4 @@
-"""Arguments and displays that several verbs share, and when Ctrl-C begins to interrupt work."""
+"""Arguments and displays that several verbs share, and the start of handling Ctrl-C."""
 
 import os
 import signal
@@ -33,24 +33,22 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def ready() -> None:
-    """Ctrl-C interrupts a verb's work from here on; until a verb calls this, nothing has been started.
+    """Let Ctrl-C interrupt from here on, and warn of a release of PyTorch that hlat was not tested with.
 
-    A release of PyTorch that hlat was not tested with is named.
-
-    A verb imports its room when it runs and not before, so that each starts as fast as it can: torch takes a second,
-    its distributed parts two more.
+    A verb calls this before it starts anything. It imports its room only when it runs, so that each verb starts as fast
+    as it can: torch takes a second, its distributed parts two more.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job does not hear Ctrl-C
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What hlat starts itself is silent, and of the processes that others start, all but the first.
+    # Only one process warns: not those that hlat starts itself, and of others only rank 0.
     if LAUNCHER not in os.environ and os.environ.get("RANK", "0") == "0" and (line := untested_torch()):
         typer.echo(line, err=True)
 
 
 def say(text: str = "") -> None:
-    """One line, or several, to standard output: everything that verbs print goes through here.
+    """Print text to standard output: everything that verbs print goes through here.
 
-    Control characters are shown (``runtime.visible``). A reader that has gone away (``| head``) must not end the work.
+    Control characters are printed as escapes (``visible``). A closed pipe (``| head``) does not end the work.
     """
     try:
         typer.echo(visible(text))
@@ -59,7 +57,7 @@ def say(text: str = "") -> None:
 
 
 def complain(message: str) -> None:
-    """A message to standard error, after what was said before it."""
+    """Print a message to standard error, after flushing standard output."""
     with suppress(BrokenPipeError):
         sys.stdout.flush()
         typer.echo(visible(message), err=True)
@@ -67,7 +65,7 @@ def complain(message: str) -> None:
 
 @contextmanager
 def data_progress() -> Iterator["Progress"]:
-    """Shows how far the preparation of text is: a bar on a terminal, a line every few seconds otherwise."""
+    """Show the progress of data preparation: a bar on a terminal, a line every few seconds otherwise."""
     if sys.stdout.isatty():
         with _bar() as bar:
             yield bar
@@ -89,7 +87,7 @@ def _bar() -> Iterator["Progress"]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    # The stream is named, since sys.stdout is another one while the bar is drawn.
+    # The stream is given explicitly: sys.stdout is replaced while the bar is drawn.
     with Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stdout), transient=True) as bar:
         show_beneath_rich()
         task = bar.add_task("prepare", total=None)

@@ -14,10 +14,12 @@ from hlat.runtime import DataError
 if TYPE_CHECKING:
     from hlat.data.prepared import Prepared
 
-app = typer.Typer(help="Prepare text for training, and look at it.", no_args_is_help=True)
+app = typer.Typer(help="Prepare text for training, and inspect it.", no_args_is_help=True)
 data_show.register(app)
 
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; default one per core.")]
+WorkersOption = Annotated[
+    int | None, typer.Option(min=1, help="Worker processes that tokenize; default: one per core.")
+]
 
 
 @app.command("prepare")
@@ -27,10 +29,12 @@ def prepare_command(
     workers: WorkersOption = None,
     part: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Only the I-th of N parts, into a folder of its own beside the whole's."),
+        typer.Option(
+            metavar="I/N", help="Prepare part I of N only, into a folder of its own next to the complete one."
+        ),
     ] = None,
 ) -> None:
-    """Tokenize the recipe's text into memory-mapped shards. Interrupted, it goes on where it stopped.
+    """Tokenize the recipe's text into memory-mapped shards. If interrupted, it continues where it stopped.
 
     With data.mode=online only what training needs besides: tokenizer, validation text, a catalogue of blocks.
     Data that was prepared before is verified byte for byte, and its manifest gets a checksum if it has none. On several
@@ -61,7 +65,7 @@ def _prepare_part(recipe: Recipe, part: str, workers: int | None) -> None:
 
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     if match is None or int(match[1]) > int(match[2]):
-        raise DataError(f"--part {part}: not a part. Write --part 2/3 for the second of three.")
+        raise DataError(f"--part {part}: not a part. Write --part 2/3 for the second part of three.")
     if recipe.data.mode == "online":
         raise DataError(f"--part {part}: with data.mode=online nothing is tokenized before training.")
     number, parts = int(match[1]), int(match[2])
@@ -85,13 +89,13 @@ def merge_command(
         list[str] | None,
         typer.Argument(
             metavar="[FOLDERS]... [OVERRIDES]...",
-            help="The folders of all parts, default those beside the recipe's data folder; overrides as elsewhere.",
+            help="Folders of all parts; default: those next to the recipe's data folder. Overrides as elsewhere.",
         ),
     ] = None,
 ) -> None:
-    """Put all parts together: byte for byte the data that one machine would have prepared.
+    """Merge all parts: byte for byte the data that one machine would have prepared.
 
-    The parts are only read, and may be deleted afterwards. Interrupted, it goes on where it stopped.
+    The parts are only read, and may be deleted afterwards. If interrupted, it continues where it stopped.
     """
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]

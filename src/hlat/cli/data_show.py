@@ -1,4 +1,4 @@
-"""``hlat data show`` and ``hlat data verify``: what prepared data holds, and whether all of it is whole."""
+"""``hlat data show`` and ``hlat data verify``: contents of prepared data, and a complete check of it."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ DataArgument = Annotated[
     typer.Argument(metavar="RECIPE|FOLDER", help="Recipe, folder of prepared data, or run folder.", show_default=False),
 ]
 
-_BAR = 30  # characters of the longest bar
+_BAR = 30  # width of the longest bar in characters
 
 
 def register(app: typer.Typer) -> None:
@@ -38,9 +38,9 @@ def show_command(
     overrides: OverridesArgument = None,
     samples: Annotated[int, typer.Option(min=0, help="Samples of text to show of each split.")] = 2,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each sample.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Tell what prepared data holds: counts, lengths of documents, copies, unreadable rows, samples of the text."""
+    """Show the contents of prepared data: counts, document lengths, copies, unreadable rows, samples of the text."""
     folder, _ = _find(source, overrides)
     from hlat.data.prepared import open_prepared, summarize
 
@@ -75,7 +75,7 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
 
 
 def _find(source: str, overrides: list[str] | None) -> tuple[Path, DataConfig | None]:
-    """The folder of prepared data, and the data section of the recipe, where one was named."""
+    """Return the folder of prepared data, and the data section if a recipe was named."""
     folder = Path(source)
     if folder.is_dir() and not overrides:
         below = folder / "data"
@@ -177,4 +177,4 @@ def _table(*names: str) -> "Table":
 def _cell(text: str) -> "Text":
     from rich.text import Text
 
-    return Text(visible_name(text))  # no markup in it is obeyed
+    return Text(visible_name(text))  # as plain text: rich markup in it has no effect

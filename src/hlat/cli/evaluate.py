@@ -1,4 +1,4 @@
-"""``hlat evaluate`` and ``hlat generate``: what a checkpoint is worth, and what it says."""
+"""``hlat evaluate`` and ``hlat generate``: validation loss of a checkpoint, and text from it."""
 
 from typing import Annotated
 
@@ -15,11 +15,9 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     checkpoint: CheckpointArgument,
-    data: Annotated[
-        str | None, typer.Option(help="Prepared data folder; default the one of the run, wherever the run lies.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of prepared data; default: that of the run.")] = None,
 ) -> None:
-    """Loss, perplexity and bits per byte over the whole validation split."""
+    """Compute loss, perplexity and bits per byte over the whole validation split."""
     from hlat.evaluation import evaluate_checkpoint
 
     ready()
@@ -31,13 +29,18 @@ def evaluate(
 def generate(
     checkpoint: CheckpointArgument,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many, fewer where the context ends.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens only.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest share p.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens to generate; fewer if the context is full.")
+    ] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Sample from the smallest set of tokens with total probability p."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
 ) -> None:
-    """Continue a prompt. Control characters of the text are shown, as \\u001b, but for newlines and tabs."""
+    r"""Continue a prompt. Control characters of the text are printed as escapes (\u001b), except newlines and tabs."""
     from hlat.evaluation import Sampling, generate_text
 
     ready()

@@ -1,4 +1,4 @@
-"""``hlat hardware list|show|measure``: what the planner knows of chips and machines, and a file about this one."""
+"""``hlat hardware list|show|measure``: the catalog of chips and instances, and an entry for this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,21 +11,21 @@ from hlat.cli.plan_options import check_outputs
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Chip, Instance
 
-_HINT = """# Measured by hlat; docs/planning.md describes the fields. To be put right by hand, under instances:
-#   network: what the machine sends to others, in 10^9 bytes per second;  failures.per_day: of the machine
+_HINT = """# Measured by hlat; docs/planning.md describes the fields. Correct by hand, under instances:
+#   network: bandwidth of the machine to others, in 10^9 bytes per second;  failures.per_day: of the machine
 #   prices: {own: {usd_per_hour: 3.5, seen: 2026-01-31, source: measured}}
 """
 
-app = typer.Typer(help="Chips, instances, prices: what the planner knows.", no_args_is_help=True)
+app = typer.Typer(help="Catalog of chips, instances and prices that the planner uses.", no_args_is_help=True)
 
 HardwareOption = Annotated[
     Path | None,
-    typer.Option("--hardware", help="A catalog of your own, on top of the one that ships with hlat.", metavar="FILE"),
+    typer.Option("--hardware", help="Your own catalog, on top of the one that ships with hlat.", metavar="FILE"),
 ]
 
 
 def catalog_of(file: Path | None) -> "Catalog":
-    """The shipped catalog, with a user's file on top where there is one."""
+    """Load the shipped catalog, with a user's file on top if one is given."""
     from hlat.hardware import load_catalog
 
     return load_catalog(None if file is None else str(file))
@@ -48,7 +48,7 @@ def list_command(hardware: HardwareOption = None) -> None:
 
 @app.command("show")
 def show_command(
-    name: Annotated[str, typer.Argument(help="An instance or a chip.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of an instance or a chip.", show_default=False)],
     hardware: HardwareOption = None,
 ) -> None:
     """Show every figure of an instance or a chip, each with its source."""
@@ -58,7 +58,7 @@ def show_command(
     catalog = catalog_of(hardware)
     chip = catalog.chip(name) or catalog.named(name)
     if chip is None:
-        parse_cluster(f"{name}:1", catalog)  # says what is wrong with the name
+        parse_cluster(f"{name}:1", catalog)  # raises the error that names similar instances
         instance = catalog.instance(name)
         assert instance is not None, "it has just been parsed"
         _say_instance(instance, catalog)
@@ -75,7 +75,7 @@ def _say_instance(one: "Instance", catalog: "Catalog") -> None:
     for kind, price in one.prices.items():
         say(f"  {kind:<14} {price.usd_per_hour:.2f} USD per hour, seen {price.seen}: {catalog.sources[price.source]}")
     if not one.prices:
-        say("  price       not known: write it into a file of your own (--hardware)")
+        say("  price       unknown: put it into your own catalog (--hardware)")
     say(f"  failures    {one.failures.per_day:g} per instance and day: {catalog.sources[one.failures.source]}")
 
 
@@ -96,7 +96,7 @@ def measure_command(
     to: Annotated[Path, typer.Option("--to", help="File to write; must not exist.")],
     name: Annotated[str, typer.Option(help="Name of this machine in the catalog.")] = "this-machine",
 ) -> None:
-    """Measure products, memory and collectives of this machine, and write them as a catalog of your own."""
+    """Measure matrix products, memory and collectives of this machine, and write a catalog with it."""
     import torch
     import yaml
 
@@ -118,4 +118,4 @@ def measure_command(
         to.write_text(_HINT + yaml.safe_dump(machine.catalog(name), sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{to} cannot be written: {error}") from error
-    say(f"written to {to}; put network, prices and failures right there, then --hardware {to} --cluster {name}:1")
+    say(f"written to {to}; correct network, prices and failures in it, then use --hardware {to} --cluster {name}:1")

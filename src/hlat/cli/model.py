@@ -1,4 +1,4 @@
-"""``hlat import`` and ``hlat export``: the two ends, both Hugging Face folders."""
+"""``hlat import`` and ``hlat export``: from and to Hugging Face folders."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,7 +22,7 @@ def import_command(
     ],
     to: Folder,
 ) -> None:
-    """Turn a Hugging Face model into a checkpoint that checkpoint.init_from, export and generate take."""
+    """Convert a Hugging Face model to a checkpoint, for checkpoint.init_from, export and generate."""
     from hlat.checkpoint import has_tokenizer, import_hf
 
     ready()
@@ -36,7 +36,7 @@ def export_command(
     checkpoint: CheckpointArgument,
     to: Folder,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the files; default as stored.")
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the files; default: as stored.")
     ] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model that transformers loads."""

@@ -1,4 +1,4 @@
-"""``hlat plan``: which layout, how long, how much memory and money, before anything is started."""
+"""``hlat plan``: layout, time, memory and cost of a run, before anything is started."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ _SCHEDULES = {
     "interleaved-zero-bubble": "zero bubble",
     "zbv": "zbv",
 }
-"""Schedules as they fit into a table."""
+"""Short names of schedules, for the table."""
 
 
 def register(app: typer.Typer) -> None:
@@ -40,14 +40,14 @@ def plan_command(
     tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, as in 300B or 3e11.")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     global_batch: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Mode of precision, as in a recipe.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Precision mode, as in a recipe.")] = None,
     price: Annotated[str | None, typer.Option(help="on-demand, capacity-block, reserved, spot or own.")] = None,
     rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
     layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why the winner wins.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the choice.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with pictures.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated step as a Chrome trace.")] = None,
     fragment: Annotated[Path | None, typer.Option(help="Write the layout as sections of a recipe.")] = None,
     validate: Annotated[Path | None, typer.Option(help="Predict every run of a CSV file and print the errors.")] = None,
@@ -140,7 +140,9 @@ def _say_table(plans: list["Plan"]) -> None:
             said = described(one.question, planned)
             cost = "" if planned.cost_usd is None else short(planned.cost_usd, 0)
             table.add_row(
-                Text(visible_name(one.question.cluster.name) if index == 0 else ""),  # no markup in it is obeyed
+                Text(
+                    visible_name(one.question.cluster.name) if index == 0 else ""
+                ),  # as plain text: rich markup in it has no effect
                 *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages")),
                 _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
                 str(said["zero"]),
@@ -162,7 +164,7 @@ def _say_table(plans: list["Plan"]) -> None:
         console.print(table)
     for line in capture.get().rstrip("\n").split("\n"):
         say(line.rstrip())
-    say("* nothing else here is better in time, cost and memory at once" if len(front) > 1 else "")
+    say("* no other row is better in time, cost and memory at once" if len(front) > 1 else "")
 
 
 def _say_words(plan: "Plan", words: bool, other: "Planned | None") -> None:

@@ -14,8 +14,10 @@ def register(app: typer.Typer) -> None:
 
 
 def quickstart(
-    to: Annotated[Path, typer.Option(help="Folder of everything it writes.")] = Path("quickstart"),
-    steps: Annotated[int | None, typer.Option(min=2, help="Train so many steps instead of about two minutes.")] = None,
+    to: Annotated[Path, typer.Option(help="Folder for everything that it writes.")] = Path("quickstart"),
+    steps: Annotated[
+        int | None, typer.Option(min=2, help="Number of training steps; default: about two minutes of them.")
+    ] = None,
 ) -> None:
     """Train a small model on this machine: no account, no GPU, no download."""
     from hlat.quickstart import run_quickstart

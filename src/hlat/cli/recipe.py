@@ -1,4 +1,4 @@
-"""``hlat check`` and ``hlat schema``: is the recipe right, and what may stand in it."""
+"""``hlat check`` and ``hlat schema``: validation of a recipe, and the schema of recipe files."""
 
 import json
 from typing import Annotated
@@ -20,11 +20,11 @@ def check(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     world: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes that the layout has to suit, one per accelerator.")
+        int | None, typer.Option(min=1, help="World size that the layout must fit: one process per accelerator.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
 ) -> None:
-    """Check a recipe: every error at once, exit code 2; or what it amounts to."""
+    """Check a recipe: print all its errors (exit code 2), or a summary."""
     ready()
     resolved = load_recipe(recipe, overrides or [], world=world)
     if as_json:

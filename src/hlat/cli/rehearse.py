@@ -1,4 +1,4 @@
-"""``hlat rehearse``: the real program at full size on this machine, without devices, memory or other ranks."""
+"""``hlat rehearse``: a dry run of the real program at full size on this machine, with tensors that take no memory."""
 
 import json
 import os
@@ -19,17 +19,19 @@ def rehearse(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     world: Annotated[
-        int, typer.Option("--world-size", min=1, help="Number of processes of the run, one per accelerator.")
+        int, typer.Option("--world-size", min=1, help="World size of the run: one process per accelerator.")
     ] = 1,
     ranks: Annotated[
         list[int] | None,
         typer.Option(
-            "--rank", min=0, help="A rank to rehearse; by default the first, middle, last and fullest of a pipeline."
+            "--rank",
+            min=0,
+            help="Rank to rehearse; default: the first, the middle, the last and the one that needs most memory.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Take ranks of a run through a step on this machine: what each needs, sends and computes, and what is wrong."""
+    """Run a training step of some ranks without devices: memory, communication, FLOPs, and errors."""
     resolved = load_recipe(recipe, overrides or [], world=world)
     from hlat.rehearsal import RankReport, lines_of, plain
     from hlat.rehearsal import rehearse as rehearse_world

@@ -1,4 +1,4 @@
-"""``hlat train``: the recipe's run, from its beginning or from where it was interrupted, in one process or several."""
+"""``hlat train``: start or resume the run of a recipe, in one process or several."""
 
 import os
 import signal
@@ -34,28 +34,29 @@ def train(
         str | None,
         typer.Option(
             metavar="N or MIN:MAX",
-            help="Train in so many processes on this machine, such as one per accelerator; default one. "
+            help="Number of processes on this machine, such as one per accelerator; default: one. "
             "MIN:MAX begins with MAX and goes on with fewer where one is lost again and again.",
         ),
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Write a trace of steps 4 to 6, and where their time went, to the run.")
+        bool,
+        typer.Option("--profile", help="Write a trace of steps 4 to 6 and a table of their time to the run folder."),
     ] = False,
     allow_faults: Annotated[
-        bool, typer.Option("--allow-faults", help="Let the faults happen that the recipe lists, to rehearse recovery.")
+        bool, typer.Option("--allow-faults", help="Inject the faults that the recipe lists, to rehearse recovery.")
     ] = False,
     no_supervisor: Annotated[
         bool,
-        typer.Option("--no-supervisor", help="Restart nothing: for debuggers, and where something else restarts."),
+        typer.Option("--no-supervisor", help="Run without automatic restarts (debuggers, external schedulers)."),
     ] = False,
     require_step: Annotated[
         int | None,
-        typer.Option(min=0, help="Go on from the checkpoint of this step, which has to be the newest, or not at all."),
+        typer.Option(min=0, help="Resume from this step; fail unless it is the newest checkpoint."),
     ] = None,
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
     _join_job(nproc)
-    given = _Given(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
+    given = _Arguments(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
     least, most = _numbers(nproc)
     if most > 1:
         _refuse_worker(nproc or "")
@@ -65,7 +66,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Arguments:
     """Arguments of ``hlat train``, passed on to the process that trains."""
 
     recipe: str
@@ -86,13 +87,13 @@ class _Given:
         return ["train", self.recipe, *self.overrides, *options]
 
     def work(self) -> int:
-        """Train in this process; gives its exit code."""
+        """Train in this process; return the exit code."""
         from hlat.launch import working
 
         with working():
             from hlat.training import run
 
-            ready()  # not before: an exception in the midst of an import can come out of it as another one
+            ready()  # only now: an import that an exception interrupts may raise a different one
             here = place()
             recipe = self.load(here.world)
             earlier = EarlierAttempt.read()
@@ -120,7 +121,7 @@ class _Given:
 
 
 def summary(outcome: "Outcome") -> str:
-    """How the run ended, in a line or two."""
+    """Describe the end of the run in one or two lines."""
     if outcome.finished:
         text = f"finished at step {outcome.step}"
     else:
@@ -132,18 +133,18 @@ def summary(outcome: "Outcome") -> str:
 
 
 def exit_code(outcome: "Outcome") -> int:
-    """0 where it finished or went as far as it was told to; otherwise what its end was asked for with."""
+    """Exit code of a run: 0 if it finished or reached stop_after, else that of the signal or deadline."""
     if outcome.reason == "deadline":
         return REQUEUE
     return stop_code(signal.Signals[outcome.reason]) if outcome.reason in signal.Signals.__members__ else 0
 
 
 def _numbers(nproc: str | None) -> tuple[int, int]:
-    """The fewest and the most processes."""
+    """Parse --nproc into the smallest and largest number of processes."""
     low, colon, high = (nproc or "1").partition(":")
     least, most = (int(part) if part.isascii() and part.isdigit() else 0 for part in (low, high if colon else low))
     if not 1 <= least <= most:
-        raise LaunchError(f"--nproc {nproc}: it takes a number of processes, 1 or more, or two of them as in 2:8.")
+        raise LaunchError(f"--nproc {nproc}: expected a number of processes, 1 or more, or a range as in 2:8.")
     return least, most
 
 
@@ -157,7 +158,7 @@ def _refuse_worker(nproc: str) -> None:
 
 
 def _join_job(nproc: str | None) -> None:
-    """As a task of Slurm, be the process of the run that the task stands for."""
+    """Take rank and world size from Slurm if this process is one of several tasks of srun."""
     if nproc is None:
         os.environ.update(slurm.variables())
     elif slurm.in_step() and "WORLD_SIZE" not in os.environ and (slurm.tasks() or 1) > 1:
@@ -167,8 +168,8 @@ def _join_job(nproc: str | None) -> None:
         )
 
 
-def _supervise(given: _Given, least: int, most: int, *, once: bool) -> int:
-    recipe = given.load(most)  # what is wrong is said before any process starts
+def _supervise(given: _Arguments, least: int, most: int, *, once: bool) -> int:
+    recipe = given.load(most)  # reports errors before any process starts
     from hlat.launch import Supervised, supervise
     from hlat.resilience import Sizes
 
@@ -180,7 +181,7 @@ def _supervise(given: _Given, least: int, most: int, *, once: bool) -> int:
     return supervise(Supervised(given.start, sizes, recipe.run_dir, recovery, complain, say))
 
 
-def _fits(given: _Given, nproc: int) -> bool:
+def _fits(given: _Arguments, nproc: int) -> bool:
     try:
         given.load(nproc)
     except RecipeError:

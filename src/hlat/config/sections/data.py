@@ -38,7 +38,7 @@ class PhaseConfig(Section):
     """A part of the run with weights of its own."""
 
     until_tokens: float | None = fixed(None, gt=0)
-    """Training tokens, counted from the start of the run, at which the phase ends; null in the last phase means never."""
+    """Training tokens, counted from the start of the run, at which the phase ends; null in the last phase."""
     weights: dict[str, Annotated[float, Field(ge=0)]] = fixed(min_length=1)
     """Share of the tokens by name of the source; sources that are not named have none."""
 
