@@ -137,7 +137,7 @@ def measure(runtime, process, folder, rounds, layers):
         alone.append(statistics.median(run.train() for _ in range(STEPS)))
         for name, save in sides.items():
             times[name].append(run.timed(save))
-            runtime.ranks.first(lambda: shutil.rmtree(folder / "dcp", ignore_errors=True))
+            runtime.ranks.run_on_rank0(lambda: shutil.rmtree(folder / "dcp", ignore_errors=True))
         beside.append(run.save_beside())
         run.store.prune()
     size = run.nbytes()
@@ -187,13 +187,13 @@ def work(arguments):
     """One rank."""
     from hlat.checkpoint.background import run_saver
     from hlat.checkpoint.format import Disk
-    from hlat.runtime import place
-    from hlat.runtime.distributed import joined, start_beside
+    from hlat.runtime import rank_info
+    from hlat.runtime.distributed import joined_run, start_helper
 
-    process = start_beside(partial(run_saver, here=place(), make_disk=Disk))
-    with joined(arguments.device) as runtime:
+    process = start_helper(partial(run_saver, here=rank_info(), make_disk=Disk))
+    with joined_run(arguments.device) as runtime:
         measure(runtime, process, Path(arguments.folder), arguments.rounds, arguments.layers)
-    process.leave()
+    process.close()
     process.wait()
 
 

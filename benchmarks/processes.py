@@ -48,9 +48,9 @@ def main():
     asked = parser.parse_args()
     from hlat.quickstart.corpus import standard_library
     from hlat.runtime.backend import has_fast_bf16
-    from hlat.runtime.distributed import start
+    from hlat.runtime.distributed import join_run
 
-    mode = "mixed" if has_fast_bf16(start().device) else "fp32"  # as the quickstart chooses
+    mode = "mixed" if has_fast_bf16(join_run().device) else "fp32"  # as the quickstart chooses
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

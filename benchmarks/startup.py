@@ -1,4 +1,4 @@
-"""What joining a run costs: ``start()`` in 2, 8 and 32 processes of this machine, without the time to import torch.
+"""What joining a run costs: ``join_run()`` in 2, 8 and 32 processes of this machine, without the time to import torch.
 
 The store is served by a process of its own that is there first, as under ``hlat train --nproc``.
 
@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 from hlat.launch.multiprocess_launcher import open_store
+from hlat.runtime.distributed import join_run
 from hlat.runtime.distributed import rendezvous as meeting
-from hlat.runtime.distributed import start
-from hlat.runtime.distributed.join import finish
+from hlat.runtime.distributed.join import leave_run
 
 HEAD = f"{'processes':>9}  {'waited':>8}  {'CPU':>8}  {'CPU per peer':>12}  {'store keys each':>15}"
 
@@ -34,12 +34,12 @@ def join_once(rank: int, world: int, port: int, gate: Barrier, pipe: Connection)
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True"})
     gate.wait()
     waited, computed = time.perf_counter(), time.process_time()
-    runtime = start("cpu")
+    runtime = join_run("cpu")
     waited, computed = time.perf_counter() - waited, time.process_time() - computed
     runtime.ranks.barrier()
     keys = meeting._connect("127.0.0.1", port, rank).num_keys() if rank == 0 else 0
     runtime.ranks.barrier()
-    finish(runtime)
+    leave_run(runtime)
     pipe.send((waited, computed, keys))
 
 

@@ -25,11 +25,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
-    from hlat.runtime import Shown, without_secrets  # noqa: PLC0415
+    from hlat.runtime import EscapingStream, redact  # noqa: PLC0415
 
     # Whatever is printed, by us, a library or a traceback: names and texts of strangers must not steer the terminal.
     # A traceback or a warning may repeat a signed URL that a server has sent a library to.
-    sys.stdout, sys.stderr = Shown(sys.stdout), Shown(sys.stderr, without_secrets)
+    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr, redact)
     from hlat.cli import app  # noqa: PLC0415
 
     set_spin_count(before, ProcessorTime.read())

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
-from hlat.runtime.process import REQUEUE
+from hlat.runtime.process import REQUEUE_CODE
 
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]
 STEPS = 12
@@ -123,7 +123,7 @@ def test_a_signal_to_the_launcher_saves_and_the_run_goes_on_in_another_layout(
     _wait_for_rank(process, run_dir(arguments), step=2)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == REQUEUE, output
+    assert process.returncode == REQUEUE_CODE, output
     stopped = open_checkpoint(resolve(run_dir(arguments))).step
     assert stopped == len(losses(arguments)) < 400
     on = [a for a in arguments if not a.startswith("training.steps")]

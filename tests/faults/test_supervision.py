@@ -13,7 +13,7 @@ import pytest
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.resilience.goodput import PARTS
-from hlat.runtime.process import REQUEUE
+from hlat.runtime.process import REQUEUE_CODE
 from tests.support.faults.killing import assert_same_run
 
 STEPS = 30
@@ -169,7 +169,7 @@ def test_preempted_it_saves_and_the_same_command_goes_on(runs, layout, number):
     wait_for_step(runs.run_dir(name), 4)
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == REQUEUE, output
+    assert process.returncode == REQUEUE_CODE, output
     stopped = open_checkpoint(resolve(runs.run_dir(name))).step
     assert 4 <= stopped < STEPS and f"stopped at step {stopped}" in output
     assert runs.train(name, layout).returncode == 0
@@ -180,7 +180,7 @@ def test_preempted_it_saves_and_the_same_command_goes_on(runs, layout, number):
 @pytest.mark.parametrize("kind", ["sigterm", "sigusr1"])
 def test_preempting_one_rank_stops_all(runs, kind):
     done = runs.train(kind, "DP2", *faults({"kind": kind, "rank": 1, "at_step": 9}))
-    assert done.returncode == REQUEUE, done.stderr
+    assert done.returncode == REQUEUE_CODE, done.stderr
     assert runs.train(kind, "DP2").returncode == 0
     assert_same_run(runs.run_dir(kind), runs.quiet("DP2"))
 
@@ -190,7 +190,7 @@ def test_a_deadline_stops_it_too(runs):
     name = "deadline"
     slow = faults({"kind": "slow", "at_step": 1, "steps": STEPS, "seconds": 0.5})
     done = runs.train(name, "DP2", "recovery.deadline_seconds=12", *slow)
-    assert done.returncode == REQUEUE and "(deadline)" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == REQUEUE_CODE and "(deadline)" in done.stdout, done.stdout + done.stderr
     assert runs.train(name, "DP2").returncode == 0
     assert_same_run(runs.run_dir(name), runs.quiet("DP2"))
 

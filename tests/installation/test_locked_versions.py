@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from hlat.runtime.backend.torch_private import SEEN
-from hlat.runtime.backend.torch_private import TESTED as TESTED_TORCH
+from hlat.runtime.backend.torch_private import RELEASES_WITH_ALL_NAMES
+from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -66,9 +66,9 @@ def test_what_the_project_asks_for_is_locked(locked: dict[str, tuple[Requirement
 
 def test_torch_is_bounded_by_what_was_tested_and_seen() -> None:
     (torch,) = (Requirement(text) for text in PROJECT["dependencies"] if Requirement(text).name == "torch")
-    within = [release for release in SEEN if torch.specifier.contains(f"{release}.0")]
-    above = [release for release in SEEN if Version(release) > Version(TESTED_TORCH[-1])]
-    assert set(TESTED_TORCH) <= set(within) and set(within) == set(SEEN) - set(above)
+    within = [release for release in RELEASES_WITH_ALL_NAMES if torch.specifier.contains(f"{release}.0")]
+    above = [release for release in RELEASES_WITH_ALL_NAMES if Version(release) > Version(TESTED_TORCH[-1])]
+    assert set(TESTED_TORCH) <= set(within) and set(within) == set(RELEASES_WITH_ALL_NAMES) - set(above)
     assert constraints()["torch"].rpartition(".")[0] in TESTED_TORCH
     assert not torch.specifier.contains("2.11.0") and not torch.specifier.contains("99.0")
 

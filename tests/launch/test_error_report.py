@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from hlat.launch.error_report import describe, read_report, reported
+from hlat.launch.error_report import describe_error, read_report, report_errors
 from hlat.runtime import DataError, StorageError
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] {} [127.0.0.1]:40324"
@@ -29,7 +29,7 @@ def caught(error, cause=None):
 def fail(error, file, monkeypatch):
     """End as a process does that meets an error."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    with pytest.raises(SystemExit) as ended, reported():
+    with pytest.raises(SystemExit) as ended, report_errors():
         raise error
     return ended.value.code
 
@@ -70,16 +70,16 @@ OWN = [
 
 @pytest.mark.parametrize("error", LOST, ids=str)
 def test_a_lost_connection_is_known_for_one(error):
-    assert describe(error).kind == "connection"
+    assert describe_error(error).kind == "connection"
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)
 def test_an_error_of_this_process_is_its_own(error):
-    assert describe(error).kind == "own"
+    assert describe_error(error).kind == "own"
 
 
 def test_an_error_that_another_rank_told_is_not_its_own():
-    assert describe(told("shard 3 is damaged")).kind == "told"
+    assert describe_error(told("shard 3 is damaged")).kind == "told"
 
 
 @pytest.mark.parametrize("followed", [LOST[0], told("shard 3 is damaged")], ids=["lost", "told"])
@@ -99,20 +99,20 @@ def test_torchrun_takes_the_cause_for_the_first_failure(tmp_path, monkeypatch, f
 
 def test_without_anybody_to_tell_the_error_stays_what_it_was(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    with pytest.raises(DataError, match="shard"), reported():
+    with pytest.raises(DataError, match="shard"), report_errors():
         raise DataError("shard 3 is damaged")
 
 
 def test_a_report_that_cannot_be_written_leaves_the_error_to_the_console(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no" / "such" / "folder.json"))
-    with pytest.raises(DataError, match="shard"), reported():
+    with pytest.raises(DataError, match="shard"), report_errors():
         raise DataError("shard 3 is damaged")
 
 
 @pytest.mark.parametrize("rank, seen", [("0", KeyboardInterrupt), ("1", SystemExit)])
 def test_of_many_that_are_interrupted_the_first_says_so(error_file, monkeypatch, rank, seen):
     monkeypatch.setenv("RANK", rank)
-    with pytest.raises(seen), reported():
+    with pytest.raises(seen), report_errors():
         raise KeyboardInterrupt
     assert not error_file.exists()
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.launch.error_report import Report
-from hlat.launch.root_cause import judge
-from hlat.launch.wait import End
-from hlat.runtime.process import STOP_CODES, STOPPING, stop_code
+from hlat.launch.error_report import ErrorReport
+from hlat.launch.root_cause import find_root_cause
+from hlat.launch.wait import ProcessExit
+from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, stop_exit_code
 
 _NOBODY = 65534
 NOWHERE = Path("/no/such/run")
@@ -19,19 +19,19 @@ OURS = 1.0  # the second in which it all happens
 
 
 def end(rank, code, report=None, noticed=OURS, was_told=False):
-    return End(rank, code, report, noticed, was_told)
+    return ProcessExit(rank, code, report, noticed, was_told)
 
 
 def own(message="run.dir: full", code=3, at=OURS, is_bug=False):
-    return Report("own", message, is_bug, code, at)
+    return ErrorReport("own", message, is_bug, code, at)
 
 
 def connection(at=OURS):
-    return Report("connection", "RuntimeError: Connection closed by peer", True, 1, at)
+    return ErrorReport("connection", "RuntimeError: Connection closed by peer", True, 1, at)
 
 
 def told(message, code=3, at=OURS):
-    return Report("told", message, False, code, at)
+    return ErrorReport("told", message, False, code, at)
 
 
 CONSEQUENCES = st.one_of(
@@ -62,7 +62,7 @@ def test_the_cause_is_named_whoever_was_noticed_first(cause, followers, data):
         end(rank, code, report),
         *(end(at, *fate[:2], noticed, fate[2]) for at, (fate, noticed) in enumerate(followers[rank:], rank + 1)),
     ]
-    verdict = judge(ends, [], NOWHERE)
+    verdict = find_root_cause(ends, [], NOWHERE)
     assert verdict.exit_code == exit_code
     assert verdict.message.startswith(message.format(rank))
 
@@ -71,27 +71,27 @@ def test_the_cause_is_named_whoever_was_noticed_first(cause, followers, data):
 def test_of_several_causes_the_first_by_time(times):
     ends = [end(rank, 3, own(f"shard {rank}", at=at)) for rank, at in enumerate(times)]
     first = times.index(min(times))
-    assert judge(ends, [], NOWHERE).message == f"rank {first} failed: shard {first}"
+    assert find_root_cause(ends, [], NOWHERE).message == f"rank {first} failed: shard {first}"
 
 
 def test_what_every_rank_says_is_said_as_one_process_would():
     ends = [end(0, 2, own("data.path: not there", 2)), end(1, 2, told("data.path: not there", 2))]
-    verdict = judge(ends, [], NOWHERE)
+    verdict = find_root_cause(ends, [], NOWHERE)
     assert (verdict.exit_code, verdict.message) == (2, "error: data.path: not there")
 
 
 def test_a_process_that_ended_without_a_word_is_named_with_its_exit_code():
-    verdict = judge([end(0, 1, connection(0.0)), end(1, 7)], [], NOWHERE)
+    verdict = find_root_cause([end(0, 1, connection(0.0)), end(1, 7)], [], NOWHERE)
     assert (verdict.exit_code, verdict.message) == (7, "rank 1 ended with exit code 7 and reported nothing")
 
 
 def test_connections_that_were_lost_for_no_known_reason_are_still_told():
     ends = [end(0, 1, connection(2.0)), end(1, 1, connection(1.0))]
-    assert judge(ends, [], NOWHERE).message.startswith("rank 1 failed:\nRuntimeError")
+    assert find_root_cause(ends, [], NOWHERE).message.startswith("rank 1 failed:\nRuntimeError")
 
 
 def saved(rank, number):
-    return end(rank, stop_code(number))
+    return end(rank, stop_exit_code(number))
 
 
 def too_early(rank, number):
@@ -106,30 +106,30 @@ def finished(rank, number):
     return end(rank, 0)
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 @pytest.mark.parametrize(
     "fates", [(saved, saved), (too_early, too_early), (lost, too_early), (lost, saved), (lost, lost), (finished, saved)]
 )
 def test_a_run_that_was_asked_to_stop_ends_as_one_process_would(number, fates):
-    verdict = judge([fate(rank, number) for rank, fate in enumerate(fates)], [number], NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (stop_code(number), "")
+    verdict = find_root_cause([fate(rank, number) for rank, fate in enumerate(fates)], [number], NOWHERE)
+    assert (verdict.exit_code, verdict.message) == (stop_exit_code(number), "")
 
 
-@pytest.mark.parametrize("code", STOP_CODES)
+@pytest.mark.parametrize("code", STOP_EXIT_CODES)
 def test_a_rank_that_was_asked_to_stop_before_it_could_talk_stops_the_run(code):
-    verdict = judge([end(0, code), end(1, 1, connection())], [], NOWHERE)
+    verdict = find_root_cause([end(0, code), end(1, 1, connection())], [], NOWHERE)
     assert (verdict.exit_code, verdict.message, verdict.cause) == (code, "", None)
 
 
 def test_a_save_that_fails_on_the_way_out_is_a_failure():
     ends = [end(0, 3, told("rank 1: run.dir: full")), end(1, 3, own())]
-    verdict = judge(ends, [signal.SIGTERM], NOWHERE)
+    verdict = find_root_cause(ends, [signal.SIGTERM], NOWHERE)
     assert (verdict.exit_code, verdict.message) == (3, "rank 1 failed: run.dir: full")
 
 
 @pytest.mark.parametrize("passed_on", [[], [signal.SIGTERM]])
 def test_a_run_that_finished_has_finished(passed_on):
-    verdict = judge([end(0, 0), end(1, 0)], passed_on, NOWHERE)
+    verdict = find_root_cause([end(0, 0), end(1, 0)], passed_on, NOWHERE)
     assert (verdict.exit_code, verdict.message) == (0, "")
 
 
@@ -137,7 +137,7 @@ def test_logs_are_named_where_there_are_any(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "rank-00001.log").touch()
-    verdict = judge([end(0, 1, connection()), end(1, -signal.SIGSEGV)], [], tmp_path)
+    verdict = find_root_cause([end(0, 1, connection()), end(1, -signal.SIGSEGV)], [], tmp_path)
     assert verdict.message == (
         f"rank 1 was ended by SIGSEGV; see {logs}/rank-00001.log\neach rank's log: {logs}/rank-*.log"
     )
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_looked_at_leaves_the_explanation_as_it_is(tmp_p
     if before == 0:
         os.seteuid(_NOBODY)  # root may enter everything
     try:
-        verdict = judge(ends, [], tmp_path / name)
+        verdict = find_root_cause(ends, [], tmp_path / name)
     finally:
         os.seteuid(before)
         closed.chmod(0o700)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hlat.runtime.process import REQUEUE
+from hlat.runtime.process import REQUEUE_CODE
 from tests.support.launch.launching import wait_for, wait_until_gone
 
 
@@ -13,7 +13,7 @@ def received(folder, rank):
     return [int(number) for number in (folder / f"received-{rank}").read_text().split()]
 
 
-ENDS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: 130}
+ENDS = {signal.SIGTERM: REQUEUE_CODE, signal.SIGUSR1: REQUEUE_CODE, signal.SIGINT: 130}
 
 
 @pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
@@ -44,7 +44,7 @@ def test_a_signal_that_reached_one_rank_only_stops_all(stepping, tmp_path):
     launcher = stepping()
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
     out, err = launcher.communicate()
-    assert (launcher.returncode, out, err) == (REQUEUE, "", "")
+    assert (launcher.returncode, out, err) == (REQUEUE_CODE, "", "")
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
     assert not (tmp_path / "received-0").exists(), "rank 0 learned it by vote"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from hlat.config.sections import RecoveryConfig
-from hlat.launch import Supervised, forked, supervise, working
+from hlat.launch import SupervisedRun, launch_forked, supervise, worker_context
 from hlat.resilience import BEATS, Sizes, count_steps, fell_back, secured, trains_in
 from hlat.resilience.goodput import PARTS
-from hlat.runtime import DataError, LostError, StorageError
-from hlat.runtime.process import REQUEUE, enter_phase
-from hlat.runtime.storage import GONE_ON, ID_NAME
+from hlat.runtime import DataError, StateLostError, StorageError
+from hlat.runtime.process import REQUEUE_CODE, enter_phase
+from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, ID_NAME
 from tests.support.launch.launching import wait_for, wait_until, wait_until_gone
 
 
@@ -33,8 +33,8 @@ class Run:
     def _work(self) -> int:
         number = len(list(self.folder.glob("attempt-*")))
         (self.folder / f"attempt-{number}").write_text(str(os.getpid()))
-        (self.folder / f"left-{number}").write_text(os.environ.get(GONE_ON, ""))
-        with working():
+        (self.folder / f"left-{number}").write_text(os.environ.get(EARLIER_ATTEMPT_ENV, ""))
+        with worker_context():
             trains_in("its number")
             enter_phase("start")
             if number < len(self._attempts) and self._attempts[number] in BEFORE:
@@ -49,8 +49,8 @@ class Run:
 
     def supervise(self) -> int:
         return supervise(
-            Supervised(
-                start=lambda count, environment, folder: forked(self._work, environment, folder),
+            SupervisedRun(
+                start=lambda count, environment, folder: launch_forked(self._work, environment, folder),
                 sizes=Sizes(1, 1, lambda count: True),
                 run_dir=self.folder / "run",
                 recovery=self._recovery,
@@ -120,7 +120,7 @@ def saves_when_asked(folder):
     while not asked:
         time.sleep(0.01)
     (folder / "saved").touch()
-    return REQUEUE
+    return REQUEUE_CODE
 
 
 DURING = {
@@ -132,7 +132,7 @@ DURING = {
     "hangs": hangs,
     "writer": leaves_a_writer,
     "falls back": falls_back,
-    "lost": raises(LostError("the state of step 40 has gone")),
+    "lost": raises(StateLostError("the state of step 40 has gone")),
     "saves": saves_when_asked,
 }
 
@@ -247,7 +247,7 @@ def test_a_preempted_run_saves_and_is_to_be_queued_again(tmp_path, number):
     supervisor = _in_background(run)
     wait_for(tmp_path / "ready")
     os.kill(supervisor, number)
-    assert _exit_code(supervisor) == REQUEUE
+    assert _exit_code(supervisor) == REQUEUE_CODE
     assert (tmp_path / "saved").exists() and run.attempts == 1
 
 
@@ -258,7 +258,7 @@ def test_preempted_before_there_is_anything_to_save_it_is_queued_again_too(tmp_p
     supervisor = _in_background(run)
     wait_for(tmp_path / "ready")
     os.kill(supervisor if who == "supervisor" else int((tmp_path / "attempt-0").read_text()), number)
-    assert _exit_code(supervisor) == REQUEUE and run.attempts == 1
+    assert _exit_code(supervisor) == REQUEUE_CODE and run.attempts == 1
 
 
 def test_a_run_that_is_stopped_during_a_pause_is_not_started_again(tmp_path):
@@ -266,7 +266,7 @@ def test_a_run_that_is_stopped_during_a_pause_is_not_started_again(tmp_path):
     supervisor = _in_background(run)
     wait_until(lambda: bool(run.events("goodput")))
     os.kill(supervisor, signal.SIGTERM)
-    assert _exit_code(supervisor) == REQUEUE and run.attempts == 1
+    assert _exit_code(supervisor) == REQUEUE_CODE and run.attempts == 1
 
 
 def test_ctrl_c_ends_what_has_not_begun_to_listen(tmp_path):

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime import Place
-from hlat.runtime.distributed import Meeting
+from hlat.runtime import RankInfo
+from hlat.runtime.distributed import Rendezvous
 from hlat.runtime.distributed import rendezvous as meeting
-from hlat.runtime.distributed.run_secret import Seal
+from hlat.runtime.distributed.run_secret import Signer
 from tests.support.launch.launching import wait_until
 
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
@@ -87,7 +87,7 @@ def test_a_signal_ends_a_process_whose_peer_has_come_and_does_not_go_on(begin):
     port, key = free_port(), "of this run"
     process = begin(**of_two(0, port), HLAT_RUN_SECRET=key)
     store = meeting._client("127.0.0.1", port, 1)
-    meeting._arrive(store, Meeting("hlat/0/1", Seal(key.encode())), Place(1, 2))
+    meeting._arrive(store, Rendezvous("hlat/0/1", Signer(key.encode())), RankInfo(1, 2))
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=BOUND)

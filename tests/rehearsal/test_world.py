@@ -11,7 +11,7 @@ from hlat.model.derived import count_parameters, flops_per_token
 from hlat.parallel.mesh import Layout
 from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks, world
 from hlat.runtime import LaunchError
-from hlat.runtime.distributed import Runtime, host_values, is_pretended, pretended
+from hlat.runtime.distributed import Runtime, fake_rank, host_values, in_fake_world
 from tests.support.rehearsal.small_recipes import recipe_of
 
 PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
@@ -118,19 +118,19 @@ def test_processes_find_what_one_finds() -> None:
 def test_nothing_of_a_rehearsal_stays() -> None:
     recipe = recipe_of(1, precision={"mode": "bf16-sr"})
     rehearsed = rehearse(recipe, 1).ranks[0]
-    assert not is_pretended() and not dist.is_initialized()
+    assert not in_fake_world() and not dist.is_initialized()
     assert type(torch.zeros(1)) is torch.Tensor
     real = rehearse_rank(recipe, Runtime(torch.device("cpu")))
     assert real == rehearsed, "on tensors with memory, in the same process"
 
 
 def test_host_values_can_be_looked_at() -> None:
-    with pretended(3, 8) as runtime:
+    with fake_rank(3, 8) as runtime:
         assert (runtime.rank, runtime.world, dist.get_rank()) == (3, 8, 3)
         assert type(torch.ones(2).sum()) is not torch.Tensor
         with host_values():
             assert int(torch.ones(2).sum()) == 2
-        with pytest.raises(LaunchError, match="joined a run"), pretended(0, 2):
+        with pytest.raises(LaunchError, match="joined a run"), fake_rank(0, 2):
             pass
 
 

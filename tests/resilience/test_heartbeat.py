@@ -12,8 +12,8 @@ import pytest
 from hlat.resilience import BEATS, beating, read_beat, secured
 from hlat.resilience.heartbeat import Beat, beat_path
 from hlat.resilience.stack_sampler import is_waiting, where
-from hlat.runtime.distributed import audibly
-from hlat.runtime.distributed.waiting import wait_for
+from hlat.runtime.distributed import call_interruptibly
+from hlat.runtime.distributed.waiting import wait_for_work
 from hlat.runtime.process import current_phase, enter_phase
 
 
@@ -137,14 +137,14 @@ def test_a_thread_that_waits_audibly_is_seen_to_wait():
         frame = sys._current_frames()[threading.main_thread().ident]
         seen.append((is_waiting(frame), where(frame)))
 
-    audibly(call)
+    call_interruptibly(call)
     [(waits, place)] = seen
     assert waits and "waiting.py" not in place
 
 
 def test_a_wait_for_a_collective_is_a_wait():
-    assert wait_for.__code__.co_filename.endswith("hlat/runtime/distributed/waiting.py")
-    inner = SimpleNamespace(f_code=wait_for.__code__, f_lineno=1, f_back=None)
+    assert wait_for_work.__code__.co_filename.endswith("hlat/runtime/distributed/waiting.py")
+    inner = SimpleNamespace(f_code=wait_for_work.__code__, f_lineno=1, f_back=None)
     assert is_waiting(inner)
 
 

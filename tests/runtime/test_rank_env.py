@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.runtime import LaunchError, Place, place
+from hlat.runtime import LaunchError, RankInfo, rank_info
 from hlat.runtime.backend import choose_device
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -13,7 +13,7 @@ MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}, {"RANK": "5"}])
 def test_a_process_alone_needs_nothing(environment):
-    assert place(environment) == Place(rank=0, world=1, local_rank=0)
+    assert rank_info(environment) == RankInfo(rank=0, world=1, local_rank=0)
 
 
 @given(world=st.integers(2, 10_000), data=st.data())
@@ -21,8 +21,8 @@ def test_what_torchrun_sets_is_the_place(world, data):
     rank = data.draw(st.integers(0, world - 1))
     local_rank = data.draw(st.integers(0, rank))
     environment = {**MASTER, "RANK": str(rank), "WORLD_SIZE": str(world)}
-    assert place({**environment, "LOCAL_RANK": str(local_rank)}) == Place(rank, world, local_rank)
-    assert place(environment) == Place(rank, world, rank)
+    assert rank_info({**environment, "LOCAL_RANK": str(local_rank)}) == RankInfo(rank, world, local_rank)
+    assert rank_info(environment) == RankInfo(rank, world, rank)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_torchrun_sets_is_the_place(world, data):
 )
 def test_a_place_that_is_not_described_is_refused_with_every_problem(environment, words):
     with pytest.raises(LaunchError) as refused:
-        place(environment)
+        rank_info(environment)
     for word in words:
         assert word in str(refused.value)
 
@@ -60,20 +60,20 @@ def two_gpus(monkeypatch):
 
 
 def test_each_process_of_a_machine_has_its_own_accelerator(two_gpus):
-    assert choose_device("auto", Place(5, 8, 1)) == torch.device("cuda", 1)
+    assert choose_device("auto", RankInfo(5, 8, 1)) == torch.device("cuda", 1)
     assert two_gpus == [1]
 
 
 def test_more_processes_than_accelerators_are_refused(two_gpus):
     with pytest.raises(LaunchError, match=r"there are 2. Start at most 2 processes per machine, or use run.device=cpu"):
-        choose_device("cuda", Place(2, 3, 2))
-    assert choose_device("cpu", Place(2, 3, 2)) == torch.device("cpu")
+        choose_device("cuda", RankInfo(2, 3, 2))
+    assert choose_device("cpu", RankInfo(2, 3, 2)) == torch.device("cpu")
 
 
 def test_one_process_takes_the_current_accelerator(two_gpus):
-    assert choose_device("auto", Place()) == torch.device("cuda") and two_gpus == []
+    assert choose_device("auto", RankInfo()) == torch.device("cuda") and two_gpus == []
 
 
 def test_a_device_type_that_is_not_here_is_refused(two_gpus):
     with pytest.raises(LaunchError, match=r"run.device=neuron.*only cuda"):
-        choose_device("neuron", Place())
+        choose_device("neuron", RankInfo())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hlat.runtime import LaunchError, Place, place, slurm
+from hlat.runtime import LaunchError, RankInfo, rank_info, slurm
 
 TASK = {
     "SLURM_JOB_ID": "812",
@@ -24,10 +24,10 @@ def nobody(command):
 
 
 def test_a_task_of_several_is_a_process_of_one_run():
-    found = slurm.variables(TASK, nobody)
-    assert place({**TASK, **found}) == Place(rank=5, world=8, local_rank=1, node=2)
+    found = slurm.rank_variables(TASK, nobody)
+    assert rank_info({**TASK, **found}) == RankInfo(rank=5, world=8, local_rank=1, node=2)
     assert found["MASTER_ADDR"] == "localhost"
-    others = [slurm.variables({**TASK, "SLURM_PROCID": str(rank)}, nobody) for rank in range(8)]
+    others = [slurm.rank_variables({**TASK, "SLURM_PROCID": str(rank)}, nobody) for rank in range(8)]
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in others} == {("localhost", found["MASTER_PORT"])}
     assert [one["RANK"] for one in others] == [str(rank) for rank in range(8)]
 
@@ -35,7 +35,7 @@ def test_a_task_of_several_is_a_process_of_one_run():
 def test_every_step_has_a_port_of_its_own():
     """Jobs that follow each other, and their steps: a machine may have several at a time."""
     ports = {
-        slurm.variables({**TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}, nobody)["MASTER_PORT"]
+        slurm.rank_variables({**TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}, nobody)["MASTER_PORT"]
         for job in range(100, 200)
         for step in range(31)
     }
@@ -43,8 +43,8 @@ def test_every_step_has_a_port_of_its_own():
 
 
 def test_what_the_user_has_set_is_left():
-    assert slurm.variables({**TASK, "WORLD_SIZE": "2"}, nobody) == {}
-    found = slurm.variables({**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4321"}, nobody)
+    assert slurm.rank_variables({**TASK, "WORLD_SIZE": "2"}, nobody) == {}
+    found = slurm.rank_variables({**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4321"}, nobody)
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "4321")
 
 
@@ -60,7 +60,7 @@ def test_what_the_user_has_set_is_left():
     ids=["no job", "a step of one task", "a script", "a script of one task", "salloc"],
 )
 def test_one_task_is_one_process(environment):
-    assert slurm.variables(environment, nobody) == {}
+    assert slurm.rank_variables(environment, nobody) == {}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_one_task_is_one_process(environment):
 )
 def test_the_script_of_several_tasks_is_told_to_use_srun(environment):
     with pytest.raises(LaunchError, match=r"job 812, which has (8 tasks|2 machines).*srun hlat train.*--nproc 1"):
-        slurm.variables(environment, nobody)
+        slurm.rank_variables(environment, nobody)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_the_script_of_several_tasks_is_told_to_use_srun(environment):
 def test_a_task_that_slurm_does_not_describe_is_refused(gone, named):
     environment = {name: value for name, value in TASK.items() if name not in gone}
     with pytest.raises(LaunchError, match=rf"{named}.*Set RANK, WORLD_SIZE"):
-        slurm.variables(environment, nobody)
+        slurm.rank_variables(environment, nobody)
 
 
 def test_a_heterogeneous_job_is_refused():
     with pytest.raises(LaunchError, match="heterogeneous"):
-        slurm.variables({**TASK, "SLURM_HET_SIZE": "2"}, nobody)
+        slurm.rank_variables({**TASK, "SLURM_HET_SIZE": "2"}, nobody)
 
 
 def test_a_host_whose_name_means_nothing_is_asked_for():
@@ -106,7 +106,7 @@ def test_a_host_whose_name_means_nothing_is_asked_for():
         asked.append(command)
         return "NodeName=n0.invalid Arch=x86_64 NodeAddr=10.1.2.3 NodeHostName=box Version=22.05.8"
 
-    found = slurm.variables({**TASK, "SLURM_STEP_NODELIST": "n0.invalid,n1"}, ask)
+    found = slurm.rank_variables({**TASK, "SLURM_STEP_NODELIST": "n0.invalid,n1"}, ask)
     assert found["MASTER_ADDR"] == "10.1.2.3" and asked == [["scontrol", "show", "node", "n0.invalid", "-o"]]
 
 
@@ -138,11 +138,11 @@ def test_the_end_of_a_job_is_asked_for_where_it_is_not_said(monkeypatch):
 
     time.tzset()
     try:
-        seconds = slurm.end_of_job({"SLURM_JOB_ID": "812"}, ask)
+        seconds = slurm.job_end_time({"SLURM_JOB_ID": "812"}, ask)
         assert seconds == 1795370643  # date -u -d 2026-11-22T18:04:03 +%s
         assert asked == ["squeue"]
         answers.update(squeue="", scontrol="JobId=812 StartTime=2026-11-22T17:00:00 EndTime=2026-11-22T18:04:03 X=1")
-        assert slurm.end_of_job({"SLURM_JOB_ID": "812"}, ask) == seconds
+        assert slurm.job_end_time({"SLURM_JOB_ID": "812"}, ask) == seconds
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -150,13 +150,13 @@ def test_the_end_of_a_job_is_asked_for_where_it_is_not_said(monkeypatch):
 
 @pytest.mark.parametrize("said", ["", "N/A", "Unknown", "NONE", "slurm_load_jobs error"])
 def test_no_end_is_known_where_slurm_says_none(said):
-    assert slurm.end_of_job({"SLURM_JOB_ID": "812"}, lambda command: said) is None
+    assert slurm.job_end_time({"SLURM_JOB_ID": "812"}, lambda command: said) is None
 
 
 def test_slurm_is_not_asked_outside_a_job_nor_by_every_rank():
     def refuse(command):
         raise AssertionError(command)
 
-    assert slurm.end_of_job({}, refuse) is None
-    assert slurm.end_of_job({"SLURM_JOB_ID": "812", "RANK": "1"}, refuse) is None
-    assert slurm.end_of_job({"SLURM_JOB_ID": "812", "SLURM_JOB_END_TIME": "12.5"}, refuse) == 12.5
+    assert slurm.job_end_time({}, refuse) is None
+    assert slurm.job_end_time({"SLURM_JOB_ID": "812", "RANK": "1"}, refuse) is None
+    assert slurm.job_end_time({"SLURM_JOB_ID": "812", "SLURM_JOB_END_TIME": "12.5"}, refuse) == 12.5

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from hlat.runtime import Shown, show_beneath_rich, visible, visible_name
+from hlat.runtime import EscapingStream, escape_beneath_rich, escape_controls, escape_name
 
 CODES = (*range(9), *range(11, 32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 STEERING = [chr(code) for code in CODES]
@@ -21,25 +21,25 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("char", STEERING, ids=lambda char: f"{ord(char):04x}")
 def test_what_steers_a_terminal_is_shown(char: str) -> None:
-    assert visible(f"a{char}b") == visible_name(f"a{char}b") == f"a\\u{ord(char):04x}b"
+    assert escape_controls(f"a{char}b") == escape_name(f"a{char}b") == f"a\\u{ord(char):04x}b"
 
 
 def test_everything_else_stays() -> None:
     text = "naïve 𝔘 עברית فارسی\u200cها 👩\u200d🔬 [/b] \\ \n\t"
-    assert visible(text) == text
-    assert visible_name("a\nb\tc") == "a\\u000ab\\u0009c"
-    assert visible("\ud800").encode() == b"\\ud800"
+    assert escape_controls(text) == text
+    assert escape_name("a\nb\tc") == "a\\u000ab\\u0009c"
+    assert escape_controls("\ud800").encode() == b"\\ud800"
 
 
 def test_json_means_what_it_meant() -> None:
     value = {"a\x1b\x7f\u202e": ["\x9b", "\x7f", "\ud800"]}
     for ascii_only in (True, False):
-        assert json.loads(visible(json.dumps(value, ensure_ascii=ascii_only))) == value
+        assert json.loads(escape_controls(json.dumps(value, ensure_ascii=ascii_only))) == value
 
 
 def test_a_stream_shows_what_is_printed_and_lets_rich_draw() -> None:
     terminal = Terminal()
-    stream = Shown(Shown(terminal))
+    stream = EscapingStream(EscapingStream(terminal))
     print("name\x1b[2J\x9b", file=stream)
     assert terminal.getvalue() == "name\\u001b[2J\\u009b\n" and stream.isatty()
     Console(file=stream, force_terminal=True, color_system="standard").print("[red]drawn[/red]")
@@ -48,11 +48,11 @@ def test_a_stream_shows_what_is_printed_and_lets_rich_draw() -> None:
 
 def test_what_is_printed_while_rich_draws_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", Shown(terminal))
+    monkeypatch.setattr(sys, "stdout", EscapingStream(terminal))
     before = sys.stdout
     with Progress(console=Console(file=sys.stdout, force_terminal=True), auto_refresh=False) as bar:
         bar.add_task("x")
-        show_beneath_rich()
+        escape_beneath_rich()
         print("a file called \x9b1m\x1b]0;title\x07")
         bar.refresh()
     assert "a file called \\u009b1m\\u001b]0;title\\u0007" in terminal.getvalue() and "\x9b" not in terminal.getvalue()

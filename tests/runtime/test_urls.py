@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.runtime import DataError, secret_in, tree_without_secrets, value_without_secrets, without_secrets
+from hlat.runtime import DataError, find_secret, redact, redact_json, redact_value
 
 HOLDS = [
     ("https://me:S3CR3T@host/a.jsonl", "https://...@host/a.jsonl", "a password"),
@@ -53,36 +53,36 @@ FREE = [
 
 @pytest.mark.parametrize(("url", "shown", "what"), HOLDS)
 def test_what_may_open_something_is_found_and_not_shown(url: str, shown: str, what: str) -> None:
-    found = secret_in(url)
+    found = find_secret(url)
     assert found is not None and what in found and "S3CR3T" not in found
-    assert value_without_secrets(url) == shown
-    assert without_secrets(f"reading {url}, again: ('{url}')") == f"reading {shown}, again: ('{shown}')"
+    assert redact_value(url) == shown
+    assert redact(f"reading {url}, again: ('{url}')") == f"reading {shown}, again: ('{shown}')"
     assert str(DataError(f"{url}: gone")) == f"{shown}: gone"
-    assert tree_without_secrets({"a": [url, 1, None]}) == {"a": [shown, 1, None]}
+    assert redact_json({"a": [url, 1, None]}) == {"a": [shown, 1, None]}
 
 
 @pytest.mark.parametrize("url", FREE)
 def test_what_names_a_place_only_stays_as_it_is(url: str) -> None:
-    assert secret_in(url) is None
-    assert value_without_secrets(url) == url
-    assert without_secrets(f"reading {url}, again: ({url})") == f"reading {url}, again: ({url})"
+    assert find_secret(url) is None
+    assert redact_value(url) == url
+    assert redact(f"reading {url}, again: ({url})") == f"reading {url}, again: ({url})"
 
 
 def test_what_stands_after_a_url_in_a_sentence_stays() -> None:
     said = "https://host/a?...: permission denied. Grant the right to read it."
-    assert tree_without_secrets(said) == without_secrets(said) == said
+    assert redact_json(said) == redact(said) == said
 
 
 def test_a_value_is_one_url_to_its_end() -> None:
     """A blank or a quote ends a URL in a sentence, not in a value."""
-    assert value_without_secrets("https://host/a?k='S3 CR3T") == "https://host/a?..."
+    assert redact_value("https://host/a?k='S3 CR3T") == "https://host/a?..."
 
 
 @given(st.text("ab:/?#@%40;=&.' \n", max_size=60))
 def test_what_is_recorded_is_what_holds_no_secret(text: str) -> None:
     """The two functions agree: what may be recorded is shown whole, and what is shown may be recorded."""
     url = f"https://{text}"
-    shown = value_without_secrets(url)
-    if secret_in(url) is None and ":/" not in text:  # a path collapsed to one slash is shown without, too
+    shown = redact_value(url)
+    if find_secret(url) is None and ":/" not in text:  # a path collapsed to one slash is shown without, too
         assert shown == url
-    assert without_secrets(without_secrets(url)) == without_secrets(url)
+    assert redact(redact(url)) == redact(url)

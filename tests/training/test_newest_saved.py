@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from hlat.checkpoint.protocol import resolve
-from hlat.runtime import LostError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime import StateLostError
+from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import EarlierAttempt
 from hlat.training.newest_saved import Damage, refuse_lost
 
@@ -29,16 +29,16 @@ def left(saved):
     ],
 )
 def test_what_is_as_new_as_it_has_to_be_is_gone_on_from(tmp_path, found, saved, damaged):
-    refuse_lost(Ranks(), tmp_path, found, left(saved), [Damage(path, ["torn"]) for path in damaged])
+    refuse_lost(HostGroup(), tmp_path, found, left(saved), [Damage(path, ["torn"]) for path in damaged])
 
 
 def test_what_an_attempt_before_this_one_has_set_aside_is_passed_over(tmp_path):
     """It ended before its first step, so that nobody was told."""
     (tmp_path / "checkpoints" / "step-00000300.bad").mkdir(parents=True)
-    with pytest.raises(LostError):
-        refuse_lost(Ranks(), tmp_path, 200, left(400), [])
+    with pytest.raises(StateLostError):
+        refuse_lost(HostGroup(), tmp_path, 200, left(400), [])
     (tmp_path / "checkpoints" / "step-00000400.bad").mkdir()
-    refuse_lost(Ranks(), tmp_path, 200, left(400), [])
+    refuse_lost(HostGroup(), tmp_path, 200, left(400), [])
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_what_an_attempt_before_this_one_has_set_aside_is_passed_over(tmp_path):
     ],
 )
 def test_what_has_vanished_is_not_passed_over(tmp_path, found, damaged, there):
-    with pytest.raises(LostError, match=f"the state of step 400 was durable, and {there}"):
-        refuse_lost(Ranks(), tmp_path, found, left(400), [Damage(path, ["torn"]) for path in damaged])
+    with pytest.raises(StateLostError, match=f"the state of step 400 was durable, and {there}"):
+        refuse_lost(HostGroup(), tmp_path, found, left(400), [Damage(path, ["torn"]) for path in damaged])
 
 
 @pytest.mark.parametrize("spoiled", ["removed", "damaged"])

@@ -12,8 +12,8 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.evaluation import evaluate_checkpoint
 from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import Ranks, Runtime
-from hlat.runtime.storage import held_run_folder
+from hlat.runtime.distributed import HostGroup, Runtime
+from hlat.runtime.storage import hold_run_folder
 from hlat.training import precision, run
 from hlat.training.process import run_lock
 from hlat.training.run_state import Job, build_job
@@ -22,7 +22,7 @@ from tests.support.same_runs import assert_same_state
 ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")
 
 
-class _Peers(Ranks):
+class _Peers(HostGroup):
     """One process that hears what ranks on other machines would say."""
 
     def __init__(self, others: list[bool]) -> None:
@@ -117,7 +117,7 @@ def test_a_run_that_began_on_one_kind_of_device_goes_on_alike_on_another(fast, r
 def job_of(recipe: Recipe) -> Job:
     """Build the job of a recipe in this process, in the run's folder."""
     recipe.run_dir.mkdir(parents=True, exist_ok=True)
-    with run_lock(recipe.run_dir) as lock, held_run_folder(recipe.run_dir, lock, 0) as folder:
+    with run_lock(recipe.run_dir) as lock, hold_run_folder(recipe.run_dir, lock, 0) as folder:
         return build_job(recipe, Runtime(torch.device("cpu")), folder)
 
 

@@ -25,7 +25,7 @@ from hlat.model import HeldParameter
 from hlat.model.derived import Piece
 from hlat.model.hf import canonical_shapes
 from hlat.optim import state_tensors
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from hlat.runtime.randomness import rng_state, set_rng_state
 
 MODEL = "model."
@@ -93,7 +93,9 @@ def restore(
         set_rng_state(checkpoint.load(RNG))
 
 
-def load_weights(path: Path, config: ModelConfig, held: Sequence[HeldParameter], ranks: Ranks | None = None) -> None:
+def load_weights(
+    path: Path, config: ModelConfig, held: Sequence[HeldParameter], ranks: HostGroup | None = None
+) -> None:
     """Fill parameters with the weights of a checkpoint, whatever run or import they come from. Collective.
 
     Weights are converted to the dtype of the parameters; bf16 to fp32 is exact.
@@ -107,9 +109,9 @@ def load_weights(path: Path, config: ModelConfig, held: Sequence[HeldParameter],
     Raises:
         CheckpointError: nothing whole there, or the weights do not fit the model.
     """
-    ranks = ranks or Ranks()
-    checkpoint = open_everywhere(ranks.first(lambda: resolve(path)), ranks)
-    ranks.each(lambda: fill(checkpoint, config, held))
+    ranks = ranks or HostGroup()
+    checkpoint = open_everywhere(ranks.run_on_rank0(lambda: resolve(path)), ranks)
+    ranks.run_on_all(lambda: fill(checkpoint, config, held))
 
 
 def fill(checkpoint: Checkpoint, config: ModelConfig, held: Sequence[HeldParameter]) -> None:

@@ -9,8 +9,8 @@ from typer.core import TyperGroup
 
 from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, train
 from hlat.cli.common import complain, say
-from hlat.runtime import HlatError, value_without_secrets, visible
-from hlat.runtime.process import INTERRUPTED
+from hlat.runtime import HlatError, escape_controls, redact_value
+from hlat.runtime.process import INTERRUPTED_MESSAGE
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -30,7 +30,7 @@ class _Verbs(TyperGroup):
             complain(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            complain(INTERRUPTED)
+            complain(INTERRUPTED_MESSAGE)
             raise typer.Exit(_INTERRUPTED) from interrupt
 
 
@@ -43,7 +43,7 @@ def _visible_usage() -> Iterator[None]:
         if isinstance(message := getattr(error, "message", None), str) and hasattr(error, "format_message"):
             option = getattr(error, "option_name", "")  # typer's exceptions, which it does not all export
             hint = f". Overrides take no dashes: {option.lstrip('-')}=VALUE" if "." in option else ""
-            error.message = visible(value_without_secrets(message) + hint)  # type: ignore[attr-defined]
+            error.message = escape_controls(redact_value(message) + hint)  # type: ignore[attr-defined]
         raise
 
 

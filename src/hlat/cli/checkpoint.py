@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import ready, say
-from hlat.runtime import CheckpointError, LaunchError, is_url, tree_without_secrets, visible_name
+from hlat.runtime import CheckpointError, LaunchError, escape_name, is_url, redact_json
 
 if TYPE_CHECKING:
     from hlat.checkpoint import Entry
@@ -56,7 +56,7 @@ def show_command(checkpoint: CheckpointsArgument, as_json: JsonOption = False) -
         place, meta, groups = str(found.path), found.meta, contents(found)
     if as_json:
         tensors = {group.name: asdict(group) for group in groups}
-        say(json.dumps(tree_without_secrets({"path": place, **meta, "tensors": tensors}), indent=2))
+        say(json.dumps(redact_json({"path": place, **meta, "tensors": tensors}), indent=2))
         return
     say(place)
     say(", ".join(f"{name} {meta[name]:,}" for name in ("step", "samples", "tokens") if name in meta))
@@ -163,7 +163,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def _line(entry: "Entry") -> str:
-    name = visible_name(entry.name)
+    name = escape_name(entry.name)
     if entry.state != "committed":
         return f"{name:24} {entry.state}{': ' + entry.problem if entry.problem else ''}"
     saved = "" if entry.saved is None else f"{entry.saved:%Y-%m-%d %H:%M:%S} UTC"

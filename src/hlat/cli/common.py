@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.runtime import show_beneath_rich, visible
-from hlat.runtime.backend import untested_torch
-from hlat.runtime.process import LAUNCHER
+from hlat.runtime import escape_beneath_rich, escape_controls
+from hlat.runtime.backend import untested_torch_warning
+from hlat.runtime.process import LAUNCHER_ENV
 
 if TYPE_CHECKING:
     from hlat.data.prepare import Progress
@@ -41,7 +41,7 @@ def ready() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Only one process warns: not those that hlat starts itself, and of others only rank 0.
-    if LAUNCHER not in os.environ and os.environ.get("RANK", "0") == "0" and (line := untested_torch()):
+    if LAUNCHER_ENV not in os.environ and os.environ.get("RANK", "0") == "0" and (line := untested_torch_warning()):
         typer.echo(line, err=True)
 
 
@@ -51,7 +51,7 @@ def say(text: str = "") -> None:
     Control characters are printed as escapes (``visible``). A closed pipe (``| head``) does not end the work.
     """
     try:
-        typer.echo(visible(text))
+        typer.echo(escape_controls(text))
     except BrokenPipeError:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (for the rest of the process)
 
@@ -60,7 +60,7 @@ def complain(message: str) -> None:
     """Print a message to standard error, after flushing standard output."""
     with suppress(BrokenPipeError):
         sys.stdout.flush()
-        typer.echo(visible(message), err=True)
+        typer.echo(escape_controls(message), err=True)
 
 
 @contextmanager
@@ -89,6 +89,6 @@ def _bar() -> Iterator["Progress"]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     # The stream is given explicitly: sys.stdout is replaced while the bar is drawn.
     with Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stdout), transient=True) as bar:
-        show_beneath_rich()
+        escape_beneath_rich()
         task = bar.add_task("prepare", total=None)
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

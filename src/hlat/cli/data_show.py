@@ -10,7 +10,7 @@ import typer
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
 from hlat.config import load_recipe
 from hlat.config.sections import DataConfig
-from hlat.runtime import visible, visible_name
+from hlat.runtime import escape_controls, escape_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -156,7 +156,7 @@ def _passages(sample: "TextSample") -> "Text":
             shown.append(f"[document {passage.document:,}, {passage.document_tokens:,} tokens, begins]\n", "bold cyan")
         else:
             shown.append(f"[in document {passage.document:,}]\n", "dim")
-        shown.append(visible(passage.text))
+        shown.append(escape_controls(passage.text))
         if passage.ends:
             shown.append(f"\n[document {passage.document:,} ends]", "bold cyan")
         shown.append("\n")
@@ -177,4 +177,4 @@ def _table(*names: str) -> "Table":
 def _cell(text: str) -> "Text":
     from rich.text import Text
 
-    return Text(visible_name(text))  # as plain text: rich markup in it has no effect
+    return Text(escape_name(text))  # as plain text: rich markup in it has no effect

@@ -9,7 +9,7 @@ import typer
 from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption, catalog_of
 from hlat.cli.plan_options import check_outputs, parse_rank_by, parse_tokens, price_of
-from hlat.runtime import visible_name
+from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
     from hlat.planner.search import Plan, Planned
@@ -141,7 +141,7 @@ def _say_table(plans: list["Plan"]) -> None:
             cost = "" if planned.cost_usd is None else short(planned.cost_usd, 0)
             table.add_row(
                 Text(
-                    visible_name(one.question.cluster.name) if index == 0 else ""
+                    escape_name(one.question.cluster.name) if index == 0 else ""
                 ),  # as plain text: rich markup in it has no effect
                 *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages")),
                 _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",

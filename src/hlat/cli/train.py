@@ -13,12 +13,12 @@ import typer
 from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.config.sections import refuse_faults
-from hlat.runtime import LaunchError, place, slurm
-from hlat.runtime.process import REQUEUE, stop_code
+from hlat.runtime import LaunchError, rank_info, slurm
+from hlat.runtime.process import REQUEUE_CODE, stop_exit_code
 from hlat.runtime.storage import EarlierAttempt
 
 if TYPE_CHECKING:
-    from hlat.launch import Workers
+    from hlat.launch import ProcessSet
     from hlat.training import Outcome
 
 
@@ -88,13 +88,13 @@ class _Arguments:
 
     def work(self) -> int:
         """Train in this process; return the exit code."""
-        from hlat.launch import working
+        from hlat.launch import worker_context
 
-        with working():
+        with worker_context():
             from hlat.training import run
 
             ready()  # only now: an import that an exception interrupts may raise a different one
-            here = place()
+            here = rank_info()
             recipe = self.load(here.world)
             earlier = EarlierAttempt.read()
             outcome = run(
@@ -109,15 +109,15 @@ class _Arguments:
             say(summary(outcome))
         return exit_code(outcome)
 
-    def start(self, nproc: int, environment: Mapping[str, str], folder: Path) -> "AbstractContextManager[Workers]":
+    def start(self, nproc: int, environment: Mapping[str, str], folder: Path) -> "AbstractContextManager[ProcessSet]":
         """Start the processes of one attempt."""
         if nproc == 1:
-            from hlat.launch import forked
+            from hlat.launch import launch_forked
 
-            return forked(self.work, environment, folder)
-        from hlat.launch import hlat_command, several
+            return launch_forked(self.work, environment, folder)
+        from hlat.launch import hlat_command, launch_multiprocess
 
-        return several(hlat_command(self.words()), nproc, environment, folder)
+        return launch_multiprocess(hlat_command(self.words()), nproc, environment, folder)
 
 
 def summary(outcome: "Outcome") -> str:
@@ -135,8 +135,8 @@ def summary(outcome: "Outcome") -> str:
 def exit_code(outcome: "Outcome") -> int:
     """Exit code of a run: 0 if it finished or reached stop_after, else that of the signal or deadline."""
     if outcome.reason == "deadline":
-        return REQUEUE
-    return stop_code(signal.Signals[outcome.reason]) if outcome.reason in signal.Signals.__members__ else 0
+        return REQUEUE_CODE
+    return stop_exit_code(signal.Signals[outcome.reason]) if outcome.reason in signal.Signals.__members__ else 0
 
 
 def _numbers(nproc: str | None) -> tuple[int, int]:
@@ -160,9 +160,11 @@ def _refuse_worker(nproc: str) -> None:
 def _join_job(nproc: str | None) -> None:
     """Take rank and world size from Slurm if this process is one of several tasks of srun."""
     if nproc is None:
-        os.environ.update(slurm.variables())
-    elif slurm.in_step() and "WORLD_SIZE" not in os.environ and (slurm.tasks() or 1) > 1:
-        message = f"--nproc {nproc} starts the processes of a run, but srun has started {slurm.tasks()} tasks already."
+        os.environ.update(slurm.rank_variables())
+    elif slurm.in_step() and "WORLD_SIZE" not in os.environ and (slurm.task_count() or 1) > 1:
+        message = (
+            f"--nproc {nproc} starts the processes of a run, but srun has started {slurm.task_count()} tasks already."
+        )
         raise LaunchError(
             f"{message} Leave --nproc out, and every task is a process of one run; or start one task, `srun -n 1`."
         )
@@ -170,7 +172,7 @@ def _join_job(nproc: str | None) -> None:
 
 def _supervise(given: _Arguments, least: int, most: int, *, once: bool) -> int:
     recipe = given.load(most)  # reports errors before any process starts
-    from hlat.launch import Supervised, supervise
+    from hlat.launch import SupervisedRun, supervise
     from hlat.resilience import Sizes
 
     ready()
@@ -178,7 +180,7 @@ def _supervise(given: _Arguments, least: int, most: int, *, once: bool) -> int:
     if once:
         recovery = recovery.model_copy(update={"restarts": 0, "hang_seconds": None})
     sizes = Sizes(least, most, lambda nproc: _fits(given, nproc))
-    return supervise(Supervised(given.start, sizes, recipe.run_dir, recovery, complain, say))
+    return supervise(SupervisedRun(given.start, sizes, recipe.run_dir, recovery, complain, say))
 
 
 def _fits(given: _Arguments, nproc: int) -> bool:

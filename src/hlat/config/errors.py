@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.runtime import HlatError, value_without_secrets, visible_name
+from hlat.runtime import HlatError, escape_name, redact_value
 from hlat.runtime.distributed import sendable
 
 _SCANNED = 10_000  # characters of a value that are searched for secrets
@@ -34,7 +34,7 @@ class Problem:
     fixes: tuple[Fix, ...] = ()  # the values that the remedy names, for programs; empty if no value would help
 
     def __str__(self) -> str:
-        path = _shortened(visible_name(value_without_secrets(self.path)), _LONGEST)
+        path = _shortened(escape_name(redact_value(self.path)), _LONGEST)
         shown = f" = {short(self.value)}" if self.has_value else ""
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{path}{shown}: {self.reason}{remedy}"
@@ -50,7 +50,7 @@ class RecipeError(HlatError):
     def __init__(self, problems: Sequence[Problem], source: str = "recipe") -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = f"{_shortened(visible_name(source), _LONGEST)}: {count} problem{'s' if count > 1 else ''}"
+        head = f"{_shortened(escape_name(source), _LONGEST)}: {count} problem{'s' if count > 1 else ''}"
         more = [f"  and {count - _LISTED:,} more"] if count > _LISTED else []
         super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems[:_LISTED]), *more]))
 
@@ -58,7 +58,7 @@ class RecipeError(HlatError):
 def short(value: Any, limit: int = 60) -> str:
     """A value as a recipe writes it, shortened to ``limit`` characters, without secrets in URLs."""
     if isinstance(value, str):
-        value = value_without_secrets(value[:_SCANNED])
+        value = redact_value(value[:_SCANNED])
     return _shortened(repr(list(value) if isinstance(value, tuple) else value), limit)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hlat.config.errors import Problem
-from hlat.runtime import secret_in, value_without_secrets
+from hlat.runtime import find_secret, redact_value
 
 _MOST_VALUES = 100_000
 _DEEPEST = 32
@@ -93,8 +93,8 @@ def _plain_text(text: str, path: str, problems: list[Problem]) -> str:
             Problem(path, "invalid Unicode: an unpaired surrogate, or an undecodable byte.", remedy, text, True)
         )
         return text.encode(errors="replace").decode()
-    if (secret := secret_in(text)) is not None:
+    if (secret := find_secret(text)) is not None:
         reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."
         problems.append(Problem(path, reason, NO_SECRETS, text, True))
-        return value_without_secrets(text)
+        return redact_value(text)
     return text

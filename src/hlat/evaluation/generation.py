@@ -13,7 +13,7 @@ from hlat.checkpoint import end_token_ids, load_model, read_tokenizer
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.model import Decoder, KVCache
 from hlat.runtime import DataError
-from hlat.runtime.distributed import start
+from hlat.runtime.distributed import join_run
 from hlat.runtime.randomness import philox, stream_key
 
 
@@ -119,5 +119,5 @@ def generate_text(checkpoint: str | Path, prompt: str, max_tokens: int, sampling
     ends = end_token_ids(open_checkpoint(folder))
     tokenizer = read_tokenizer(folder, eos_token=None)  # the ends are known; an import's tokenizer may not name any
     tokens = tokenizer.encode_prompt(prompt)
-    model, _ = load_model(folder, start().device)
+    model, _ = load_model(folder, join_run().device)
     return tokenizer.decode(generate(model, tokens, max_tokens, sampling, end_ids=ends))

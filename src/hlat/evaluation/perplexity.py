@@ -21,7 +21,7 @@ from hlat.data.prepared import Prepared, check_vocabulary, open_prepared
 from hlat.data.samples import ValidationData
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError, DataError
-from hlat.runtime.distributed import start
+from hlat.runtime.distributed import join_run
 from hlat.training import validate_alone
 
 # Imported weights come without a recipe. Longer windows would cost memory that not every machine has: the logits of
@@ -63,7 +63,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
         DataError: no prepared data, made with another tokenizer, or without a validation split.
     """
     folder = resolve(Path(checkpoint))
-    model, meta = load_model(folder, start().device, torch.float32)
+    model, meta = load_model(folder, join_run().device, torch.float32)
     recipe = _recipe(meta, folder)
     prepared = open_prepared(Path(data) if data is not None else _own_data(recipe, folder))
     _check(prepared, folder, model.config)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hlat.runtime.backend import synchronize
-from hlat.runtime.distributed import joined
+from hlat.runtime.distributed import joined_run
 
 _REPEATS = 12  # the first ones open connections and are never the best
 
@@ -16,7 +16,7 @@ _REPEATS = 12  # the first ones open connections and are never the best
 def best_seconds(device_type: str, size: int) -> float:
     """Seconds of the fastest of some all-reduces of ``size`` bytes between the processes of the environment."""
     best = float("inf")
-    with joined(device_type) as runtime:
+    with joined_run(device_type) as runtime:
         message = torch.zeros(size // 4, dtype=torch.float32, device=runtime.device)
         for _ in range(_REPEATS):
             runtime.ranks.barrier()

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from hlat.config import short, size_problem
 from hlat.config.files import load_yaml
 from hlat.hardware.catalog import Catalog
-from hlat.runtime import HardwareError, visible_name
-from hlat.runtime.storage import read_small
+from hlat.runtime import HardwareError, escape_name
+from hlat.runtime.storage import read_small_file
 
 _SECTIONS = ("chips", "instances")
 _NAMED = 20  # mistakes that a message lists
@@ -54,7 +54,7 @@ def _shipped() -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = load_yaml(read_small(path))
+        content = load_yaml(read_small_file(path))
     except (OSError, ValueError) as error:
         raise HardwareError(f"{path} cannot be read as YAML: {error}") from error
     if (too_large := size_problem(content)) is not None:
@@ -85,6 +85,6 @@ def _mistakes(error: ValidationError, content: dict[str, Any]) -> str:
             entry = content[str(place[0])][place[1]]
             place[1] = entry.get("name", place[1]) if isinstance(entry, dict) else place[1]
         value = short(mistake["input"]) if isinstance(mistake["input"], str | int | float) else ""
-        lines.append(f"{visible_name('.'.join(map(str, place)))} {value}: {mistake['msg']}".strip())
+        lines.append(f"{escape_name('.'.join(map(str, place)))} {value}: {mistake['msg']}".strip())
     more = f"; and {len(lines) - _NAMED:,} more" if len(lines) > _NAMED else ""
     return "; ".join(lines[:_NAMED]) + more

@@ -21,8 +21,8 @@ import torch
 
 from hlat.hardware.measure import measure_matmul
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import describe, synchronize
-from hlat.runtime.distributed import RUN_SECRET
+from hlat.runtime.backend import describe_device, synchronize
+from hlat.runtime.distributed import RUN_SECRET_ENV
 
 _COPY_BYTES = 256 << 20  # larger than any cache
 _MESSAGE_BYTES = 32 << 20
@@ -98,7 +98,7 @@ def measure_machine(
     }
     rate = _copy_rate(device, budget_seconds, clock)
     link = _all_reduce_rate(device.type, max(count, 2)) if count > 1 or not accelerated else None
-    return MeasuredMachine(describe(device), count, flops, _memory(device), rate, link)
+    return MeasuredMachine(describe_device(device), count, flops, _memory(device), rate, link)
 
 
 def _memory(device: torch.device) -> int:
@@ -136,7 +136,7 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
                 "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
-                RUN_SECRET: secret,
+                RUN_SECRET_ENV: secret,
             },
         )
         for rank in range(world)

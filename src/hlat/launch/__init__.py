@@ -8,27 +8,35 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.launch.fork_launcher import forked
-    from hlat.launch.multiprocess_launcher import hlat_command, several
-    from hlat.launch.process_set import Workers
-    from hlat.launch.supervisor import Supervised, supervise
-    from hlat.launch.worker_main import working
+    from hlat.launch.fork_launcher import launch_forked
+    from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess
+    from hlat.launch.process_set import ProcessSet
+    from hlat.launch.supervisor import SupervisedRun, supervise
+    from hlat.launch.worker_main import worker_context
 
 __getattr__ = lazily(
     __name__,
     {
-        "fork_launcher": ("forked",),
+        "fork_launcher": ("launch_forked",),
         "multiprocess_launcher": (
             "hlat_command",
-            "several",
+            "launch_multiprocess",
         ),
-        "process_set": ("Workers",),
+        "process_set": ("ProcessSet",),
         "supervisor": (
-            "Supervised",
+            "SupervisedRun",
             "supervise",
         ),
-        "worker_main": ("working",),
+        "worker_main": ("worker_context",),
     },
 )
 
-__all__ = ["Supervised", "Workers", "forked", "hlat_command", "several", "supervise", "working"]
+__all__ = [
+    "ProcessSet",
+    "SupervisedRun",
+    "hlat_command",
+    "launch_forked",
+    "launch_multiprocess",
+    "supervise",
+    "worker_context",
+]

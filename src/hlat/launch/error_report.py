@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from hlat.runtime import HlatError, without_secrets
+from hlat.runtime import HlatError, redact
 
-Kind = Literal["own", "told", "connection"]
+ErrorOrigin = Literal["own", "told", "connection"]
 """Where an error began: in this process, in another that told this one, or in another that is just gone."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -29,19 +29,19 @@ _GONE = ("closed by peer", "reset by peer", "connection refused", "broken pipe",
 
 
 @dataclass(frozen=True)
-class Report:
+class ErrorReport:
     """Why a process failed."""
 
-    kind: Kind
+    kind: ErrorOrigin
     message: str  # of an HlatError: what the user reads; of a bug: its traceback
     is_bug: bool
     exit_code: int
     time: float  # seconds since the epoch, by the clock of the process's machine
-    may_pass: bool = False  # see HlatError
+    retryable: bool = False  # see HlatError
 
 
 @contextmanager
-def reported() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """End the process on an exception: with a report where somebody asked for one, on the console otherwise.
 
     Raises:
@@ -59,7 +59,7 @@ def reported() -> Iterator[None]:
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if not file:
             raise
-        report = describe(error)
+        report = describe_error(error)
         try:
             write_report(Path(file), report, type(error).__name__)
         except OSError:
@@ -67,17 +67,17 @@ def reported() -> Iterator[None]:
         raise SystemExit(report.exit_code) from error
 
 
-def describe(error: Exception) -> Report:
+def describe_error(error: Exception) -> ErrorReport:
     """What is reported of an exception."""
     told = isinstance(error, HlatError) and error.from_rank is not None
-    kind: Kind = "told" if told else "connection" if _lost_a_peer(error) else "own"
+    kind: ErrorOrigin = "told" if told else "connection" if _lost_a_peer(error) else "own"
     if isinstance(error, HlatError):
-        return Report(kind, str(error), False, error.exit_code, time.time(), error.may_pass)
-    text = without_secrets("".join(traceback.format_exception(error)).rstrip())
-    return Report(kind, text, is_bug=True, exit_code=1, time=time.time())
+        return ErrorReport(kind, str(error), False, error.exit_code, time.time(), error.retryable)
+    text = redact("".join(traceback.format_exception(error)).rstrip())
+    return ErrorReport(kind, text, is_bug=True, exit_code=1, time=time.time())
 
 
-def write_report(file: Path, report: Report, name: str) -> None:
+def write_report(file: Path, report: ErrorReport, name: str) -> None:
     """Write a report, whole or not at all.
 
     Args:
@@ -101,13 +101,13 @@ def write_report(file: Path, report: Report, name: str) -> None:
     partial.replace(file)
 
 
-def read_report(file: Path) -> Report | None:
+def read_report(file: Path) -> ErrorReport | None:
     """The report that a process left, or None: it was ended from outside, or before it could write one."""
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("hlat")
     except OSError:
         return None
-    return None if found is None else Report(**found)
+    return None if found is None else ErrorReport(**found)
 
 
 def _lost_a_peer(error: BaseException | None) -> bool:

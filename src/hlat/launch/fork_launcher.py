@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from hlat.runtime.process import INTERRUPTED, LAUNCHER, STOPPING, stop_code
+from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
 
 
-class Forked:
+class ForkedWorker:
     """One process as the processes of a run.
 
     Args:
@@ -28,7 +28,7 @@ class Forked:
 
     def __init__(self, work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> None:
         self._error_file = folder / "error-0.json"
-        own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._error_file), LAUNCHER: str(os.getpid())}
+        own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._error_file), LAUNCHER_ENV: str(os.getpid())}
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or both would write what waits there
         context = multiprocessing.get_context("fork")
@@ -62,7 +62,7 @@ class Forked:
 @contextmanager
 def _held_back() -> Iterator[None]:
     """Deliver signals later: one that came between the fork and the child's own handlers would be lost there."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -72,27 +72,27 @@ def _held_back() -> Iterator[None]:
 def _enter(work: Callable[[], int], environment: Mapping[str, str]) -> None:
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor only, which passes it on once
     os.environ.update(environment)
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupted_early if number == signal.SIGINT else signal.SIG_DFL)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         code = work()
     except KeyboardInterrupt:
         with suppress(OSError):
-            print(INTERRUPTED, file=sys.stderr, flush=True)  # noqa: T201  (what is ended is a command)
-        code = stop_code(signal.SIGINT)
+            print(INTERRUPTED_MESSAGE, file=sys.stderr, flush=True)  # noqa: T201  (what is ended is a command)
+        code = stop_exit_code(signal.SIGINT)
     sys.exit(code)
 
 
 def _interrupted_early(number: int, frame: FrameType | None) -> None:
     """Ctrl-C before the work listens to it, in the seconds of imports."""
-    os.write(2, f"{INTERRUPTED}\n".encode())
-    os._exit(stop_code(number))
+    os.write(2, f"{INTERRUPTED_MESSAGE}\n".encode())
+    os._exit(stop_exit_code(number))
 
 
 @contextmanager
-def forked(work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> Iterator[Forked]:
+def launch_forked(work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> Iterator[ForkedWorker]:
     """Do some work in a process of its own; one that still runs at the end is ended.
 
     Args:
@@ -100,7 +100,7 @@ def forked(work: Callable[[], int], environment: Mapping[str, str], folder: Path
         environment: variables that are set in it.
         folder: where its report goes.
     """
-    process = Forked(work, environment, folder)
+    process = ForkedWorker(work, environment, folder)
     try:
         yield process
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.process_set import Workers, send
+from hlat.launch.process_set import ProcessSet, send_signal
 from hlat.resilience import ASK, Hang, Reading, Slow, Slowness, Watchdog, main_stack, read_beat, stacks_path
 from hlat.runtime.process import is_stopped, log_path
 
@@ -20,7 +20,7 @@ _MOMENT = 0.2  # seconds that a rank which was stopped is given
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedHang:
     """A hang, as it is told."""
 
     hang: Hang
@@ -36,7 +36,7 @@ class Seen:
         return text if self.file is None else f"{text}\nevery rank's stacks: {self.file}"
 
 
-class Lookout:
+class RunMonitor:
     """Looks at one attempt.
 
     Args:
@@ -51,7 +51,7 @@ class Lookout:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: ProcessSet,
         beats: Path,
         run_dir: Path,
         watchdog: Watchdog,
@@ -62,7 +62,7 @@ class Lookout:
         self._workers, self._beats, self._run_dir = workers, beats, run_dir
         self._watchdog, self._slowness, self._on_slow, self._is_there = watchdog, slowness, on_slow, is_there
         self._next = time.monotonic()
-        self.seen: Seen | None = None
+        self.seen: ObservedHang | None = None
         self._when_seen: list[Reading] | None = None
 
     def __call__(self) -> bool:
@@ -90,29 +90,29 @@ class Lookout:
         found = (read_beat(self._beats, rank) for rank in self._workers.pids)
         return [beat for beat in found if beat is not None]
 
-    def _describe(self, hang: Hang, beats: list[Reading]) -> Seen:
+    def _describe(self, hang: Hang, beats: list[Reading]) -> ObservedHang:
         texts = self._ask()
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
         content = "\n\n".join(f"{_line(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
         if not self._is_there():
-            return Seen(hang, main_stack(texts.get(hang.ranks[0], "")), None)
+            return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), None)
         try:
             file.parent.mkdir(exist_ok=True)
             with file.open("a", encoding="utf-8") as log:  # the step may have hung before
                 log.write(content)
         except OSError:  # what is wrong with the disk will be said by those who need it
-            return Seen(hang, main_stack(texts.get(hang.ranks[0], "")), None)
-        return Seen(hang, main_stack(texts.get(hang.ranks[0], "")), file)
+            return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), None)
+        return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), file)
 
     def _ask(self) -> dict[int, str]:
         """The stacks of every rank that writes them in time."""
         ranks = list(self._workers.pids)
         stopped = [rank for rank in ranks if is_stopped(self._workers.pids[rank])]
-        send(self._workers, ranks, ASK)
+        send_signal(self._workers, ranks, ASK)
         for rank in stopped:  # it writes its stacks before it does anything else, and is not to do much else
-            send(self._workers, [rank], signal.SIGCONT)
+            send_signal(self._workers, [rank], signal.SIGCONT)
             self._wait_for([rank], _MOMENT)
-            send(self._workers, [rank], signal.SIGSTOP)
+            send_signal(self._workers, [rank], signal.SIGSTOP)
         self._wait_for([rank for rank in ranks if rank not in stopped], _WRITING)
         return {rank: self._stacks(rank) for rank in ranks}
 

@@ -20,15 +20,15 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
 
-from hlat.runtime.distributed import RUN_SECRET
-from hlat.runtime.process import LAUNCHER
+from hlat.runtime.distributed import RUN_SECRET_ENV
+from hlat.runtime.process import LAUNCHER_ENV
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
-class Several:
+class ElasticWorkers:
     """Processes of one command, started by torch elastic.
 
     Args:
@@ -55,7 +55,9 @@ class Several:
 
 
 @contextmanager
-def several(command: Sequence[str], nproc: int, environment: Mapping[str, str], folder: Path) -> Iterator[Several]:
+def launch_multiprocess(
+    command: Sequence[str], nproc: int, environment: Mapping[str, str], folder: Path
+) -> Iterator[ElasticWorkers]:
     """Start a command in several processes that together are one run; what still runs at the end is ended.
 
     Args:
@@ -66,11 +68,11 @@ def several(command: Sequence[str], nproc: int, environment: Mapping[str, str], 
     """
     _quieten_elastic()
     with open_store() as port:
-        shared = {RUN_SECRET: secrets.token_hex(32), **environment}
+        shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
         envs = {rank: {**_environment(rank, nproc, port), **shared} for rank in range(nproc)}
         context = _start(command, envs, str(folder))
         try:
-            yield Several(context)
+            yield ElasticWorkers(context)
         finally:
             context.close()  # ends what still runs after a bug of ours
 
@@ -135,7 +137,7 @@ def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCHELASTIC_USE_AGENT_STORE": True,
-        LAUNCHER: os.getpid(),
+        LAUNCHER_ENV: os.getpid(),
     }
     defaults = {
         "OMP_NUM_THREADS": max(1, _cores() // nproc),

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 from hlat.resilience import BEATS
-from hlat.runtime.process import LAUNCHER
+from hlat.runtime.process import LAUNCHER_ENV
 
 _LOOK_EVERY = 1.0  # seconds
 
 
-def follow_launcher() -> None:
+def stop_with_launcher() -> None:
     """Have this process stopped when its launcher is gone; nothing where no launcher of ours started it."""
-    launcher = os.environ.get(LAUNCHER)
+    launcher = os.environ.get(LAUNCHER_ENV)
     if launcher is not None:
         # Linux could send the signal itself (PR_SET_PDEATHSIG), but does so once per thread of the launcher, and a
         # second one would end the run without saving.

@@ -1,6 +1,6 @@
 """The processes of one attempt of a run, however they were started, and what may be left of them at the end.
 
-``Workers`` is what watching needs to know. A rank leads a session of its own, so that what it starts (the process that
+``ProcessSet`` is what watching needs to know. A rank leads a session of its own, so that what it starts (the process that
 writes its checkpoints, those that tokenize) can be found when it has gone, and ended.
 """
 
@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from hlat.runtime.process import session_lives
+from hlat.runtime.process import session_is_alive
 
 _POLL = 0.05
 
 
-class Workers(Protocol):
+class ProcessSet(Protocol):
     """Processes that together are one run, by rank."""
 
     @property
@@ -31,22 +31,22 @@ class Workers(Protocol):
         """Where a rank leaves its report."""
 
 
-def send(workers: Workers, ranks: Sequence[int], number: int) -> None:
+def send_signal(workers: ProcessSet, ranks: Sequence[int], number: int) -> None:
     """Send a signal to ranks that have not been polled as ended, not to what they started: that is theirs to end."""
     for rank in ranks:
         with suppress(ProcessLookupError):
             os.kill(workers.pids[rank], number)
 
 
-def kill(workers: Workers, ranks: Sequence[int]) -> None:
+def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:
     """End ranks at once, stopped ones too, and wait until they have gone."""
-    send(workers, ranks, signal.SIGKILL)
+    send_signal(workers, ranks, signal.SIGKILL)
     for rank in ranks:
         while workers.poll(rank) is None:
             time.sleep(_POLL)
 
 
-def clear_away(workers: Workers, savers: set[int], grace: float, hurries: Callable[[], bool]) -> None:
+def end_leftovers(workers: ProcessSet, savers: set[int], grace: float, hurries: Callable[[], bool]) -> None:
     """End what the ranks, which have ended, have left behind.
 
     Args:
@@ -59,7 +59,7 @@ def clear_away(workers: Workers, savers: set[int], grace: float, hurries: Callab
     for leader in leaders:  # a process that was stopped with its rank could not finish
         _signal_group(leader, signal.SIGCONT)
     deadline = time.monotonic() + grace
-    while not hurries() and time.monotonic() < deadline and session_lives(leaders):
+    while not hurries() and time.monotonic() < deadline and session_is_alive(leaders):
         time.sleep(_POLL)
     for leader in leaders:
         _signal_group(leader, signal.SIGKILL)

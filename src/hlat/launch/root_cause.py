@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.wait import End
-from hlat.runtime.process import log_path, stop_code
+from hlat.launch.wait import ProcessExit
+from hlat.runtime.process import log_path, stop_exit_code
 
 _BUG = 1
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunOutcome:
     """What the launcher says and ends with; ``message`` is empty where the processes have said it all.
 
     Attributes:
@@ -27,10 +27,10 @@ class Verdict:
 
     exit_code: int
     message: str = ""
-    cause: End | None = None
+    cause: ProcessExit | None = None
 
 
-def judge(ends: Sequence[End], passed_on: Sequence[int], run_dir: Path) -> Verdict:
+def find_root_cause(ends: Sequence[ProcessExit], passed_on: Sequence[int], run_dir: Path) -> RunOutcome:
     """Find what ended the run.
 
     Args:
@@ -43,19 +43,19 @@ def judge(ends: Sequence[End], passed_on: Sequence[int], run_dir: Path) -> Verdi
         # Where one stops early the others lose it: what only followed is no failure of the run.
         failures = [end for end in failures if not _followed(end)]
     if failures:
-        return Verdict(_exit_code(failures[0]), _message(failures[0], ends, run_dir), failures[0])
+        return RunOutcome(_exit_code(failures[0]), _message(failures[0], ends, run_dir), failures[0])
     stopped = [_stopped_with(end) for end in ends if end.code != 0 and (end.stopped or end.was_told)]
     if stopped:
-        return Verdict(stopped[0])
-    return Verdict(stop_code(passed_on[0]) if any(end.failed for end in ends) else 0)
+        return RunOutcome(stopped[0])
+    return RunOutcome(stop_exit_code(passed_on[0]) if any(end.failed for end in ends) else 0)
 
 
-def _followed(end: End) -> bool:
+def _followed(end: ProcessExit) -> bool:
     """Whether a failure came of another process's, or of a signal of ours."""
     return end.was_told or (end.report is not None and end.report.kind != "own")
 
 
-def _order(end: End) -> tuple[int, float, int]:
+def _order(end: ProcessExit) -> tuple[int, float, int]:
     """Sorts causes before what came of them, then by time, then by rank."""
     time = end.report.time if end.report is not None else end.noticed
     if end.was_told:
@@ -70,23 +70,23 @@ def _order(end: End) -> tuple[int, float, int]:
     return place, time, end.rank
 
 
-def _exit_code(end: End) -> int:
+def _exit_code(end: ProcessExit) -> int:
     if end.report is not None:
         return end.report.exit_code
     return end.code if end.code > 0 else _BUG
 
 
-def _stopped_with(end: End) -> int:
-    return end.code if end.code > 0 else stop_code(-end.code)
+def _stopped_with(end: ProcessExit) -> int:
+    return end.code if end.code > 0 else stop_exit_code(-end.code)
 
 
-def _message(cause: End, ends: Sequence[End], run_dir: Path) -> str:
+def _message(cause: ProcessExit, ends: Sequence[ProcessExit], run_dir: Path) -> str:
     log = log_path(run_dir, cause.rank)
     where = [f"each rank's log: {log.parent}/rank-*.log"] if _is_there(log.parent) else []
     return "\n".join([_what(cause, ends, log), *where])
 
 
-def _what(cause: End, ends: Sequence[End], log: Path) -> str:
+def _what(cause: ProcessExit, ends: Sequence[ProcessExit], log: Path) -> str:
     report = cause.report
     who = f"rank {cause.rank}" if len(ends) > 1 else "the process of the run"
     if report is not None and report.is_bug:

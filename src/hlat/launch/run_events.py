@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.monitor import Seen
-from hlat.launch.root_cause import Verdict, signal_name
+from hlat.launch.monitor import ObservedHang
+from hlat.launch.root_cause import RunOutcome, signal_name
 from hlat.resilience import Decision, Failure, Reading
 from hlat.runtime import StorageError
 from hlat.tracking import EventLog
 
 
-class Chronicle:
+class RunEvents:
     """Appends to the events of a run; a disk that refuses is passed over, for the run to notice.
 
     Args:
@@ -42,7 +42,12 @@ class Chronicle:
                 events.close()
 
     def incident(
-        self, failure: Failure, verdict: Verdict, beat: Reading | None, seen: Seen | None, decision: Decision | None
+        self,
+        failure: Failure,
+        verdict: RunOutcome,
+        beat: Reading | None,
+        seen: ObservedHang | None,
+        decision: Decision | None,
     ) -> None:
         """Record what ended an attempt, and what is done about it.
 
@@ -82,7 +87,7 @@ class Chronicle:
         )
 
 
-def _cause(failure: Failure, verdict: Verdict, seen: Seen | None) -> str:
+def _cause(failure: Failure, verdict: RunOutcome, seen: ObservedHang | None) -> str:
     """In a few words: the signal, the last line of the exception, why it hangs."""
     cause = verdict.cause
     assert cause is not None, "an incident has one"

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hlat.config.sections import RecoveryConfig
-from hlat.launch.monitor import Lookout, Seen
-from hlat.launch.process_set import Workers, clear_away
-from hlat.launch.root_cause import Verdict, judge
-from hlat.launch.run_events import Chronicle
-from hlat.launch.wait import End, Stops, watch
+from hlat.launch.monitor import ObservedHang, RunMonitor
+from hlat.launch.process_set import ProcessSet, end_leftovers
+from hlat.launch.root_cause import RunOutcome, find_root_cause
+from hlat.launch.run_events import RunEvents
+from hlat.launch.wait import ProcessExit, SignalForwarder, wait_for_processes
 from hlat.resilience import (
     BEATS,
     Failure,
@@ -34,10 +34,10 @@ from hlat.resilience import (
     Watchdog,
     number_of_run,
 )
-from hlat.runtime.process import DEADLINE, INTERRUPTED, machine_clock, stop_code
-from hlat.runtime.storage import GONE_ON, EarlierAttempt, run_number
+from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, machine_clock, stop_exit_code
+from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
-Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[Workers]]
+Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
 """Starts so many processes with these variables besides, whose reports go into this folder."""
 
 _SAVING = 60.0  # seconds in which a save that was under way when its rank ended may still become whole
@@ -47,7 +47,7 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
-class Supervised:
+class SupervisedRun:
     """What is supervised, and how.
 
     Attributes:
@@ -67,7 +67,7 @@ class Supervised:
     say: Callable[[str], None]
 
 
-def supervise(run: Supervised) -> int:
+def supervise(run: SupervisedRun) -> int:
     """Run it, again and again if need be.
 
     The signals that ask it to stop are passed on, so that the run saves and stops; it is waited for until it has. A
@@ -76,7 +76,7 @@ def supervise(run: Supervised) -> int:
     Returns:
         The exit code: that of the same command in one process without a supervisor.
     """
-    with Stops() as stops, tempfile.TemporaryDirectory(prefix="hlat-", dir=_beats_root()) as beats:
+    with SignalForwarder() as stops, tempfile.TemporaryDirectory(prefix="hlat-", dir=_beats_root()) as beats:
         return _Supervisor(run, stops, Path(beats)).run()
 
 
@@ -84,9 +84,9 @@ def supervise(run: Supervised) -> int:
 class _Attempt:
     """How an attempt ended."""
 
-    ends: list[End]
-    verdict: Verdict
-    seen: Seen | None
+    ends: list[ProcessExit]
+    verdict: RunOutcome
+    seen: ObservedHang | None
     beats: dict[int, Reading]
 
     @property
@@ -95,12 +95,12 @@ class _Attempt:
 
 
 class _Supervisor:
-    def __init__(self, run: Supervised, stops: Stops, beats: Path) -> None:
+    def __init__(self, run: SupervisedRun, stops: SignalForwarder, beats: Path) -> None:
         self._run, self._stops, self._beats = run, stops, beats
         self._restarts = Restarts(run.recovery.restarts, run.recovery.backoff_seconds)
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
-        self._chronicle = Chronicle(run.run_dir / "events.jsonl", self._is_there)
+        self._chronicle = RunEvents(run.run_dir / "events.jsonl", self._is_there)
         self._deadline = _deadline(run.recovery)
         self._count = 0
         self._trained = False
@@ -110,8 +110,8 @@ class _Supervisor:
     def run(self) -> int:
         while True:
             if self._stops.received:
-                self._run.complain(INTERRUPTED)
-                return self._end(stop_code(self._stops.received[0]))
+                self._run.complain(INTERRUPTED_MESSAGE)
+                return self._end(stop_exit_code(self._stops.received[0]))
             attempt = self._attempt()
             first = attempt.beats.get(0)
             self._durable = _durable(attempt, self._durable)
@@ -141,7 +141,7 @@ class _Supervisor:
         if failure.is_fault:
             self._chronicle.incident(failure, verdict, beat, attempt.seen, None)
         self._run.complain(verdict.message)
-        return stop_code(self._stops.received[0]) if failure.kind == "hang" else verdict.exit_code
+        return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else verdict.exit_code
 
     def _pause(self, failure: Failure, seconds: float, progress: bool) -> None:
         self._account(final=False)
@@ -170,19 +170,23 @@ class _Supervisor:
             run.start(run.sizes.now, environment, Path(folder)) as workers,
         ):
             slowness = Slowness(run.recovery.slow_factor)
-            lookout = Lookout(workers, beats, run.run_dir, self._watchdog, slowness, self._tell_slow, self._is_there)
-            ends = watch(workers, stops, lookout)
+            lookout = RunMonitor(workers, beats, run.run_dir, self._watchdog, slowness, self._tell_slow, self._is_there)
+            ends = wait_for_processes(workers, stops, lookout)
             readings = {beat.rank: beat for beat in lookout.readings()}
             savers = {beat.saver for beat in readings.values() if beat.saver is not None}
-            clear_away(workers, savers, _SAVING, lambda: len(stops.received) > 1)
-        verdict = judge(ends, stops.received, run.run_dir)
+            end_leftovers(workers, savers, _SAVING, lambda: len(stops.received) > 1)
+        verdict = find_root_cause(ends, stops.received, run.run_dir)
         if lookout.seen is not None:
-            verdict = Verdict(1, str(lookout.seen), ends[lookout.seen.hang.ranks[0]])
+            verdict = RunOutcome(1, str(lookout.seen), ends[lookout.seen.hang.ranks[0]])
         return _Attempt(ends, verdict, lookout.seen, readings)
 
     def _left(self) -> dict[str, str]:
         """Environment variable with the folder's number and the newest durable step; none before an attempt trained."""
-        return {GONE_ON: EarlierAttempt(self._durable, self._known() or "").variable()} if self._trained else {}
+        return (
+            {EARLIER_ATTEMPT_ENV: EarlierAttempt(self._durable, self._known() or "").variable()}
+            if self._trained
+            else {}
+        )
 
     def _known(self) -> str | None:
         """The number of the run's folder, once an attempt has told it."""
@@ -193,7 +197,7 @@ class _Supervisor:
     def _is_there(self) -> bool:
         """Whether the run's folder is still that of the attempt that is under way, or was the last."""
         number = self._known()
-        return number is None or run_number(self._run.run_dir) == number
+        return number is None or read_run_id(self._run.run_dir) == number
 
     def _tell_slow(self, slow: Slow) -> None:
         self._chronicle.event("slow_rank", **asdict(slow))
@@ -219,7 +223,7 @@ class _Supervisor:
         return totals
 
 
-def _failure(attempt: _Attempt, cause: End, trained: bool) -> Failure:
+def _failure(attempt: _Attempt, cause: ProcessExit, trained: bool) -> Failure:
     began = [beat.began for beat in attempt.beats.values() if beat.began is not None]
     saved = [beat.saved for beat in attempt.beats.values() if beat.saved is not None]
     return Failure(_kind(attempt, cause), cause.rank, trained, max(began, default=None), max(saved, default=None))
@@ -234,13 +238,13 @@ def _durable(attempt: _Attempt, before: int) -> int:
     return max(began + saved) if began else before
 
 
-def _kind(attempt: _Attempt, cause: End) -> Kind:
+def _kind(attempt: _Attempt, cause: ProcessExit) -> Kind:
     report = cause.report
     if attempt.seen is not None:
         return "hang"
     if report is None:
         return "signal" if cause.code < 0 else "exit" if cause.code not in _USERS else "user"
-    return "exception" if report.is_bug else "passing" if report.may_pass else "user"
+    return "exception" if report.is_bug else "passing" if report.retryable else "user"
 
 
 def _beats_root() -> Path | None:
@@ -251,7 +255,7 @@ def _beats_root() -> Path | None:
 def _deadline(recovery: RecoveryConfig) -> dict[str, str]:
     """The time by which every attempt has to save and stop, as an environment variable."""
     seconds = recovery.deadline_seconds
-    return {} if seconds is None else {DEADLINE: repr(machine_clock() + seconds)}
+    return {} if seconds is None else {DEADLINE_ENV: repr(machine_clock() + seconds)}
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from hlat.launch.error_report import Report, read_report
-from hlat.launch.process_set import Workers, kill, send
-from hlat.runtime.process import STOP_CODES, STOPPING
+from hlat.launch.error_report import ErrorReport, read_report
+from hlat.launch.process_set import ProcessSet, kill_ranks, send_signal
+from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS
 
 _POLL = 0.05
 _NOTICING = 3.0  # seconds in which the others notice by themselves that one has failed
@@ -24,19 +24,19 @@ _ENDING = 30.0  # seconds in which a process that is told to end does so
 
 
 @dataclass(frozen=True)
-class End:
+class ProcessExit:
     """How one process ended."""
 
     rank: int
     code: int  # exit code, or minus the signal that ended it, as subprocess has it
-    report: Report | None
+    report: ErrorReport | None
     noticed: float  # seconds since the epoch
     was_told: bool  # whether we had sent it the signal that ended it
 
     @property
     def stopped(self) -> bool:
         """Whether it was asked to stop, and did so in order."""
-        return self.report is None and self.code in STOP_CODES
+        return self.report is None and self.code in STOP_EXIT_CODES
 
     @property
     def failed(self) -> bool:
@@ -44,7 +44,7 @@ class End:
         return self.code != 0 and not self.stopped
 
 
-class Stops:
+class SignalForwarder:
     """Context in which the signals that ask a run to stop, unless ignored here, are kept to be passed on.
 
     They may arrive before there are processes to pass them to. Outside the main thread, where Python delivers no
@@ -55,10 +55,10 @@ class Stops:
         self.received: list[int] = []
         self._previous: dict[signal.Signals, signal.Handlers | Callable[..., object] | int | None] = {}
 
-    def __enter__(self) -> "Stops":
+    def __enter__(self) -> "SignalForwarder":
         if threading.current_thread() is threading.main_thread():
             # What was ignored stays so, here and in the processes: nohup ignores SIGHUP, a background job SIGINT.
-            heard = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+            heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._previous = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
@@ -72,12 +72,14 @@ class Stops:
         self.received.append(number)
 
 
-def never() -> bool:
+def never_hangs() -> bool:
     """Nobody looks whether the run hangs."""
     return False
 
 
-def watch(workers: Workers, stops: Stops, hangs: Callable[[], bool] = never) -> list[End]:
+def wait_for_processes(
+    workers: ProcessSet, stops: SignalForwarder, hangs: Callable[[], bool] = never_hangs
+) -> list[ProcessExit]:
     """Wait until all processes have ended.
 
     Args:
@@ -86,7 +88,7 @@ def watch(workers: Workers, stops: Stops, hangs: Callable[[], bool] = never) -> 
         hangs: asked again and again; once it says so, all processes are killed.
 
     Returns:
-        One ``End`` per process, in the order of ranks.
+        One ``ProcessExit`` per process, in the order of ranks.
     """
     watched = _Watched(workers)
     passed_on = 0
@@ -112,9 +114,9 @@ def watch(workers: Workers, stops: Stops, hangs: Callable[[], bool] = never) -> 
 class _Watched:
     """The processes: which still run, how the others ended, and what they were sent."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: ProcessSet) -> None:
         self._workers = workers
-        self.ends: dict[int, End] = {}
+        self.ends: dict[int, ProcessExit] = {}
         self.told: list[int] = []
 
     @property
@@ -127,15 +129,15 @@ class _Watched:
             code = self._workers.poll(rank)
             if code is not None:
                 report = read_report(self._workers.error_file(rank))
-                self.ends[rank] = End(rank, code, report, time.time(), was_told=-code in self.told)
+                self.ends[rank] = ProcessExit(rank, code, report, time.time(), was_told=-code in self.told)
 
     def send(self, number: int) -> None:
         """Send a signal to the processes that run."""
         self.told.append(number)
-        send(self._workers, self.running, number)
+        send_signal(self._workers, self.running, number)
 
     def kill(self) -> None:
         """End what still runs."""
         self.told.append(signal.SIGKILL)
-        kill(self._workers, self.running)
+        kill_ranks(self._workers, self.running)
         self.look()

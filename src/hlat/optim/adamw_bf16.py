@@ -20,7 +20,7 @@ from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
 from hlat.optim.element_addresses import Lines, lines_of
 from hlat.precision import step_keys, stream_keys
-from hlat.runtime.distributed import is_pretended
+from hlat.runtime.distributed import in_fake_world
 
 _LOG = logging.getLogger(__name__)
 _PURPOSE = "rounding"  # of the random bits in bf16-sr
@@ -166,7 +166,7 @@ class Bf16AdamW(torch.optim.Optimizer):
 
     @functools.cached_property
     def _kernel(self) -> Kernel:
-        return _nothing if is_pretended() else kernel_for(self._device)
+        return _nothing if in_fake_world() else kernel_for(self._device)
 
 
 def _nothing(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:

@@ -26,7 +26,7 @@ from hlat.model import Decoder
 from hlat.parallel.fsdp import always_reshard
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
-from hlat.runtime.distributed import is_pretended
+from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import enter_phase
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -58,10 +58,10 @@ class _Stage(PipelineStage):
     # rehearsal, where nobody answers, that is the result.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
-        return _AGREED if is_pretended() else super()._warmup_forward_vote(has_backward, received_acc)
+        return _AGREED if in_fake_world() else super()._warmup_forward_vote(has_backward, received_acc)
 
     def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
-        return _AGREED if is_pretended() else super()._warmup_backward_result(received_result)
+        return _AGREED if in_fake_world() else super()._warmup_backward_result(received_result)
 
 
 class Pipeline:

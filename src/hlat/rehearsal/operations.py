@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hlat.runtime.distributed import is_pretended
+from hlat.runtime.distributed import in_fake_world
 
 Observer = Callable[[Any, tuple[Any, ...], Any], None]
 """Takes an operation, its arguments and what it returned."""
@@ -24,7 +24,7 @@ class Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._observers = observers
         self._pause = _Pause()
-        self._pretended = is_pretended()
+        self._pretended = in_fake_world()
         self._quiet = patch.object(ShardingPropagator, "_fake_mode_lock", self._pause)
 
     def __enter__(self) -> "Operations":
@@ -42,7 +42,7 @@ class Operations(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it takes itself apart, into operations on local tensors, which come here again
         result = func(*args, **(kwargs or {}))
-        on_host = self._pretended and not is_pretended()  # within ``host_values``
+        on_host = self._pretended and not in_fake_world()  # within ``host_values``
         if not self._pause.depth and not on_host:
             for observer in self._observers:
                 observer(func, args, result)

@@ -63,7 +63,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
 
     Args:
         recipe: validated for this number of processes.
-        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.pretended``) or of a run.
+        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.fake_rank``) or of a run.
 
     Raises:
         HlatError: the rank cannot be built.

@@ -17,7 +17,7 @@ from hlat.precision import resolved_mode
 from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import has_fast_bf16
-from hlat.runtime.distributed import pretended
+from hlat.runtime.distributed import fake_rank
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _outcomes(recipe: Recipe, world: int, ranks: Sequence[int], processes: int) 
 def _outcome(recipe: Recipe, world: int, rank: int) -> Outcome:
     """The report of a rank, or what is wrong with the recipe there."""
     try:
-        with pretended(rank, world) as runtime:
+        with fake_rank(rank, world) as runtime:
             return rehearse_rank(recipe, runtime)
     except RecipeError as error:
         return error.problems

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from hlat.config.sections import FaultConfig
 from hlat.model import HeldParameter
-from hlat.runtime.distributed import Ranks
-from hlat.runtime.storage import Once
+from hlat.runtime.distributed import HostGroup
+from hlat.runtime.storage import OnceMarkers
 
 STORAGE_FAULTS = ("enospc", "eio", "torn_write", "corrupt", "slow_disk", "unavailable")
 """Faults of the disk that checkpoints are written to; training injects them there."""
@@ -47,7 +47,7 @@ class Faults:
     def __init__(
         self,
         faults: Sequence[FaultConfig],
-        ranks: Ranks,
+        ranks: HostGroup,
         folder: Path,
         global_batch: int,
         sleep: Callable[[float], None] = time.sleep,
@@ -55,7 +55,7 @@ class Faults:
         numbered = [(number, fault) for number, fault in enumerate(faults) if fault.kind not in STORAGE_FAULTS]
         self._spikes = [fault for _, fault in numbered if fault.kind == "spike"]
         self._mine = [(n, fault) for n, fault in numbered if fault.rank == ranks.rank and fault.kind != "spike"]
-        self._ranks, self._once, self._global_batch, self._sleep = ranks, Once(folder), global_batch, sleep
+        self._ranks, self._once, self._global_batch, self._sleep = ranks, OnceMarkers(folder), global_batch, sleep
         self._held: Sequence[HeldParameter] = ()
         self._step, self._samples = 0, 0
 

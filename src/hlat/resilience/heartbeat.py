@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hlat.resilience.stack_dumps import stacks_on_demand, stacks_path
 from hlat.resilience.stack_sampler import sampled
-from hlat.runtime.process import PHASES, current_phase, observed_phases
+from hlat.runtime.process import PHASES, current_phase, observe_phases
 
 BEATS = "HLAT_BEATS"
 """The environment variable that names the folder."""
@@ -173,7 +173,7 @@ def beating(rank: int) -> Iterator[Beat | None]:
     with stacks_on_demand(stacks_path(Path(folder), rank)):
         _own = Beat(beat_path(Path(folder), rank))
         try:
-            with observed_phases(_own), sampled(_own):
+            with observe_phases(_own), sampled(_own):
                 yield _own
         finally:
             _own = None

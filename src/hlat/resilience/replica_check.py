@@ -19,7 +19,7 @@ from hlat.model import HeldParameter
 from hlat.model.derived import Piece
 from hlat.optim import state_tensors
 from hlat.resilience.tensor_hash import digest
-from hlat.runtime.distributed import Ranks, sendable
+from hlat.runtime.distributed import HostGroup, sendable
 
 STEPS = "count of optimizer steps"
 
@@ -65,7 +65,7 @@ class Copies:
         exist: whether there are any; the same on every rank.
     """
 
-    def __init__(self, held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+    def __init__(self, held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, ranks: HostGroup) -> None:
         self._held, self._optimizer, self._ranks = held, optimizer, ranks
         here = [(index, piece) for index, one in enumerate(held) for piece in one.pieces()]
         numbers = [_number(_place(held[index], piece)) for index, piece in here]
@@ -84,7 +84,7 @@ class Copies:
     def compare(self) -> list[Mismatch]:
         """What differs between copies; the same list on every rank. Waits for the device."""
         kinds, mine = self._digests()
-        gathered = self._ranks.gather_rows(mine)
+        gathered = self._ranks.all_gather_tensor(mine)
         steps = gathered[:, -1].tolist()
         values_RKW = gathered[:, :-1].view(len(gathered), len(kinds), self._width)
         ranks, slots = torch.tensor(self._where).unbind(1)

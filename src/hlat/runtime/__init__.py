@@ -10,40 +10,40 @@ from hlat.runtime.errors import (
     HardwareError,
     HlatError,
     LaunchError,
-    LostError,
     NumericsError,
     PersistentCorruptionError,
     PlanError,
+    StateLostError,
     StorageError,
 )
 from hlat.runtime.lazy import lazily
-from hlat.runtime.rank_env import Place, place
-from hlat.runtime.terminal_text import Shown, show_beneath_rich, visible, visible_name
-from hlat.runtime.urls import WEB, is_url, secret_in, tree_without_secrets, value_without_secrets, without_secrets
+from hlat.runtime.rank_env import RankInfo, rank_info
+from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name
+from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact_json, redact_value
 
 __all__ = [
-    "WEB",
+    "WEB_PROTOCOLS",
     "CheckpointError",
     "CorruptionError",
     "DataError",
+    "EscapingStream",
     "HardwareError",
     "HlatError",
     "LaunchError",
-    "LostError",
     "NumericsError",
     "PersistentCorruptionError",
-    "Place",
     "PlanError",
-    "Shown",
+    "RankInfo",
+    "StateLostError",
     "StorageError",
+    "escape_beneath_rich",
+    "escape_controls",
+    "escape_name",
+    "find_secret",
     "is_url",
     "lazily",
-    "place",
-    "secret_in",
-    "show_beneath_rich",
-    "tree_without_secrets",
-    "value_without_secrets",
-    "visible",
-    "visible_name",
-    "without_secrets",
+    "rank_info",
+    "redact",
+    "redact_json",
+    "redact_value",
 ]

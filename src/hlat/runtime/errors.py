@@ -4,7 +4,7 @@
 and leaves with its exit code; any other exception is our own bug and keeps its traceback.
 """
 
-from hlat.runtime.urls import without_secrets
+from hlat.runtime.urls import redact
 
 
 class HlatError(Exception):
@@ -12,16 +12,16 @@ class HlatError(Exception):
 
     Attributes:
         from_rank: the rank where it happened, if that is another process than the one that raises it here.
-        may_pass: whether the same command may fare better without anybody's doing: during training it is tried again.
+        retryable: whether the same command may fare better without anybody's doing: during training it is tried again.
     """
 
     exit_code = 2
-    may_pass = False
+    retryable = False
     from_rank: int | None = None
 
     def __init__(self, *arguments: object) -> None:
         # Messages go into logs, reports and events: no URL in them may open anything.
-        super().__init__(*(without_secrets(one) if isinstance(one, str) else one for one in arguments))
+        super().__init__(*(redact(one) if isinstance(one, str) else one for one in arguments))
 
 
 class DataError(HlatError):
@@ -54,24 +54,24 @@ class CorruptionError(HlatError):
     """Copies that have to be equal differ: a machine changed bits. Starting again goes on from the last good state."""
 
     exit_code = 5
-    may_pass = True
+    retryable = True
 
 
 class PersistentCorruptionError(CorruptionError):
     """It happened again in the same place: starting again there would not help."""
 
     exit_code = 4
-    may_pass = False
+    retryable = False
 
 
 class StorageError(HlatError):
     """The disk refused: full, read-only, or gone. Not the recipe's fault, so the exit code differs."""
 
     exit_code = 3
-    may_pass = True
+    retryable = True
 
 
-class LostError(StorageError):
+class StateLostError(StorageError):
     """What a run had stored is not there any more: another attempt would find no more, or begin another run."""
 
-    may_pass = False
+    retryable = False

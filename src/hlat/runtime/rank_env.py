@@ -13,7 +13,7 @@ _PORTS = range(1, 1 << 16)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Which process of how many this is."""
 
     rank: int = 0
@@ -22,7 +22,7 @@ class Place:
     node: int = 0  # the number of this machine
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place:
+def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     """Read the place of this process.
 
     Without WORLD_SIZE, or where it is 1, the process is alone and nothing else is looked at. LOCAL_RANK defaults to
@@ -34,7 +34,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     problems: list[str] = []
     world = _integer(environment, "WORLD_SIZE", problems, default=1)
     if world == 1:
-        return Place()
+        return RankInfo()
     rank = _integer(environment, "RANK", problems)
     local_rank = _integer(environment, "LOCAL_RANK", problems, default=rank)
     node = _integer(environment, "GROUP_RANK", problems, default=0)
@@ -59,7 +59,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
         raise LaunchError("\n".join([head, *(f"  {problem}" for problem in problems), remedy]))
     assert rank is not None and local_rank is not None and world is not None, "each missing one is a problem above"
     assert node is not None, "it has a default"
-    return Place(rank, world, local_rank, node)
+    return RankInfo(rank, world, local_rank, node)
 
 
 def _integer(environment: Mapping[str, str], name: str, problems: list[str], default: int | None = None) -> int | None:

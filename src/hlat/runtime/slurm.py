@@ -29,7 +29,7 @@ _REMEDY = (
 )
 
 
-def variables(environment: Mapping[str, str] = os.environ, ask: Ask | None = None) -> dict[str, str]:
+def rank_variables(environment: Mapping[str, str] = os.environ, ask: Ask | None = None) -> dict[str, str]:
     """What says which process of a run this one is, where Slurm has started several tasks and nobody has said it.
 
     A step of one task is one process. MASTER_ADDR and MASTER_PORT stay what they are where they are set.
@@ -46,7 +46,7 @@ def variables(environment: Mapping[str, str] = os.environ, ask: Ask | None = Non
     if not in_step(environment):
         _refuse_several(environment)
         return {}
-    if tasks(environment) == 1:
+    if task_count(environment) == 1:
         return {}
     return _of_task(environment, ask or _asked)
 
@@ -57,12 +57,12 @@ def in_step(environment: Mapping[str, str] = os.environ) -> bool:
     return step.isdecimal() and int(step) < _NO_TASKS and "SLURM_PROCID" in environment
 
 
-def tasks(environment: Mapping[str, str] = os.environ) -> int | None:
+def task_count(environment: Mapping[str, str] = os.environ) -> int | None:
     """How many tasks this one's step has; None where it does not say."""
     return _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
 
-def end_of_job(environment: Mapping[str, str] = os.environ, ask: Ask | None = None) -> float | None:
+def job_end_time(environment: Mapping[str, str] = os.environ, ask: Ask | None = None) -> float | None:
     """When the job ends, seconds since 1970; None outside Slurm, without a limit of time, or where Slurm is silent.
 
     Slurm is asked where it has not said so by itself (older versions do not), by rank 0 only: its controller serves a

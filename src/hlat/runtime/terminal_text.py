@@ -20,12 +20,12 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 _IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Text of several lines as it may go to a terminal; newlines and tabs stay."""
     return _STEERING.sub(_escape, text)
 
 
-def visible_name(name: str) -> str:
+def escape_name(name: str) -> str:
     """A name, which belongs on one line, as it may go to a terminal: newlines and tabs in it are shown too."""
     return _IN_NAMES.sub(_escape, name)
 
@@ -34,7 +34,7 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
-class Shown(io.TextIOBase):
+class EscapingStream(io.TextIOBase):
     """A text stream that shows control characters instead of sending them; everything else is the original's.
 
     What rich draws goes past it, since its colours and movements are control characters (``rich_proxied_file`` is how
@@ -55,7 +55,7 @@ class Shown(io.TextIOBase):
         return beneath
 
     def write(self, text: str) -> int:
-        self._stream.write(visible(text if self._first is None else self._first(text)))
+        self._stream.write(escape_controls(text if self._first is None else self._first(text)))
         return len(text)
 
     def flush(self) -> None:
@@ -82,7 +82,7 @@ class Shown(io.TextIOBase):
         return getattr(self._stream, name)
 
 
-def show_beneath_rich() -> None:
+def escape_beneath_rich() -> None:
     """Have what is printed while rich draws a display made visible too.
 
     A display puts streams of its own in the place of standard output and error, which pass on what is printed with the
@@ -91,4 +91,4 @@ def show_beneath_rich() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream).__module__.startswith("rich."):
-            setattr(sys, name, Shown(stream))
+            setattr(sys, name, EscapingStream(stream))

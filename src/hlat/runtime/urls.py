@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-WEB = ("http", "https")
+WEB_PROTOCOLS = ("http", "https")
 """Protocols whose stores are read only and have no folders."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(://|::)")
@@ -48,7 +48,7 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
-def secret_in(value: str) -> str | None:
+def find_secret(value: str) -> str | None:
     """What of a value's URLs may be secret, in words and without repeating it; None for one that may be recorded.
 
     Args:
@@ -64,23 +64,23 @@ def secret_in(value: str) -> str | None:
     return None
 
 
-def without_secrets(text: str) -> str:
+def redact(text: str) -> str:
     """Text with the users, queries and fragments of all URLs in it replaced by dots."""
     return _without(text, _IN_PROSE)
 
 
-def value_without_secrets(value: str) -> str:
+def redact_value(value: str) -> str:
     """A whole value with the users, queries and fragments of its URLs, whatever characters they have, as dots."""
     return _without(value, _IN_VALUE)
 
 
-def tree_without_secrets(value: Any) -> Any:
+def redact_json(value: Any) -> Any:
     """A value of JSON whose texts are without the users, queries and fragments of their URLs, as is to be recorded."""
     if isinstance(value, str):  # a text with blanks is a sentence, in which a URL ends somewhere
-        return without_secrets(value) if any(char.isspace() for char in value) else value_without_secrets(value)
+        return redact(value) if any(char.isspace() for char in value) else redact_value(value)
     if isinstance(value, Mapping):
-        return {key: tree_without_secrets(inner) for key, inner in value.items()}
-    return [tree_without_secrets(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: redact_json(inner) for key, inner in value.items()}
+    return [redact_json(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _without(text: str, extent: re.Pattern[str]) -> str:
@@ -114,9 +114,9 @@ def _parts(scheme: str, rest: str) -> _Parts:
     user, host = (authority[: ats[-1].end()], authority[ats[-1].end() :]) if ats else ("", authority)
     if scheme in _CONTAINERS and user and not _COLON.search(user):
         user, host = "", authority
-    if scheme in WEB and not _port(host):  # https://user:pass/word@host: the password holds a slash
+    if scheme in WEB_PROTOCOLS and not _port(host):  # https://user:pass/word@host: the password holds a slash
         return _Parts(rest, "", "")
-    found = (_WEB_QUERY if scheme in WEB else _QUERY).search(path)
+    found = (_WEB_QUERY if scheme in WEB_PROTOCOLS else _QUERY).search(path)
     place, more = (path, "") if found is None else (path[: found.start()], path[found.start() :])
     if more.startswith("?") and all(_PUBLIC.fullmatch(one) for one in more[1:].split("&")):
         place, more = path, ""

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from hlat.config.sections import TrackingConfig
-from hlat.runtime import show_beneath_rich, visible
+from hlat.runtime import escape_beneath_rich, escape_controls
 from hlat.tracking.metrics import Metrics
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -71,7 +71,7 @@ class Plain:
         self.message(f"{_progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}")
 
     def message(self, text: str) -> None:
-        self._stream.write(visible(text) + "\n")
+        self._stream.write(escape_controls(text) + "\n")
         self._stream.flush()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Bar:
         )
         self._task = self._progress.add_task("", total=total_steps, completed=start_step, line="")
         self._progress.start()
-        show_beneath_rich()
+        escape_beneath_rich()
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
         step = metrics["step"]
@@ -100,7 +100,7 @@ class Bar:
         self._progress.update(self._task, completed=step, line=line, refresh=True)
 
     def message(self, text: str) -> None:
-        self._progress.console.print(Text(visible(text)), soft_wrap=True)
+        self._progress.console.print(Text(escape_controls(text)), soft_wrap=True)
 
     def close(self) -> None:
         self._progress.refresh()

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime import tree_without_secrets
+from hlat.runtime import redact_json
 from hlat.tracking.jsonl import JsonLines, read_records
 
 
@@ -39,7 +39,7 @@ class EventLog:
         """
         assert not fields.keys() & {"time", "event"}, "time and event are set here"
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-        self._file.append({"time": now, "event": kind, **tree_without_secrets(fields)})
+        self._file.append({"time": now, "event": kind, **redact_json(fields)})
         self._file.sync()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Any, Self
 
-from hlat.runtime import visible, without_secrets
+from hlat.runtime import escape_controls, redact
 from hlat.tracking.metrics import Metrics
 
 
@@ -21,7 +21,7 @@ class OtherRank:
 
     def message(self, text: str) -> None:
         """Write a line to the log."""
-        print(visible(without_secrets(text)), flush=True)  # noqa: T201  (this rank's standard output is its log)
+        print(escape_controls(redact(text)), flush=True)  # noqa: T201  (this rank's standard output is its log)
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from hlat.config.sections import TrackingConfig
-from hlat.runtime import StorageError, without_secrets
+from hlat.runtime import StorageError, redact
 from hlat.tracking.console import Console, Silent, make_console
 from hlat.tracking.eta import Eta
 from hlat.tracking.events import EventLog
@@ -65,7 +65,7 @@ class Tracker:
 
     def message(self, text: str) -> None:
         """Tell the person at the console; URLs without what they may open."""
-        self._show(lambda console: console.message(without_secrets(text)))
+        self._show(lambda console: console.message(redact(text)))
 
     def close(self) -> None:
         """Close everything, even if closing one of them fails."""

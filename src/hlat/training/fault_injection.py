@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hlat.resilience import Faults
-from hlat.runtime.process import observed_phases
+from hlat.runtime.process import observe_phases
 from hlat.training.faulty_disk import fault_folder
 from hlat.training.run_state import Job
 
@@ -15,5 +15,5 @@ def injected_faults(job: Job) -> Iterator[Faults]:
     recipe = job.recipe
     faults = Faults(recipe.faults, job.runtime.ranks, fault_folder(recipe), recipe.batch.global_batch)
     faults.attach(job.model.held)
-    with observed_phases(faults):
+    with observe_phases(faults):
         yield faults

@@ -18,7 +18,7 @@ from hlat.checkpoint.protocol import step_in
 from hlat.config import Recipe
 from hlat.config.sections import FaultConfig
 from hlat.resilience import STORAGE_FAULTS
-from hlat.runtime.storage import Once
+from hlat.runtime.storage import OnceMarkers
 
 
 def fault_folder(recipe: Recipe) -> Path:
@@ -48,8 +48,8 @@ class FaultyDisk(Disk):
     ) -> None:
         numbered = list(enumerate(faults))
         self._faults = [(n, fault) for n, fault in numbered if fault.kind in STORAGE_FAULTS and fault.rank == rank]
-        self._once, self._sleep = Once(folder), sleep
-        self._before = self._once.happened()  # what an earlier process of this run met
+        self._once, self._sleep = OnceMarkers(folder), sleep
+        self._before = self._once.claimed()  # what an earlier process of this run met
         self._hit: set[tuple[int, int]] = set()
         self._spoiled: set[tuple[int, int]] = set()
 

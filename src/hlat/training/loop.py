@@ -13,10 +13,10 @@ from typing import TextIO
 from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
 from hlat.resilience import Verdict, count_steps, trains_in
-from hlat.runtime import HlatError, StorageError, place
-from hlat.runtime.distributed import Runtime, joined
-from hlat.runtime.process import enter_phase, observed_phases, rank_log
-from hlat.runtime.storage import EarlierAttempt, RunFolder, enter_run_folder, held_run_folder
+from hlat.runtime import HlatError, StorageError, rank_info
+from hlat.runtime.distributed import Runtime, joined_run
+from hlat.runtime.process import enter_phase, observe_phases, rank_log
+from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRank, Tracker, open_tracker
 from hlat.training.batches import Feed
 from hlat.training.divergence import tell_verdict
@@ -73,19 +73,19 @@ def run(
         HlatError: the run cannot start or go on; the message says why and what would work.
     """
     refuse_faults(recipe.faults, allow_faults)
-    here = place()
-    enter_run_folder(recipe.run_dir, earlier)
+    here = rank_info()
+    open_run_folder(recipe.run_dir, earlier)
     with (
         rank_log(recipe.run_dir, here.rank, here.world),
         saver_beside(recipe, here) as saver,  # early: a copy of this process is cheap, and possible, only now
-        joined(recipe.run.device, recipe.run.deterministic, recipe.run_dir) as runtime,
+        joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir) as runtime,
         ExitStack() as stack,
     ):
         folder = _held(stack, recipe, runtime, stream)
-        enter_run_folder(recipe.run_dir, earlier)  # again: the lock may have been waited for
+        open_run_folder(recipe.run_dir, earlier)  # again: the lock may have been waited for
         job = build_job(recipe, runtime, folder, data_progress, require_step, earlier)
-        if folder.number is not None:
-            trains_in(folder.number)
+        if folder.run_id is not None:
+            trains_in(folder.run_id)
         tracker = _tracker(job, stream)
         stack.enter_context(tracker)
         announce(job, tracker)
@@ -102,9 +102,11 @@ def run(
 def _held(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream: TextIO | None) -> RunFolder:
     """The run's folder, locked by rank 0 and held by every rank."""
     locks: list[int] = []
-    runtime.ranks.first(lambda: locks.append(_lock(stack, recipe, stream)))
+    runtime.ranks.run_on_rank0(lambda: locks.append(_lock(stack, recipe, stream)))
     lock = locks[0] if locks else None
-    return runtime.ranks.each(lambda: stack.enter_context(held_run_folder(recipe.run_dir, lock, runtime.ranks.rank)))
+    return runtime.ranks.run_on_all(
+        lambda: stack.enter_context(hold_run_folder(recipe.run_dir, lock, runtime.ranks.rank))
+    )
 
 
 def _lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
@@ -136,7 +138,7 @@ def _train(job: Job, tracker: Tracker | OtherRank, profile: bool, integrity: Int
 
     with ExitStack() as stack:
         watch = Stopwatch()
-        stack.enter_context(observed_phases(watch))
+        stack.enter_context(observe_phases(watch))
         deadline = Deadline(recipe.recovery, lambda: saving.longest)
         stop = stack.enter_context(StopRequest(job.runtime.ranks, heard, lambda: deadline.has_come))
         count_steps(lambda: job.step)

@@ -44,7 +44,7 @@ class Lines:
         numbers, job.numbers = job.numbers, None
         if numbers is None or not self._is_due():
             return None
-        if not job.runtime.ranks.first(lambda: isinstance(tracker, Tracker) and tracker.lacks(job.step)):
+        if not job.runtime.ranks.run_on_rank0(lambda: isinstance(tracker, Tracker) and tracker.lacks(job.step)):
             return None
         return self._write(numbers)
 

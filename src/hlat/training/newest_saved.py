@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.checkpoint.protocol import BAD_SUFFIX, step_in
-from hlat.runtime import LostError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime import StateLostError
+from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import EarlierAttempt
 
 
@@ -39,7 +39,7 @@ class Damage:
 
 
 def refuse_lost(
-    ranks: Ranks, run_dir: Path, found: int | None, earlier: EarlierAttempt | None, damaged: Sequence[Damage]
+    ranks: HostGroup, run_dir: Path, found: int | None, earlier: EarlierAttempt | None, damaged: Sequence[Damage]
 ) -> None:
     """See that the newest state is as new as what was durable, or that what is newer was found damaged. Collective.
 
@@ -61,10 +61,10 @@ def refuse_lost(
         if any(step is not None and step >= earlier.saved for step in [*aside, *(one.step for one in damaged)]):
             return
         there = "there is none now" if found is None else f"the newest one now is of step {found}"
-        raise LostError(
+        raise StateLostError(
             f"run.dir {run_dir}: the state of step {earlier.saved} was durable, and {there}, although none was found "
             "damaged: it was removed, or another folder lies in its place. Bring it back. To go on from what there is, "
             "give the same command again."
         )
 
-    ranks.first(refuse)
+    ranks.run_on_rank0(refuse)

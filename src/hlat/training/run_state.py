@@ -37,8 +37,8 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
 from hlat.resilience import AnomalyPolicy
-from hlat.runtime import place
-from hlat.runtime.distributed import Runtime, check_same, code_identity
+from hlat.runtime import rank_info
+from hlat.runtime.distributed import Runtime, check_consistent, code_identity
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt, RunFolder
 from hlat.tracking import expressible, with_non_finite
@@ -101,7 +101,7 @@ class Job:
         Raises:
             LostError: it is gone.
         """
-        self.runtime.ranks.each(self.folder.check)
+        self.runtime.ranks.run_on_all(self.folder.check)
 
     def content(self) -> Content:
         """Everything that defines the run at this step; tensors as they are until the next one. Collective."""
@@ -128,13 +128,13 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
         with data_progress() as progress:
             made.append(make_ready(recipe, progress=progress))
 
-    weights = runtime.ranks.first(lambda: _check_inputs(recipe))
-    runtime.ranks.first(make)
-    runtime.ranks.each(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
-    prepared = runtime.ranks.each(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
+    weights = runtime.ranks.run_on_rank0(lambda: _check_inputs(recipe))
+    runtime.ranks.run_on_rank0(make)
+    runtime.ranks.run_on_all(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
+    prepared = runtime.ranks.run_on_all(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
     if recipe.data.mode == "online":  # the manifest may be of another run, which read the same text elsewhere
-        prepared = prepared.reading(runtime.ranks.first(lambda: made[0].manifest.sources))
-    check_same(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
+        prepared = prepared.reading(runtime.ranks.run_on_rank0(lambda: made[0].manifest.sources))
+    check_consistent(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
     check_vocabulary(prepared, recipe.model.vocab_size)
     if weights is not None:
         check_same_tokenizer(weights, prepared)
@@ -152,8 +152,8 @@ def _training_data(recipe: Recipe, runtime: Runtime, prepared: Prepared) -> Samp
         return TrainingData(prepared, data, seed)
 
     total = recipe.total_steps * batch
-    runtime.ranks.first(lambda: make().refuse_too_short(total))
-    return PreparedSamples(runtime.ranks.each(make), total)
+    runtime.ranks.run_on_rank0(lambda: make().refuse_too_short(total))
+    return PreparedSamples(runtime.ranks.run_on_all(make), total)
 
 
 def _check_inputs(recipe: Recipe) -> Path | None:
@@ -196,7 +196,7 @@ def build_job(
     Raises:
         HlatError: of any kind; each names what is wrong and what would work.
     """
-    check_same(runtime.ranks, {"recipe": _flat(recipe.model_dump(mode="json")), "code": code_identity()})
+    check_consistent(runtime.ranks, {"recipe": _flat(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
     prepared = _data(recipe, runtime, data_progress)
     length, seed = recipe.data.sequence_length, recipe.training.seed
@@ -216,8 +216,8 @@ def build_job(
     model = build_parallel(recipe, runtime, seed if fresh else None)
     optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, seed)
     if newest is not None:
-        runtime.ranks.each(lambda: restore(newest, recipe.model, model.held, optimizer))
-        runtime.ranks.each(lambda: training_data.restore(newest))
+        runtime.ranks.run_on_all(lambda: restore(newest, recipe.model, model.held, optimizer))
+        runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
     elif recipe.checkpoint.init_from is not None:
         load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.held, runtime.ranks)
@@ -232,7 +232,7 @@ def build_job(
         folder=folder,
         store=store,
         tiers=tiers,
-        peak=runtime.ranks.first(lambda: peak_flops(runtime.device, MODES[recipe.precision.mode].compute)),
+        peak=runtime.ranks.run_on_rank0(lambda: peak_flops(runtime.device, MODES[recipe.precision.mode].compute)),
         step=newest.step if newest is not None else 0,
         saved=Saved(newest.step, newest.path) if newest is not None else None,
         changes=changes,
@@ -269,12 +269,14 @@ def _kept_states(
         recipe.checkpoint,
         store,
         owner,
-        place().node,
+        rank_info().node,
         runtime.ranks,
         on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
         disk=disk,
     )
-    folder.number = runtime.ranks.first(owner.number)  # not before: a prefix of an object store may give it its own
+    folder.run_id = runtime.ranks.run_on_rank0(
+        owner.number
+    )  # not before: a prefix of an object store may give it its own
     return store, tiers
 
 

@@ -11,8 +11,8 @@ from hlat.model import attention_backend
 from hlat.model.derived import count_parameters
 from hlat.parallel import compilation
 from hlat.precision import MODES
-from hlat.runtime.backend import describe, peak_memory_bytes, synchronize
-from hlat.runtime.distributed import Vote
+from hlat.runtime.backend import describe_device, peak_memory_bytes, synchronize
+from hlat.runtime.distributed import AsyncMax
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.newest_saved import Damage
@@ -26,7 +26,8 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     recipe, prepared = job.recipe, job.prepared
     parameters = count_parameters(recipe.model).total
     tracker.message(
-        f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} on {describe(job.runtime.device)}, "
+        f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} "
+        f"on {describe_device(job.runtime.device)}, "
         f"peak {job.peak.value / 1e9:,.0f} GFLOP/s ({job.peak.source})"
     )
     compute = MODES[recipe.precision.mode].compute
@@ -115,11 +116,11 @@ def batch_crc32(job: Job) -> int:
     here = 0
     if job.batch is not None and job.model.speaks:
         here = sum(zlib.crc32(row.tobytes()) for row in job.batch.inputs_BS.numpy())
-    return int(job.runtime.ranks.total(torch.tensor([here], dtype=torch.int64)).item()) & 0xFFFFFFFF
+    return int(job.runtime.ranks.all_reduce_sum(torch.tensor([here], dtype=torch.int64)).item()) & 0xFFFFFFFF
 
 
 def _largest_memory(job: Job) -> int:
     """Peak memory in bytes of the rank that used most."""
-    question = Vote(job.runtime.ranks)
-    question.cast(peak_memory_bytes(job.runtime.device))
+    question = AsyncMax(job.runtime.ranks)
+    question.start(peak_memory_bytes(job.runtime.device))
     return question.result()

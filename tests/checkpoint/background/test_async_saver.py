@@ -16,8 +16,8 @@ from hlat.checkpoint.background import run_saver
 from hlat.checkpoint.background.saver_process import Memory, Settings
 from hlat.checkpoint.format import Disk
 from hlat.checkpoint.protocol import Refusal, SaveResult, open_checkpoint, save_in_tries
-from hlat.runtime import Place
-from hlat.runtime.distributed import Beside, start_beside
+from hlat.runtime import RankInfo
+from hlat.runtime.distributed import HelperProcess, start_helper
 from tests.support.checkpoint.saving_ranks import (
     HeldDisk,
     HeldTiers,
@@ -147,7 +147,7 @@ def test_what_was_ordered_during_an_upload_is_written(tmp_path: Path, world: int
     assert_whole(reopened(tmp_path).newest(), 2)
 
 
-def kill_the_last(number: int, saver: Beside) -> None:
+def kill_the_last(number: int, saver: HelperProcess) -> None:
     """Before it has looked for the others."""
     if number == 1:
         os.kill(saver.pid, signal.SIGKILL)
@@ -158,7 +158,7 @@ def hear_that_one_has_gone(rank: Rank, pipe: Connection) -> None:
     """The other savers would look for it for half an hour; the ranks do not wait for that."""
     settled = rank.saver.settle()
     assert settled.lost[1] == f"ended with exit code {-signal.SIGKILL}" and settled.result is None
-    rank.runtime.ranks.each(rank.saver.give_up)
+    rank.runtime.ranks.run_on_all(rank.saver.give_up)
 
 
 def test_a_saver_that_is_killed_before_they_have_met(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def lose_a_saver_in_a_save(rank: Rank, pipe: Connection) -> None:
     settled = rank.saver.settle()
     last = rank.runtime.world - 1
     assert settled.lost[last] == f"ended with exit code {-signal.SIGKILL}" and settled.result is None
-    rank.runtime.ranks.each(rank.saver.give_up)
+    rank.runtime.ranks.run_on_all(rank.saver.give_up)
     assert not psutil.pid_exists(rank.process.pid)
     rank.store.clean_up()
     assert settled.pending is not None
@@ -318,8 +318,8 @@ def test_savers_that_never_met_leave_with_their_trainers(tmp_path: Path, monkeyp
         nobody.bind(("127.0.0.1", 0))  # and does not answer
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": nobody.getsockname()[1]}.items():
             monkeypatch.setenv(name, str(value))
-        saver = start_beside(partial(run_saver, here=Place(rank=1, world=2), make_disk=Disk))
-        saver.line.send(Settings("a-meeting", tmp_path, 1, None, 0))
-        saver.line.send(Memory())  # which it does not receive before it has met the other one
-        saver.leave()
+        saver = start_helper(partial(run_saver, here=RankInfo(rank=1, world=2), make_disk=Disk))
+        saver.channel.send(Settings("a-meeting", tmp_path, 1, None, 0))
+        saver.channel.send(Memory())  # which it does not receive before it has met the other one
+        saver.close()
         assert saver.wait() == 1, "as one that has nothing to write; not when it gives up looking"

@@ -23,7 +23,7 @@ from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, ModelPart, held_parameters
 from hlat.model.derived import parameter_layouts
 from hlat.runtime import StorageError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import FailingDisk
 from tests.support.checkpoint.saved_states import assert_equal
 from tests.support.checkpoint.stamped_parts import (
@@ -62,7 +62,7 @@ def start(world: int, work: Callable[..., None], folder: Path) -> list[Any]:
 def join(rank: int, world: int, work: Callable[..., None], folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
-    ranks = Ranks(rank, world, dist.new_group(backend="gloo"))
+    ranks = HostGroup(rank, world, dist.new_group(backend="gloo"))
     work(ranks, folder)
     ranks.barrier()
     dist.destroy_process_group()
@@ -107,7 +107,7 @@ def layout(name: str, config: ModelConfig, rank: int) -> tuple[Decoder, Process]
 LAYOUTS = ["fsdp", "hsdp", "tensor x fsdp", "pipeline x fsdp"]
 
 
-def save_and_exchange(ranks: Ranks, folder: Path) -> None:
+def save_and_exchange(ranks: HostGroup, folder: Path) -> None:
     """Save in each layout, read in the next one."""
     config = config_of("tied")
     for index, name in enumerate(LAYOUTS):
@@ -155,7 +155,7 @@ def test_what_fsdp_shards_is_saved_and_read(tmp_path: Path) -> None:
         assert_stamped(alone, index)
 
 
-def fail_on_one(ranks: Ranks, folder: Path) -> None:
+def fail_on_one(ranks: HostGroup, folder: Path) -> None:
     """The disk of rank 1 is full once."""
     config = config_of("gqa")
     process = processes(config, Cut(tensor=2))[ranks.rank]
@@ -190,7 +190,7 @@ class Dies(Disk):
         raise AssertionError("unreachable")
 
 
-def die_in_a_save(ranks: Ranks, folder: Path) -> None:
+def die_in_a_save(ranks: HostGroup, folder: Path) -> None:
     config = config_of("gqa")
     process = processes(config, Cut(stages=(1, 1, 1)))[ranks.rank]
     stamp(process, 1)

@@ -10,7 +10,7 @@ import torch
 from hlat.checkpoint.format import Block, Disk, whole_tensors
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_everywhere, verify
 from hlat.runtime import CheckpointError, LaunchError, StorageError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, PowerLoss
 from tests.support.checkpoint.saved_states import assert_equal, state
 from tests.support.checkpoint.thread_ranks import all_done, on_ranks
@@ -31,7 +31,7 @@ def blocks_of(step: int, rank: int) -> list[Block]:
     return [*rows, *shared]
 
 
-def save(store: CheckpointStore, ranks: Ranks, step: int) -> Path:
+def save(store: CheckpointStore, ranks: HostGroup, step: int) -> Path:
     return store.save(step, blocks_of(step, ranks.rank), {"step": step})
 
 
@@ -52,7 +52,7 @@ def reopened(root: Path) -> CheckpointStore:
 def operations(tmp_path: Path) -> list[list[str]]:
     """What each rank does to its disk in a save."""
 
-    def work(ranks: Ranks) -> list[str]:
+    def work(ranks: HostGroup) -> list[str]:
         disk = CountingDisk()
         store = CheckpointStore(tmp_path / "count", 9, disk=disk, ranks=ranks)
         begun = len(disk.operations)
@@ -80,7 +80,7 @@ def test_every_operation_refused_on_every_rank(tmp_path: Path, failing: int, cod
     for at in range(1, len(count) + 1):
         root = tmp_path / str(at)
 
-        def work(ranks: Ranks, root: Path = root, at: int = at) -> str:
+        def work(ranks: HostGroup, root: Path = root, at: int = at) -> str:
             disk = FailingDisk(10**9, code, stays)
             store = CheckpointStore(root, 9, disk=disk, ranks=ranks)
             save(store, ranks, 1)
@@ -127,7 +127,7 @@ def test_a_rank_that_dies_before_any_operation(tmp_path: Path, dying: int) -> No
     for at in range(1, len(count) + 1):
         root = tmp_path / str(at)
 
-        def work(ranks: Ranks, root: Path = root, at: int = at) -> None:
+        def work(ranks: HostGroup, root: Path = root, at: int = at) -> None:
             disk = DyingDisk()
             store = CheckpointStore(root, 9, disk=disk, ranks=ranks)
             save(store, ranks, 1)
@@ -154,7 +154,7 @@ def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
         def free_bytes(self, path: Path) -> int:
             return (1 << 20) + whole
 
-    def work(ranks: Ranks) -> tuple[str, list[str]]:
+    def work(ranks: HostGroup) -> tuple[str, list[str]]:
         disk = Small()
         store = CheckpointStore(tmp_path, 9, disk=disk, ranks=ranks)
         begun = len(disk.operations)
@@ -180,7 +180,7 @@ def test_blocks_that_are_not_the_tensors_never_become_a_checkpoint(tmp_path: Pat
             return [replace(first, offsets=(first.offsets[0] - 1, *first.offsets[1:])), *others]
         return [replace(first, rows=tuple(part.double() for part in first.rows)), *others]
 
-    def work(ranks: Ranks) -> type[BaseException]:
+    def work(ranks: HostGroup) -> type[BaseException]:
         store = CheckpointStore(tmp_path, 9, ranks=ranks)
         with pytest.raises((AssertionError, LaunchError)) as caught:
             store.save(1, spoiled(blocks_of(1, ranks.rank), ranks.rank), {})
@@ -193,7 +193,7 @@ def test_blocks_that_are_not_the_tensors_never_become_a_checkpoint(tmp_path: Pat
 def test_ranks_without_a_common_file_system_are_told(tmp_path: Path) -> None:
     """Though each of them has a folder of that name."""
 
-    def work(ranks: Ranks) -> str:
+    def work(ranks: HostGroup) -> str:
         with pytest.raises(StorageError) as caught:
             CheckpointStore(tmp_path / f"machine-{ranks.rank}", 9, ranks=ranks)
         return str(caught.value)
@@ -211,7 +211,7 @@ def test_a_checkpoint_that_not_every_rank_sees(tmp_path: Path, elsewhere: str) -
     for name, value in (("one", 1.0), ("another", 2.0)):
         CheckpointStore(tmp_path / name, 9).save(1, whole_tensors({"model.w": torch.full((2,), value)}), {})
 
-    def work(ranks: Ranks) -> str:
+    def work(ranks: HostGroup) -> str:
         machine = tmp_path / ("one" if ranks.rank < 2 else elsewhere)
         with pytest.raises(CheckpointError) as caught:
             open_everywhere(machine / "step-00000001", ranks)
@@ -231,7 +231,7 @@ def test_one_decision_for_all_ranks(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-1])
     reports: list[Path] = []
 
-    def work(ranks: Ranks) -> list[int]:
+    def work(ranks: HostGroup) -> list[int]:
         store = CheckpointStore(tmp_path, 1, on_damage=lambda folder, _: reports.append(folder), ranks=ranks)
         assert_is_step(store.newest(), 3)
         return store.prune()
@@ -244,7 +244,7 @@ def test_one_decision_for_all_ranks(tmp_path: Path) -> None:
 def test_an_unreadable_store_is_one_error_everywhere(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
 
-    def work(ranks: Ranks) -> str:
+    def work(ranks: HostGroup) -> str:
         with pytest.raises(StorageError) as caught:
             CheckpointStore(tmp_path / "run" / "checkpoints", 1, disk=Disk(), ranks=ranks)
         return str(caught.value)

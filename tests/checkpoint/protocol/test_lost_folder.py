@@ -10,8 +10,8 @@ import pytest
 
 from hlat.checkpoint.format import Disk, whole_tensors
 from hlat.checkpoint.protocol import CheckpointStore, Content, SaveResult, save_in_tries
-from hlat.runtime import LostError, StorageError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime import StateLostError, StorageError
+from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import LOCK_NAME, RunFolder
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import state
@@ -89,12 +89,12 @@ def test_every_rank_is_told_and_none_tries_again(tmp_path: Path) -> None:
     def never(seconds: float) -> bool:
         raise AssertionError("what is lost is not there a second later")
 
-    def work(ranks: Ranks) -> SaveResult:
+    def work(ranks: HostGroup) -> SaveResult:
         with held(run) as folder:
             store = CheckpointStore(run / "checkpoints", 9, ranks=ranks, folder=folder)
-            ranks.first(lambda: unmount(run))
-            with pytest.raises(LostError, match="the folder of this run is gone"):
-                ranks.each(folder.check)
+            ranks.run_on_rank0(lambda: unmount(run))
+            with pytest.raises(StateLostError, match="the folder of this run is gone"):
+                ranks.run_on_all(folder.check)
             return save_in_tries(store, content(1), 3, pytest.fail, never)
 
     for result in all_done(on_ranks(WORLD, work)):
@@ -105,7 +105,7 @@ def test_every_rank_is_told_and_none_tries_again(tmp_path: Path) -> None:
 def lose_it_before_a_save(rank: Rank, pipe: Connection) -> None:
     rank.submit(1)
     assert rank.wait() is not None
-    rank.runtime.ranks.first(lambda: unmount(rank.folder))
+    rank.runtime.ranks.run_on_rank0(lambda: unmount(rank.folder))
     rank.submit(2)
     settled = rank.saver.settle() if list(rank.saver.notes(wait=True)) else None
     assert settled is not None and settled.result is not None and settled.result.path is None

@@ -7,7 +7,7 @@ import pytest
 
 from hlat.checkpoint.format import whole_tensors
 from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult, save_in_tries
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import assert_is_step, save, state
 from tests.support.checkpoint.thread_ranks import all_done, on_ranks
@@ -82,7 +82,7 @@ def test_old_ones_that_cannot_be_removed_do_not_make_the_new_one_a_failure(tmp_p
 def test_the_same_on_every_rank(tmp_path: Path) -> None:
     """The disk of rank 1 refuses: all of them try again, as often."""
 
-    def work(ranks: Ranks) -> tuple[SaveResult, list[float]]:
+    def work(ranks: HostGroup) -> tuple[SaveResult, list[float]]:
         disk = RefusingDisk(9 if ranks.rank == 1 else 0)
         disk.before = lambda number, what: refuse(disk, what)  # type: ignore[method-assign]
         store, told = CheckpointStore(tmp_path, 3, disk=disk, ranks=ranks), Told()

@@ -44,7 +44,7 @@ def test_only_what_matches_its_checksum_is_completed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damaged: bool
 ) -> None:
     store, file, content = _Store(), tmp_path / "a.distcp", b"weights" * 1000
-    monkeypatch.setattr(objects, "connect", lambda url, wrong: (store, "bucket/run"))
+    monkeypatch.setattr(objects, "open_filesystem", lambda url, wrong: (store, "bucket/run"))
     file.write_bytes(content[:-1] + b"!" if damaged else content)
     record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
     reached = Objects("s3://bucket/run", 0)

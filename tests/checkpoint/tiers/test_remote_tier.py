@@ -20,8 +20,8 @@ from hlat.checkpoint.tiers import object_store as objects
 from hlat.checkpoint.tiers.remote_tier import RemoteTier
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import CheckpointError, HlatError, StorageError
-from hlat.runtime.distributed import Ranks
-from hlat.runtime.storage import connect
+from hlat.runtime.distributed import HostGroup
+from hlat.runtime.storage import open_filesystem
 from tests.checkpoint.background.test_killed import child
 from tests.checkpoint.format.test_hostile import seal
 from tests.support.checkpoint.machines import blocks_of, meta_of
@@ -44,12 +44,14 @@ def s3(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectS
     """The server, behaving well, and an environment that leads to it."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    backend = connect("s3://corpus", CheckpointError)[0]  # one for a whole test: logging in takes longer than most
+    backend = open_filesystem("s3://corpus", CheckpointError)[
+        0
+    ]  # one for a whole test: logging in takes longer than most
 
     def connected(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
         return backend, url.removeprefix("s3://")
 
-    monkeypatch.setattr(objects, "connect", connected)
+    monkeypatch.setattr(objects, "open_filesystem", connected)
     yield server
     server.misbehave()
 
@@ -76,18 +78,18 @@ class Run:
     def root(self) -> Path:
         return self.folder / "checkpoints"
 
-    def store(self, ranks: Ranks | None = None) -> CheckpointStore:
+    def store(self, ranks: HostGroup | None = None) -> CheckpointStore:
         return CheckpointStore(self.root, self.keep_last, ranks=ranks)
 
     def remote(
-        self, reached: Objects | None = None, ranks: Ranks | None = None, disk: Disk | None = None
+        self, reached: Objects | None = None, ranks: HostGroup | None = None, disk: Disk | None = None
     ) -> RemoteTier:
         def report(path: Path | str, problems: list[str]) -> None:
             self.damaged.append((str(path), problems))
 
         reached = reached or Objects(self.url, 0, no_pause)
         owner = Owner(self.folder, self.name)
-        return RemoteTier(reached, ranks or Ranks(), owner, self.keep_last, on_damage=report, disk=disk)
+        return RemoteTier(reached, ranks or HostGroup(), owner, self.keep_last, on_damage=report, disk=disk)
 
     def saved_and_uploaded(self, *steps: int) -> list[Path]:
         store, remote = self.store(), self.remote()
@@ -149,7 +151,7 @@ def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> 
 
     sent: list[tuple[int, str]] = []
 
-    def work(ranks: Ranks) -> str:
+    def work(ranks: HostGroup) -> str:
         store = run.store(ranks)
         folder = store.save(7, blocks_of(7, ranks.rank, ranks.world), meta_of(7))
         watched = Watched(run.url, 0, no_pause)
@@ -162,7 +164,7 @@ def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> 
     assert all(f"__{rank}_" in name for rank, name in tensors)
     assert {rank for rank, name in sent if not name.endswith(".distcp")} == {0}
 
-    def fetch(ranks: Ranks) -> int | None:
+    def fetch(ranks: HostGroup) -> int | None:
         return other.remote(ranks=ranks).fetch_newest(other.store(ranks).root, None)
 
     other = run.elsewhere()
@@ -306,7 +308,7 @@ def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectSto
 
     def tiers(store: CheckpointStore) -> Tiers:
         return Tiers(
-            config, store, Owner(run.folder, run.name), 0, Ranks(), objects=lambda url, n: Objects(url, n, no_pause)
+            config, store, Owner(run.folder, run.name), 0, HostGroup(), objects=lambda url, n: Objects(url, n, no_pause)
         )
 
     store = run.store()
@@ -332,7 +334,7 @@ def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectSto
     assert_is_step(again.newest(), 4)
     assert [note.kind for note in again.notes] == ["remote_failed", "remote_failed"]
     with pytest.raises(StorageError, match="HTTP 503"):  # nothing can be known of this run without the store
-        Tiers(config, run.elsewhere().store(), Owner(run.elsewhere().folder, run.name), 0, Ranks())
+        Tiers(config, run.elsewhere().store(), Owner(run.elsewhere().folder, run.name), 0, HostGroup())
 
 
 # --- whose is it ---------------------------------------------------------------------------------------------------
@@ -352,7 +354,7 @@ def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
         run.remote(Raced(run.url, 0, no_pause)).upload(folder)
     marker = objects_of(s3, run.url) / "step-00000001" / "COMMITTED"
     assert marker.read_bytes() == b"another"
-    kept = Tiers(CheckpointConfig(remote=run.url), run.store(), Owner(run.folder, run.name), 0, Ranks())
+    kept = Tiers(CheckpointConfig(remote=run.url), run.store(), Owner(run.folder, run.name), 0, HostGroup())
     [note] = kept.upload()
     assert note.kind == "remote_failed" and note.step == 1 and "two runs" in note.message.lower()
     assert marker.read_bytes() == b"another"

@@ -15,7 +15,7 @@ from hlat.checkpoint.protocol import CheckpointStore, verify
 from hlat.checkpoint.tiers import replication
 from hlat.checkpoint.tiers.replication import next_in_ring
 from hlat.runtime import LaunchError, StorageError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk
 from tests.support.checkpoint.machines import Machines, Place, assert_is_state_of
 from tests.support.checkpoint.saved_states import save
@@ -169,7 +169,7 @@ def test_a_folder_that_two_machines_share_is_refused(place: Place) -> None:
 
     shared = Shared(place.folder)
 
-    def work(ranks: Ranks) -> str:
+    def work(ranks: HostGroup) -> str:
         with pytest.raises(LaunchError) as caught:
             shared.tier(ranks, TWO_BY_TWO)
         return str(caught.value)
@@ -199,7 +199,7 @@ def test_a_part_that_names_files_elsewhere_is_refused(place: Place, name: str) -
 
 def second_write(place: Place, disk: CountingDisk) -> None:
     """One rank, whose first snapshot is there, opens the tier on this disk and writes another one."""
-    ranks = Ranks()
+    ranks = HostGroup()
     tier = place.tier(ranks, (0,), disk=disk)
     store = CheckpointStore(place.run_dir / "checkpoints", keep_last=2)
     tier.promote(store, 100)  # newer than all: it only looks
@@ -294,7 +294,7 @@ def test_a_disk_that_refuses_a_copy_leaves_nobody_waiting(
 
     disks: dict[int, NoCopies] = {}
 
-    def work(ranks: Ranks) -> str:
+    def work(ranks: HostGroup) -> str:
         disk = disks.setdefault(ranks.rank, NoCopies())
         disk.full = False
         tier = place.tier(ranks, TWO_BY_TWO, disk=disk)

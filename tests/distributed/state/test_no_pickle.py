@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hlat.runtime.distributed import Ranks, Runtime
+from hlat.runtime.distributed import HostGroup, Runtime
 from tests.support.distributed.jobs import train
 from tests.support.distributed.layouts import SOME, Case, recipe_content
 from tests.support.distributed.workers import Pool
@@ -57,7 +57,7 @@ def send_a_pickle(runtime: Runtime) -> tuple[str, bool]:
             head[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
             dist.all_gather([torch.empty_like(head) for _ in range(2)], head, group=runtime.ranks.group)
             return "", False
-        Ranks.all_gather(runtime.ranks, 1)
+        HostGroup.all_gather(runtime.ranks, 1)
     except Exception as error:
         return f"{type(error).__name__}: {error}", "HLAT_TRAPPED" in os.environ
     return "nothing was noticed", "HLAT_TRAPPED" in os.environ

@@ -184,7 +184,7 @@ def test_the_same_rank_again_is_a_fault_that_no_restart_helps(
     assert runs.train("flipped", first)[:2] == ("CorruptionError", CorruptionError.exit_code)
     kind, code, message = runs.train("flipped", first, second)
     assert (kind, code) == ("PersistentCorruptionError", PersistentCorruptionError.exit_code)
-    assert (CorruptionError.may_pass, PersistentCorruptionError.may_pass) == (True, False), "what a supervisor asks"
+    assert (CorruptionError.retryable, PersistentCorruptionError.retryable) == (True, False), "what a supervisor asks"
     assert "rank 2 on" in message and "2 times in a row: the fault is persistent" in message
     assert [event["repeated"] for event in events_of(tmp_path / "flipped", "corruption")] == [1, 2]
     assert newest(tmp_path / "flipped").meta["step"] == 4

@@ -10,9 +10,9 @@ from hlat.runtime.backend import keep_freed_memory
 
 PROGRAM = """
 import resource, sys, torch
-from hlat.runtime.distributed import start
+from hlat.runtime.distributed import join_run
 if sys.argv[1] == "keep":
-    start("cpu")
+    join_run("cpu")
 def turn():
     torch.ones(16 << 20)
 for _ in range(8):  # the heap grows until an aligned block fits into it beside small ones

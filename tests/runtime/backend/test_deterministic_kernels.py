@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hlat.runtime import LaunchError
+from hlat.runtime.backend import configure_numerics, has_fast_bf16
 from hlat.runtime.backend import device as device_module
-from hlat.runtime.backend import has_fast_bf16, set_arithmetic
-from hlat.runtime.distributed import joined, start
+from hlat.runtime.distributed import join_run, joined_run
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -34,58 +34,58 @@ def _settings(monkeypatch: pytest.MonkeyPatch):
 def test_deterministic_means_refused_and_not_only_warned_of():
     """Where torch only warns, the backward pass of fused attention on CUDA stays as it is."""
     for device in (CPU, CUDA):
-        set_arithmetic(device, deterministic=True)
+        configure_numerics(device, deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        set_arithmetic(device, deterministic=False)
+        configure_numerics(device, deterministic=False)
         assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_cublas_has_a_fixed_workspace_where_that_is_asked_for_and_nobody_chose_another(monkeypatch):
-    set_arithmetic(CUDA, deterministic=False)
-    set_arithmetic(CPU, deterministic=True)
+    configure_numerics(CUDA, deterministic=False)
+    configure_numerics(CPU, deterministic=True)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    set_arithmetic(CUDA, deterministic=True)
+    configure_numerics(CUDA, deterministic=True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    set_arithmetic(CUDA, deterministic=True)
+    configure_numerics(CUDA, deterministic=True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_products_of_16_bit_numbers_are_added_up_in_fp32(deterministic):
-    set_arithmetic(CUDA, deterministic)
+    configure_numerics(CUDA, deterministic)
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
 
 
 def test_the_compiler_is_told_before_and_after_it_is_loaded(monkeypatch):
-    """It reads the variable when it is imported, which takes over a second; ``start`` must not import it."""
+    """It reads the variable when it is imported, which takes over a second; ``join_run`` must not import it."""
     import torch._inductor.config as settings  # noqa: PLC0415
 
     monkeypatch.setattr(settings, "deterministic", False)
-    set_arithmetic(CPU, deterministic=True)
+    configure_numerics(CPU, deterministic=True)
     assert settings.deterministic and os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "1"
-    set_arithmetic(CPU, deterministic=False)
+    configure_numerics(CPU, deterministic=False)
     assert not settings.deterministic and os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "0"
     monkeypatch.delitem(sys.modules, "torch._inductor.config")
-    set_arithmetic(CPU, deterministic=True)
+    configure_numerics(CPU, deterministic=True)
     assert "torch._inductor.config" not in sys.modules
 
 
 def test_a_kernel_that_torch_refuses_is_said_with_the_field():
     place = torch.tensor([1])
-    with pytest.raises(LaunchError, match=r"run\.deterministic=false") as refused, joined("cpu"):
+    with pytest.raises(LaunchError, match=r"run\.deterministic=false") as refused, joined_run("cpu"):
         torch.zeros(3).put_(place, torch.ones(1), accumulate=False)
     assert "put_" in str(refused.value) and isinstance(refused.value.__cause__, RuntimeError)
-    with joined("cpu", deterministic=False):
+    with joined_run("cpu", deterministic=False):
         torch.zeros(3).put_(place, torch.ones(1), accumulate=False)
-    with pytest.raises(RuntimeError, match="size"), joined("cpu"):
+    with pytest.raises(RuntimeError, match="size"), joined_run("cpu"):
         torch.zeros(3) @ torch.zeros(4)
 
 
 def test_by_default_kernels_are_deterministic():
-    start("cpu")
+    join_run("cpu")
     assert torch.get_deterministic_debug_mode() == 2
 
 

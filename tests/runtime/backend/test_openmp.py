@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime.backend import ProcessorTime, set_spin_count
-from hlat.runtime.backend.openmp import SPINS
+from hlat.runtime.backend.openmp import SPIN_COUNT
 
 
 def stat(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | None:
@@ -18,7 +18,8 @@ def stat(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | Non
 
 
 @pytest.mark.parametrize(
-    ("used", "stolen", "set_to"), [(30, 0, SPINS), (30, 2, SPINS), (30, 10, None), (5, 5, None), (0, 0, SPINS)]
+    ("used", "stolen", "set_to"),
+    [(30, 0, SPIN_COUNT), (30, 2, SPIN_COUNT), (30, 10, None), (5, 5, None), (0, 0, SPIN_COUNT)],
 )
 def test_the_library_decides_where_the_host_takes_time_away(
     tmp_path: Path, used: int, stolen: int, set_to: int | None
@@ -42,7 +43,7 @@ def test_a_system_that_tells_no_ticks_counts_as_quiet(tmp_path: Path, content: s
     assert ProcessorTime.read(tmp_path / "absent") is None
     environment: dict[str, str] = {}
     set_spin_count(None, ProcessorTime(1, 1), environment)
-    assert environment == {"GOMP_SPINCOUNT": str(SPINS)}
+    assert environment == {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
 
 
 def test_the_command_settles_it_before_torch_is_imported() -> None:
@@ -56,4 +57,4 @@ def test_the_command_settles_it_before_torch_is_imported() -> None:
         "hlat.command.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{SPINS} False\n"
+    assert done.stdout == f"{SPIN_COUNT} False\n"

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import hlat
-from hlat.runtime.backend import untested_torch
+from hlat.runtime.backend import untested_torch_warning
 from hlat.runtime.backend.torch_private import COMPILED_NAMES, PRIVATE_NAMES
-from hlat.runtime.backend.torch_private import TESTED as TESTED_TORCH
+from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
 
 SOURCES = Path(hlat.__file__).parent
 LIST = SOURCES / "runtime" / "torch_private.py"
@@ -151,9 +151,9 @@ class Own(Module):
 
 def test_another_release_is_named_and_not_refused() -> None:
     assert torch.__version__.startswith(TESTED_TORCH), "the release that the tests run with"
-    assert untested_torch() == untested_torch("2.13.1+cu130") == ""
+    assert untested_torch_warning() == untested_torch_warning("2.13.1+cu130") == ""
     for installed in ("2.12.1", "2.14.0+cpu", "3.0.0.dev20270101", "2.130.0"):
-        assert installed in untested_torch(installed) and "2.13" in untested_torch(installed)
+        assert installed in untested_torch_warning(installed) and "2.13" in untested_torch_warning(installed)
 
 
 def test_the_line_is_said_once_at_the_start(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import hlat
 from hlat.runtime.distributed import code_identity
 from hlat.runtime.distributed.consistency import _source_hash
-from hlat.runtime.distributed.host_collectives import in_words
+from hlat.runtime.distributed.host_collectives import format_ranks
 
 PACKAGE = Path(hlat.__file__).parent
 
@@ -33,5 +33,5 @@ def test_a_copy_is_the_same_and_any_change_is_not(tmp_path):
 
 
 def test_ranks_are_named_compactly():
-    assert in_words([3]) == "rank 3"
-    assert in_words([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"

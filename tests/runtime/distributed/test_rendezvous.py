@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hlat.runtime import LaunchError, Place
-from hlat.runtime.distributed import Meeting
+from hlat.runtime import LaunchError, RankInfo
+from hlat.runtime.distributed import Rendezvous
 from hlat.runtime.distributed import rendezvous as meeting
 from hlat.runtime.distributed import run_secret as secret
-from hlat.runtime.distributed.addresses import candidates, interface_of, listen, reach
-from hlat.runtime.distributed.run_secret import Seal, run_seal
+from hlat.runtime.distributed.addresses import interface_of, listen, resolve_addresses, wait_until_reachable
+from hlat.runtime.distributed.run_secret import Signer, run_signer
 
 IPV6 = (
     Path("/proc/net/if_inet6").exists() and "00000000000000000000000000000001" in Path("/proc/net/if_inet6").read_text()
@@ -26,7 +26,7 @@ IPV6 = (
 @pytest.fixture
 def server(monkeypatch):
     """A store that anybody may write to."""
-    monkeypatch.setattr(meeting, "ARRIVAL", timedelta(seconds=20))
+    monkeypatch.setattr(meeting, "ARRIVAL_TIMEOUT", timedelta(seconds=20))
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
@@ -36,7 +36,7 @@ def arrive(server, *seals, name="run"):
     def one(rank):
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
         try:
-            return meeting._arrive(client, Meeting(name, seals[rank]), Place(rank, len(seals)))[0]
+            return meeting._arrive(client, Rendezvous(name, seals[rank]), RankInfo(rank, len(seals)))[0]
         except LaunchError as error:
             return str(error)
 
@@ -45,7 +45,7 @@ def arrive(server, *seals, name="run"):
 
 
 def test_processes_that_know_the_secret_believe_each_other(server):
-    first, second, third = arrive(server, *[Seal(b"secret")] * 3)
+    first, second, third = arrive(server, *[Signer(b"secret")] * 3)
     first.set("0/peer", b"\0address")
     second.set("text", "words")
     assert second.get("0/peer") == third.get("0/peer") == b"\0address"
@@ -55,7 +55,7 @@ def test_processes_that_know_the_secret_believe_each_other(server):
 @pytest.mark.parametrize("stranger", [0, 1, 2])
 @pytest.mark.parametrize("known", [b"", b"wrong"])
 def test_a_process_without_the_secret_ends_the_meeting_for_all(server, stranger, known):
-    seals = [Seal(known if rank == stranger else b"secret") for rank in range(3)]
+    seals = [Signer(known if rank == stranger else b"secret") for rank in range(3)]
     said = arrive(server, *seals)
     assert all(isinstance(one, str) for one in said)
     others = f"rank {stranger}" if stranger else "ranks 1-2"
@@ -67,18 +67,18 @@ def test_who_says_that_he_is_rank_0_has_to_know_the_secret(server):
     store = dist.PrefixStore("run", server)
     with ThreadPoolExecutor(1) as pool:
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
-        other = pool.submit(meeting._arrive, client, Meeting("run", Seal(b"secret")), Place(1, 2))
-        store.set("verdict", bytes(Seal.SIZE) + bytes(16) + store.get("hello/1")[:16])
+        other = pool.submit(meeting._arrive, client, Rendezvous("run", Signer(b"secret")), RankInfo(1, 2))
+        store.set("verdict", bytes(Signer.SIZE) + bytes(16) + store.get("hello/1")[:16])
         with pytest.raises(LaunchError, match="not known to rank 0"):
             other.result()
 
 
 def test_what_a_stranger_writes_is_not_believed(server):
-    first, second = arrive(server, Seal(b"secret"), Seal(b"secret"))
+    first, second = arrive(server, Signer(b"secret"), Signer(b"secret"))
     first.set("0/peer", b"10.0.0.1")
     outside = dist.PrefixStore("run", dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False))
     signed = outside.get("0/peer")
-    for forged in (b"", b"10.6.6.6", signed[:32] + b"10.6.6.6", Seal(b"").sign(b"0/peer", b"10.6.6.6") + b"10.6.6.6"):
+    for forged in (b"", b"10.6.6.6", signed[:32] + b"10.6.6.6", Signer(b"").sign(b"0/peer", b"10.6.6.6") + b"10.6.6.6"):
         outside.set("0/peer", forged)
         with pytest.raises(LaunchError, match="no process of the run has written"):
             second.get("0/peer")
@@ -89,14 +89,14 @@ def test_what_a_stranger_writes_is_not_believed(server):
 
 def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
     """A stranger repeats it all: it passes for rank 1, and cannot write what rank 0 believes."""
-    before, _ = arrive(server, Seal(b"secret"), Seal(b"secret"))
+    before, _ = arrive(server, Signer(b"secret"), Signer(b"secret"))
     before.set("0/peer", b"x")
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     own = dist.TCPStore("127.0.0.1", other.port, is_master=False, wait_for_workers=False)  # who waits holds a client
     old, new = dist.PrefixStore("run", server), dist.PrefixStore("run", own)
     found = []
     first = threading.Thread(
-        target=lambda: found.append(meeting._arrive(other, Meeting("run", Seal(b"secret")), Place(0, 2)))
+        target=lambda: found.append(meeting._arrive(other, Rendezvous("run", Signer(b"secret")), RankInfo(0, 2)))
     )
     first.start()
     new.set("hello/1", old.get("hello/1"))
@@ -104,7 +104,7 @@ def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
         new.set("complete", "")
     first.join()
     [(store, _)] = found
-    guessed = Seal(b"").derive(b"session", b"run", new.get("verdict")[Seal.SIZE :]).sign(b"0/peer", b"x") + b"x"
+    guessed = Signer(b"").derive(b"session", b"run", new.get("verdict")[Signer.SIZE :]).sign(b"0/peer", b"x") + b"x"
     for forged in (guessed, old.get("0/peer")):
         new.set("0/peer", forged)
         with pytest.raises(LaunchError, match="no process of the run"):
@@ -113,23 +113,23 @@ def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
 
 def test_the_secret_is_the_launchers_or_one_in_a_file_for_the_user_only(tmp_path, monkeypatch):
     file = tmp_path / ".secret-1-0"
-    monkeypatch.setenv(secret.RUN_SECRET, "given")
-    assert run_seal(file).sign(b"a") == Seal(b"given").sign(b"a") and not file.exists()
-    monkeypatch.delenv(secret.RUN_SECRET)
+    monkeypatch.setenv(secret.RUN_SECRET_ENV, "given")
+    assert run_signer(file).sign(b"a") == Signer(b"given").sign(b"a") and not file.exists()
+    monkeypatch.delenv(secret.RUN_SECRET_ENV)
     with ThreadPoolExecutor(8) as pool:  # whoever comes first makes it
-        signed = set(pool.map(lambda _: run_seal(file).sign(b"a"), range(8)))
-    assert len(signed) == 1 and signed != {run_seal(tmp_path / "other").sign(b"a")}
+        signed = set(pool.map(lambda _: run_signer(file).sign(b"a"), range(8)))
+    assert len(signed) == 1 and signed != {run_signer(tmp_path / "other").sign(b"a")}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(file.read_text()) == 64
-    assert run_seal(None).sign(b"a") == Seal(b"").sign(b"a")
+    assert run_signer(None).sign(b"a") == Signer(b"").sign(b"a")
     monkeypatch.setattr(secret, "_WRITING", 0.0)
     file.write_text("")
     with pytest.raises(LaunchError, match=r"holds no secret of a run\. Remove it"):
-        run_seal(file)
+        run_signer(file)
 
 
 def test_a_seal_tells_parts_from_their_sum_and_does_not_show_its_key():
-    assert Seal(b"k").sign(b"ab", b"c") != Seal(b"k").sign(b"a", b"bc")
-    assert "key" not in repr(Meeting("m", Seal(b"key")))
+    assert Signer(b"k").sign(b"ab", b"c") != Signer(b"k").sign(b"a", b"bc")
+    assert "key" not in repr(Rendezvous("m", Signer(b"key")))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_rank_0_listens_on_the_address_asked_for_alone(host, monkeypatch):
         port = probe.getsockname()[1]
     with listen(host, port) as listener:
         assert listener.getsockname()[:2] == (host, port)
-        assert reach(host, port, 5.0) == (host, host)
-    monkeypatch.setattr(meeting, "ARRIVAL", timedelta(seconds=5))
+        assert wait_until_reachable(host, port, 5.0) == (host, host)
+    monkeypatch.setattr(meeting, "ARRIVAL_TIMEOUT", timedelta(seconds=5))
     store = meeting._served(host, port)
     store.set("a", "b")
     assert meeting._client(host, port, 1).get("a") == b"b"
@@ -160,7 +160,7 @@ def test_who_comes_first_waits_for_who_listens():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(reach, "127.0.0.1", port, 60.0)
+        found = pool.submit(wait_until_reachable, "127.0.0.1", port, 60.0)
         time.sleep(0.5)
         with listen("127.0.0.1", port):
             assert found.result() == ("127.0.0.1", "127.0.0.1")
@@ -170,9 +170,11 @@ def test_names_become_addresses_that_others_reach(monkeypatch):
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     known = {"here": ["127.0.1.1"], "there": ["10.0.0.5", "10.0.0.5"], "localhost": ["127.0.0.1"]}
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(*entry, (a, 0)) for a in known[host]])
-    assert candidates("there") == ["10.0.0.5"] and candidates("localhost") == ["127.0.0.1"]
-    assert candidates("here")[-1] == "127.0.1.1", "its own name, as Debian has it; before it the one of the network"
-    assert candidates("10.9.8.7") == ["10.9.8.7"]
+    assert resolve_addresses("there") == ["10.0.0.5"] and resolve_addresses("localhost") == ["127.0.0.1"]
+    assert resolve_addresses("here")[-1] == "127.0.1.1", (
+        "its own name, as Debian has it; before it the one of the network"
+    )
+    assert resolve_addresses("10.9.8.7") == ["10.9.8.7"]
 
 
 def test_the_interface_of_an_address_is_known():

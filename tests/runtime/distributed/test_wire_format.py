@@ -21,7 +21,7 @@ from hlat.config import Problem
 from hlat.data.manifest import SourceRecord
 from hlat.data.online import StreamProgress
 from hlat.runtime.distributed.sendable_types import SENDABLE
-from hlat.runtime.distributed.wire_format import Malformed, decode, encode
+from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 
 TYPES = {
     "Batch", "FileRecord", "Fix", "Incident", "Manifest", "Mismatch", "Part", "PeakFlops", "Problem", "Reading",
@@ -173,12 +173,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 def test_what_no_process_would_send_is_refused(content):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         decode(content)
 
 
 @given(st.binary(max_size=80))
 def test_random_bytes_are_refused_or_values(content):
     for one in (content, len(content).to_bytes(8, "little") + content):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedMessage):
             decode(one)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime import LostError, StorageError
+from hlat.runtime import StateLostError, StorageError
 from hlat.runtime.storage import (
-    GONE_ON,
+    EARLIER_ATTEMPT_ENV,
     ID_NAME,
     LOCK_NAME,
     EarlierAttempt,
     RunFolder,
-    enter_run_folder,
-    held_run_folder,
-    run_number,
+    hold_run_folder,
+    open_run_folder,
+    read_run_id,
 )
 
 
@@ -65,7 +65,7 @@ def test_what_is_no_longer_the_folder_of_the_run_is_lost(tmp_path, lose):
     folder = made(tmp_path / "run")
     folder.check()
     lose(folder.path)
-    with pytest.raises(LostError, match=r"run: the folder of this run is gone.*give the same command"):
+    with pytest.raises(StateLostError, match=r"run: the folder of this run is gone.*give the same command"):
         folder.check()
 
 
@@ -81,8 +81,8 @@ def test_a_folder_without_the_lock_that_is_held_is_no_place_to_write_but_the_run
         unlocked(folder.path)
     with pytest.raises(StorageError, match="mounted anew or copied") as error:
         folder.check()
-    assert error.value.may_pass
-    enter_run_folder(folder.path, EarlierAttempt(40, "a1"))
+    assert error.value.retryable
+    open_run_folder(folder.path, EarlierAttempt(40, "a1"))
 
 
 def test_a_disk_that_does_not_answer_loses_nothing(tmp_path, monkeypatch):
@@ -98,12 +98,12 @@ def test_a_disk_that_does_not_answer_loses_nothing(tmp_path, monkeypatch):
 
 def test_a_first_attempt_makes_the_folder_and_a_later_one_never(tmp_path):
     path = tmp_path / "runs" / "mine"
-    enter_run_folder(path)
-    assert path.is_dir() and run_number(path) is None
-    enter_run_folder(path, EarlierAttempt(0, ""))  # which ended before the folder had a number
+    open_run_folder(path)
+    assert path.is_dir() and read_run_id(path) is None
+    open_run_folder(path, EarlierAttempt(0, ""))  # which ended before the folder had a number
     shutil.rmtree(tmp_path / "runs")
-    with pytest.raises(LostError, match="no new run is begun"):
-        enter_run_folder(path, EarlierAttempt(0, "a1"))
+    with pytest.raises(StateLostError, match="no new run is begun"):
+        open_run_folder(path, EarlierAttempt(0, "a1"))
     assert not (tmp_path / "runs").exists()
 
 
@@ -112,20 +112,20 @@ def test_a_disk_that_does_not_answer_the_next_attempt_may_answer_the_one_after(t
     path.mkdir()
     (path / ID_NAME).mkdir()  # reading it is an error that is not "there is none"
     with pytest.raises(StorageError, match="does not answer: Is a directory") as error:
-        enter_run_folder(path, EarlierAttempt(0, "a1"))
-    assert error.value.may_pass
+        open_run_folder(path, EarlierAttempt(0, "a1"))
+    assert error.value.retryable
 
 
 @pytest.mark.parametrize("left", [EarlierAttempt(400, "a1"), EarlierAttempt(0, "")])
 def test_what_an_attempt_left_is_read_by_the_next(left):
-    assert EarlierAttempt.read({GONE_ON: left.variable()}) == left
+    assert EarlierAttempt.read({EARLIER_ATTEMPT_ENV: left.variable()}) == left
     assert EarlierAttempt.read({}) is None
 
 
 def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path):
     with (
         pytest.raises(StorageError, match=r"rank 3 on .* does not see .* all machines of the run share"),
-        held_run_folder(tmp_path / "run", None, 3),
+        hold_run_folder(tmp_path / "run", None, 3),
     ):
         pass
 
@@ -133,5 +133,5 @@ def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path):
 def test_a_lock_that_was_waited_for_while_the_folder_went_is_noticed(tmp_path):
     folder = made(tmp_path / "run")
     gone(folder.path)
-    with pytest.raises(LostError), held_run_folder(folder.path, folder.descriptor, 0):
+    with pytest.raises(StateLostError), hold_run_folder(folder.path, folder.descriptor, 0):
         pass

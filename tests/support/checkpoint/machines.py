@@ -11,7 +11,7 @@ from hlat.checkpoint.format import Block, Disk
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore
 from hlat.checkpoint.tiers import Owner
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.saved_states import assert_equal, state
 from tests.support.checkpoint.thread_ranks import all_done, on_ranks
 
@@ -67,7 +67,7 @@ class Place:
         found = (path for path in self.folder.glob(f"machine*/{pattern}") if path.is_dir())
         return sorted(path for path in found if path.suffix != ".bad")
 
-    def tier(self, ranks: Ranks, machines: Machines, copies: bool = True, disk: Disk | None = None) -> SnapshotTier:
+    def tier(self, ranks: HostGroup, machines: Machines, copies: bool = True, disk: Disk | None = None) -> SnapshotTier:
         def report(path: Path | str, problems: list[str]) -> None:
             self.damaged.append((str(path), problems))
 
@@ -76,14 +76,14 @@ class Place:
             self.pattern, ranks, owner, machines[ranks.rank], copies=copies, on_damage=report, disk=disk
         )
 
-    def write(self, tier: SnapshotTier, ranks: Ranks, step: int) -> str:
+    def write(self, tier: SnapshotTier, ranks: HostGroup, step: int) -> str:
         files = {"tokenizer/tokenizer.json": self.tokenizer} if ranks.is_first else {}
         return tier.write(step, blocks_of(step, ranks.rank, ranks.world), meta_of(step), files)
 
     def snapshot(self, machines: Machines, *steps: int, copies: bool = True) -> list[str]:
         """A run on these machines writes snapshots of some steps."""
 
-        def work(ranks: Ranks) -> list[str]:
+        def work(ranks: HostGroup) -> list[str]:
             tier = self.tier(ranks, machines, copies)
             return [self.write(tier, ranks, step) for step in steps]
 
@@ -92,14 +92,14 @@ class Place:
     def promote(self, machines: Machines, copies: bool = True) -> tuple[int | None, Checkpoint | None]:
         """A run on these machines starts: the step that was promoted, and the newest checkpoint then."""
 
-        def work(ranks: Ranks) -> tuple[int | None, Checkpoint | None]:
+        def work(ranks: HostGroup) -> tuple[int | None, Checkpoint | None]:
             store = CheckpointStore(self.run_dir / "checkpoints", keep_last=2, ranks=ranks)
             step = self.tier(ranks, machines, copies).promote(store, store.newest_step())
             return step, store.newest()
 
         return self.run(machines, work)[0]
 
-    def run(self, machines: Machines, work: Callable[[Ranks], T]) -> list[T]:
+    def run(self, machines: Machines, work: Callable[[HostGroup], T]) -> list[T]:
         return all_done(on_ranks(len(machines), work))
 
 

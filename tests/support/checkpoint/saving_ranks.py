@@ -25,9 +25,9 @@ from hlat.checkpoint.format import Block, Disk, whole_tensors
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, Content, SaveResult
 from hlat.checkpoint.tiers import TierNote
 from hlat.config.sections import CheckpointConfig
-from hlat.runtime import place
-from hlat.runtime.distributed import Beside, Runtime, joined, start_beside
-from hlat.runtime.storage import held_run_folder
+from hlat.runtime import rank_info
+from hlat.runtime.distributed import HelperProcess, Runtime, joined_run, start_helper
+from hlat.runtime.storage import hold_run_folder
 from hlat.training.process import run_lock
 from tests.support.checkpoint.saved_states import assert_equal, state
 
@@ -51,7 +51,7 @@ class Rank:
 
     runtime: Runtime
     store: CheckpointStore
-    process: Beside
+    process: HelperProcess
     saver: BackgroundSaver
     live: dict[str, torch.Tensor]  # the state that is trained on
     folder: Path
@@ -150,7 +150,7 @@ def ranks(
     make_disk: Callable[[], Disk] = Disk,
     retries: int = 0,
     tiers: Any = None,
-    at_start: Callable[[int, Beside], None] | None = None,
+    at_start: Callable[[int, HelperProcess], None] | None = None,
 ) -> Iterator[tuple[list[Any], list[Connection]]]:
     """Run a script on so many ranks; the processes, and what their scripts send.
 
@@ -191,20 +191,20 @@ def _rank(
     make_disk: Callable[[], Disk],
     retries: int,
     tiers: Any,
-    at_start: Callable[[int, Beside], None] | None,
+    at_start: Callable[[int, HelperProcess], None] | None,
     pipe: Connection,
 ) -> None:
     values = {"RANK": number, "WORLD_SIZE": world, "LOCAL_RANK": number, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in values.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    here = place()
-    process = start_beside(partial(run_saver, here=here, make_disk=make_disk))
+    here = rank_info()
+    process = start_helper(partial(run_saver, here=here, make_disk=make_disk))
     if at_start is not None:
         at_start(number, process)
-    with run_lock(folder) if number == 0 else nullcontext() as lock, joined("cpu") as runtime:
+    with run_lock(folder) if number == 0 else nullcontext() as lock, joined_run("cpu") as runtime:
         runtime.ranks.barrier()  # the lock is there
-        with held_run_folder(folder, lock, number) as held:
+        with hold_run_folder(folder, lock, number) as held:
             store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks, folder=held)
             saver = BackgroundSaver(process, runtime, store, retries, tiers)
             rank = Rank(runtime, store, process, saver, {}, folder)
@@ -212,7 +212,7 @@ def _rank(
             saver.prepare(rank.content(0).blocks)
             assert at_start is not None or rank.wait() is None
             script(rank, pipe)
-    process.leave()
+    process.close()
     process.wait()
 
 

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 
 T = TypeVar("T")
 
 
-class ThreadRanks(Ranks):
+class ThreadRanks(HostGroup):
     """A rank whose talk goes through memory."""
 
     def __init__(self, rank: int, table: list[Any], meeting: threading.Barrier) -> None:
@@ -47,7 +47,7 @@ class ThreadRanks(Ranks):
         self.all_gather(None)
 
 
-def on_ranks(world: int, work: Callable[[Ranks], T]) -> list[T | BaseException]:
+def on_ranks(world: int, work: Callable[[HostGroup], T]) -> list[T | BaseException]:
     """Run ``work`` on every rank; what each returned, or the error that ended it."""
     meeting, table = threading.Barrier(world), [None] * world
 

@@ -131,17 +131,17 @@ def _serve(pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, _stack_file(os.getpid()).open("w"))
-    from hlat.runtime.distributed import start  # noqa: PLC0415
-    from hlat.runtime.distributed.join import finish  # noqa: PLC0415
+    from hlat.runtime.distributed import join_run  # noqa: PLC0415
+    from hlat.runtime.distributed.join import leave_run  # noqa: PLC0415
 
     while True:
         rank, world, port, job, arguments = pipe.recv()
         values = (rank, world, rank, world, "127.0.0.1", port)
         os.environ.update({name: str(value) for name, value in zip(_ALONE, values, strict=True)})
         try:
-            runtime = start("cpu")
+            runtime = join_run("cpu")
             result = job(runtime, *arguments)
-            finish(runtime)
+            leave_run(runtime)
             _forget_meshes()
         except BaseException:
             pipe.send((False, traceback.format_exc()))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hlat.config.sections import RecoveryConfig
-from hlat.launch import Supervised, several, supervise
+from hlat.launch import SupervisedRun, launch_multiprocess, supervise
 from hlat.resilience import Sizes
 
 HERE = Path(__file__).parent
@@ -24,8 +24,8 @@ def run_workers(
 ) -> int:
     """Run a command in several processes under a supervisor, which restarts nothing unless told to; its exit code."""
     return supervise(
-        Supervised(
-            start=lambda count, environment, folder: several(command, count, environment, folder),
+        SupervisedRun(
+            start=lambda count, environment, folder: launch_multiprocess(command, count, environment, folder),
             sizes=Sizes(nproc, nproc, lambda count: True),
             run_dir=run_dir,
             recovery=recovery or RecoveryConfig(restarts=0),

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from hlat.config import Problem, RecipeError
-from hlat.launch import working
+from hlat.launch import worker_context
 from hlat.runtime import DataError, StorageError
-from hlat.runtime.distributed import Vote, check_same, joined
-from hlat.runtime.process import STOPPING, rank_log, stop_code
+from hlat.runtime.distributed import AsyncMax, check_consistent, joined_run
+from hlat.runtime.process import STOP_SIGNALS, rank_log, stop_exit_code
 
 
 def outcome_of(action):
@@ -52,40 +52,40 @@ def talk(runtime, folder):
     ranks.barrier()
 
     recipe_error = RecipeError([Problem("model.heads", "too many", "take 4", 9, True)])
-    seen["first"] = outcome_of(lambda: ranks.first(lambda: {"asked": rank}))
-    seen["first_refused"] = outcome_of(lambda: ranks.first(only_on(0, runtime, recipe_error)))
-    seen["first_bug"] = outcome_of(lambda: ranks.first(only_on(0, runtime, ZeroDivisionError("oh"))))
-    seen["each"] = outcome_of(lambda: ranks.each(only_on(-1, runtime, None)))
-    seen["each_refused"] = outcome_of(lambda: ranks.each(only_on(1, runtime, StorageError("disk full"))))
-    seen["each_bug"] = outcome_of(lambda: ranks.each(only_on(2, runtime, KeyError("x"))))
+    seen["first"] = outcome_of(lambda: ranks.run_on_rank0(lambda: {"asked": rank}))
+    seen["first_refused"] = outcome_of(lambda: ranks.run_on_rank0(only_on(0, runtime, recipe_error)))
+    seen["first_bug"] = outcome_of(lambda: ranks.run_on_rank0(only_on(0, runtime, ZeroDivisionError("oh"))))
+    seen["each"] = outcome_of(lambda: ranks.run_on_all(only_on(-1, runtime, None)))
+    seen["each_refused"] = outcome_of(lambda: ranks.run_on_all(only_on(1, runtime, StorageError("disk full"))))
+    seen["each_bug"] = outcome_of(lambda: ranks.run_on_all(only_on(2, runtime, KeyError("x"))))
 
     def all_but_first():
         if rank:
             raise DataError(f"shard {rank}")
 
-    seen["each_two"] = outcome_of(lambda: ranks.each(all_but_first))
+    seen["each_two"] = outcome_of(lambda: ranks.run_on_all(all_but_first))
     try:
-        ranks.first(only_on(0, runtime, recipe_error))
+        ranks.run_on_rank0(only_on(0, runtime, recipe_error))
     except RecipeError as error:
         seen["problems"] = [problem.path for problem in error.problems]
 
-    vote, votes = Vote(ranks), []
+    vote, votes = AsyncMax(ranks), []
     for step in range(3):
-        vote.cast(signal.SIGTERM if (rank, step) == (1, 1) else 0)
+        vote.start(signal.SIGTERM if (rank, step) == (1, 1) else 0)
         votes.append(vote.result())
     seen["votes"] = votes
     # The second vote is not counted before the other talk of the step: neither may disturb the other.
-    vote.cast(rank)
+    vote.start(rank)
     seen["between"] = ranks.all_gather(rank)
     seen["last_vote"] = vote.result()
 
     what = {"recipe": {"batch.micro_batch": 4, "data.path": "a"}, "code": {"source": "f00"}, "data": {"tokens": 5}}
-    seen["same"] = outcome_of(lambda: check_same(ranks, what))
+    seen["same"] = outcome_of(lambda: check_consistent(ranks, what))
     other = {**what, "recipe": {"batch.micro_batch": 8, "data.path": "a"}} if rank == 2 else what
-    seen["other_recipe"] = outcome_of(lambda: check_same(ranks, other))
+    seen["other_recipe"] = outcome_of(lambda: check_consistent(ranks, other))
     other = {**what, "code": {"source": "bad", "torch": "2.11"}} if rank == 0 else what
     other = {**other, "data": {"tokens": rank}}
-    seen["other_code_and_data"] = outcome_of(lambda: check_same(ranks, other))
+    seen["other_code_and_data"] = outcome_of(lambda: check_consistent(ranks, other))
 
     total = torch.ones(1) * (rank + 1)
     dist.all_reduce(total)  # the default group, for tensors
@@ -129,18 +129,18 @@ def wait_to_stop(runtime, folder):
         if len(received) > 1:
             raise KeyboardInterrupt
 
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         signal.signal(number, receive)
-    vote, stop = Vote(runtime.ranks), 0
+    vote, stop = AsyncMax(runtime.ranks), 0
     (folder / f"pid-{runtime.rank}").write_text(str(os.getpid()))
     while not stop:
-        vote.cast(received[0] if received else 0)
+        vote.start(received[0] if received else 0)
         time.sleep(0.02)
         stop = vote.result()
     (folder / f"saving-{runtime.rank}").touch()
     time.sleep(float(os.environ.get("SAVE_SECONDS", "0.5")))
     (folder / f"saved-{runtime.rank}").touch()
-    return stop_code(stop)
+    return stop_exit_code(stop)
 
 
 SCENARIOS = [talk, refused_on_one, bug_on_one, killed, wait_to_stop]
@@ -150,9 +150,9 @@ def main():
     scenario, folder = sys.argv[1], Path(sys.argv[2])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     (folder / "run").mkdir(exist_ok=True)
-    with working():
+    with worker_context():
         action = {function.__name__: function for function in SCENARIOS}[scenario]
-        with rank_log(folder / "run", rank, world), joined("cpu") as runtime:
+        with rank_log(folder / "run", rank, world), joined_run("cpu") as runtime:
             return action(runtime, folder)
 
 

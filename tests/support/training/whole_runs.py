@@ -65,7 +65,7 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
     from hlat.config.load import parse_recipe  # noqa: PLC0415
     from hlat.hardware import PeakFlops  # noqa: PLC0415
     from hlat.precision import MODES, Mode  # noqa: PLC0415
-    from hlat.runtime.process import observed_phases  # noqa: PLC0415
+    from hlat.runtime.process import observe_phases  # noqa: PLC0415
     from hlat.training import loop  # noqa: PLC0415
     from hlat.training import run_state as job  # noqa: PLC0415
     from hlat.training.process import Stopwatch  # noqa: PLC0415
@@ -75,7 +75,7 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
     diary = Diary()
     job.peak_flops = lambda *_: PeakFlops(PEAK, "given")
     loop.Stopwatch = lambda: Stopwatch(clock=lambda: diary.now)
-    with observed_phases(diary):
+    with observe_phases(diary):
         loop.run(parse_recipe(content, world=world))
     if rank == 0:
         file.write_text(json.dumps(diary.entries))

@@ -13,7 +13,7 @@ from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.data.online.loader import Cursors
 from hlat.data.samples import Batch
 from hlat.runtime import CheckpointError, DataError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from hlat.training.batches import Feed, OnlineSamples
 from hlat.training.batches.batch_sources import Reading
 
@@ -128,7 +128,7 @@ def test_streams_do_not_begin_at_the_cursors_of_others(
     """Eight streams of two sources; cursors that do not fit are refused, and those in use stay as they are."""
     used = Cursors(8, 2)
     data = SimpleNamespace(cursors=lambda: used, owned=lambda index: np.arange(8), notes=[])
-    samples = OnlineSamples(data, Ranks())
+    samples = OnlineSamples(data, HostGroup())
     path = CheckpointStore(tmp_path, 1).save(1, whole_tensors(saved), {})
     with pytest.raises(CheckpointError, match=words):
         samples.restore(open_checkpoint(path))

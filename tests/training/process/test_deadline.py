@@ -8,7 +8,7 @@ import pytest
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch.supervisor import _deadline
-from hlat.runtime.process import DEADLINE
+from hlat.runtime.process import DEADLINE_ENV
 from hlat.training.process import Deadline
 
 SINCE_1970 = 1e9
@@ -54,7 +54,7 @@ def test_it_is_counted_from_the_start_of_the_process_where_nobody_supervises():
 
 def test_a_supervisor_counts_from_the_start_of_the_command():
     clock = Clock()
-    assert comes_after(deadline(clock, {DEADLINE: str(SINCE_BOOT + 40)}, seconds=100), clock) == 40
+    assert comes_after(deadline(clock, {DEADLINE_ENV: str(SINCE_BOOT + 40)}, seconds=100), clock) == 40
 
 
 @pytest.mark.parametrize(("longest_save", "margin"), [(0, 60), (10, 60), (100, 200)])
@@ -69,7 +69,7 @@ def test_of_a_slurm_job_there_is_time_left_for_twice_the_longest_save(longest_sa
     ("given", "expected"),
     [
         ({"seconds": 100}, 100),
-        ({"seconds": 100, "environment": {DEADLINE: str(SINCE_BOOT + 40)}}, 40),
+        ({"seconds": 100, "environment": {DEADLINE_ENV: str(SINCE_BOOT + 40)}}, 40),
         ({"environment": {"SLURM_JOB_END_TIME": str(int(SINCE_1970) + 3600)}}, 3600 - 60),
     ],
     ids=["alone", "supervised", "Slurm"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime import LaunchError
-from hlat.runtime.process import LAUNCHER
+from hlat.runtime.process import LAUNCHER_ENV
 from hlat.training.process import run_lock
 
 
@@ -19,7 +19,7 @@ def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool =
     child = os.fork()
     if child == 0:
         if launcher is not None:
-            os.environ[LAUNCHER] = str(launcher)
+            os.environ[LAUNCHER_ENV] = str(launcher)
         with run_lock(folder / "run"):
             if not dies or os.fork() == 0:  # who inherits the lock, as a process does that writes a checkpoint
                 (folder / "held").touch()

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from hlat.training.process import StopRequest
 
 
@@ -20,7 +20,7 @@ class Clock:
 def test_the_first_signal_is_a_request_and_one_much_later_an_interrupt() -> None:
     clock, told = Clock(), list[str]()
     before = signal.getsignal(signal.SIGTERM)
-    with StopRequest(Ranks(), told.append, clock=clock) as stop:
+    with StopRequest(HostGroup(), told.append, clock=clock) as stop:
         stop.ask()
         assert stop.agreed() is None and not told
         signal.raise_signal(signal.SIGTERM)
@@ -39,7 +39,7 @@ def test_what_was_ignored_stays_so_and_the_deadline_is_told_apart() -> None:
     told, is_over = list[str](), [False]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with StopRequest(Ranks(), told.append, lambda: is_over[0], Clock()) as stop:
+        with StopRequest(HostGroup(), told.append, lambda: is_over[0], Clock()) as stop:
             signal.raise_signal(signal.SIGHUP)
             assert stop.agreed() is None and not told
             is_over[0] = True

@@ -17,7 +17,7 @@ from hlat.checkpoint.background.staging_buffer import HostCopy, bytes_for
 from hlat.checkpoint.format import Block
 from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
-from hlat.runtime.distributed import Beside, Runtime
+from hlat.runtime.distributed import HelperProcess, Runtime
 
 _LOOK = 0.05  # seconds in which a rank looks at its own saver only
 
@@ -53,7 +53,7 @@ class BackgroundSaver:
 
     def __init__(
         self,
-        process: Beside,
+        process: HelperProcess,
         runtime: Runtime,
         store: CheckpointStore,
         retries: int,
@@ -68,10 +68,10 @@ class BackgroundSaver:
         self._joined = False  # whether the saver has found the others
         self._met = False  # whether that has been waited for
         self._gone = ""  # why this rank's saver cannot go on
-        settings = Settings(runtime.meeting, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
+        settings = Settings(runtime.rendezvous, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
         folder = store.folder
         if folder is not None:
-            settings = replace(settings, run_dir=folder.path, number=folder.number)
+            settings = replace(settings, run_dir=folder.path, number=folder.run_id)
         self._send(settings, [] if folder is None else [folder.descriptor])
 
     def prepare(self, blocks: Sequence[Block]) -> None:
@@ -120,7 +120,7 @@ class BackgroundSaver:
         """What the saver tells, for so long as it is silent for less than so many seconds; None is for ever."""
         while not self._gone:
             try:
-                received = self._process.line.receive(seconds())
+                received = self._process.channel.receive(seconds())
             except EOFError:
                 self._lose(f"ended with exit code {self._process.wait()}")
                 return
@@ -170,7 +170,7 @@ class BackgroundSaver:
 
     def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         with suppress(EOFError):  # what it said before it went is heard with the notes
-            self._process.line.send(message, descriptors)
+            self._process.channel.send(message, descriptors)
 
     def _lose(self, reason: str) -> None:
         self._gone = self._gone or reason

@@ -25,8 +25,8 @@ from hlat.checkpoint.background.staging_buffer import Slot, attach, blocks_in
 from hlat.checkpoint.format import Disk
 from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult, save_in_tries
 from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
-from hlat.runtime import HlatError, Place
-from hlat.runtime.distributed import Line, Meeting, Ranks, join_beside
+from hlat.runtime import HlatError, RankInfo
+from hlat.runtime.distributed import Channel, HostGroup, Rendezvous, join_helpers
 from hlat.runtime.storage import RunFolder
 
 _LINGERING = 600.0  # seconds in which a save is finished that outlives its run: others wait for the run's lock
@@ -38,7 +38,7 @@ class Settings:
     lives: on rank 0 that of the run's lock.
     """
 
-    meeting: Meeting
+    meeting: Rendezvous
     root: Path
     keep_last: int
     keep_every_steps: int | None
@@ -88,7 +88,7 @@ def _folder(settings: Settings, held: list[int]) -> RunFolder | None:
     return RunFolder(settings.run_dir, held[0], settings.number)
 
 
-def run_saver(line: Line, here: Place, make_disk: Callable[[], Disk]) -> None:
+def run_saver(line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> None:
     """Write what is ordered until the line ends.
 
     Args:
@@ -107,15 +107,15 @@ def run_saver(line: Line, here: Place, make_disk: Callable[[], Disk]) -> None:
 
 
 class _Saver:
-    def __init__(self, line: Line, here: Place, make_disk: Callable[[], Disk]) -> None:
+    def __init__(self, line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> None:
         self._line, self._here, self._make_disk = line, here, make_disk
         self._finishes = False  # whether there is something to be finished, should the trainer go
         self._joined = False  # before that nothing can have been ordered
 
     def run(self) -> None:
-        self._line.when_ended(lambda: os._exit(1), self._lingering)
+        self._line.on_peer_exit(lambda: os._exit(1), self._lingering)
         settings, held = self._next()  # the lock is held by being open
-        ranks = join_beside("savers", settings.meeting, self._here)
+        ranks = join_helpers("savers", settings.meeting, self._here)
         self._finishes = self._joined = True
         self._line.send(Joined())
         disk = self._make_disk()
@@ -162,7 +162,7 @@ class _Saver:
         with suppress(EOFError):  # the trainer has gone: what it ordered before is written all the same
             self._line.send(message)
 
-    def _pause(self, ranks: Ranks, seconds: float) -> bool:
+    def _pause(self, ranks: HostGroup, seconds: float) -> bool:
         """Wait, unless there is nobody any more for whom to try again."""
         try:
             waited = self._line.receive(seconds)

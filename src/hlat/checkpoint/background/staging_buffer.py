@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from hlat.checkpoint.format import Block
-from hlat.runtime.backend import pin, synchronize, unpin
+from hlat.runtime.backend import pin_memory, synchronize, unpin_memory
 
 _ALIGNMENT = 64  # bytes: views of any dtype, and copies in whole cache lines
 
@@ -108,7 +108,7 @@ class HostCopy:
             self._error = error
             return
         ctypes.memset(self._bytes.data_ptr(), 0, self.size)  # on one thread, while Python and torch go on
-        self._is_pinned = pin(self._bytes, self._device)
+        self._is_pinned = pin_memory(self._bytes, self._device)
 
     def wait(self) -> None:
         """Wait until the memory is there.
@@ -137,7 +137,7 @@ class HostCopy:
         """Let go of the memory, which goes with the last view of it."""
         self._fetching.join()
         if self._is_pinned:
-            unpin(self._bytes, self._device)
+            unpin_memory(self._bytes, self._device)
             self._is_pinned = False
         os.close(self.descriptor)
 

@@ -49,7 +49,7 @@ from hlat.checkpoint.format import (
 from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, is_safe_name, write_manifest
 from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import RunFolder
 
 STAGING, REPLACED, TRASH = ".staging-", ".replaced-", ".trash-"
@@ -85,7 +85,7 @@ def commit(
     final: Path,
     content: Content,
     way_out: WayOut = IN_A_RUN,
-    ranks: Ranks | None = None,
+    ranks: HostGroup | None = None,
     folder: RunFolder | None = None,
 ) -> None:
     """Write a checkpoint folder by the protocol above. Collective.
@@ -105,14 +105,14 @@ def commit(
             allows.
         CheckpointError: a name in ``files`` leaves the folder.
     """
-    _Commit(disk, final, content, way_out, ranks or Ranks(), folder).run()
+    _Commit(disk, final, content, way_out, ranks or HostGroup(), folder).run()
 
 
 class _Commit:
     """One run of the protocol."""
 
     def __init__(
-        self, disk: Disk, final: Path, content: Content, way_out: WayOut, ranks: Ranks, folder: RunFolder | None
+        self, disk: Disk, final: Path, content: Content, way_out: WayOut, ranks: HostGroup, folder: RunFolder | None
     ) -> None:
         self._disk, self._final, self._content, self._way_out, self._ranks = disk, final, content, way_out, ranks
         self._folder = folder
@@ -147,7 +147,7 @@ class _Commit:
     def _together(self, action: Callable[[], T]) -> T:
         """Do a step on every rank. If any fails, all of them raise, and say which one it was."""
         try:
-            return self._ranks.each(lambda: self._translated(action))
+            return self._ranks.run_on_all(lambda: self._translated(action))
         except StorageError as error:
             if self._ranks.world > 1 and error.from_rank is None:
                 raise type(error)(f"rank {self._ranks.rank}: {error}") from error

@@ -27,7 +27,7 @@ from hlat.checkpoint.format import (
 )
 from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_NAME, read_manifest, verify
 from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
@@ -114,14 +114,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, read_meta(folder))
 
 
-def open_everywhere(folder: Path, ranks: Ranks) -> Checkpoint:
+def open_everywhere(folder: Path, ranks: HostGroup) -> Checkpoint:
     """Open on every rank the checkpoint that rank 0 means; see that it is the same one everywhere. Collective.
 
     Raises:
         CheckpointError: a rank does not see it there, or sees another one.
     """
-    marker = ranks.first(lambda: _marker(folder))
-    return ranks.each(lambda: _open_same(folder, marker))
+    marker = ranks.run_on_rank0(lambda: _marker(folder))
+    return ranks.run_on_all(lambda: _open_same(folder, marker))
 
 
 def _marker(folder: Path) -> bytes:

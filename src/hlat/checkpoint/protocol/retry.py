@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hlat.checkpoint.protocol.commit import Content
 from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.runtime import LostError, StorageError
+from hlat.runtime import StateLostError, StorageError
 from hlat.runtime.distributed import sendable
 
 
@@ -73,7 +73,7 @@ def save_in_tries(
         tries += 1
         try:
             path = store.save(content.step, content.blocks, content.meta, content.files)
-        except LostError as error:
+        except StateLostError as error:
             return SaveResult(content.step, None, clock() - begin, tries, str(error))
         except StorageError as error:
             message = str(error)

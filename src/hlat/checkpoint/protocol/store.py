@@ -20,7 +20,7 @@ from hlat.checkpoint.protocol.manifest import STEP_NAME, step_name, verify
 from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.checkpoint.protocol.reader import Checkpoint, open_everywhere, step_folders
 from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import RunFolder
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class CheckpointStore:
         *,
         on_damage: DamageReport = warn_of_damage,
         disk: Disk | None = None,
-        ranks: Ranks | None = None,
+        ranks: HostGroup | None = None,
         folder: RunFolder | None = None,
     ) -> None:
         """Open the store, creating its folder.
@@ -74,7 +74,7 @@ class CheckpointStore:
         self.keep_every_steps = keep_every_steps
         self._on_damage = on_damage
         self._disk = disk or Disk()
-        self._ranks = ranks or Ranks()
+        self._ranks = ranks or HostGroup()
         self.folder = folder
         self._verified: set[int] = set()  # steps that were written by this run, or read in full by this process
         self.clean_up()
@@ -87,7 +87,7 @@ class CheckpointStore:
         Raises:
             StorageError: the folder cannot be created or cleaned, or that of the run is gone.
         """
-        self._ranks.first(self._open)
+        self._ranks.run_on_rank0(self._open)
 
     def _open(self) -> None:
         try:
@@ -98,9 +98,9 @@ class CheckpointStore:
 
     def _see_that_it_is_shared(self) -> None:
         """Each machine may have a folder of this name: what rank 0 makes now has to be there for every rank."""
-        probe = self.root / self._ranks.first(self._make_probe)
+        probe = self.root / self._ranks.run_on_rank0(self._make_probe)
         try:
-            self._ranks.each(lambda: self._see(probe))
+            self._ranks.run_on_all(lambda: self._see(probe))
         finally:
             if self._ranks.is_first:
                 self._disk.discard(probe)
@@ -180,10 +180,10 @@ class CheckpointStore:
             StorageError: the storage cannot be read.
         """
         if require_step is not None:
-            return self.open(self._ranks.first(lambda: self._required(require_step)))
+            return self.open(self._ranks.run_on_rank0(lambda: self._required(require_step)))
         step = self.newest_step()
         if step is None:
-            self._ranks.first(self._refuse_to_start_over)
+            self._ranks.run_on_rank0(self._refuse_to_start_over)
             return None
         return self.open(step)
 
@@ -193,7 +193,7 @@ class CheckpointStore:
         Raises:
             StorageError: the storage cannot be read.
         """
-        return self._ranks.first(self._find_newest)
+        return self._ranks.run_on_rank0(self._find_newest)
 
     def open(self, step: int) -> Checkpoint:
         """The checkpoint of a step, which is known to be whole."""
@@ -244,7 +244,7 @@ class CheckpointStore:
         Raises:
             StorageError: the disk refused; what was not removed stays whole.
         """
-        return self._ranks.first(self._prune)
+        return self._ranks.run_on_rank0(self._prune)
 
     def _prune(self) -> list[int]:
         removed = surplus(self.steps(), self.keep_last, self.keep_every_steps, self._is_whole)

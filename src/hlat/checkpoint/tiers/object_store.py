@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from hlat.checkpoint.format import IN_A_RUN, READING, Disk, FileRecord, HashedFile, storage_error
 from hlat.runtime import CheckpointError, HlatError, StorageError
-from hlat.runtime.storage import Kind, connect, fault_of, refusal
+from hlat.runtime.storage import FailureKind, classify_error, explain_failure, open_filesystem
 
 _PART_BYTES = 1 << 24  # of a request: long beside its latency; S3 takes 10,000 of them for an object
 _FIRST, _LONGEST = 1.0, 60.0  # seconds between attempts
@@ -149,7 +149,7 @@ class Objects:
 
     def _connected(self) -> tuple[Any, str]:
         if self._backend is None:
-            self._backend = connect(self.url, CheckpointError)
+            self._backend = open_filesystem(self.url, CheckpointError)
         return self._backend
 
     def _send(self, source: Path, name: str, record: FileRecord) -> None:
@@ -202,9 +202,11 @@ class Objects:
             except HlatError:
                 raise
             except Exception as error:
-                fault = fault_of(error)
-                if fault.kind is not Kind.TRANSIENT:
-                    raise StorageError(refusal(self.place(name), fault, "read, write, list and remove")) from error
+                fault = classify_error(error)
+                if fault.kind is not FailureKind.TRANSIENT:
+                    raise StorageError(
+                        explain_failure(self.place(name), fault, "read, write, list and remove")
+                    ) from error
                 if attempt == self._retries:
                     raise StorageError(
                         f"{what}: {fault.reason}, in {attempt + 1} attempts. See whether {self.url} can be reached "

@@ -44,7 +44,7 @@ from hlat.checkpoint.tiers.remote_reader import (
 )
 from hlat.checkpoint.tiers.run_id import Owner, claim
 from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 
 _WRITTEN = re.compile(r"__(\d+)_\d+\.distcp")  # rank and number of a file of tensors
 
@@ -67,7 +67,7 @@ class RemoteTier:
     def __init__(
         self,
         objects: Objects,
-        ranks: Ranks,
+        ranks: HostGroup,
         owner: Owner,
         keep_last: int,
         keep_every_steps: int | None = None,
@@ -84,7 +84,7 @@ class RemoteTier:
 
     def claim(self) -> None:
         """See that the URL is this run's, now rather than at the first upload; see ``owner.claim`` for errors."""
-        self._ranks.first(self._claim)
+        self._ranks.run_on_rank0(self._claim)
 
     def place(self, name: str) -> str:
         """The URL of something in the store; not collective."""
@@ -102,11 +102,11 @@ class RemoteTier:
                 damaged.
         """
         name = folder.name
-        manifest = self._ranks.first(lambda: self._to_upload(folder))
+        manifest = self._ranks.run_on_rank0(lambda: self._to_upload(folder))
         if manifest is not None:
             names = self._share(manifest)
-            self._ranks.each(lambda: self._send(folder, {file: manifest.files[file] for file in names}))
-            self._ranks.first(lambda: self._vouch(folder, manifest))
+            self._ranks.run_on_all(lambda: self._send(folder, {file: manifest.files[file] for file in names}))
+            self._ranks.run_on_rank0(lambda: self._vouch(folder, manifest))
         return self._objects.place(name)
 
     def missing(self, root: Path) -> list[Path]:
@@ -115,7 +115,7 @@ class RemoteTier:
         Raises:
             StorageError: the store does not answer, or refuses.
         """
-        return self._ranks.first(lambda: self._missing(root))
+        return self._ranks.run_on_rank0(lambda: self._missing(root))
 
     def prune(self) -> list[int]:
         """Remove the checkpoints that the retention rule does not keep, and uploads that were broken off.
@@ -126,7 +126,7 @@ class RemoteTier:
         Raises:
             StorageError: the store refused; what was not removed stays whole.
         """
-        return self._ranks.first(self._prune)
+        return self._ranks.run_on_rank0(self._prune)
 
     def fetch_newest(self, root: Path, than: int | None) -> int | None:
         """Bring the newest checkpoint that is whole into a local folder, if it is of a later step.
@@ -144,7 +144,7 @@ class RemoteTier:
             CheckpointError: the prefix is another run's.
             StorageError: the store does not answer, or the disk refused.
         """
-        steps = self._ranks.first(lambda: [step for step in self._committed() if than is None or step > than])
+        steps = self._ranks.run_on_rank0(lambda: [step for step in self._committed() if than is None or step > than])
         for step in reversed(steps):
             problems = self._fetch(root, step)
             if not problems:
@@ -212,24 +212,24 @@ class RemoteTier:
 
     def _fetch(self, root: Path, step: int) -> list[str]:
         """Bring one checkpoint; what is wrong with it, if anything."""
-        vouched = self._ranks.first(lambda: self._vouched(step))
+        vouched = self._ranks.run_on_rank0(lambda: self._vouched(step))
         if isinstance(vouched, str):
             return [vouched]
         name = step_name(step)
         staging = root / f"{STAGING}{name}"
-        self._ranks.first(lambda: self._local(lambda: self._stage(staging, vouched.manifest)))
+        self._ranks.run_on_rank0(lambda: self._local(lambda: self._stage(staging, vouched.manifest)))
         try:
-            mine = self._ranks.each(lambda: self._receive(name, staging, vouched.manifest))
+            mine = self._ranks.run_on_all(lambda: self._receive(name, staging, vouched.manifest))
             problems = [problem for told in self._ranks.all_gather(mine) for problem in told]
             if not problems:
-                self._ranks.first(lambda: self._local(lambda: self._finish(staging, root / name, vouched)))
+                self._ranks.run_on_rank0(lambda: self._local(lambda: self._finish(staging, root / name, vouched)))
         finally:
             if self._ranks.is_first:
                 self._disk.discard(staging)
         return problems
 
     def _set_aside(self, step: int, problems: list[str]) -> None:
-        self._ranks.first(lambda: self._take_marker_away(step))
+        self._ranks.run_on_rank0(lambda: self._take_marker_away(step))
         if self._ranks.is_first:
             self._on_damage(self._objects.place(step_name(step)), problems)
 

@@ -16,7 +16,7 @@ import torch
 from hlat.checkpoint.format import Disk, HashedFile, make_folders
 from hlat.checkpoint.protocol import STAGED, Part, finish_part, parse_part
 from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 
 _PIECE = 1 << 24  # bytes of a round, in memory twice
 
@@ -39,7 +39,7 @@ def next_in_ring(nodes: Sequence[int]) -> list[int]:
 
 
 def replicate(
-    disk: Disk, ranks: Ranks, keepers: Sequence[int], own: tuple[Path, Part, bytes], target: Callable[[int], Path]
+    disk: Disk, ranks: HostGroup, keepers: Sequence[int], own: tuple[Path, Part, bytes], target: Callable[[int], Path]
 ) -> None:
     """Send this rank's part to its keeper, and keep those of others. Collective.
 
@@ -71,7 +71,7 @@ def replicate(
 
 
 def _pump(
-    ranks: Ranks,
+    ranks: HostGroup,
     keepers: Sequence[int],
     sizes: Sequence[int],
     pieces: Iterator[bytes],

@@ -26,7 +26,7 @@ from hlat.checkpoint.tiers.run_id import Owner
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.distributed import Ranks, sendable
+from hlat.runtime.distributed import HostGroup, sendable
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TierSettings:
     run_dir: Path
     name: str
 
-    def open(self, store: "CheckpointStore", node: int, ranks: Ranks, disk: Disk) -> "Tiers":
+    def open(self, store: "CheckpointStore", node: int, ranks: HostGroup, disk: Disk) -> "Tiers":
         """The tiers, for processes that write and do not read; see ``Tiers``."""
         return Tiers(self.config, store, Owner(self.run_dir, self.name), node, ranks, disk=disk)
 
@@ -95,7 +95,7 @@ class Tiers:
         store: CheckpointStore,
         owner: Owner,
         node: int,
-        ranks: Ranks,
+        ranks: HostGroup,
         *,
         on_damage: DamageReport = warn_of_damage,
         disk: Disk | None = None,
@@ -137,7 +137,7 @@ class Tiers:
         if require_step is None:
             step = local = self._store.newest_step()
         else:
-            step = local = self._ranks.first(lambda: max(self._store.steps(), default=None))
+            step = local = self._ranks.run_on_rank0(lambda: max(self._store.steps(), default=None))
             if step is not None and step >= require_step:
                 return self._store.newest(require_step)
         if self._snapshots is not None:
@@ -187,7 +187,7 @@ class Tiers:
         try:
             remote.claim()
         except StorageError as error:
-            if self._ranks.first(self._owner.known) is None:
+            if self._ranks.run_on_rank0(self._owner.known) is None:
                 raise
             self._note("remote_failed", None, str(error))
 

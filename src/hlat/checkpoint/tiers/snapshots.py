@@ -41,7 +41,7 @@ from hlat.checkpoint.protocol import (
 from hlat.checkpoint.tiers.replication import next_in_ring, replicate
 from hlat.checkpoint.tiers.run_id import Owner
 from hlat.runtime import CheckpointError, LaunchError
-from hlat.runtime.distributed import Ranks
+from hlat.runtime.distributed import HostGroup
 
 _SNAPSHOT = re.compile(r"step-\d{8,}\.[0-9a-f]{16}")
 _PART = re.compile(r"rank-\d{5,}")
@@ -86,7 +86,7 @@ class SnapshotTier:
     def __init__(
         self,
         folder: str,
-        ranks: Ranks,
+        ranks: HostGroup,
         owner: Owner,
         node: int,
         *,
@@ -110,7 +110,7 @@ class SnapshotTier:
             LaunchError: several machines share it.
         """
         self._ranks, self._disk, self._on_damage = ranks, disk or Disk(), on_damage
-        self._home = Path(folder.replace("{node}", str(node))) / ranks.first(owner.key)
+        self._home = Path(folder.replace("{node}", str(node))) / ranks.run_on_rank0(owner.key)
         nodes = ranks.all_gather(node)
         self._here = [rank for rank, other in enumerate(nodes) if other == node]
         self._leads = self._here[0] == ranks.rank
@@ -134,7 +134,7 @@ class SnapshotTier:
             StorageError: a disk refused, on whichever rank. The last complete snapshot is untouched.
         """
         first, rank = self._ranks.is_first, self._ranks.rank
-        token = self._ranks.first(lambda: secrets.token_hex(8))
+        token = self._ranks.run_on_rank0(lambda: secrets.token_hex(8))
         name = f"{step_name(step)}.{token}"
         part = Part(token, step, rank, self._ranks.world, {}, [], meta if first else None)
         own = self._home / name / part_folder(rank)
@@ -284,14 +284,14 @@ class SnapshotTier:
         }
         shared = [node for node, other in others.items() if (self._home / f"{_MACHINE}{other}").exists()]
         try:
-            self._ranks.each(lambda: _refuse(self._home.parent, [nodes[self._ranks.rank], *shared]))
+            self._ranks.run_on_all(lambda: _refuse(self._home.parent, [nodes[self._ranks.rank], *shared]))
         finally:
             if token:
                 self._disk.discard(mark)
 
     def _each(self, action: Callable[[], T]) -> T:
         """Do something on every rank, with the disk's refusals as what users see."""
-        return self._ranks.each(lambda: self._translated(action))
+        return self._ranks.run_on_all(lambda: self._translated(action))
 
     def _translated(self, action: Callable[[], T]) -> T:
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.value_checks import size_problem
-from hlat.runtime.storage import read_small
+from hlat.runtime.storage import read_small_file
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
         ValueError: says why it cannot be read, as the end of a sentence.
     """
     try:
-        content = json.loads(read_small(path / "config.json" if path.is_dir() else path))
+        content = json.loads(read_small_file(path / "config.json" if path.is_dir() else path))
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}, column {error.colno} is not JSON: {error.msg}") from None
     except RecursionError:

@@ -13,7 +13,7 @@ from typing import Any
 from hlat.config.errors import Problem, RecipeError, short
 from hlat.config.files.yaml_text import YamlError, load_yaml
 from hlat.config.value_checks import size_problem
-from hlat.runtime.storage import read_small
+from hlat.runtime.storage import read_small_file
 
 _DEEPEST_FIELD = 32  # names in the dotted path of an override
 _LARGEST = 1 << 18  # bytes of a recipe file: room for thousands of sources
@@ -80,7 +80,7 @@ def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, A
             raise RecipeError([problem])
         if here in known:
             return known[here]
-        content = load_yaml(read_small(path, _LARGEST))
+        content = load_yaml(read_small_file(path, _LARGEST))
     except YamlError as error:
         raise RecipeError([Problem(str(path), f"is not valid YAML: {error}.")]) from error
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: symbolic links that form a cycle

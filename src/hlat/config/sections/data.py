@@ -6,7 +6,7 @@ from pydantic import Field
 
 from hlat.config.sections.base import Section, fixed
 from hlat.config.sections.training import Positive
-from hlat.runtime import without_secrets
+from hlat.runtime import redact
 
 
 class SourceConfig(Section):
@@ -31,7 +31,7 @@ class SourceConfig(Section):
     @property
     def label(self) -> str:
         """Name of the source: its own, or else its path."""
-        return self.name if self.name is not None else without_secrets(self.path)
+        return self.name if self.name is not None else redact(self.path)
 
 
 class PhaseConfig(Section):

@@ -17,7 +17,7 @@ import pyarrow as pa
 from hlat.data.formats.decompression import DamagedStream
 from hlat.data.formats.document import Content
 from hlat.data.formats.file_types import kind_of
-from hlat.runtime import DataError, visible_name
+from hlat.runtime import DataError, escape_name
 
 ANOTHER_COLUMN = "Set data.text_column to one of these."
 _NAMES = 20  # names of columns that a message lists
@@ -86,5 +86,5 @@ def _damaged(file: Path, what: str, error: object) -> DataError:
 
 def no_column(column: str, names: list[str]) -> str:
     """That there is no column of this name, and which there are."""
-    known = ", ".join(visible_name(name) for name in names[:_NAMES])
+    known = ", ".join(escape_name(name) for name in names[:_NAMES])
     return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _NAMES else ''}"

@@ -85,7 +85,7 @@ class _Worker:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             why = "because a file was cut off while it was read" if code == -signal.SIGBUS else "because memory ran out"
             error = DataError(f"a tokenizing process {how}, perhaps {why}. Run again to go on.")
-            error.may_pass = True
+            error.retryable = True
             raise error
         if found.kind in (REFUSED, DISK, BUG):
             kind = {REFUSED: DataError, DISK: StorageError, BUG: RuntimeError}[found.kind]

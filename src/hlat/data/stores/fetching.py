@@ -18,7 +18,7 @@ from hlat.data.stores.cache import Cache
 from hlat.data.stores.remote import RemoteFile, Store
 from hlat.data.stores.retries import Abandoned, Attempts
 from hlat.runtime import DataError
-from hlat.runtime.storage import Transient
+from hlat.runtime.storage import TransientError
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _Transfer:
         if not self._receive():
             return
         if self._done < self._file.size:
-            raise Transient(f"only {self._done:,} of {self._file.size:,} bytes came")
+            raise TransientError(f"only {self._done:,} of {self._file.size:,} bytes came")
         self._store.check_same(self._file)
 
     def _receive(self) -> bool:

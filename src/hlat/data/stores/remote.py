@@ -14,8 +14,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hlat.data.stores.retries import Retries
-from hlat.runtime import WEB, DataError, is_url
-from hlat.runtime.storage import Fault, Transient, connect, protocol_of, refusal, refuse_unusable
+from hlat.runtime import WEB_PROTOCOLS, DataError, is_url
+from hlat.runtime.storage import (
+    StorageFailure,
+    TransientError,
+    check_url,
+    explain_failure,
+    open_filesystem,
+    protocol_of,
+)
 
 _CHUNK = 1 << 24  # bytes a request asks for: long beside its latency, short beside what a lost one costs
 _STREAMED = 1 << 20  # bytes read together from a server that does not give parts of a file
@@ -56,11 +63,11 @@ class Store:
     """
 
     def __init__(self, url: str, retries: Callable[[str], Retries] = Retries) -> None:
-        refuse_unusable(url, DataError)
+        check_url(url, DataError)
         self._url = url
         self._protocol = protocol_of(url)
         self.retries = retries(_place(url))
-        open_it = partial(connect, url, DataError)  # some backends log in when they are made
+        open_it = partial(open_filesystem, url, DataError)  # some backends log in when they are made
         self._fs, self._root = self.retries.call(f"opening {url}", open_it, partial(self._refusal, url))
         shorter = url.rstrip("/")
         at_end = shorter.endswith(self._root)
@@ -92,7 +99,7 @@ class Store:
                     piece = remote.read(min(_CHUNK, file.size - start))
                 except ValueError as error:  # so fsspec says that a server knows no ranges
                     self._streams = True
-                    raise Transient("the server gives whole files only") from error
+                    raise TransientError("the server gives whole files only") from error
                 if not piece:
                     return
                 start += len(piece)
@@ -113,7 +120,7 @@ class Store:
                 "one back, or start over from the new one."
             )
 
-    def refusal(self, file: RemoteFile) -> Callable[[Fault], Exception]:
+    def refusal(self, file: RemoteFile) -> Callable[[StorageFailure], Exception]:
         """What is raised for a fault that lasts, at a file."""
         return partial(self._refusal, file.url)
 
@@ -125,7 +132,7 @@ class Store:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """What is at the place, by the backend's names."""
-        web = self._protocol in WEB
+        web = self._protocol in WEB_PROTOCOLS
         first = min((at for sign in ("*[" if web else "*?[") if (at := self._root.find(sign)) >= 0), default=None)
         if first is not None:
             return self._matching(self._root[:first].rpartition("/")[0])
@@ -152,7 +159,7 @@ class Store:
         By walking, since ``find`` and ``glob`` take a folder that could not be listed for an empty one.
         """
         self._fs.invalidate_cache()
-        web = self._protocol in WEB
+        web = self._protocol in WEB_PROTOCOLS
         found: dict[str, dict[str, Any]] = {}
         for _, _, files in self._fs.walk(folder + "/" * web, maxdepth=depth, detail=True, on_error="raise"):
             found |= {info["name"]: info for info in files.values()}
@@ -182,13 +189,13 @@ class Store:
 
     def _stream(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         if start:
-            raise Transient("the server gives whole files only")
+            raise TransientError("the server gives whole files only")
         with closing(self._fs.open(self._name(file.url), "rb", block_size=0)) as remote:
             while piece := remote.read(_STREAMED):
                 yield piece
 
-    def _refusal(self, url: str, fault: Fault) -> Exception:
-        return Missing(refusal(url, fault))
+    def _refusal(self, url: str, fault: StorageFailure) -> Exception:
+        return Missing(explain_failure(url, fault))
 
 
 def local_path(path: str) -> str:
@@ -200,7 +207,7 @@ def local_path(path: str) -> str:
 def name_of(url: str) -> str:
     """The part of a URL that is a file's name with its endings, without a query."""
     protocol = protocol_of(url)
-    path = url.partition("?")[0].partition("#")[0] if protocol in WEB else url
+    path = url.partition("?")[0].partition("#")[0] if protocol in WEB_PROTOCOLS else url
     return path.rstrip("/").rpartition("/")[2]
 
 

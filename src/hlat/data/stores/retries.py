@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from hlat.runtime import DataError, HlatError
-from hlat.runtime.storage import Fault, Kind, fault_of
+from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
@@ -75,7 +75,7 @@ class Retries:
         """
         return Attempts(self, what, wanted)
 
-    def call(self, what: str, action: Callable[[], T], refuse: Callable[[Fault], Exception]) -> T:
+    def call(self, what: str, action: Callable[[], T], refuse: Callable[[StorageFailure], Exception]) -> T:
         """The result of an action, after as many attempts as it takes; see ``Attempts.call``."""
         return self.attempt(what).call(action, refuse)
 
@@ -89,7 +89,7 @@ class Attempts:
         self._began: datetime | None = None
         self._failures = 0
 
-    def call(self, action: Callable[[], T], refuse: Callable[[Fault], Exception]) -> T:
+    def call(self, action: Callable[[], T], refuse: Callable[[StorageFailure], Exception]) -> T:
         """The result of an action, after as many attempts as it takes.
 
         Args:
@@ -107,8 +107,8 @@ class Attempts:
             except (HlatError, Abandoned):
                 raise
             except Exception as error:
-                fault = fault_of(error)
-                if fault.kind is not Kind.TRANSIENT:
+                fault = classify_error(error)
+                if fault.kind is not FailureKind.TRANSIENT:
                     raise refuse(fault) from error
                 self._wait(fault, error)
             else:
@@ -126,7 +126,7 @@ class Attempts:
                 of._announced = False
                 of._say(f"{of.where} answers again, after {_duration(of._clock() - since)}.")
 
-    def _wait(self, fault: Fault, error: Exception) -> None:
+    def _wait(self, fault: StorageFailure, error: Exception) -> None:
         of = self._of
         if self._since is None:
             self._since, self._began = of._clock(), of._now()
@@ -150,7 +150,7 @@ class Attempts:
             if not self._wanted():
                 raise Abandoned
 
-    def _announce(self, fault: Fault) -> None:
+    def _announce(self, fault: StorageFailure) -> None:
         of = self._of
         with of._lock:
             if of._announced or of._clock() - of._last_said < _SAID_AGAIN:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hlat.config.sections import ModelConfig
 from hlat.model import kv_copies
 from hlat.parallel.mesh.mesh_layout import AXES, Layout
-from hlat.runtime.distributed import audibly
+from hlat.runtime.distributed import call_interruptibly
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Maker:
 
     def __call__(self, ranks: tuple[int, ...]) -> ProcessGroup:
         if ranks not in self._known:
-            group = audibly(lambda: dist.new_group(list(ranks), use_local_synchronization=True))
+            group = call_interruptibly(lambda: dist.new_group(list(ranks), use_local_synchronization=True))
             assert isinstance(group, ProcessGroup), "this rank is a member"
             self._known[ranks] = group
         return self._known[ranks]

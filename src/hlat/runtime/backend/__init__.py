@@ -7,20 +7,20 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.runtime.backend.allocator import keep_freed_memory
     from hlat.runtime.backend.device import (
+        accelerator_in_use,
         choose_device,
         compute_capability,
-        describe,
+        configure_numerics,
+        describe_device,
         has_fast_bf16,
-        is_in_use,
+        nondeterministic_kernel_error,
         peak_memory_bytes,
-        pin,
-        refused_kernel,
-        set_arithmetic,
+        pin_memory,
         synchronize,
-        unpin,
+        unpin_memory,
     )
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
-    from hlat.runtime.backend.torch_private import untested_torch
+    from hlat.runtime.backend.torch_private import untested_torch_warning
 
 __getattr__ = lazily(
     __name__,
@@ -29,38 +29,38 @@ __getattr__ = lazily(
         "device": (
             "choose_device",
             "compute_capability",
-            "describe",
+            "describe_device",
             "has_fast_bf16",
-            "is_in_use",
+            "accelerator_in_use",
             "peak_memory_bytes",
-            "pin",
-            "refused_kernel",
-            "set_arithmetic",
+            "pin_memory",
+            "nondeterministic_kernel_error",
+            "configure_numerics",
             "synchronize",
-            "unpin",
+            "unpin_memory",
         ),
         "openmp": (
             "ProcessorTime",
             "set_spin_count",
         ),
-        "torch_private": ("untested_torch",),
+        "torch_private": ("untested_torch_warning",),
     },
 )
 
 __all__ = [
     "ProcessorTime",
+    "accelerator_in_use",
     "choose_device",
     "compute_capability",
-    "describe",
+    "configure_numerics",
+    "describe_device",
     "has_fast_bf16",
-    "is_in_use",
     "keep_freed_memory",
+    "nondeterministic_kernel_error",
     "peak_memory_bytes",
-    "pin",
-    "refused_kernel",
-    "set_arithmetic",
+    "pin_memory",
     "set_spin_count",
     "synchronize",
-    "unpin",
-    "untested_torch",
+    "unpin_memory",
+    "untested_torch_warning",
 ]

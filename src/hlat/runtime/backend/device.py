@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import Place
+from hlat.runtime.rank_env import RankInfo
 
 
-def choose_device(device: str, here: Place) -> torch.device:
+def choose_device(device: str, here: RankInfo) -> torch.device:
     """The device of this process: of several accelerators on a machine, the one with the index of its local rank.
 
     Args:
@@ -46,7 +46,7 @@ def choose_device(device: str, here: Place) -> torch.device:
 _COMPILER_SETTINGS = "torch._inductor.config"
 
 
-def set_arithmetic(device: torch.device, deterministic: bool = True) -> None:
+def configure_numerics(device: torch.device, deterministic: bool = True) -> None:
     """Have products of this process accumulate in fp32, and its kernels give the same bits each time.
 
     Args:
@@ -71,7 +71,7 @@ def set_arithmetic(device: torch.device, deterministic: bool = True) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def refused_kernel(error: BaseException) -> LaunchError | None:
+def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
     """What to say of an error by which torch refuses a kernel that is not deterministic; None for any other."""
     if not isinstance(error, RuntimeError) or "use_deterministic_algorithms" not in str(error):
         return None
@@ -88,13 +88,13 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def is_in_use() -> bool:
+def accelerator_in_use() -> bool:
     """Whether this process has begun to use an accelerator, whose driver's state no copy of the process can use."""
     module = torch.get_device_module()
     return module is not torch.cpu and bool(getattr(module, "is_initialized", lambda: False)())
 
 
-def pin(memory: torch.Tensor, device: torch.device) -> bool:
+def pin_memory(memory: torch.Tensor, device: torch.device) -> bool:
     """Lock the pages of host memory, so that an accelerator copies into them by itself; False where it cannot."""
     if device.type != "cuda":
         return False
@@ -102,8 +102,8 @@ def pin(memory: torch.Tensor, device: torch.device) -> bool:
         return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
 
 
-def unpin(memory: torch.Tensor, device: torch.device) -> None:
-    """Undo a ``pin`` that succeeded, before the memory is given back."""
+def unpin_memory(memory: torch.Tensor, device: torch.device) -> None:
+    """Undo a ``pin_memory`` that succeeded, before the memory is given back."""
     with torch.cuda.device(device):
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
@@ -121,7 +121,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
 
 
-def describe(device: torch.device) -> str:
+def describe_device(device: torch.device) -> str:
     """A name that a person recognises, such as ``cpu (2 threads)``."""
     if device.type == "cpu":
         return f"cpu ({torch.get_num_threads()} threads)"

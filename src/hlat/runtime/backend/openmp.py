@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SPINS = 20_000
+SPIN_COUNT = 20_000
 """Turns that a waiting thread spins, about a millisecond, unless the host is busy."""
 
 STOLEN_SHARE = 0.1
@@ -53,4 +53,4 @@ def set_spin_count(
         stolen, used = after.stolen - before.stolen, after.used - before.used
         if stolen > STOLEN_SHARE * (stolen + used):
             return
-    environment.setdefault("GOMP_SPINCOUNT", str(SPINS))
+    environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))

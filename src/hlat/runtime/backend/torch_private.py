@@ -8,10 +8,10 @@ it; a test resolves them, and another one finds names in the code that are not h
 
 from importlib.metadata import PackageNotFoundError, version
 
-TESTED = ("2.13",)
+TESTED_RELEASES = ("2.13",)
 """Releases that the whole suite was run with."""
 
-SEEN = ("2.12", "2.13", "2.14")
+RELEASES_WITH_ALL_NAMES = ("2.12", "2.13", "2.14")
 """Releases in whose files all of the names below were found. 2.11 lacks four of them, 2.15 two."""
 
 PRIVATE_NAMES: dict[str, str] = {
@@ -68,7 +68,7 @@ COMPILED_NAMES = ("_torchdynamo_orig_callable",)
 """Attributes that torch.compile gives to what it returned; without them blocks count as not compiled."""
 
 
-def untested_torch(installed: str | None = None) -> str:
+def untested_torch_warning(installed: str | None = None) -> str:
     """A line for a release of PyTorch that hlat was not tested with; empty for one that it was.
 
     Args:
@@ -79,9 +79,9 @@ def untested_torch(installed: str | None = None) -> str:
             installed = version("torch")
         except PackageNotFoundError:
             return ""
-    if ".".join(installed.split("+")[0].split(".")[:2]) in TESTED:
+    if ".".join(installed.split("+")[0].split(".")[:2]) in TESTED_RELEASES:
         return ""
-    tested = " and ".join(TESTED)
+    tested = " and ".join(TESTED_RELEASES)
     return (
         f"PyTorch {installed} is installed; hlat was tested with {tested} only. It goes on; results are yours to check."
     )

@@ -5,66 +5,66 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.runtime.distributed.async_max import Vote
-    from hlat.runtime.distributed.consistency import check_same, code_identity
-    from hlat.runtime.distributed.fake_world import host_values, is_pretended, pretended
-    from hlat.runtime.distributed.helper_process import Beside, Line, start_beside
-    from hlat.runtime.distributed.host_collectives import Ranks
-    from hlat.runtime.distributed.join import Runtime, join_beside, joined, start
-    from hlat.runtime.distributed.rendezvous import Meeting
-    from hlat.runtime.distributed.run_secret import RUN_SECRET
+    from hlat.runtime.distributed.async_max import AsyncMax
+    from hlat.runtime.distributed.consistency import check_consistent, code_identity
+    from hlat.runtime.distributed.fake_world import fake_rank, host_values, in_fake_world
+    from hlat.runtime.distributed.helper_process import Channel, HelperProcess, start_helper
+    from hlat.runtime.distributed.host_collectives import HostGroup
+    from hlat.runtime.distributed.join import Runtime, join_helpers, join_run, joined_run
+    from hlat.runtime.distributed.rendezvous import Rendezvous
+    from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
     from hlat.runtime.distributed.sendable_types import sendable
-    from hlat.runtime.distributed.waiting import audibly
+    from hlat.runtime.distributed.waiting import call_interruptibly
 
 __getattr__ = lazily(
     __name__,
     {
-        "async_max": ("Vote",),
+        "async_max": ("AsyncMax",),
         "consistency": (
-            "check_same",
+            "check_consistent",
             "code_identity",
         ),
         "fake_world": (
             "host_values",
-            "is_pretended",
-            "pretended",
+            "in_fake_world",
+            "fake_rank",
         ),
         "helper_process": (
-            "Beside",
-            "Line",
-            "start_beside",
+            "HelperProcess",
+            "Channel",
+            "start_helper",
         ),
-        "host_collectives": ("Ranks",),
+        "host_collectives": ("HostGroup",),
         "join": (
             "Runtime",
-            "join_beside",
-            "joined",
-            "start",
+            "join_helpers",
+            "joined_run",
+            "join_run",
         ),
-        "rendezvous": ("Meeting",),
-        "run_secret": ("RUN_SECRET",),
+        "rendezvous": ("Rendezvous",),
+        "run_secret": ("RUN_SECRET_ENV",),
         "sendable_types": ("sendable",),
-        "waiting": ("audibly",),
+        "waiting": ("call_interruptibly",),
     },
 )
 
 __all__ = [
-    "RUN_SECRET",
-    "Beside",
-    "Line",
-    "Meeting",
-    "Ranks",
+    "RUN_SECRET_ENV",
+    "AsyncMax",
+    "Channel",
+    "HelperProcess",
+    "HostGroup",
+    "Rendezvous",
     "Runtime",
-    "Vote",
-    "audibly",
-    "check_same",
+    "call_interruptibly",
+    "check_consistent",
     "code_identity",
+    "fake_rank",
     "host_values",
-    "is_pretended",
-    "join_beside",
-    "joined",
-    "pretended",
+    "in_fake_world",
+    "join_helpers",
+    "join_run",
+    "joined_run",
     "sendable",
-    "start",
-    "start_beside",
+    "start_helper",
 ]

@@ -25,7 +25,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def candidates(host: str) -> list[str]:
+def resolve_addresses(host: str) -> list[str]:
     """The addresses that a name stands for, most likely first; an address is itself.
 
     Some systems have their own name stand for 127.0.1.1, where no other machine reaches them: what is asked for by such
@@ -49,7 +49,7 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: the name is not known, the address is not this machine's, or the port is taken.
     """
     refused: OSError | None = None
-    for address in candidates(host):
+    for address in resolve_addresses(host):
         try:
             return socket.create_server((address, port), family=_family(address), backlog=socket.SOMAXCONN)
         except OSError as error:
@@ -58,7 +58,7 @@ def listen(host: str, port: int) -> socket.socket:
     raise refused
 
 
-def reach(host: str, port: int, seconds: float) -> tuple[str, str]:
+def wait_until_reachable(host: str, port: int, seconds: float) -> tuple[str, str]:
     """Wait until somebody listens there; signals are heard meanwhile.
 
     Returns:
@@ -71,7 +71,7 @@ def reach(host: str, port: int, seconds: float) -> tuple[str, str]:
     while True:
         refused: OSError = ConnectionRefusedError("nobody listens there")
         try:
-            for address in candidates(host):
+            for address in resolve_addresses(host):
                 try:
                     left = max(_PAUSES[0], deadline - time.monotonic())
                     with socket.socket(_family(address)) as connection:

@@ -9,20 +9,20 @@ leave the others waiting in the next collective, so all stop after the same step
 import torch
 import torch.distributed as dist
 
-from hlat.runtime.distributed.host_collectives import Ranks
-from hlat.runtime.distributed.waiting import wait_for
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.waiting import wait_for_work
 
 
-class Vote:
+class AsyncMax:
     """One question after another, each cast and then counted by every rank."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: HostGroup) -> None:
         self._group = ranks.group
         self._flag = torch.zeros(1, dtype=torch.int64)
         self._work: dist.Work | None = None
         self._open = False
 
-    def cast(self, flag: int) -> None:
+    def start(self, flag: int) -> None:
         """Say what this rank wants, such as the number of a signal; 0 is nothing. Returns at once."""
         assert not self._open, "the vote before this one has not been counted"
         self._open = True
@@ -34,7 +34,7 @@ class Vote:
         """The largest flag that any rank cast: the same on all of them. Waits for the slowest to cast."""
         assert self._open, "nothing has been cast"
         if self._work is not None:
-            wait_for(self._work)
+            wait_for_work(self._work)
             self._work = None
         self._open = False
         return int(self._flag.item())

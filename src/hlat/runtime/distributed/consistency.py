@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hlat.runtime.distributed.host_collectives import Ranks, in_words
+from hlat.runtime.distributed.host_collectives import HostGroup, format_ranks
 from hlat.runtime.errors import LaunchError
 
 Facts = Mapping[str, Mapping[str, Any]]
@@ -27,7 +27,7 @@ _ABSENT = "not there"
 _SHOWN = 20  # differing items that a message lists; one wrong recipe may differ in all of them
 
 
-def check_same(ranks: Ranks, what: Facts) -> None:
+def check_consistent(ranks: HostGroup, what: Facts) -> None:
     """Compare what the ranks are about to do. Collective; 8 bytes per rank where all agree.
 
     Args:
@@ -59,7 +59,7 @@ def _disagreement(kinds: dict[int, dict[str, dict[str, Any]]], members: dict[int
         for rank, kind in kinds.items():
             values.setdefault(_shown(kind.get(section, {}), item), []).extend(members[rank])
         if len(values) > 1:
-            holders = ", ".join(f"{value} on {in_words(sorted(found))}" for value, found in values.items())
+            holders = ", ".join(f"{value} on {format_ranks(sorted(found))}" for value, found in values.items())
             lines.append(f"  {section}: {item} is {holders}")
     head = "the processes of this run do not agree on what to do:"
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []

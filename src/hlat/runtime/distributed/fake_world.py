@@ -23,7 +23,7 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 @contextmanager
-def pretended(rank: int, world: int) -> Iterator[Runtime]:
+def fake_rank(rank: int, world: int) -> Iterator[Runtime]:
     """Be one rank of a world, until the end of the block, without memory and without the other ranks.
 
     Args:
@@ -72,7 +72,7 @@ def _forget_meshes() -> None:
     _clear_sharding_prop_cache()
 
 
-def is_pretended() -> bool:
+def in_fake_world() -> bool:
     """Whether tensors that are made now have no memory."""
     return torch._C._get_dispatch_mode(_FAKE) is not None
 

@@ -34,18 +34,18 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from hlat.runtime.backend import is_in_use
-from hlat.runtime.terminal_text import Shown
+from hlat.runtime.backend import accelerator_in_use
+from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _NICENESS = 10  # a tenth of a busy core: it is to finish, and not to hold training up
 _PICKLE = 5
 
-Work = Callable[["Line"], None]
+Work = Callable[["Channel"], None]
 """What the other process does. Where it is a new interpreter it has to be picklable."""
 
 
-class Line:
+class Channel:
     """One end of the line between two processes."""
 
     def __init__(self, connection: Connection) -> None:
@@ -84,7 +84,7 @@ class Line:
         fcntl.ioctl(self._connection.fileno(), termios.FIONREAD, count)
         return count[0] > 0
 
-    def when_ended(self, action: Callable[[], None], seconds: Callable[[], float]) -> None:
+    def on_peer_exit(self, action: Callable[[], None], seconds: Callable[[], float]) -> None:
         """Have an action done, on a thread, so many seconds after the other process has gone."""
 
         def watch() -> None:
@@ -101,21 +101,21 @@ class Line:
         self._connection.close()
 
 
-class Beside:
+class HelperProcess:
     """The other process, as this one sees it.
 
     Attributes:
-        line: this end of the line.
+        channel: this end of the line.
         pid: of the other process.
     """
 
-    def __init__(self, line: Line, process: "_Process") -> None:
-        self.line, self._process = line, process
+    def __init__(self, channel: Channel, process: "_Process") -> None:
+        self.channel, self._process = channel, process
         self.pid = process.pid
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the line; the process leaves when it has finished what it has begun. Nobody waits."""
-        self.line.close()
+        self.channel.close()
 
     def wait(self) -> int:
         """Wait until it has left; its exit code, or minus the signal that ended it."""
@@ -123,12 +123,12 @@ class Beside:
 
     def kill(self) -> None:
         """End the line and the process, whatever it does; once this returns, it does no more."""
-        self.line.close()
+        self.channel.close()
         self._process.kill()
         self._process.wait()
 
 
-def start_beside(work: Work) -> Beside:
+def start_helper(work: Work) -> HelperProcess:
     """Start a process that does some work for this one.
 
     Args:
@@ -137,7 +137,7 @@ def start_beside(work: Work) -> Beside:
     ours, theirs = Pipe()
     process: _Process = _fork(work, ours, theirs) if _may_fork() else _spawn(work, ours, theirs)
     theirs.close()
-    return Beside(Line(ours), process)
+    return HelperProcess(Channel(ours), process)
 
 
 class _Process(Protocol):
@@ -148,7 +148,7 @@ class _Process(Protocol):
     def kill(self) -> None: ...
 
 
-class _Forked:
+class _ForkedProcess:
     """A child, as ``subprocess.Popen`` would have it."""
 
     def __init__(self, pid: int) -> None:
@@ -171,10 +171,10 @@ class _Forked:
 
 def _may_fork() -> bool:
     """Whether a copy of this process could work: not with a driver's state, or connections, that cannot be copied."""
-    return sys.platform == "linux" and not is_in_use() and not dist.is_initialized()
+    return sys.platform == "linux" and not accelerator_in_use() and not dist.is_initialized()
 
 
-def _fork(work: Work, ours: Connection, theirs: Connection) -> _Forked:
+def _fork(work: Work, ours: Connection, theirs: Connection) -> _ForkedProcess:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     with warnings.catch_warnings():
         # Python warns where there are other threads: of those the copy has none, and waits for none.
@@ -182,7 +182,7 @@ def _fork(work: Work, ours: Connection, theirs: Connection) -> _Forked:
         pid = os.fork()
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return _Forked(pid)
+        return _ForkedProcess(pid)
     code = 1
     try:
         ours.close()
@@ -190,7 +190,7 @@ def _fork(work: Work, ours: Connection, theirs: Connection) -> _Forked:
         _close_connections(theirs.fileno())
         _settle_in()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        work(Line(theirs))
+        work(Channel(theirs))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -225,7 +225,7 @@ def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError):
         work: Work = pickle.loads(connection.recv_bytes())
-        work(Line(connection))
+        work(Channel(connection))
 
 
 def _settle_in() -> None:
@@ -239,4 +239,4 @@ def _settle_in() -> None:
     with contextlib.suppress(OSError):  # Linux may share out processors among sessions first, and this is one
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
     error = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.stderr = Shown(error)
+    sys.stdout = sys.stderr = EscapingStream(error)

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from hlat.runtime.distributed.sendable_types import sendable
-from hlat.runtime.distributed.waiting import audibly, wait_for
-from hlat.runtime.distributed.wire_format import Malformed, decode, encode
+from hlat.runtime.distributed.waiting import call_interruptibly, wait_for_work
+from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 from hlat.runtime.errors import HlatError, LaunchError
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def _may_be_sent(value: object) -> bool:
     return True
 
 
-class Ranks:
+class HostGroup:
     """The processes of a run, and this one among them. All methods are collective: every rank calls the same ones in
     the same order. A peer that died is an error at once (its connections close), one that hangs after a day.
 
@@ -102,11 +102,11 @@ class Ranks:
             return value
         message = encode(value) if self.is_first else b""
         head = _head(message)
-        wait_for(dist.broadcast(head, group_src=0, group=self.group, async_op=True))
+        wait_for_work(dist.broadcast(head, group_src=0, group=self.group, async_op=True))
         length = _length(head)
         if length > _INLINE:
             rest = _padded(message[_INLINE:], length - _INLINE)
-            wait_for(dist.broadcast(rest, group_src=0, group=self.group, async_op=True))
+            wait_for_work(dist.broadcast(rest, group_src=0, group=self.group, async_op=True))
         else:
             rest = _padded(b"", 0)
         return value if self.is_first else _value(head, rest, 0)
@@ -126,7 +126,7 @@ class Ranks:
             return [value]
         message = encode(value)
         heads = [torch.empty(_HEAD, dtype=torch.uint8) for _ in range(self.world)]
-        wait_for(dist.all_gather(heads, _head(message), group=self.group, async_op=True))
+        wait_for_work(dist.all_gather(heads, _head(message), group=self.group, async_op=True))
         longest = max(map(_length, heads)) - _INLINE
         rests = [_padded(b"", max(0, longest)) for _ in range(self.world)]
         if longest > 0:
@@ -136,23 +136,23 @@ class Ranks:
             else:
                 to = rests if self.is_first else None
                 work = dist.gather(own, to, group_dst=0, group=self.group, async_op=True)
-            wait_for(work)
+            wait_for_work(work)
         if not everywhere and not self.is_first:
             return None
         return [_value(head, rest, rank) for rank, (head, rest) in enumerate(zip(heads, rests, strict=True))]
 
-    def gather_rows(self, values: torch.Tensor) -> torch.Tensor:
+    def all_gather_tensor(self, values: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor on every rank, in the order of ranks: (world, *shape); on the CPU, of one shape."""
         if self.group is None:
             return values.unsqueeze(0)
         rows = [torch.empty_like(values) for _ in range(self.world)]
-        wait_for(dist.all_gather(rows, values, group=self.group, async_op=True))
+        wait_for_work(dist.all_gather(rows, values, group=self.group, async_op=True))
         return torch.stack(rows)
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's tensor, on every rank; on the CPU, added up in place."""
         if self.group is not None:
-            wait_for(dist.all_reduce(values, group=self.group, async_op=True))
+            wait_for_work(dist.all_reduce(values, group=self.group, async_op=True))
         return values
 
     def exchange(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
@@ -166,22 +166,24 @@ class Ranks:
         works += [dist.irecv(tensor, group=self.group, group_src=rank) for rank, tensor in sorted(received.items())]
         for work in works:
             assert work is not None, "this process is a member of the group"
-            audibly(work.wait)
+            call_interruptibly(work.wait)
 
-    def part(self, members: Sequence[int]) -> "Ranks":
+    def subgroup(self, members: Sequence[int]) -> "HostGroup":
         """Some of the ranks, this one among them, as ranks of their own; only they call it, each with the same ones."""
         if len(members) == 1:
-            return Ranks()
-        group = audibly(lambda: dist.new_group(list(members), backend="gloo", use_local_synchronization=True))
+            return HostGroup()
+        group = call_interruptibly(
+            lambda: dist.new_group(list(members), backend="gloo", use_local_synchronization=True)
+        )
         assert isinstance(group, dist.ProcessGroup), "this rank is a member"
-        return Ranks(list(members).index(self.rank), len(members), group)
+        return HostGroup(list(members).index(self.rank), len(members), group)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.group is not None:
-            wait_for(dist.barrier(group=self.group, async_op=True))
+            wait_for_work(dist.barrier(group=self.group, async_op=True))
 
-    def first(self, action: Callable[[], T]) -> T:
+    def run_on_rank0(self, action: Callable[[], T]) -> T:
         """Do something on rank 0 only; its result is every rank's.
 
         Raises:
@@ -202,7 +204,7 @@ class Ranks:
             raise
         return self.broadcast(result)
 
-    def each(self, action: Callable[[], T]) -> T:
+    def run_on_all(self, action: Callable[[], T]) -> T:
         """Do something on every rank, which has to succeed on all of them. Returns this rank's result.
 
         Raises:
@@ -223,7 +225,7 @@ class Ranks:
         if failures:
             first = failures[0]
             named = first.message if first.is_bug else f"rank {first.rank}: {first.message}"
-            others = f" ({in_words([failure.rank for failure in failures])} failed)" if len(failures) > 1 else ""
+            others = f" ({format_ranks([failure.rank for failure in failures])} failed)" if len(failures) > 1 else ""
             raise first.error(f"{named}{others}")
         return result
 
@@ -250,12 +252,12 @@ def _value(head: torch.Tensor, rest: torch.Tensor, rank: int) -> Any:
     message = head[_LENGTH : _LENGTH + length].numpy().tobytes() + rest[: max(0, length - _INLINE)].numpy().tobytes()
     try:
         return decode(message)
-    except Malformed as error:
+    except MalformedMessage as error:
         reason = f"received an invalid message in place of rank {rank}'s ({error})."
         raise LaunchError(f"{reason} Another program answers in its place, or runs another version of hlat.") from error
 
 
-def in_words(ranks: list[int]) -> str:
+def format_ranks(ranks: list[int]) -> str:
     """Sorted ranks, compactly: ``rank 3``, ``ranks 0-2, 5``."""
     spans: list[list[int]] = []
     for rank in ranks:

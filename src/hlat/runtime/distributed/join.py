@@ -3,7 +3,7 @@
 RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     --> a store, where every process says that it has arrived
     --> the default process group: collectives on the device (gloo, nccl, neuron)
-    --> the control group: talk on the CPU (``Ranks``)
+    --> the control group: talk on the CPU (``HostGroup``)
 
 One process needs none of this and pays for none of it. For each process the cost grows with the number of processes
 and no faster: three store operations, and one connection per peer and group (``benchmarks/startup.py``).
@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from hlat.runtime.backend import choose_device, keep_freed_memory, refused_kernel, set_arithmetic
-from hlat.runtime.distributed.host_collectives import Ranks
-from hlat.runtime.distributed.rendezvous import Meeting, meet, meet_beside
+from hlat.runtime.backend import choose_device, configure_numerics, keep_freed_memory, nondeterministic_kernel_error
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.rendezvous import Rendezvous, rendezvous_helpers, rendezvous_ranks
 from hlat.runtime.distributed.signed_store import SignedStore
-from hlat.runtime.distributed.waiting import audibly
+from hlat.runtime.distributed.waiting import call_interruptibly
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import Place, place
+from hlat.runtime.rank_env import RankInfo, rank_info
 
 # The control group waits while rank 0 alone prepares the data, which may take hours. A peer that died does not cost
 # this time: its connections close, and gloo reports that at once.
@@ -48,11 +48,11 @@ class Runtime:
     rank: int = 0
     world: int = 1
     local_rank: int = 0
-    ranks: Ranks = field(default_factory=Ranks)
-    meeting: Meeting = field(default_factory=Meeting)  # where its processes met; those beside them meet below it
+    ranks: HostGroup = field(default_factory=HostGroup)
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)  # where its processes met; those beside them meet below it
 
 
-def start(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Runtime:
+def join_run(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Runtime:
     """Pick the device of this process, make its arithmetic reproducible, and join the other processes if there are any.
 
     Args:
@@ -65,9 +65,9 @@ def start(device: str = "auto", deterministic: bool = True, folder: Path | None 
         LaunchError: the asked type is not present on this machine, or the processes do not find each other.
         StorageError: the folder cannot be written.
     """
-    here = place()
+    here = rank_info()
     chosen = choose_device(device, here)
-    set_arithmetic(chosen, deterministic)
+    configure_numerics(chosen, deterministic)
     if chosen.type == "cpu":  # where tensors are memory of the C library
         keep_freed_memory()
     if here.world == 1:
@@ -76,7 +76,7 @@ def start(device: str = "auto", deterministic: bool = True, folder: Path | None 
     return Runtime(chosen, here.rank, here.world, here.local_rank, ranks, meeting)
 
 
-def join_beside(name: str, meeting: Meeting, here: Place) -> Ranks:
+def join_helpers(name: str, meeting: Rendezvous, here: RankInfo) -> HostGroup:
     """Join a world of processes of which one stands beside each process of a run.
 
     Args:
@@ -88,21 +88,21 @@ def join_beside(name: str, meeting: Meeting, here: Place) -> Ranks:
         LaunchError: they do not find each other.
     """
     if here.world == 1:
-        return Ranks()
-    store = _kept(meet_beside(name, meeting, here))
+        return HostGroup()
+    store = _kept(rendezvous_helpers(name, meeting, here))
     with _connecting(here):
-        audibly(lambda: _connect("gloo", store, here, _BESIDE))
-    return Ranks(here.rank, here.world, dist.group.WORLD)
+        call_interruptibly(lambda: _connect("gloo", store, here, _BESIDE))
+    return HostGroup(here.rank, here.world, dist.group.WORLD)
 
 
-def finish(runtime: Runtime) -> None:
+def leave_run(runtime: Runtime) -> None:
     """Wait for the others, so that none sees a connection close while it works, and leave."""
     if runtime.world > 1:
         runtime.ranks.barrier()
         dist.destroy_process_group()
 
 
-def abandon(runtime: Runtime) -> None:
+def abandon_run(runtime: Runtime) -> None:
     """Leave after an error: nobody is waited for, and the others see the connections close."""
     # Destroying a group of an accelerator waits for the collectives that were started, which a peer may never join:
     # there the end of the process closes the connections.
@@ -111,34 +111,34 @@ def abandon(runtime: Runtime) -> None:
 
 
 @contextmanager
-def joined(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Iterator[Runtime]:
-    """``start``, and at the end ``finish``, or ``abandon`` where an exception passes.
+def joined_run(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Iterator[Runtime]:
+    """``join_run``, and at the end ``leave_run``, or ``abandon_run`` where an exception passes.
 
     Raises:
-        LaunchError, StorageError: as ``start``; or torch refused a kernel within the block because it is not
+        LaunchError, StorageError: as ``join_run``; or torch refused a kernel within the block because it is not
             deterministic.
     """
-    runtime = start(device, deterministic, folder)
+    runtime = join_run(device, deterministic, folder)
     try:
         yield runtime
     except BaseException as error:
-        abandon(runtime)
-        if (refusal := refused_kernel(error)) is not None:
+        abandon_run(runtime)
+        if (refusal := nondeterministic_kernel_error(error)) is not None:
             raise refusal from error
         raise
-    finish(runtime)
+    leave_run(runtime)
 
 
-def _join(device: torch.device, here: Place, folder: Path | None) -> tuple[Ranks, Meeting]:
+def _join(device: torch.device, here: RankInfo, folder: Path | None) -> tuple[HostGroup, Rendezvous]:
     if dist.is_initialized():
         raise LaunchError(
-            "this process has joined a run already: leave that with hlat.runtime.distributed.join.finish first."
+            "this process has joined a run already: leave that with hlat.runtime.distributed.join.leave_run first."
         )
     backend = _BACKENDS.get(device.type)
     if backend is None:
         message = f"run.device={device.type}: torch has no way for several processes to compute on such devices."
         raise LaunchError(f"{message} Use run.device=cpu, or one process.")
-    signed, meeting = meet(here, folder)
+    signed, meeting = rendezvous_ranks(here, folder)
     # Accelerators' backends ask the store from threads of their own, at any time, where Python may be gone already.
     store = _kept(signed) if backend == "gloo" else signed.plain
 
@@ -149,12 +149,12 @@ def _join(device: torch.device, here: Place, folder: Path | None) -> tuple[Ranks
         return dist.new_group(backend="gloo", timeout=_CONTROL)
 
     with _connecting(here):
-        control = audibly(connect)
+        control = call_interruptibly(connect)
     assert control is not None, "every rank is in the control group"
-    return Ranks(here.rank, here.world, control), meeting
+    return HostGroup(here.rank, here.world, control), meeting
 
 
-def _connect(backend: str, store: Store, here: Place, timeout: timedelta | None = None) -> None:
+def _connect(backend: str, store: Store, here: RankInfo, timeout: timedelta | None = None) -> None:
     # Not bound to the device: NCCL would then cut later groups out of this one, for which every rank has to call,
     # and ours are made by their members only.
     dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.world, timeout=timeout)
@@ -167,7 +167,7 @@ def _kept(store: SignedStore) -> SignedStore:
 
 
 @contextmanager
-def _connecting(here: Place) -> Iterator[None]:
+def _connecting(here: RankInfo) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -23,15 +23,15 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, reach
-from hlat.runtime.distributed.host_collectives import in_words
-from hlat.runtime.distributed.run_secret import RUN_SECRET, Seal, run_seal
-from hlat.runtime.distributed.signed_store import SignedStore, put
-from hlat.runtime.distributed.waiting import SLICE, audibly
+from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, wait_until_reachable
+from hlat.runtime.distributed.host_collectives import format_ranks
+from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV, Signer, run_signer
+from hlat.runtime.distributed.signed_store import SignedStore, put_bytes
+from hlat.runtime.distributed.waiting import WAIT_SLICE, call_interruptibly
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import Place
+from hlat.runtime.rank_env import RankInfo
 
-ARRIVAL = timedelta(minutes=10)
+ARRIVAL_TIMEOUT = timedelta(minutes=10)
 """How long a process waits for the others to arrive: a scheduler may start them minutes apart."""
 
 _SILENCE = 15.0  # seconds of waiting after which it is said what is waited for
@@ -42,14 +42,14 @@ _joins: Counter[tuple[str, int]] = Counter()  # by store: a process that joins a
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """A place in the store, by name, and the key of those who meet there; processes beside them meet below it."""
 
     name: str = ""
-    seal: Seal = field(default_factory=lambda: Seal(b""))
+    seal: Signer = field(default_factory=lambda: Signer(b""))
 
 
-def meet(here: Place, folder: Path | None) -> tuple[SignedStore, Meeting]:
+def rendezvous_ranks(here: RankInfo, folder: Path | None) -> tuple[SignedStore, Rendezvous]:
     """The store, once every process has arrived and has shown that it is of this run.
 
     Args:
@@ -65,18 +65,18 @@ def meet(here: Place, folder: Path | None) -> tuple[SignedStore, Meeting]:
     _joins[address, port] += 1
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     file = None if folder is None else folder / f".secret-{port}-{attempt}"
-    meeting = Meeting(f"hlat/{attempt}/{_joins[address, port]}", run_seal(file))
+    meeting = Rendezvous(f"hlat/{attempt}/{_joins[address, port]}", run_signer(file))
     store, key = _arrive(server, meeting, here)
     if file is not None and here.rank == 0:
         with suppress(OSError):
             file.unlink(missing_ok=True)  # all have read it
-    return store, Meeting(meeting.name, key)
+    return store, Rendezvous(meeting.name, key)
 
 
-def meet_beside(name: str, meeting: Meeting, here: Place) -> SignedStore:
-    """The store, once a process beside every process of a meeting has arrived; see ``meet``."""
+def rendezvous_helpers(name: str, meeting: Rendezvous, here: RankInfo) -> SignedStore:
+    """The store, once a process beside every process of a meeting has arrived; see ``rendezvous_ranks``."""
     server = _client(*_address(), here.rank)
-    return _arrive(server, Meeting(f"{meeting.name}/{name}", meeting.seal), here)[0]
+    return _arrive(server, Rendezvous(f"{meeting.name}/{name}", meeting.seal), here)[0]
 
 
 def _address() -> tuple[str, int]:
@@ -86,23 +86,23 @@ def _address() -> tuple[str, int]:
 # --- arriving ---------------------------------------------------------------------------------------------------------
 
 
-def _arrive(server: Store, meeting: Meeting, here: Place) -> tuple[SignedStore, Seal]:
+def _arrive(server: Store, meeting: Rendezvous, here: RankInfo) -> tuple[SignedStore, Signer]:
     """Wait for every process, and know that it is one of the run. Waiting here says who is missing; gloo could not."""
     store = PrefixStore(meeting.name, server)
     if store.add(f"rank/{here.rank}", 1) > 1:
         message = f"two processes say that they are rank {here.rank} of {here.world}."
         raise LaunchError(f"{message} Give each its own RANK, and each run its own MASTER_PORT.")
     nonce, name = secrets.token_bytes(_NONCE), meeting.name.encode()
-    put(store, f"hello/{here.rank}", nonce + meeting.seal.sign(b"hello", name, _number(here.rank), nonce))
+    put_bytes(store, f"hello/{here.rank}", nonce + meeting.seal.sign(b"hello", name, _number(here.rank), nonce))
     if store.add("arrived", 1) == here.world:
-        put(store, "complete", b"")
+        put_bytes(store, "complete", b"")
     nonces = _admit(store, meeting, here.world) if here.rank == 0 else _admitted(store, meeting, here, nonce)
     # Who repeats what was once said by a process of the run, and does not know the secret, does not know this either.
     key = meeting.seal.derive(b"session", name, nonces)
     return SignedStore(store, key), key
 
 
-def _admit(store: Store, meeting: Meeting, world: int) -> bytes:
+def _admit(store: Store, meeting: Rendezvous, world: int) -> bytes:
     """Rank 0: see that all know the secret, and say so; gives what they have drawn."""
     _wait(store, "complete", world)
     said = store.multi_get([f"hello/{rank}" for rank in range(world)])
@@ -111,24 +111,24 @@ def _admit(store: Store, meeting: Meeting, world: int) -> bytes:
     strangers = [
         rank
         for rank, (nonce, hello) in enumerate(zip(nonces, said, strict=True))
-        if not seal.holds(hello[_NONCE:], b"hello", name, _number(rank), nonce)
+        if not seal.is_valid(hello[_NONCE:], b"hello", name, _number(rank), nonce)
     ]
     together = b"".join(nonces)
-    put(store, "verdict", _REFUSED if strangers else seal.sign(b"verdict", name, together) + together)
+    put_bytes(store, "verdict", _REFUSED if strangers else seal.sign(b"verdict", name, together) + together)
     if strangers:
-        raise _stranger(in_words(strangers))
+        raise _stranger(format_ranks(strangers))
     return together
 
 
-def _admitted(store: Store, meeting: Meeting, here: Place, nonce: bytes) -> bytes:
+def _admitted(store: Store, meeting: Rendezvous, here: RankInfo, nonce: bytes) -> bytes:
     """Another rank: see that rank 0 knows the secret and has heard this process; gives what all have drawn."""
     _wait(store, "verdict", here.world)
     verdict = store.get("verdict")
-    signature, nonces = verdict[: Seal.SIZE], verdict[Seal.SIZE :]
+    signature, nonces = verdict[: Signer.SIZE], verdict[Signer.SIZE :]
     if verdict == _REFUSED:
         raise LaunchError("rank 0 does not go on: it met a process that does not know the secret of the run.")
     own = nonces[here.rank * _NONCE : (here.rank + 1) * _NONCE]
-    if own != nonce or not meeting.seal.holds(signature, b"verdict", meeting.name.encode(), nonces):
+    if own != nonce or not meeting.seal.is_valid(signature, b"verdict", meeting.name.encode(), nonces):
         raise _stranger("rank 0")
     return nonces
 
@@ -142,7 +142,7 @@ def _stranger(who: str) -> LaunchError:
         f"the secret of this run is not known to {who}: another run uses the same MASTER_PORT, or a stranger does."
     )
     remedy = (
-        f"Set the same {RUN_SECRET} in all processes of a run, or leave it unset and use a run.dir on a file system "
+        f"Set the same {RUN_SECRET_ENV} in all processes of a run, or leave it unset and use a run.dir on a file system "
         "that all machines share. Give each run its own MASTER_PORT."
     )
     return LaunchError(f"{message} {remedy}")
@@ -154,13 +154,13 @@ def _wait(store: Store, key: str, world: int) -> None:
     Raises:
         LaunchError: it did not come.
     """
-    minutes = f"{ARRIVAL / timedelta(minutes=1):g} minutes"
+    minutes = f"{ARRIVAL_TIMEOUT / timedelta(minutes=1):g} minutes"
     saying = threading.Timer(_SILENCE, _say, [f"waiting for all of {world} processes to arrive, for up to {minutes}"])
     saying.daemon = True
     saying.start()
     try:
         # On a thread, not in slices: of each that passes torch's store prints a warning.
-        audibly(lambda: store.wait([key], ARRIVAL))
+        call_interruptibly(lambda: store.wait([key], ARRIVAL_TIMEOUT))
     except dist.DistNetworkError as error:
         raise LaunchError("the store of the run, which rank 0 or the launcher serves, has gone.") from error
     except RuntimeError as error:
@@ -211,9 +211,9 @@ def _client(address: str, port: int, rank: int) -> Store:
     """The store, served by somebody else."""
     begin = time.monotonic()
     try:
-        answering, own = reach(address, port, ARRIVAL.total_seconds())
-        left = max(SLICE, ARRIVAL - timedelta(seconds=time.monotonic() - begin))
-        store = audibly(lambda: _opened(answering, port, None, left))
+        answering, own = wait_until_reachable(address, port, ARRIVAL_TIMEOUT.total_seconds())
+        left = max(WAIT_SLICE, ARRIVAL_TIMEOUT - timedelta(seconds=time.monotonic() - begin))
+        store = call_interruptibly(lambda: _opened(answering, port, None, left))
     except (RuntimeError, ValueError, OSError) as error:
         message = f"rank {rank} cannot reach rank 0 at MASTER_ADDR={address} MASTER_PORT={port} ({_line(error)})."
         remedy = (
@@ -225,13 +225,13 @@ def _client(address: str, port: int, rank: int) -> Store:
     return store
 
 
-def _opened(address: str, port: int, listener: int | None, timeout: timedelta = ARRIVAL) -> Store:
+def _opened(address: str, port: int, listener: int | None, timeout: timedelta = ARRIVAL_TIMEOUT) -> Store:
     """Join the store, or serve it on a socket that listens."""
     serves = listener is not None
     store = TCPStore(
         address, port, is_master=serves, timeout=timeout, wait_for_workers=False, master_listen_fd=listener
     )
-    store.set_timeout(ARRIVAL)
+    store.set_timeout(ARRIVAL_TIMEOUT)
     return store
 
 

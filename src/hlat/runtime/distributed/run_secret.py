@@ -18,14 +18,14 @@ from pathlib import Path
 
 from hlat.runtime.errors import LaunchError, StorageError
 
-RUN_SECRET = "HLAT_RUN_SECRET"
+RUN_SECRET_ENV = "HLAT_RUN_SECRET"
 """The environment variable of a run's secret: any text, the same for all of its processes."""
 
 _DIGITS = 64  # hexadecimal, of a secret in a file: 256 bits
 _WRITING = 10.0  # seconds that a process may take to write them
 
 
-class Seal:
+class Signer:
     """Signs with a key that all processes of a run have and nobody else.
 
     Args:
@@ -43,19 +43,19 @@ class Seal:
         framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         return hmac.new(self._key, framed, hashlib.sha256).digest()
 
-    def holds(self, signature: bytes, *parts: bytes) -> bool:
+    def is_valid(self, signature: bytes, *parts: bytes) -> bool:
         """Whether it is theirs."""
         return hmac.compare_digest(signature, self.sign(*parts))
 
-    def derive(self, *parts: bytes) -> "Seal":
+    def derive(self, *parts: bytes) -> "Signer":
         """Another seal, for what belongs to these parts only."""
-        return Seal(self.sign(*parts))
+        return Signer(self.sign(*parts))
 
     def __repr__(self) -> str:
-        return "Seal"
+        return "Signer"
 
 
-def run_seal(file: Path | None) -> Seal:
+def run_signer(file: Path | None) -> Signer:
     """The seal of this process's run.
 
     Args:
@@ -65,10 +65,10 @@ def run_seal(file: Path | None) -> Seal:
         LaunchError: the file holds no secret.
         StorageError: it cannot be made or read.
     """
-    given = os.environ.get(RUN_SECRET, "")
+    given = os.environ.get(RUN_SECRET_ENV, "")
     if given or file is None:
-        return Seal(given.encode("utf-8", "surrogateescape"))
-    return Seal(_shared(file).encode())
+        return Signer(given.encode("utf-8", "surrogateescape"))
+    return Signer(_shared(file).encode())
 
 
 def _shared(file: Path) -> str:

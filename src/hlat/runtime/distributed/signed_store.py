@@ -8,11 +8,11 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from hlat.runtime.distributed.run_secret import Seal
+from hlat.runtime.distributed.run_secret import Signer
 from hlat.runtime.errors import LaunchError
 
 
-def put(store: Store, key: str, value: bytes) -> None:
+def put_bytes(store: Store, key: str, value: bytes) -> None:
     """Set a value of bytes."""
     store.set(key, value)  # type: ignore[arg-type]  # torch takes both, and its stubs say str only
 
@@ -24,18 +24,18 @@ class SignedStore(Store):
         plain: the same without signatures.
     """
 
-    def __init__(self, plain: Store, seal: Seal) -> None:
+    def __init__(self, plain: Store, seal: Signer) -> None:
         super().__init__()
         self.plain, self._seal = plain, seal
 
     def set(self, key: str, value: bytes | str) -> None:
         content = value.encode() if isinstance(value, str) else value
-        put(self.plain, key, self._seal.sign(key.encode(), content) + content)
+        put_bytes(self.plain, key, self._seal.sign(key.encode(), content) + content)
 
     def get(self, key: str) -> bytes:
         value = self.plain.get(key)
-        signature, content = value[: Seal.SIZE], value[Seal.SIZE :]
-        if not self._seal.holds(signature, key.encode(), content):
+        signature, content = value[: Signer.SIZE], value[Signer.SIZE :]
+        if not self._seal.is_valid(signature, key.encode(), content):
             raise LaunchError(f"the store of the run holds something at {key} that no process of the run has written.")
         return content
 

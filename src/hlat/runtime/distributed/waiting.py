@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-SLICE = timedelta(seconds=1)
+WAIT_SLICE = timedelta(seconds=1)
 """Interval at which a waiting process hears signals."""
 
 
@@ -40,7 +40,7 @@ class _Outcome(Generic[T]):
         return self._value[0]
 
 
-def audibly(call: Callable[[], T]) -> T:
+def call_interruptibly(call: Callable[[], T]) -> T:
     """Do a call that may wait for other processes for long, and hear signals meanwhile. Returns its result.
 
     The call runs on a thread of its own. A handler that raises, as that of Ctrl-C does, leaves it there: nothing can
@@ -55,11 +55,11 @@ def audibly(call: Callable[[], T]) -> T:
     thread = threading.Thread(target=outcome.find, name="waiting", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(SLICE.total_seconds())
+        thread.join(WAIT_SLICE.total_seconds())
     return outcome.get()
 
 
-def wait_for(work: dist.Work | None) -> None:
+def wait_for_work(work: dist.Work | None) -> None:
     """Wait for a collective of gloo that runs in the background, in slices.
 
     Not for messages between two ranks: those gloo gives up at the end of the first slice.
@@ -70,7 +70,7 @@ def wait_for(work: dist.Work | None) -> None:
     assert work is not None, "this process is a member of the group"
     while True:
         try:
-            work.wait(SLICE)
+            work.wait(WAIT_SLICE)
         except RuntimeError:
             if not work.is_completed():  # the slice has passed, and nothing else has happened
                 continue

@@ -28,7 +28,7 @@ _DTYPES = {
 }
 
 
-class Malformed(Exception):
+class MalformedMessage(Exception):
     """Bytes that no process of a run would send."""
 
 
@@ -66,15 +66,15 @@ def decode(message: bytes) -> Any:
             begin += length
         _expect(begin == len(message))
         return _read(tree, blobs)
-    except Malformed:
+    except MalformedMessage:
         raise
     except Exception as error:  # what is malformed can raise anything; all of it means the same
-        raise Malformed(repr(error)) from error
+        raise MalformedMessage(repr(error)) from error
 
 
 def _expect(holds: bool) -> None:
     if not holds:
-        raise Malformed("its parts do not fit together")
+        raise MalformedMessage("its parts do not fit together")
 
 
 def _written(value: object, blobs: list[bytes]) -> Any:

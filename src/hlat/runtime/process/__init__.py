@@ -1,27 +1,34 @@
 """This process: its phase, clock, exit codes and log, and the status of other processes of the machine."""
 
 from hlat.runtime.process.clock import machine_clock
-from hlat.runtime.process.exit_codes import DEADLINE, INTERRUPTED, REQUEUE, STOP_CODES, STOPPING, stop_code
-from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observed_phases
-from hlat.runtime.process.process_status import LAUNCHER, is_running, is_stopped, session_lives
+from hlat.runtime.process.exit_codes import (
+    DEADLINE_ENV,
+    INTERRUPTED_MESSAGE,
+    REQUEUE_CODE,
+    STOP_EXIT_CODES,
+    STOP_SIGNALS,
+    stop_exit_code,
+)
+from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
+from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
 from hlat.runtime.process.rank_log import log_path, rank_log
 
 __all__ = [
-    "DEADLINE",
-    "INTERRUPTED",
-    "LAUNCHER",
+    "DEADLINE_ENV",
+    "INTERRUPTED_MESSAGE",
+    "LAUNCHER_ENV",
     "PHASES",
-    "REQUEUE",
-    "STOPPING",
-    "STOP_CODES",
+    "REQUEUE_CODE",
+    "STOP_EXIT_CODES",
+    "STOP_SIGNALS",
     "current_phase",
     "enter_phase",
     "is_running",
     "is_stopped",
     "log_path",
     "machine_clock",
-    "observed_phases",
+    "observe_phases",
     "rank_log",
-    "session_lives",
-    "stop_code",
+    "session_is_alive",
+    "stop_exit_code",
 ]

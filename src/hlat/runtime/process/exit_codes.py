@@ -6,25 +6,25 @@ SIGINT, SIGHUP                  --> 128 + n: somebody wanted it to end
 
 import signal
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What a run saves and stops on; SIGUSR1 is what Slurm is told to send before a job's time is over."""
 
-REQUEUE = 75
+REQUEUE_CODE = 75
 """EX_TEMPFAIL of sysexits.h, "try again later": the state is saved, and the same command goes on from there."""
 
-DEADLINE = "HLAT_DEADLINE"
+DEADLINE_ENV = "HLAT_DEADLINE"
 """The environment variable of the time at which a run saves and stops, by ``machine_clock``."""
 
-INTERRUPTED = "interrupted: what was complete is kept, and the same command goes on from there"
+INTERRUPTED_MESSAGE = "interrupted: what was complete is kept, and the same command goes on from there"
 """What is said after Ctrl-C."""
 
 _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
-def stop_code(number: int) -> int:
+def stop_exit_code(number: int) -> int:
     """The exit code of a run that was stopped by a signal."""
-    return REQUEUE if number in _PREEMPTING else 128 + number
+    return REQUEUE_CODE if number in _PREEMPTING else 128 + number
 
 
-STOP_CODES = tuple({stop_code(number) for number in STOPPING})
+STOP_EXIT_CODES = tuple({stop_exit_code(number) for number in STOP_SIGNALS})
 """The exit codes of runs that were asked to stop and did."""

@@ -47,7 +47,7 @@ def enter_phase(name: str) -> None:
 
 
 @contextmanager
-def observed_phases(observer: PhaseObserver) -> Iterator[None]:
+def observe_phases(observer: PhaseObserver) -> Iterator[None]:
     """Have an observer told of each phase that begins."""
     _observers.append(observer)
     try:

@@ -6,7 +6,7 @@
 import os
 from pathlib import Path
 
-LAUNCHER = "HLAT_LAUNCHER_PID"
+LAUNCHER_ENV = "HLAT_LAUNCHER_PID"
 """The environment variable that holds the process id of whoever started this process of a run."""
 
 _PROC = Path("/proc")
@@ -28,7 +28,7 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] in (["T"], ["t"])
 
 
-def session_lives(leaders: set[int]) -> bool:
+def session_is_alive(leaders: set[int]) -> bool:
     """Whether a process of one of these sessions runs; False where the system does not say."""
     if not _PROC.is_dir():
         return False

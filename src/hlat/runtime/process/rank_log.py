@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hlat.runtime.errors import HlatError, StorageError
-from hlat.runtime.terminal_text import visible
-from hlat.runtime.urls import without_secrets
+from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.urls import redact
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
@@ -69,18 +69,18 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
 def _header(rank: int, world: int) -> str:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     place = f"rank {rank} of {world}, pid {os.getpid()} on {platform.node()}"
-    return f"==== {now} {place}: {without_secrets(' '.join(sys.argv))}\n"
+    return f"==== {now} {place}: {redact(' '.join(sys.argv))}\n"
 
 
 def _report(error: BaseException) -> str:
     if isinstance(error, HlatError):
         return f"error: {error}\n"
-    return without_secrets("".join(traceback.format_exception(error)))
+    return redact("".join(traceback.format_exception(error)))
 
 
 def _write(log: io.FileIO, text: str) -> None:
     with suppress(OSError):  # a full disk must not replace the error that is being told, or end a run that goes well
-        log.write(visible(text).encode("utf-8", "backslashreplace"))
+        log.write(escape_controls(text).encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
@@ -192,7 +192,7 @@ class Tee(io.TextIOBase):
 
     @property
     def rich_proxied_file(self) -> "TextIO | Tee":
-        """The same copying onto the stream that rich is to write to (see ``visible.Shown``)."""
+        """The same copying onto the stream that rich is to write to (see ``escape_controls.Shown``)."""
         beneath = getattr(self._console, "rich_proxied_file", self._console)
         return self if beneath is self._console else Tee(beneath, self._copy)
 

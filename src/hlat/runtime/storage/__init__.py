@@ -5,71 +5,71 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.runtime.storage.fsspec_backends import connect, protocol_of, refusal, refuse_unusable
+    from hlat.runtime.storage.fsspec_backends import check_url, explain_failure, open_filesystem, protocol_of
     from hlat.runtime.storage.fsync import sync_to_disk
-    from hlat.runtime.storage.once import Once
+    from hlat.runtime.storage.once import OnceMarkers
     from hlat.runtime.storage.run_folder import (
-        GONE_ON,
+        EARLIER_ATTEMPT_ENV,
         ID_NAME,
         LOCK_NAME,
         EarlierAttempt,
         RunFolder,
-        enter_run_folder,
-        held_run_folder,
-        run_number,
+        hold_run_folder,
+        open_run_folder,
+        read_run_id,
     )
-    from hlat.runtime.storage.small_files import read_small
-    from hlat.runtime.storage.storage_errors import Fault, Kind, Transient, fault_of
+    from hlat.runtime.storage.small_files import read_small_file
+    from hlat.runtime.storage.storage_errors import FailureKind, StorageFailure, TransientError, classify_error
 
 __getattr__ = lazily(
     __name__,
     {
         "fsspec_backends": (
-            "connect",
+            "open_filesystem",
             "protocol_of",
-            "refusal",
-            "refuse_unusable",
+            "explain_failure",
+            "check_url",
         ),
         "fsync": ("sync_to_disk",),
-        "once": ("Once",),
+        "once": ("OnceMarkers",),
         "run_folder": (
             "EarlierAttempt",
-            "GONE_ON",
+            "EARLIER_ATTEMPT_ENV",
             "ID_NAME",
             "LOCK_NAME",
             "RunFolder",
-            "enter_run_folder",
-            "held_run_folder",
-            "run_number",
+            "open_run_folder",
+            "hold_run_folder",
+            "read_run_id",
         ),
-        "small_files": ("read_small",),
+        "small_files": ("read_small_file",),
         "storage_errors": (
-            "Fault",
-            "Kind",
-            "Transient",
-            "fault_of",
+            "StorageFailure",
+            "FailureKind",
+            "TransientError",
+            "classify_error",
         ),
     },
 )
 
 __all__ = [
-    "GONE_ON",
+    "EARLIER_ATTEMPT_ENV",
     "ID_NAME",
     "LOCK_NAME",
     "EarlierAttempt",
-    "Fault",
-    "Kind",
-    "Once",
+    "FailureKind",
+    "OnceMarkers",
     "RunFolder",
-    "Transient",
-    "connect",
-    "enter_run_folder",
-    "fault_of",
-    "held_run_folder",
+    "StorageFailure",
+    "TransientError",
+    "check_url",
+    "classify_error",
+    "explain_failure",
+    "hold_run_folder",
+    "open_filesystem",
+    "open_run_folder",
     "protocol_of",
-    "read_small",
-    "refusal",
-    "refuse_unusable",
-    "run_number",
+    "read_run_id",
+    "read_small_file",
     "sync_to_disk",
 ]

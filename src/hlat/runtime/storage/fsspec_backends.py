@@ -10,8 +10,8 @@ find, in the environment; nothing of them is read, kept or shown here.
 from typing import Any
 
 from hlat.runtime.errors import HlatError
-from hlat.runtime.storage.storage_errors import Fault, Kind
-from hlat.runtime.urls import WEB, secret_in, without_secrets
+from hlat.runtime.storage.storage_errors import FailureKind, StorageFailure
+from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, redact
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _ACCESS = {
@@ -22,7 +22,7 @@ _ACCESS = {
 }
 
 
-def connect(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
+def open_filesystem(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
     """The backend of a URL, and its name for what the URL names.
 
     Args:
@@ -34,7 +34,7 @@ def connect(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
             installed.
         Exception: what a backend raises that logs in when it is made; ``fault_of`` says what it means.
     """
-    refuse_unusable(url, wrong)
+    check_url(url, wrong)
     protocol = protocol_of(url)
     import fsspec  # noqa: PLC0415 - only where a URL is used: workers and local corpora start without it
 
@@ -46,7 +46,7 @@ def connect(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
         install = f"pip install 'hlat[{extra}]'" if extra else f"install its backend ({error})"
         raise wrong(f"{url}: {protocol}:// takes a package that is not installed: {install}") from error
     except ValueError as error:
-        raise wrong(f"{url}: {without_secrets(str(error))}. s3://, gs:// and https:// are known.") from error
+        raise wrong(f"{url}: {redact(str(error))}. s3://, gs:// and https:// are known.") from error
     if hasattr(backend, "retries"):
         fs.retries = 1  # ours tell the user, and wait longer
     return fs, str(root).rstrip("/") if str(root) != "/" else str(root)
@@ -57,19 +57,19 @@ def protocol_of(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def refuse_unusable(url: str, wrong: type[HlatError]) -> None:
+def check_url(url: str, wrong: type[HlatError]) -> None:
     """Raise an error of the kind ``wrong`` for a URL that must not be recorded, or is none that is understood."""
-    secret = secret_in(url)
+    secret = find_secret(url)
     if secret is not None:
         raise wrong(
-            f"{without_secrets(url)}: the URL holds {secret}, and paths are recorded in manifests, checkpoints and "
+            f"{redact(url)}: the URL holds {secret}, and paths are recorded in manifests, checkpoints and "
             "logs. Give it without; credentials come from the environment."
         )
     if "::" in url:
         raise wrong(f"{url}: chained URLs are not read; give the URL of the files themselves.")
 
 
-def refusal(url: str, fault: Fault, rights: str = "read and list") -> str:
+def explain_failure(url: str, fault: StorageFailure, rights: str = "read and list") -> str:
     """What to tell the user of a fault that another attempt would not mend.
 
     Args:
@@ -80,15 +80,15 @@ def refusal(url: str, fault: Fault, rights: str = "read and list") -> str:
     protocol = protocol_of(url)
     access = _ACCESS.get(_EXTRAS.get(protocol, ""), f"what the fsspec backend of {protocol}:// reads")
     match fault.kind:
-        case Kind.MISSING:
+        case FailureKind.MISSING:
             why = f" ({fault.reason})" if fault.reason not in url else ""
             return f"{url}: nothing there{why}. Check the name, and the endpoint if one is set."
-        case Kind.DENIED:
+        case FailureKind.DENIED:
             return (
                 f"{url}: permission denied: {fault.reason}. Grant the right to {rights} it, or use other "
                 f"credentials: {access}."
             )
-        case Kind.NO_CREDENTIALS:
+        case FailureKind.NO_CREDENTIALS:
             return f"{url}: no credentials: {fault.reason}. They come from the environment: {access}."
     done = "read" if rights == "read and list" else "used"
     return f"{url}: cannot be {done}: {fault.reason}. Check the URL, and the endpoint if one is set."
@@ -106,7 +106,7 @@ def _options(protocol: str, environment: dict[str, dict[str, Any]]) -> dict[str,
     if protocol in ("s3", "s3a"):
         config = given.get("config_kwargs", {})
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, **config}
-    if protocol in WEB:
+    if protocol in WEB_PROTOCOLS:
         import aiohttp  # noqa: PLC0415 - the backend of this protocol, and only of this one
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)

@@ -10,7 +10,7 @@ from hlat.runtime.errors import StorageError
 from hlat.runtime.storage.fsync import sync_to_disk
 
 
-class Once:
+class OnceMarkers:
     """What has happened already, as empty files of a folder.
 
     Args:
@@ -20,7 +20,7 @@ class Once:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def happened(self) -> set[str]:
+    def claimed(self) -> set[str]:
         """The names that were claimed."""
         try:
             return {path.name for path in self._folder.iterdir()}

@@ -7,7 +7,7 @@ from pathlib import Path
 _MIB = 1 << 20
 
 
-def read_small(path: Path, limit: int = _MIB) -> str:
+def read_small_file(path: Path, limit: int = _MIB) -> str:
     """The text of a file, which has to be a regular one, of at most ``limit`` bytes of UTF-8.
 
     Args:

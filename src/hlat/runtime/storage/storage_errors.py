@@ -15,10 +15,10 @@ from http import HTTPStatus
 from itertools import chain as one_by_one
 from typing import NamedTuple
 
-from hlat.runtime.urls import without_secrets
+from hlat.runtime.urls import redact
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """What can be done about a fault."""
 
     TRANSIENT = "transient"
@@ -28,14 +28,14 @@ class Kind(Enum):
     OTHER = "other"
 
 
-class Fault(NamedTuple):
+class StorageFailure(NamedTuple):
     """What went wrong; ``reason`` is for people, without secrets and without a full stop."""
 
-    kind: Kind
+    kind: FailureKind
     reason: str
 
 
-class Transient(Exception):
+class TransientError(Exception):
     """Raised by our own code for what may be otherwise next time: a body that ended too early, for one."""
 
 
@@ -45,7 +45,7 @@ _NO_CREDENTIALS = {
     "SSOTokenLoadError", "UnauthorizedSSOTokenError", "NoAuthTokenError",
 }  # fmt: skip
 _TRANSIENT = {
-    "Transient", "ConnectionError", "TimeoutError", "Timeout", "ClientConnectionError", "ClientPayloadError",
+    "TransientError", "ConnectionError", "TimeoutError", "Timeout", "ClientConnectionError", "ClientPayloadError",
     "HTTPClientError", "IncompleteRead", "IncompleteReadError", "ResponseParserError", "ProtocolError",
     "TransportError", "CredentialRetrievalError", "MetadataRetrievalError", "ChunkedEncodingError", "FileExpired",
 }  # fmt: skip
@@ -58,7 +58,7 @@ _AGAIN = {408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529, 
 _UNKNOWN_HOST = {number for name in ("EAI_NONAME", "EAI_NODATA") if (number := getattr(socket, name, None)) is not None}
 
 
-def fault_of(error: BaseException) -> Fault:
+def classify_error(error: BaseException) -> StorageFailure:
     """What an exception means.
 
     Raises:
@@ -69,22 +69,27 @@ def fault_of(error: BaseException) -> Fault:
     chain = list(_chain(error))
     names = {base.__name__ for one in chain for base in type(one).__mro__}
     status = next(filter(None, map(_status, chain)), None)
-    return Fault(_kind(chain, names, status), without_secrets(_reason(chain, names, status)))
+    return StorageFailure(_kind(chain, names, status), redact(_reason(chain, names, status)))
 
 
-def _kind(chain: list[BaseException], names: set[str], status: int | None) -> Kind:
-    by_status = {404: Kind.MISSING, 401: Kind.DENIED, 403: Kind.DENIED} | dict.fromkeys(_AGAIN, Kind.TRANSIENT)
+def _kind(chain: list[BaseException], names: set[str], status: int | None) -> FailureKind:
+    by_status = {404: FailureKind.MISSING, 401: FailureKind.DENIED, 403: FailureKind.DENIED} | dict.fromkeys(
+        _AGAIN, FailureKind.TRANSIENT
+    )
     refused = "SSLCertVerificationError", "ClientConnectorCertificateError"
     judgements = (
-        (any(getattr(one, "retryable", False) is True for one in chain), Kind.TRANSIENT),  # google.auth says so itself
-        (bool(names & _NO_CREDENTIALS), Kind.NO_CREDENTIALS),
-        (status in by_status, by_status.get(status or 0, Kind.OTHER)),
-        (_unknown_host(chain) or not names.isdisjoint(refused), Kind.OTHER),
-        (bool(names & _TRANSIENT) or _transient_errno(chain) is not None, Kind.TRANSIENT),
-        ("PermissionError" in names, Kind.DENIED),
-        ("FileNotFoundError" in names, Kind.MISSING),
+        (
+            any(getattr(one, "retryable", False) is True for one in chain),
+            FailureKind.TRANSIENT,
+        ),  # google.auth says so itself
+        (bool(names & _NO_CREDENTIALS), FailureKind.NO_CREDENTIALS),
+        (status in by_status, by_status.get(status or 0, FailureKind.OTHER)),
+        (_unknown_host(chain) or not names.isdisjoint(refused), FailureKind.OTHER),
+        (bool(names & _TRANSIENT) or _transient_errno(chain) is not None, FailureKind.TRANSIENT),
+        ("PermissionError" in names, FailureKind.DENIED),
+        ("FileNotFoundError" in names, FailureKind.MISSING),
     )
-    return next((kind for holds, kind in judgements if holds), Kind.OTHER)
+    return next((kind for holds, kind in judgements if holds), FailureKind.OTHER)
 
 
 def _reason(chain: list[BaseException], names: set[str], status: int | None) -> str:

@@ -20,7 +20,7 @@ from hlat.data.online import OnlineData, OnlineFeed, StreamProgress
 from hlat.data.samples import Batch, TrainingData
 from hlat.parallel import ParallelModel
 from hlat.runtime import DataError
-from hlat.runtime.distributed import Ranks, sendable
+from hlat.runtime.distributed import HostGroup, sendable
 
 _CURSORS = "data.cursors"
 
@@ -116,19 +116,19 @@ class OnlineSamples:
         ranks: the processes of the run.
     """
 
-    def __init__(self, data: OnlineData, ranks: Ranks) -> None:
+    def __init__(self, data: OnlineData, ranks: HostGroup) -> None:
         self._data, self._ranks = data, ranks
         self._cursors = data.cursors()
         self._owned = data.owned(0)
         self._speaks = True
-        self._together: Ranks | None = None  # those who work on the same samples
+        self._together: HostGroup | None = None  # those who work on the same samples
         self.notes = [f"data: {note}" for note in data.notes]
 
     def reader(self, model: ParallelModel, samples: int) -> Reader:
         """Makes a group for those who work on the same samples, and has the first of them start what tokenizes."""
         index = model.data_index
         if self._together is None:
-            self._together = self._ranks.part(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
+            self._together = self._ranks.subgroup(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
         together = self._together
         # Where streams cannot be shared out every data-parallel rank knows them all, and the first one speaks.
         self._speaks = together.is_first and (self._data.is_shared_out or index == 0)
@@ -145,7 +145,7 @@ class OnlineSamples:
         known = np.zeros_like(self._cursors.values)
         if self._speaks:
             known[self._owned] = self._cursors.values[self._owned]
-        return whole_tensors({_CURSORS: self._ranks.total(torch.from_numpy(known))})
+        return whole_tensors({_CURSORS: self._ranks.all_reduce_sum(torch.from_numpy(known))})
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Take the cursors over; without a checkpoint, begin.
@@ -161,14 +161,14 @@ class OnlineSamples:
 
 
 class _OnlineReader:
-    def __init__(self, start: Callable[[Callable[[str], None]], OnlineFeed], together: Ranks) -> None:
+    def __init__(self, start: Callable[[Callable[[str], None]], OnlineFeed], together: HostGroup) -> None:
         self._start, self._together = start, together
         self._feed: OnlineFeed | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._starting, self._closed = threading.Lock(), False
 
     def __call__(self, samples: int) -> Reading:
-        return self._together.first(lambda: self._read(samples))
+        return self._together.run_on_rank0(lambda: self._read(samples))
 
     def _read(self, samples: int) -> Reading:
         with self._starting:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from hlat.config.sections import RecoveryConfig
 from hlat.runtime import slurm
-from hlat.runtime.process import DEADLINE, machine_clock
+from hlat.runtime.process import DEADLINE_ENV, machine_clock
 
 _MARGIN = 60.0  # seconds that are left for the last save at least
 _TIMES = 2.0  # of the longest save so far
@@ -39,10 +39,10 @@ class Deadline:
         time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._longest_save, self._clock = longest_save, clock
-        self._own = _number(environment.get(DEADLINE))
+        self._own = _number(environment.get(DEADLINE_ENV))
         if self._own is None and recovery.deadline_seconds is not None:  # nobody supervises
             self._own = clock() + recovery.deadline_seconds
-        end_of_job = slurm.end_of_job(environment)
+        end_of_job = slurm.job_end_time(environment)
         self._end_of_job = None if end_of_job is None else clock() + (end_of_job - time_of_day())
 
     @property

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from hlat.runtime import LaunchError, StorageError
-from hlat.runtime.process import LAUNCHER, is_running
+from hlat.runtime.process import LAUNCHER_ENV, is_running
 from hlat.runtime.storage import LOCK_NAME
 
 _PATIENCE = 900.0  # seconds
@@ -48,7 +48,7 @@ def run_lock(run_dir: Path, say: Callable[[str], None] = _quietly, patience: flo
         if not _taken(file):
             _wait(file, run_dir, say, patience)
         file.truncate(0)
-        file.write(f"pid {os.getpid()} on {socket.gethostname()}, launcher {os.environ.get(LAUNCHER, 'none')}")
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}, launcher {os.environ.get(LAUNCHER_ENV, 'none')}")
         file.flush()
         yield file.fileno()
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from hlat.runtime.distributed import Ranks, Vote
-from hlat.runtime.process import STOPPING
+from hlat.runtime.distributed import AsyncMax, HostGroup
+from hlat.runtime.process import STOP_SIGNALS
 
 _DEADLINE = 1 << 16  # its number in the vote, beside those of signals
 
@@ -40,7 +40,7 @@ class StopRequest:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: HostGroup,
         on_request: Callable[[str], None],
         is_over: Callable[[], bool] = _never,
         clock: Callable[[], float] = time.monotonic,
@@ -50,13 +50,13 @@ class StopRequest:
         self._on_request = on_request
         self._alone = ranks.world == 1
         self._clock, self._at = clock, 0.0
-        self._vote = Vote(ranks)
+        self._vote = AsyncMax(ranks)
         self._previous: dict[signal.Signals, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def ask(self) -> None:
         """Before a step: ask the other ranks whether one of them was signalled. Waits for nobody."""
         if not self._alone:
-            self._vote.cast(self._request())
+            self._vote.start(self._request())
 
     def agreed(self) -> str | None:
         """After the step: what ends the run now, the same on every rank: a signal's name, ``deadline``, None to go on.
@@ -76,7 +76,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             # What was ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
-            heard = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+            heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._previous = {number: signal.signal(number, self._receive) for number in heard}
         return self
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from hlat.checkpoint.tiers import TierNote
 from hlat.runtime import StorageError
-from hlat.runtime.distributed import Ranks, Vote
+from hlat.runtime.distributed import AsyncMax, HostGroup
 from hlat.tracking import OtherRank, Tracker
 
 _DUE, _BUSY = 1, 2  # the larger one wins the vote
@@ -25,9 +25,9 @@ class SnapshotClock:
         clock: seconds that only grow.
     """
 
-    def __init__(self, every: float | None, ranks: Ranks, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, every: float | None, ranks: HostGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self._every, self._first, self._clock = every, ranks.is_first, clock
-        self._vote, self._asked = Vote(ranks), False
+        self._vote, self._asked = AsyncMax(ranks), False
         self._last = clock()
 
     def ask(self, busy: bool) -> None:
@@ -36,7 +36,7 @@ class SnapshotClock:
             return
         self.is_time()  # of a step that was undone
         due = self._first and self._clock() - self._last >= self._every
-        self._vote.cast(_BUSY if busy else _DUE if due else 0)
+        self._vote.start(_BUSY if busy else _DUE if due else 0)
         self._asked = True
 
     def is_time(self) -> bool:

@@ -21,8 +21,8 @@ from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
 from hlat.config import Recipe
 from hlat.config.sections import CheckpointConfig
 from hlat.resilience import saves_beside, secured
-from hlat.runtime import Place, StorageError
-from hlat.runtime.distributed import Beside, start_beside
+from hlat.runtime import RankInfo, StorageError
+from hlat.runtime.distributed import HelperProcess, start_helper
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRank, Tracker
 from hlat.training.divergence import check_numbers
@@ -35,7 +35,7 @@ from hlat.training.step import StepResult
 
 
 @contextmanager
-def saver_beside(recipe: Recipe, here: Place) -> Iterator[Beside | None]:
+def saver_beside(recipe: Recipe, here: RankInfo) -> Iterator[HelperProcess | None]:
     """Start the process that writes checkpoints beside this rank, and see it leave; None where the recipe has none.
 
     It finishes what it has begun. An interrupt, which asks for the end at once, does not wait for that.
@@ -44,22 +44,22 @@ def saver_beside(recipe: Recipe, here: Place) -> Iterator[Beside | None]:
     if not config.background or not (_periods(config) or config.local):
         yield None
         return
-    process = start_beside(partial(run_saver, here=here, make_disk=partial(disk_of, recipe, here.rank)))
+    process = start_helper(partial(run_saver, here=here, make_disk=partial(disk_of, recipe, here.rank)))
     saves_beside(process.pid)
     try:
         yield process
     except KeyboardInterrupt:
-        process.leave()
+        process.close()
         raise
     except BaseException:
-        process.leave()
+        process.close()
         process.wait()
         raise
-    process.leave()
+    process.close()
     process.wait()
 
 
-def background_saver(process: Beside | None, job: Job) -> BackgroundSaver | None:
+def background_saver(process: HelperProcess | None, job: Job) -> BackgroundSaver | None:
     """Wrap the saver process as the background saver of a job."""
     if process is None:
         return None
@@ -213,7 +213,7 @@ class Saving:
 
     def _do_without_savers(self, settled: Settled) -> None:
         assert self._background is not None, "its savers have gone"
-        self._job.runtime.ranks.each(self._background.give_up)
+        self._job.runtime.ranks.run_on_all(self._background.give_up)
         self._background = None
         for rank, reason in settled.lost.items():
             self._tell("saver_lost", f"the saver of rank {rank} has gone: {reason}", rank=rank, message=reason)

@@ -44,7 +44,7 @@ class Integrity:
         if self._copies is not None and not self._copies.exist:
             self._copies = None
             tracker.message("integrity: this layout holds nothing twice, so silent corruption cannot be seen by copies")
-        self._before = ranks.first(self._read) if self._copies is not None else None
+        self._before = ranks.run_on_rank0(self._read) if self._copies is not None else None
         if self._before is not None and (self._before.layout != self._layout or self._before.step <= job.step):
             self._forget(explained=False)
 

@@ -44,7 +44,7 @@ def roll_back(job: Job, feed: Feed, tracker: Tracker | OtherRank) -> None:
         _begin_again(job)
     else:
         assert checkpoint.step < undone, "a step is saved after it was judged"
-        job.runtime.ranks.each(lambda: restore(checkpoint, job.recipe.model, job.model.held, job.optimizer))
+        job.runtime.ranks.run_on_all(lambda: restore(checkpoint, job.recipe.model, job.model.held, job.optimizer))
     job.training_data.restore(checkpoint)
     job.anomalies.roll_back(checkpoint.meta.get("anomalies") if checkpoint is not None else None)
     job.step = checkpoint.step if checkpoint is not None else 0
