@@ -42,7 +42,7 @@ def test_one_process_is_a_run_like_any_other():
     assert ranks.gather(1) == ranks.all_gather(1) == [1]
     ranks.barrier()
     assert ranks.run_on_rank0(lambda: 2) == ranks.run_on_all(lambda: 2) == 2
-    for talk in (ranks.first, ranks.each):
+    for talk in (ranks.run_on_rank0, ranks.run_on_all):
         with pytest.raises(KeyError):
             talk(lambda: {}["x"])
     check_consistent(ranks, {"recipe": {"seed": 1}})
