@@ -1,11 +1,11 @@
 """hlat: pre-train LLaMA-class language models on the hardware you have, from one recipe file.
 
-Nothing is imported here: it would come before the command listens to Ctrl-C (``hlat.command``).
+This module imports nothing: an import here would run before the command handles Ctrl-C (``hlat.command``).
 """
 
 
 def __getattr__(name: str) -> str:
-    """The version, looked up when it is asked for."""
+    """Look up ``__version__`` when it is first used."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version  # noqa: PLC0415

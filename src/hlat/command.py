@@ -1,6 +1,7 @@
-"""The command ``hlat``: what has to be settled before the program proper, and torch, are imported.
+"""Entry point of the command ``hlat``: set up signals and output streams before the program and torch are imported.
 
-It imports what Python loads in a few milliseconds and nothing else: before ``main`` Ctrl-C gives a traceback.
+Only modules that Python loads in a few milliseconds are imported at the top: Ctrl-C before ``main`` prints a
+traceback.
 """
 
 import os
@@ -12,23 +13,23 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C during the seconds of imports is answered in one line too."""
-    heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not hear Ctrl-C
-    if heard:
+    """Run the command line. Ctrl-C during the seconds of imports ends with one line instead of a traceback."""
+    handled = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job ignores Ctrl-C
+    if handled:
         signal.signal(signal.SIGINT, _interrupted_early)
     from hlat.runtime.backend import ProcessorTime, set_spin_count  # noqa: PLC0415
 
     before = ProcessorTime.read()
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed before the command was started (>&-)
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  (for as long as we run)
+        if getattr(sys, name) is None:  # closed before the command was started (>&-)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
+            stream.reconfigure(errors="replace")  # characters that the terminal cannot encode become "?"
     from hlat.runtime import EscapingStream, redact  # noqa: PLC0415
 
-    # Whatever is printed, by us, a library or a traceback: names and texts of strangers must not steer the terminal.
-    # A traceback or a warning may repeat a signed URL that a server has sent a library to.
+    # Names and texts from outside must not control the terminal, whoever prints them: hlat, a library or a traceback.
+    # A traceback or a warning may contain a signed URL that a server has redirected a library to.
     sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr, redact)
     from hlat.cli import app  # noqa: PLC0415
 
@@ -40,13 +41,17 @@ def main() -> None:
 
 
 def _interrupted_early(number: int, frame: FrameType | None) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes one says it
+    """Handle Ctrl-C before the command line has started."""
+    if os.environ.get("RANK", "0") == "0":  # only one of several processes prints this
         os.write(2, b"interrupted: nothing had been started\n")
     os._exit(_INTERRUPTED)
 
 
 def _flush() -> None:
-    """Python flushes standard output once more at exit, and complains where its reader (``| head``) has gone."""
+    """Flush standard output.
+
+    Python flushes it once more at exit, and complains if its reader (``| head``) has gone.
+    """
     try:
         sys.stdout.flush()
     except BrokenPipeError:

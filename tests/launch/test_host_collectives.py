@@ -10,7 +10,7 @@ import pytest
 from tests.support.launch.launching import ROOT
 
 REFUSED = "recipe: 1 problem\n  model.heads = 9: too many take 4"
-DISAGREE = "the processes of this run do not agree on what to do:\n"
+DISAGREE = "the processes of this run were started differently:\n"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_ranks_that_would_do_different_things_all_say_which(seen):
         )
         assert saw["other_code_and_data"]["message"].startswith(
             f'{DISAGREE}  code: source is "bad" on rank 0, "f00" on ranks 1-2\n'
-            '  code: torch is "2.11" on rank 0, not there on ranks 1-2\n'
+            '  code: torch is "2.11" on rank 0, not set on ranks 1-2\n'
             "  data: tokens is 0 on rank 0, 1 on rank 1, 2 on rank 2\nStart"
         )
 

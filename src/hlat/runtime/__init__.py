@@ -1,6 +1,7 @@
-"""The floor of the house: device, processes, randomness, errors. The only room that knows the backend.
+"""Lowest layer of hlat: errors, rank environment, terminal text, URLs; its wings hold the backend and distributed code.
 
-What needs torch is imported when it is first asked for: ``hlat check`` and a refused recipe do without.
+This is the only room that knows the backend. Modules that need torch are imported when a name of theirs is first
+used: ``hlat check`` and a rejected recipe run without torch.
 """
 
 from hlat.runtime.errors import (

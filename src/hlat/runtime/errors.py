@@ -1,18 +1,19 @@
-"""The errors users see. Each message says what, where, why and what would work.
+"""Errors that users see. Each message says what is wrong, where, why, and what would work.
 
-``HlatError`` is the root of everything that a user can put right. The command line prints it without a traceback
-and leaves with its exit code; any other exception is our own bug and keeps its traceback.
+``HlatError`` is the root of all errors that a user can fix. The command line prints it without a traceback and exits
+with its exit code. Any other exception is a bug of hlat and keeps its traceback.
 """
 
 from hlat.runtime.urls import redact
 
 
 class HlatError(Exception):
-    """Something that the user can put right. ``exit_code`` is what the process ends with.
+    """An error that the user can fix.
 
     Attributes:
-        from_rank: the rank where it happened, if that is another process than the one that raises it here.
-        retryable: whether the same command may fare better without anybody's doing: during training it is tried again.
+        exit_code: exit code of the process that raised it.
+        from_rank: rank where the error happened, if another process than the one that raises it here.
+        retryable: True if the same command may succeed without a change; the supervisor then restarts the run.
     """
 
     exit_code = 2
@@ -20,58 +21,58 @@ class HlatError(Exception):
     from_rank: int | None = None
 
     def __init__(self, *arguments: object) -> None:
-        # Messages go into logs, reports and events: no URL in them may open anything.
-        super().__init__(*(redact(one) if isinstance(one, str) else one for one in arguments))
+        # Messages go into logs, reports and events: URLs in them must not contain credentials.
+        super().__init__(*(redact(item) if isinstance(item, str) else item for item in arguments))
 
 
 class DataError(HlatError):
-    """A corpus, a tokenizer or prepared data that cannot be used as asked."""
+    """A corpus, a tokenizer or prepared data that cannot be used as requested."""
 
 
 class CheckpointError(HlatError):
-    """A checkpoint that is missing, damaged, or does not belong to this run."""
+    """A checkpoint that is missing, damaged, or belongs to another run."""
 
 
 class LaunchError(HlatError):
-    """The program cannot start here: device, processes, ports."""
+    """A failure to start the program here: device, processes, ports."""
 
 
 class HardwareError(HlatError):
-    """Hardware that the catalog does not know, or a catalog that does not hold together."""
+    """Hardware that the catalog does not list, or an inconsistent catalog."""
 
 
 class PlanError(HlatError):
-    """A question that the planner cannot answer: nothing fits, or the question contradicts itself."""
+    """A request that the planner cannot answer: no layout fits, or the request contradicts itself."""
 
 
 class NumericsError(HlatError):
-    """The loss, the gradient or the weights are no longer finite numbers."""
+    """A loss, gradient or weights that are no longer finite."""
 
     exit_code = 4
 
 
 class CorruptionError(HlatError):
-    """Copies that have to be equal differ: a machine changed bits. Starting again goes on from the last good state."""
+    """Replicas that must be equal differ: a machine changed bits. A restart resumes from the last good state."""
 
     exit_code = 5
     retryable = True
 
 
 class PersistentCorruptionError(CorruptionError):
-    """It happened again in the same place: starting again there would not help."""
+    """Corruption that was detected again in the same place: a restart there would not help."""
 
     exit_code = 4
     retryable = False
 
 
 class StorageError(HlatError):
-    """The disk refused: full, read-only, or gone. Not the recipe's fault, so the exit code differs."""
+    """A disk that is full, read-only or gone. The recipe is not at fault, so the exit code differs."""
 
     exit_code = 3
     retryable = True
 
 
 class StateLostError(StorageError):
-    """What a run had stored is not there any more: another attempt would find no more, or begin another run."""
+    """Saved state of a run that is gone: a restart would not find it either, or would begin another run."""
 
     retryable = False

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for: who asks for none of them waits for none."""
+"""Module attributes that are imported when they are first used, so that importing a package stays cheap."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -6,17 +6,17 @@ from typing import Any
 
 
 def lazily(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """A package's ``__getattr__`` (PEP 562).
+    """Return a package's ``__getattr__`` (PEP 562) that imports modules on first use.
 
     Args:
-        package: its name.
-        modules: module of the package -> the names that it gives.
+        package: name of the package.
+        modules: module of the package -> names that it defines.
     """
-    homes = {name: module for module, names in modules.items() for name in names}
+    module_of = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
 
     return get

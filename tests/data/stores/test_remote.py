@@ -346,14 +346,14 @@ except DataError as error:
 """
     said = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
     protocol = url.partition("://")[0]
-    expected = f"{url}: {protocol}:// takes a package that is not installed: pip install 'hlat[{extra}]'"
+    expected = f"{url}: {protocol}:// needs a package that is not installed: pip install 'hlat[{extra}]'"
     assert said.stdout.strip() == expected
 
 
 def test_what_fsspec_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nosuch://a: Protocol not known: nosuch\. s3://, gs:// and https://"):
         list_files(data_config("nosuch://a"), tmp_path)
-    with pytest.raises(DataError, match="chained URLs are not read"):
+    with pytest.raises(DataError, match="chained URLs are not supported"):
         list_files(data_config("simplecache::s3://b/a"), tmp_path)
 
 

@@ -59,7 +59,7 @@ def test_a_vote_of_one_is_its_own_and_is_counted_once():
 
 
 def test_processes_that_do_not_arrive_are_counted(store):
-    with pytest.raises(LaunchError, match=r"only 1 of 2 processes arrived.*WORLD_SIZE, MASTER_ADDR and MASTER_PORT"):
+    with pytest.raises(LaunchError, match=r"only 1 of 2 processes joined.*WORLD_SIZE, MASTER_ADDR and MASTER_PORT"):
         join_run("cpu")
     assert not dist.is_initialized()
     with pytest.raises(LaunchError, match="only 1 of 2"):
@@ -70,7 +70,7 @@ def test_two_processes_with_the_same_rank_are_told(store, monkeypatch):
     with pytest.raises(LaunchError, match=r"only 1 of 2"):
         join_run("cpu")
     meeting._joins.clear()  # as another process counts
-    with pytest.raises(LaunchError, match=r"two processes say that they are rank 0 of 2.*own RANK"):
+    with pytest.raises(LaunchError, match=r"two processes have rank 0 of 2.*own RANK"):
         join_run("cpu")
 
 

@@ -59,8 +59,8 @@ def test_a_process_without_the_secret_ends_the_meeting_for_all(server, stranger,
     said = arrive(server, *seals)
     assert all(isinstance(one, str) for one in said)
     others = f"rank {stranger}" if stranger else "ranks 1-2"
-    assert said[0].startswith(f"the secret of this run is not known to {others}:") and "HLAT_RUN_SECRET" in said[0]
-    assert all("it met a process that does not know the secret" in one for one in said[1:])
+    assert said[0].startswith(f"{others} does not know the secret of this run:") and "HLAT_RUN_SECRET" in said[0]
+    assert all("a process that does not know the secret" in one for one in said[1:])
 
 
 def test_who_says_that_he_is_rank_0_has_to_know_the_secret(server):
@@ -123,7 +123,7 @@ def test_the_secret_is_the_launchers_or_one_in_a_file_for_the_user_only(tmp_path
     assert run_signer(None).sign(b"a") == Signer(b"").sign(b"a")
     monkeypatch.setattr(secret, "_WRITING", 0.0)
     file.write_text("")
-    with pytest.raises(LaunchError, match=r"holds no secret of a run\. Remove it"):
+    with pytest.raises(LaunchError, match=r"contains no secret of a run\. Remove it"):
         run_signer(file)
 
 
@@ -142,7 +142,7 @@ def test_rank_0_listens_on_the_address_asked_for_alone(host, monkeypatch):
         assert listener.getsockname()[:2] == (host, port)
         assert wait_until_reachable(host, port, 5.0) == (host, host)
     monkeypatch.setattr(meeting, "ARRIVAL_TIMEOUT", timedelta(seconds=5))
-    store = meeting._served(host, port)
+    store = meeting._serve(host, port)
     store.set("a", "b")
     assert meeting._client(host, port, 1).get("a") == b"b"
     others = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)} - {host}
@@ -153,7 +153,7 @@ def test_rank_0_listens_on_the_address_asked_for_alone(host, monkeypatch):
 
 def test_an_address_of_another_machine_is_refused(monkeypatch):
     with pytest.raises(LaunchError, match=r"MASTER_ADDR=192\.0\.2\.7 .*one of this machine's own"):
-        meeting._served("192.0.2.7", 29500)
+        meeting._serve("192.0.2.7", 29500)
 
 
 def test_who_comes_first_waits_for_who_listens():

@@ -65,7 +65,7 @@ def test_what_is_no_longer_the_folder_of_the_run_is_lost(tmp_path, lose):
     folder = made(tmp_path / "run")
     folder.check()
     lose(folder.path)
-    with pytest.raises(StateLostError, match=r"run: the folder of this run is gone.*give the same command"):
+    with pytest.raises(StateLostError, match=r"run: the folder of this run is gone.*run the same command"):
         folder.check()
 
 
@@ -111,7 +111,7 @@ def test_a_disk_that_does_not_answer_the_next_attempt_may_answer_the_one_after(t
     path = tmp_path / "run"
     path.mkdir()
     (path / ID_NAME).mkdir()  # reading it is an error that is not "there is none"
-    with pytest.raises(StorageError, match="does not answer: Is a directory") as error:
+    with pytest.raises(StorageError, match="cannot be read: Is a directory") as error:
         open_run_folder(path, EarlierAttempt(0, "a1"))
     assert error.value.retryable
 

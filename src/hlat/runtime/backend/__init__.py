@@ -1,4 +1,4 @@
-"""The device and the libraries under PyTorch: the only code that looks at a device type."""
+"""The device and the libraries below PyTorch: the only code that looks at a device type."""
 
 from typing import TYPE_CHECKING
 

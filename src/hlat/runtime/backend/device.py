@@ -1,6 +1,6 @@
-"""The device: chosen once, asked here for everything that only a backend can answer.
+"""The device: chosen once, and queried here for everything that depends on the backend.
 
-Nothing else in hlat calls ``torch.cuda`` or its siblings; they go through ``torch.accelerator`` or this module.
+No other module of hlat calls ``torch.cuda`` or its counterparts; they use ``torch.accelerator`` or this module.
 """
 
 import os
@@ -15,14 +15,14 @@ from hlat.runtime.rank_env import RankInfo
 
 
 def choose_device(device: str, here: RankInfo) -> torch.device:
-    """The device of this process: of several accelerators on a machine, the one with the index of its local rank.
+    """Choose the device of this process; with several accelerators on a machine, the one with the local rank as index.
 
     Args:
         device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
-        here: which process of the machine this is.
+        here: rank of this process.
 
     Raises:
-        LaunchError: the asked type is not present on this machine, or there are fewer devices than processes.
+        LaunchError: the requested type is not present on this machine, or there are fewer devices than processes.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     present = found.type if found is not None else "cpu"
@@ -33,9 +33,9 @@ def choose_device(device: str, here: RankInfo) -> torch.device:
     if chosen == "cpu" or here.world == 1:
         return torch.device(chosen)
     count = torch.accelerator.device_count()
-    # Some schedulers show each process one device, its own: then that is device 0 of every process.
-    own = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    index = 0 if own else here.local_rank
+    # Some schedulers make only one device visible to each process: it has index 0 in every process.
+    one_visible = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    index = 0 if one_visible else here.local_rank
     if index >= count:
         message = f"process {here.local_rank} of this machine has no {chosen} device of its own: there are {count}."
         raise LaunchError(f"{message} Start at most {count} processes per machine, or use run.device=cpu.")
@@ -47,32 +47,32 @@ _COMPILER_SETTINGS = "torch._inductor.config"
 
 
 def configure_numerics(device: torch.device, deterministic: bool = True) -> None:
-    """Have products of this process accumulate in fp32, and its kernels give the same bits each time.
+    """Make matrix products accumulate in fp32, and kernels deterministic.
 
     Args:
-        device: that the process computes on.
-        deterministic: refuse kernels whose bits may differ from one call to the next. Only warned of, torch would
-            still take such for the backward pass of fused attention on CUDA.
+        device: device that the process computes on.
+        deterministic: raise an error for kernels that are not deterministic. A warning would not be enough: torch
+            would still use such a kernel for the backward pass of fused attention on CUDA.
     """
     if device.type == "cuda":
-        # By default cuBLAS may add up parts of a product of 16-bit numbers in 16 bits.
+        # By default cuBLAS may accumulate partial sums of a 16-bit product in 16 bits.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if deterministic and device.type == "cuda":
         # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # use_deterministic_algorithms(True) does the same, and imports the compiler to tell it so, which costs over a
-    # second at each start. Here the compiler is told by what it reads when it is imported, or is there already.
+    # use_deterministic_algorithms(True) does the same, but imports the compiler to configure it, which takes over a
+    # second at each start. Here the compiler gets the setting from the environment, or directly if it is loaded.
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1" if deterministic else "0"
     if _COMPILER_SETTINGS in sys.modules:
         sys.modules[_COMPILER_SETTINGS].deterministic = deterministic  # type: ignore[attr-defined]
-    # Filling new memory is for finding reads of uninitialised data, not for reproducibility, and costs time.
+    # Filling new memory finds reads of uninitialised data; it is not needed for reproducibility, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
-    """What to say of an error by which torch refuses a kernel that is not deterministic; None for any other."""
+    """Return the error for the user if torch refused a non-deterministic kernel; None for any other error."""
     if not isinstance(error, RuntimeError) or "use_deterministic_algorithms" not in str(error):
         return None
     found = str(error).strip().splitlines()[0].partition(". ")[0]
@@ -83,38 +83,38 @@ def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished what was asked of it."""
+    """Wait until the device has finished all queued work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def accelerator_in_use() -> bool:
-    """Whether this process has begun to use an accelerator, whose driver's state no copy of the process can use."""
+    """Return True if this process has initialized an accelerator; a forked process could not use the driver's state."""
     module = torch.get_device_module()
     return module is not torch.cpu and bool(getattr(module, "is_initialized", lambda: False)())
 
 
 def pin_memory(memory: torch.Tensor, device: torch.device) -> bool:
-    """Lock the pages of host memory, so that an accelerator copies into them by itself; False where it cannot."""
+    """Lock the pages of host memory, so that an accelerator can copy asynchronously; return False if it cannot."""
     if device.type != "cuda":
         return False
-    with torch.cuda.device(device):  # another thread than the one that computes begins on device 0
+    with torch.cuda.device(device):  # a new thread starts on device 0
         return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
 
 
 def unpin_memory(memory: torch.Tensor, device: torch.device) -> None:
-    """Undo a ``pin_memory`` that succeeded, before the memory is given back."""
+    """Undo a successful ``pin_memory`` before the memory is freed."""
     with torch.cuda.device(device):
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Largest memory used so far: allocated on an accelerator, resident in this process on the CPU."""
+    """Peak memory so far, in bytes: allocated on an accelerator, or resident in this process on the CPU."""
     if device.type != "cpu":
         return int(torch.accelerator.max_memory_allocated(device))
     status_file = Path("/proc/self/status")
     if status_file.is_file():
-        # Linux hands getrusage's peak on to what a process starts: a small one would report that of its launcher.
+        # On Linux a child inherits getrusage's peak: a small process would report that of its launcher.
         status = status_file.read_text(encoding="ascii", errors="replace")
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -122,7 +122,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def describe_device(device: torch.device) -> str:
-    """A name that a person recognises, such as ``cpu (2 threads)``."""
+    """Return a readable name, such as ``cpu (2 threads)``."""
     if device.type == "cpu":
         return f"cpu ({torch.get_num_threads()} threads)"
     name = getattr(torch.get_device_module(device), "get_device_name", None)
@@ -130,15 +130,15 @@ def describe_device(device: torch.device) -> str:
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Generation of an NVIDIA GPU: (8, 9) is Ada, (9, 0) Hopper."""
+    """Compute capability of an NVIDIA GPU: (8, 9) is Ada, (9, 0) Hopper."""
     return torch.cuda.get_device_capability(device)
 
 
-_FIRST_WITH_BF16 = (8, 0)  # NVIDIA Ampere; AMD's that torch runs on call themselves (9, 0) and more
+_FIRST_WITH_BF16 = (8, 0)  # NVIDIA Ampere; AMD GPUs that torch supports report (9, 0) or more
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 matrix products run in hardware here, rather than being emulated."""
+    """Return True if bf16 matrix products run in hardware on this device, rather than being emulated."""
     if device.type == "cuda":
         return compute_capability(device) >= _FIRST_WITH_BF16
     if device.type != "cpu":

@@ -1,4 +1,6 @@
-"""How long the threads of GNU OpenMP, torch's on a CPU, spin before they sleep: settled before torch is imported.
+"""Spin count of GNU OpenMP, which torch uses on a CPU: how long idle threads spin before they sleep.
+
+It must be set before torch is imported:
 
 /proc/stat before and after the first imports -> is the host of this virtual machine busy? -> GOMP_SPINCOUNT
 """
@@ -9,22 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SPIN_COUNT = 20_000
-"""Turns that a waiting thread spins, about a millisecond, unless the host is busy."""
+"""Iterations that a waiting thread spins, about a millisecond, unless the host is busy."""
 
 STOLEN_SHARE = 0.1
-"""Share of the wanted processor time that counts as a busy host. A start takes about 30 ticks: three of them."""
+"""Stolen share of the requested processor time from which a host counts as busy.
+
+A start of the command takes about 30 ticks, so this is three of them.
+"""
 
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """Ticks of all processors since the machine was started (proc(5))."""
+    """Ticks of all processors since the machine booted (proc(5)).
 
-    used: int  # by anything in this machine
-    stolen: int  # wanted by this machine, while the host of a virtual machine ran something else
+    Attributes:
+        used: ticks used by anything on this machine.
+        stolen: ticks that this virtual machine requested while its host ran something else.
+    """
+
+    used: int
+    stolen: int
 
     @classmethod
     def read(cls, file: Path = Path("/proc/stat")) -> "ProcessorTime | None":
-        """Read the ticks so far; None where the system does not tell them."""
+        """Read the ticks so far; None if the system does not provide them."""
         try:
             first = file.read_text(encoding="ascii").partition("\n")[0]
             user, nice, system, _, _, hard, soft, stolen = (int(word) for word in first.split()[1:9])
@@ -36,18 +46,18 @@ class ProcessorTime:
 def set_spin_count(
     before: ProcessorTime | None, after: ProcessorTime | None, environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set GOMP_SPINCOUNT, which torch's libgomp reads when it is loaded; a value that is there stays.
+    """Set GOMP_SPINCOUNT, which torch's libgomp reads when it is loaded; an existing value is kept.
 
-    A thread that spins for long takes its core from other programs in this machine: with one of two cores busy,
-    training has twice the speed with 20,000 turns that it has with the library's own 300,000. On a quiet machine it
-    has 3 to 8 % less, and where the host of a virtual machine is busy 6 to 26 %: a core that sleeps is given away and
-    comes back late. So the library's own value stays where the host has been seen to take time away
-    (docs/experiments.md has the measurements).
+    A thread that spins for long takes its core from other programs on this machine: with one of two cores busy,
+    training is twice as fast with 20,000 iterations as with the library's default of 300,000. On a quiet machine it is
+    3 to 8 % slower, and on a virtual machine with a busy host 6 to 26 %, because a core that sleeps is given away and
+    returns late. So the default is kept if the host has been observed to take time away (docs/experiments.md has the
+    measurements).
 
     Args:
-        before: ticks when the command began.
-        after: ticks after a part of its start.
-        environment: of this process.
+        before: ticks when the command began; None if unknown.
+        after: ticks after part of its start; None if unknown.
+        environment: environment variables of this process.
     """
     if before is not None and after is not None:
         stolen, used = after.stolen - before.stolen, after.used - before.used

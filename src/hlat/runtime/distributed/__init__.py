@@ -1,4 +1,4 @@
-"""Processes of a run: how they find each other, join, and exchange values on the CPU."""
+"""Distributed runtime: rendezvous of the processes of a run, process groups, and exchange of values on the CPU."""
 
 from typing import TYPE_CHECKING
 

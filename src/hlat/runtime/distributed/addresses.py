@@ -1,8 +1,8 @@
-"""Addresses: where rank 0 listens, how the others reach it, and over which network they then talk.
+"""Addresses: where rank 0 listens, how the other ranks reach it, and over which network they communicate.
 
-MASTER_ADDR --candidates--> addresses --listen--> a socket on that address and no other        (rank 0)
-                                      --reach---> the address that answers, and ours towards it (the others)
-an address of this machine --interface_of--> the name of its network interface, for gloo
+MASTER_ADDR --resolve_addresses--> addresses --listen--> a socket on that address and no other          (rank 0)
+                                             --wait_until_reachable--> its address, and the local one   (other ranks)
+an address of this machine --interface_of--> name of its network interface, for gloo
 """
 
 import ipaddress
@@ -13,28 +13,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_ELSEWHERE = ("192.0.2.1", 9)  # of a network for documentation (RFC 5737): nothing is sent there, only the way is asked
+_ANY_EXTERNAL = ("192.0.2.1", 9)  # a network for documentation (RFC 5737): nothing is sent, only the route is looked up
 _GET_ADDRESSES = 0x8912  # SIOCGIFCONF, linux/sockios.h
-_ENTRY = 40  # bytes of one entry of its answer, struct ifreq
+_ENTRY = 40  # bytes of one entry of its result, struct ifreq
 _CONNECT = 5.0  # seconds for one attempt
-_PAUSES = (0.01, 1.0)  # seconds between attempts: at first, at most
+_PAUSES = (0.01, 1.0)  # seconds between attempts: first, longest
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is one by which only this machine reaches itself."""
+    """Return True if an address is a loopback address, reachable from this machine only."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def resolve_addresses(host: str) -> list[str]:
-    """The addresses that a name stands for, most likely first; an address is itself.
+    """Resolve a host name to addresses, most likely first; an address is returned unchanged.
 
-    Some systems have their own name stand for 127.0.1.1, where no other machine reaches them: what is asked for by such
-    a name is the address towards the network, so that comes first.
+    Some systems resolve their own name to 127.0.1.1, where no other machine reaches them. For such a name the address
+    towards the network comes first.
 
     Raises:
-        OSError: nothing is known by that name.
+        OSError: the name is unknown.
     """
-    if _is_address(host):  # also quicker: nothing has to be looked up
+    if _is_address(host):  # saves a lookup
         return [host]
     found = list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
     if host != "localhost" and all(map(is_loopback, found)):
@@ -43,33 +43,38 @@ def resolve_addresses(host: str) -> list[str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address asked for, and on no other one.
+    """Listen on an address, and on no other one.
 
     Raises:
-        OSError: the name is not known, the address is not this machine's, or the port is taken.
+        OSError: the name is unknown, the address is not this machine's, or the port is taken.
     """
-    refused: OSError | None = None
+    last_error: OSError | None = None
     for address in resolve_addresses(host):
         try:
             return socket.create_server((address, port), family=_family(address), backlog=socket.SOMAXCONN)
         except OSError as error:
-            refused = refused or error
-    assert refused is not None, "a name stands for one address at least"
-    raise refused
+            last_error = last_error or error
+    assert last_error is not None, "a name resolves to at least one address"
+    raise last_error
 
 
 def wait_until_reachable(host: str, port: int, seconds: float) -> tuple[str, str]:
-    """Wait until somebody listens there; signals are heard meanwhile.
+    """Wait until a connection to host and port succeeds; signals are handled meanwhile.
+
+    Args:
+        host: name or address.
+        port: TCP port.
+        seconds: maximum time to wait.
 
     Returns:
-        The address that answers, and that of this machine by which it is reached.
+        The address that answered, and the address of this machine on the same connection.
 
     Raises:
-        OSError: nobody does within so many seconds.
+        OSError: no connection succeeded in time.
     """
     deadline, pause = time.monotonic() + seconds, _PAUSES[0]
     while True:
-        refused: OSError = ConnectionRefusedError("nobody listens there")
+        last_error: OSError = ConnectionRefusedError("no process listens there")
         try:
             for address in resolve_addresses(host):
                 try:
@@ -79,17 +84,17 @@ def wait_until_reachable(host: str, port: int, seconds: float) -> tuple[str, str
                         connection.connect((address, port))
                         return address, str(connection.getsockname()[0])
                 except OSError as error:
-                    refused = error
-        except OSError as error:  # the name is not known, or not yet: a machine may be about to be added
-            refused = error
+                    last_error = error
+        except OSError as error:  # the name is unknown, perhaps only until a machine has been added
+            last_error = error
         if time.monotonic() + pause >= deadline:
-            raise refused
+            raise last_error
         time.sleep(pause)
         pause = min(2 * pause, _PAUSES[1])
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has an address; None if none does, or this system does not say."""
+    """Name of the network interface that has an address; None if there is none, or the system does not report it."""
     if is_loopback(address):
         return "lo0" if sys.platform == "darwin" else "lo"
     if sys.platform != "linux":
@@ -113,22 +118,22 @@ def _family(address: str) -> socket.AddressFamily:
 def _towards_the_network() -> list[str]:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            asking.connect(_ELSEWHERE)
+            asking.connect(_ANY_EXTERNAL)
             return [str(asking.getsockname()[0])]
     except OSError:  # there is no network
         return []
 
 
 def _interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """Interfaces of this machine and their addresses, as Linux tells them."""
-    import array  # noqa: PLC0415  (few runs come here)
+    """Interfaces of this machine and their addresses, from Linux system calls."""
+    import array  # noqa: PLC0415  (few runs need it)
     import fcntl  # noqa: PLC0415
 
     names = array.array("B", bytes(256 * _ENTRY))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         answer = fcntl.ioctl(asking, _GET_ADDRESSES, struct.pack("iL", len(names), names.buffer_info()[0]))
-    for at in range(0, struct.unpack("iL", answer)[0], _ENTRY):
-        entry = names[at : at + _ENTRY].tobytes()
+    for start in range(0, struct.unpack("iL", answer)[0], _ENTRY):
+        entry = names[start : start + _ENTRY].tobytes()
         yield entry[:16].partition(b"\0")[0].decode().partition(":")[0], ipaddress.IPv4Address(entry[20:24])
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()

@@ -1,9 +1,9 @@
-"""Whether any rank wants the run to stop, asked without waiting.
+"""Maximum of a number over all ranks, computed while the step runs; for example to agree on when to stop.
 
-each rank: flag --cast--> all-reduce (max) in the background, while the step is computed --result--> largest flag
+each rank: value --start--> all-reduce (max) in the background, while the step is computed --result--> maximum
 
-A signal may reach one rank and not the others, or reach them in different steps. A rank that stopped by itself would
-leave the others waiting in the next collective, so all stop after the same step: the one whose vote says so.
+A signal may reach only some ranks, or reach them in different steps. A rank that stopped alone would leave the others
+waiting in the next collective. With the maximum of their signal numbers all ranks stop after the same step.
 """
 
 import torch
@@ -14,27 +14,27 @@ from hlat.runtime.distributed.waiting import wait_for_work
 
 
 class AsyncMax:
-    """One question after another, each cast and then counted by every rank."""
+    """A sequence of asynchronous max all-reduces, one at a time."""
 
     def __init__(self, ranks: HostGroup) -> None:
         self._group = ranks.group
-        self._flag = torch.zeros(1, dtype=torch.int64)
+        self._value = torch.zeros(1, dtype=torch.int64)
         self._work: dist.Work | None = None
-        self._open = False
+        self._started = False
 
-    def start(self, flag: int) -> None:
-        """Say what this rank wants, such as the number of a signal; 0 is nothing. Returns at once."""
-        assert not self._open, "the vote before this one has not been counted"
-        self._open = True
-        self._flag.fill_(flag)
+    def start(self, value: int) -> None:
+        """Start the all-reduce with this rank's value (0: nothing requested). Returns at once."""
+        assert not self._started, "the result of the previous all-reduce has not been read"
+        self._started = True
+        self._value.fill_(value)
         if self._group is not None:
-            self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._work = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def result(self) -> int:
-        """The largest flag that any rank cast: the same on all of them. Waits for the slowest to cast."""
-        assert self._open, "nothing has been cast"
+        """Wait for all ranks, and return the maximum of their values: the same on all of them."""
+        assert self._started, "no all-reduce has been started"
         if self._work is not None:
             wait_for_work(self._work)
             self._work = None
-        self._open = False
-        return int(self._flag.item())
+        self._started = False
+        return int(self._value.item())

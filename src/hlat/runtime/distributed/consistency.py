@@ -1,9 +1,9 @@
-"""Whether all processes of a run are about to do the same thing.
+"""Check that all processes of a run are about to do the same thing.
 
-what (recipe, code, data: field -> value) --8-byte hash--> all-gather --equal?--> go on
-                                          --where it differs: the values of each kind of rank--> one error on all ranks
+facts (recipe, code, data: field -> value) --8-byte hash--> all-gather --equal?--> continue
+                                           --differ: one rank per hash sends its values--> error everywhere
 
-Processes that disagree do not fail: they wait for each other for ever, or train something that nobody asked for.
+Processes that disagree do not fail by themselves: they deadlock, or train something that nobody asked for.
 """
 
 import hashlib
@@ -23,19 +23,19 @@ from hlat.runtime.errors import LaunchError
 Facts = Mapping[str, Mapping[str, Any]]
 """Section (recipe, code, data) -> item -> JSON value."""
 
-_ABSENT = "not there"
-_SHOWN = 20  # differing items that a message lists; one wrong recipe may differ in all of them
+_ABSENT = "not set"
+_MAX_SHOWN = 20  # maximum number of differing items in a message
 
 
 def check_consistent(ranks: HostGroup, what: Facts) -> None:
-    """Compare what the ranks are about to do. Collective; 8 bytes per rank where all agree.
+    """Compare facts about the run across ranks. Collective; exchanges 8 bytes per rank if all agree.
 
     Args:
-        ranks: the processes.
-        what: by section, what has to be the same on all of them, as JSON values.
+        ranks: all processes of the run.
+        what: facts that must be equal on all ranks: section -> item -> JSON value.
 
     Raises:
-        LaunchError: they differ. The same error on every rank: each item that differs, who has which value.
+        LaunchError: they differ. Every rank raises the same error, with each differing item and its values by rank.
     """
     if ranks.world == 1:
         return
@@ -44,10 +44,10 @@ def check_consistent(ranks: HostGroup, what: Facts) -> None:
     hashes = ranks.all_gather(own)
     if len(set(hashes)) == 1:
         return
-    speakers = {found: hashes.index(found) for found in hashes}  # one rank of each kind tells what it has
-    told = ranks.all_gather(text if speakers[own] == ranks.rank else None)
-    kinds = {rank: json.loads(told[rank] or "{}") for rank in speakers.values()}
-    members = {rank: [member for member, found in enumerate(hashes) if speakers[found] == rank] for rank in kinds}
+    senders = {found: hashes.index(found) for found in hashes}  # one rank per distinct hash sends its values
+    texts = ranks.all_gather(text if senders[own] == ranks.rank else None)
+    kinds = {rank: json.loads(texts[rank] or "{}") for rank in senders.values()}
+    members = {rank: [member for member, found in enumerate(hashes) if senders[found] == rank] for rank in kinds}
     raise LaunchError(_disagreement(kinds, members))
 
 
@@ -61,10 +61,10 @@ def _disagreement(kinds: dict[int, dict[str, dict[str, Any]]], members: dict[int
         if len(values) > 1:
             holders = ", ".join(f"{value} on {format_ranks(sorted(found))}" for value, found in values.items())
             lines.append(f"  {section}: {item} is {holders}")
-    head = "the processes of this run do not agree on what to do:"
-    more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    head = "the processes of this run were started differently:"
+    more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
     remedy = "Start all of them from the same recipe, overrides, data and installation."
-    return "\n".join([head, *lines[:_SHOWN], *more, remedy])
+    return "\n".join([head, *lines[:_MAX_SHOWN], *more, remedy])
 
 
 def _shown(items: Mapping[str, Any], item: str) -> str:
@@ -73,7 +73,7 @@ def _shown(items: Mapping[str, Any], item: str) -> str:
 
 @cache
 def code_identity() -> dict[str, str]:
-    """What this process runs: a hash over hlat's source files, and the versions of hlat, torch and Python."""
+    """Identify the code of this process: a hash of hlat's source files, and the versions of hlat, torch and Python."""
     return {
         "source": _source_hash(Path(__file__).parents[2]),
         "hlat": _version("hlat"),

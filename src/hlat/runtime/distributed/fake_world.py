@@ -1,10 +1,10 @@
-"""A rank of any world on this machine: tensors without memory, and collectives that are done at once.
+"""Simulate one rank of a world of any size: tensors without memory, and collectives that complete at once.
 
     rank, world --> torch's FakeTensorMode, torch's process group "fake" --> Runtime
 
-The program that runs inside is the real one: every tensor has its shape, dtype, strides and storage, and no bytes.
-What it may not do is look at a value on the device. Values on the host, such as the tokens of a batch, are looked at
-within ``host_values``.
+The program inside is the real one: every tensor has its shape, dtype, strides and storage, but no data. The program
+must not read values on the device. Values on the host, such as the tokens of a batch, are created and read within
+``host_values``.
 """
 
 import weakref
@@ -24,23 +24,27 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 @contextmanager
 def fake_rank(rank: int, world: int) -> Iterator[Runtime]:
-    """Be one rank of a world, until the end of the block, without memory and without the other ranks.
+    """Simulate one rank of a world within the block, without memory and without the other ranks.
 
     Args:
-        rank, world: 0 <= rank < world. Tensors say that they are on a CPU.
+        rank: the rank to simulate, 0 <= rank < world.
+        world: world size.
+
+    Yields:
+        The runtime of the rank. Its tensors report a CPU as device.
 
     Raises:
-        LaunchError: this process is one of a run already.
+        LaunchError: this process has already joined a run.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  (a run has no use for them)
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  (real runs do not need it)
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  (registers the backend)
 
     if dist.is_initialized():
-        raise LaunchError("this process has joined a run: a rehearsal needs one of its own.")
+        raise LaunchError("this process has already joined a run: a rehearsal needs a process of its own.")
     if world > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), _messages_kept():
+        with FakeTensorMode(allow_non_fake_inputs=True), _keep_sent_tensors():
             yield Runtime(torch.device("cpu"), rank, world)
     finally:
         if world > 1:
@@ -49,8 +53,8 @@ def fake_rank(rank: int, world: int) -> Iterator[Runtime]:
 
 
 @contextmanager
-def _messages_kept() -> Iterator[None]:
-    """What is sent stays as long as the handle of the sending, as with real process groups."""
+def _keep_sent_tensors() -> Iterator[None]:
+    """Keep sent tensors alive as long as the handle of the send, as real process groups do."""
     send = ProcessGroup.send
 
     def keeping(group: ProcessGroup, tensors: list[torch.Tensor], *args: Any) -> dist.Work:
@@ -66,20 +70,20 @@ def _messages_kept() -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """DTensor remembers the meshes of what it has dispatched; in the next world it would hand out the last one's."""
+    """Clear DTensor's cache: it remembers device meshes, and would return those of this world in the next."""
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
 
     _clear_sharding_prop_cache()
 
 
 def in_fake_world() -> bool:
-    """Whether tensors that are made now have no memory."""
+    """Return True if new tensors are created without memory."""
     return torch._C._get_dispatch_mode(_FAKE) is not None
 
 
 @contextmanager
 def host_values() -> Iterator[None]:
-    """Within the block tensors have memory, also in a rehearsal: for what looks at values that are on the host."""
+    """Create tensors with memory within the block, also in a fake world, for code that reads values on the host."""
     mode = torch._C._unset_dispatch_mode(_FAKE)
     try:
         yield

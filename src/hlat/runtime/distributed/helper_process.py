@@ -1,12 +1,12 @@
-"""A process beside this one, with a line to it: messages and open files go both ways.
+"""A helper process, forked or spawned, and a duplex channel for messages and file descriptors.
 
-    this process --fork, or a new interpreter--> work(line) there
-        --send--> orders, descriptors        <--send-- what came of them
-        end of the line: what has been begun is finished, then it leaves
+    this process --fork, or a new interpreter--> work(channel) in the helper
+        --send--> messages, descriptors        <--send-- replies
+        channel closed: the helper finishes the work it has begun, then exits
 
-It begins as a copy of this process where that is safe: early, torch is imported and nothing else has happened that a
-copy must not take along. That costs milliseconds, a new interpreter seconds. It decides nothing about its end: signals
-of terminals and schedulers are for this process, and it holds none of its connections.
+The helper is forked if that is safe: torch is imported, and nothing exists yet that a copy must not share, such as
+driver state or connections. A fork takes milliseconds, a new interpreter seconds. The helper ignores signals of
+terminals and schedulers, which are for this process, and closes inherited connections.
 """
 
 import contextlib
@@ -38,24 +38,24 @@ from hlat.runtime.backend import accelerator_in_use
 from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-_NICENESS = 10  # a tenth of a busy core: it is to finish, and not to hold training up
+_NICENESS = 10  # a tenth of a busy core, so that training is not slowed down
 _PICKLE = 5
 
 Work = Callable[["Channel"], None]
-"""What the other process does. Where it is a new interpreter it has to be picklable."""
+"""Function that the helper runs. It must be picklable if the helper is a new interpreter."""
 
 
 class Channel:
-    """One end of the line between two processes."""
+    """One end of the connection between two processes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, and open files with it, which stay open here.
+        """Send a message and open file descriptors; the descriptors also stay open here.
 
         Raises:
-            EOFError: the other process has gone.
+            EOFError: the other process has exited.
         """
         try:
             self._connection.send_bytes(pickle.dumps((message, len(descriptors)), _PICKLE))
@@ -65,10 +65,10 @@ class Channel:
             raise EOFError from error
 
     def receive(self, seconds: float | None = None) -> tuple[Any, list[int]] | None:
-        """The next message and the files that came with it; None if there was none within so many seconds.
+        """Receive the next message and its file descriptors; None if none arrived within ``seconds`` (None: no limit).
 
         Raises:
-            EOFError: the other process has gone, and everything that it said has been received.
+            EOFError: the other process has exited, and all of its messages have been received.
         """
         try:
             if not self._connection.poll(seconds):
@@ -79,17 +79,17 @@ class Channel:
             raise EOFError from error
 
     def has_unread(self) -> bool:
-        """Whether something has been sent that was not received yet."""
+        """Return True if a message has arrived that was not received yet."""
         count = array("i", [0])
         fcntl.ioctl(self._connection.fileno(), termios.FIONREAD, count)
         return count[0] > 0
 
     def on_peer_exit(self, action: Callable[[], None], seconds: Callable[[], float]) -> None:
-        """Have an action done, on a thread, so many seconds after the other process has gone."""
+        """Run an action on a thread, ``seconds()`` after the other process has exited."""
 
         def watch() -> None:
             poll = select.poll()
-            poll.register(self._connection.fileno(), 0)  # of the hang-up one is told unasked
+            poll.register(self._connection.fileno(), 0)  # a hang-up is always reported
             poll.poll()
             time.sleep(seconds())
             action()
@@ -97,16 +97,16 @@ class Channel:
         threading.Thread(target=watch, name="end-of-line", daemon=True).start()
 
     def close(self) -> None:
-        """End the line."""
+        """Close this end."""
         self._connection.close()
 
 
 class HelperProcess:
-    """The other process, as this one sees it.
+    """The helper process, as its parent sees it.
 
     Attributes:
-        channel: this end of the line.
-        pid: of the other process.
+        channel: this end of the channel.
+        pid: process id of the helper.
     """
 
     def __init__(self, channel: Channel, process: "_Process") -> None:
@@ -114,25 +114,25 @@ class HelperProcess:
         self.pid = process.pid
 
     def close(self) -> None:
-        """End the line; the process leaves when it has finished what it has begun. Nobody waits."""
+        """Close the channel, without waiting; the helper exits when it has finished the work it has begun."""
         self.channel.close()
 
     def wait(self) -> int:
-        """Wait until it has left; its exit code, or minus the signal that ended it."""
+        """Wait until the helper has exited; return its exit code, or minus the signal that ended it."""
         return self._process.wait()
 
     def kill(self) -> None:
-        """End the line and the process, whatever it does; once this returns, it does no more."""
+        """Close the channel and kill the helper; it has ended when this returns."""
         self.channel.close()
         self._process.kill()
         self._process.wait()
 
 
 def start_helper(work: Work) -> HelperProcess:
-    """Start a process that does some work for this one.
+    """Start a helper process.
 
     Args:
-        work: called there with the other end of the line.
+        work: called in the helper with its end of the channel.
     """
     ours, theirs = Pipe()
     process: _Process = _fork(work, ours, theirs) if _may_fork() else _spawn(work, ours, theirs)
@@ -149,7 +149,7 @@ class _Process(Protocol):
 
 
 class _ForkedProcess:
-    """A child, as ``subprocess.Popen`` would have it."""
+    """A forked child with the interface of ``subprocess.Popen``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -159,7 +159,7 @@ class _ForkedProcess:
         if self._code is None:
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            except ChildProcessError:  # somebody else has looked at how it ended
+            except ChildProcessError:  # another part of the program has waited for it
                 self._code = 0
         return self._code
 
@@ -170,14 +170,14 @@ class _ForkedProcess:
 
 
 def _may_fork() -> bool:
-    """Whether a copy of this process could work: not with a driver's state, or connections, that cannot be copied."""
+    """Return True if a fork is safe: no accelerator driver and no process group, which cannot be copied."""
     return sys.platform == "linux" and not accelerator_in_use() and not dist.is_initialized()
 
 
 def _fork(work: Work, ours: Connection, theirs: Connection) -> _ForkedProcess:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     with warnings.catch_warnings():
-        # Python warns where there are other threads: of those the copy has none, and waits for none.
+        # Python warns if there are other threads. The copy has none of them, and waits for none.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -186,24 +186,24 @@ def _fork(work: Work, ours: Connection, theirs: Connection) -> _ForkedProcess:
     code = 1
     try:
         ours.close()
-        gc.freeze()  # what was garbage in the other process must not close files here, by numbers used anew
+        gc.freeze()  # the parent's garbage must not close reused descriptors here
         _close_connections(theirs.fileno())
-        _settle_in()
+        _detach()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         work(Channel(theirs))
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # nothing that the other process wants to have done at its end is done here
+        os._exit(code)  # skip the parent's exit handlers
 
 
 def _close_connections(own: int) -> None:
-    """Close pipes and sockets that were copied: whoever listens at their other end waits for the process to end."""
+    """Close inherited pipes and sockets: otherwise their readers would not see this process's parent exit."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         descriptor = int(entry.name)
         if descriptor > 2 and descriptor != own:
-            with contextlib.suppress(OSError):  # the folder's own, which is closed by now
+            with contextlib.suppress(OSError):  # the descriptor of the folder itself, closed by now
                 mode = os.fstat(descriptor).st_mode
                 if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
                     os.close(descriptor)
@@ -214,29 +214,29 @@ def _spawn(work: Work, ours: Connection, theirs: Connection) -> "subprocess.Pope
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True
     )
-    with contextlib.suppress(OSError):  # it has gone already: the line says so
+    with contextlib.suppress(OSError):  # it has exited already: the channel reports that
         ours.send_bytes(pickle.dumps(work, _PICKLE))
     return process
 
 
 def main(descriptor: int) -> None:
-    """Do, in a new interpreter, the work that comes first on the line."""
-    _settle_in()
+    """Run the work that is the first message of the channel, in a new interpreter."""
+    _detach()
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError):
         work: Work = pickle.loads(connection.recv_bytes())
         work(Channel(connection))
 
 
-def _settle_in() -> None:
-    """Leave signals to the other process, and give way to it; say what there is to say on standard error."""
+def _detach() -> None:
+    """Ignore signals, lower the priority, and send all output to standard error."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if os.getsid(0) != os.getpid():
-        os.setsid()  # neither a terminal, nor whoever ends the other process's group, ends this one in its work
+        os.setsid()  # signals of a terminal, or to the parent's process group, do not end this one
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
-    with contextlib.suppress(OSError):  # Linux may share out processors among sessions first, and this is one
+    with contextlib.suppress(OSError):  # Linux may schedule by session first, and this is one
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
     error = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stderr = EscapingStream(error)

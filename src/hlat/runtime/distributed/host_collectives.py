@@ -1,14 +1,13 @@
-"""Talk between the processes of a run, on the CPU: decisions, messages and errors, never tensors of the model.
+"""Collectives on the CPU for small values: decisions, messages and errors, never tensors of the model.
 
     rank 0:      value --broadcast--> every rank
     every rank:  value --gather-----> rank 0          value --all_gather--> every rank
-    some ranks:  bytes --exchange---> some ranks
-    rank 0:      action --first-----> its result, or its error, on every rank
-    every rank:  action --each------> its own result, or an error on every rank
+    some ranks:  tensors --exchange-> some ranks
+    rank 0:      action --run_on_rank0--> its result, or its error, on every rank
+    every rank:  action --run_on_all----> its own result, or an error on every rank
 
-What is said travels as ``wire_format.py`` writes it: no pickle, which could run code where it is read. While a rank
-waits for the others it hears signals. One process is a run like any other: each of these is then the obvious, without
-torch.distributed.
+Values are encoded by ``wire_format.py``, without pickle, which could run code in the reader. While a rank waits for the
+others it still handles signals. With a single process each collective is trivial and does not use torch.distributed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,15 +26,23 @@ from hlat.runtime.errors import HlatError, LaunchError
 T = TypeVar("T")
 
 
-_HEAD = 1024  # bytes of the first message, which is the only one where it holds all there is to say
-_LENGTH = 8  # of these, for the number of bytes in all
+_HEAD = 1024  # bytes of the first message; short values need no second one
+_LENGTH = 8  # bytes of these that hold the total length
 _INLINE = _HEAD - _LENGTH
 
 
 @sendable
 @dataclass(frozen=True)
 class _Failure:
-    """An error on its way to the other ranks: its type by name, those that it is a special case of after it."""
+    """An error to be sent to the other ranks.
+
+    Attributes:
+        kinds: names of the error's type and its base classes, most specific first.
+        message: text of the error.
+        attributes: attributes of the error that can be sent.
+        rank: rank where it happened.
+        is_bug: True if it is not an ``HlatError``.
+    """
 
     kinds: tuple[str, ...]
     message: str
@@ -49,7 +56,7 @@ class _Failure:
             kinds = tuple(kind.__name__ for kind in type(error).__mro__ if issubclass(kind, HlatError))
             return cls(kinds, str(error), {name: v for name, v in vars(error).items() if _may_be_sent(v)}, rank)
         text = f"rank {rank} failed with {type(error).__name__}: {error}"
-        text = f"{text}. The traceback is in what that rank reports, and in its log."
+        text = f"{text}. The traceback is in that rank's error report and log."
         return cls((LaunchError.__name__,), text, {}, rank, is_bug=True)
 
     def error(self, message: str | None = None) -> HlatError:
@@ -62,7 +69,7 @@ class _Failure:
 
 
 def _errors(kind: type[HlatError]) -> dict[str, type[HlatError]]:
-    """The types of errors that this process knows, by name."""
+    """Subclasses of an error type that this process has imported, and the type itself, by name."""
     found = {kind.__name__: kind}
     for special in kind.__subclasses__():
         found |= _errors(special)
@@ -78,26 +85,32 @@ def _may_be_sent(value: object) -> bool:
 
 
 class HostGroup:
-    """The processes of a run, and this one among them. All methods are collective: every rank calls the same ones in
-    the same order. A peer that died is an error at once (its connections close), one that hangs after a day.
+    """The processes of a run, as a gloo group for values on the CPU.
+
+    All methods are collective: every rank calls the same methods in the same order. A peer that died raises an error at
+    once, because its connections close; one that hangs raises an error after a day.
 
     Attributes:
         rank: this process, 0 <= rank < world.
-        world: how many there are.
-        group: the gloo process group over all of them; None where there is one process.
+        world: number of processes.
+        group: gloo process group of all of them; None for a single process.
     """
 
     def __init__(self, rank: int = 0, world: int = 1, group: dist.ProcessGroup | None = None) -> None:
-        assert (world > 1) == (group is not None), "several processes need a group to talk over, one needs none"
+        assert (world > 1) == (group is not None), "several processes need a group, a single one must have none"
         self.rank, self.world, self.group = rank, world, group
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0: the one that writes what there is one of."""
+        """True on rank 0, which performs the work that is done once per run."""
         return self.rank == 0
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank: anything ``wire.encode`` takes; the others' values are not looked at."""
+        """Return rank 0's value on every rank; the other ranks' values are ignored.
+
+        Args:
+            value: any value that ``wire_format.encode`` accepts.
+        """
         if self.group is None:
             return value
         message = encode(value) if self.is_first else b""
@@ -112,16 +125,16 @@ class HostGroup:
         return value if self.is_first else _value(head, rest, 0)
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value on rank 0, in the order of ranks; None on the others. Values as for ``broadcast``."""
-        return self._collected(value, everywhere=False)
+        """Return all ranks' values in rank order on rank 0, and None on the others. Values as for ``broadcast``."""
+        return self._gather(value, to_all=False)
 
     def all_gather(self, value: T) -> list[T]:
-        """Every rank's value on every rank, in the order of ranks. Values as for ``broadcast``."""
-        values = self._collected(value, everywhere=True)
-        assert values is not None, "every rank gets them"
+        """Return all ranks' values in rank order, on every rank. Values as for ``broadcast``."""
+        values = self._gather(value, to_all=True)
+        assert values is not None, "all_gather returns values on every rank"
         return values
 
-    def _collected(self, value: T, everywhere: bool) -> list[T] | None:
+    def _gather(self, value: T, to_all: bool) -> list[T] | None:
         if self.group is None:
             return [value]
         message = encode(value)
@@ -131,18 +144,18 @@ class HostGroup:
         rests = [_padded(b"", max(0, longest)) for _ in range(self.world)]
         if longest > 0:
             own = _padded(message[_INLINE:], longest)
-            if everywhere:
+            if to_all:
                 work = dist.all_gather(rests, own, group=self.group, async_op=True)
             else:
                 to = rests if self.is_first else None
                 work = dist.gather(own, to, group_dst=0, group=self.group, async_op=True)
             wait_for_work(work)
-        if not everywhere and not self.is_first:
+        if not to_all and not self.is_first:
             return None
         return [_value(head, rest, rank) for rank, (head, rest) in enumerate(zip(heads, rests, strict=True))]
 
     def all_gather_tensor(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's tensor on every rank, in the order of ranks: (world, *shape); on the CPU, of one shape."""
+        """Return all ranks' CPU tensors, which have the same shape, stacked in rank order: (world, *shape)."""
         if self.group is None:
             return values.unsqueeze(0)
         rows = [torch.empty_like(values) for _ in range(self.world)]
@@ -150,17 +163,17 @@ class HostGroup:
         return torch.stack(rows)
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's tensor, on every rank; on the CPU, added up in place."""
+        """Sum a CPU tensor over all ranks, in place."""
         if self.group is not None:
             wait_for_work(dist.all_reduce(values, group=self.group, async_op=True))
         return values
 
     def exchange(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
-        """Send tensors to some ranks and receive others from some, at the same time. Every rank calls it.
+        """Send tensors to some ranks and receive others at the same time. Every rank calls it.
 
         Args:
-            sent: rank -> a tensor on the CPU, contiguous; not this rank.
-            received: rank -> where to put what it sends, of the same size and dtype.
+            sent: rank -> contiguous CPU tensor to send to it; not this rank.
+            received: rank -> CPU tensor to receive into, of the same size and dtype as the sent one.
         """
         works = [dist.isend(tensor, group=self.group, group_dst=rank) for rank, tensor in sorted(sent.items())]
         works += [dist.irecv(tensor, group=self.group, group_src=rank) for rank, tensor in sorted(received.items())]
@@ -169,7 +182,7 @@ class HostGroup:
             call_interruptibly(work.wait)
 
     def subgroup(self, members: Sequence[int]) -> "HostGroup":
-        """Some of the ranks, this one among them, as ranks of their own; only they call it, each with the same ones."""
+        """Return a group of some ranks, including this one. Only its members call it, with equal arguments."""
         if len(members) == 1:
             return HostGroup()
         group = call_interruptibly(
@@ -179,21 +192,21 @@ class HostGroup:
         return HostGroup(list(members).index(self.rank), len(members), group)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called it."""
         if self.group is not None:
             wait_for_work(dist.barrier(group=self.group, async_op=True))
 
     def run_on_rank0(self, action: Callable[[], T]) -> T:
-        """Do something on rank 0 only; its result is every rank's.
+        """Run an action on rank 0 only, and return its result on every rank.
 
         Raises:
-            HlatError: the action failed on rank 0. Every rank raises the same type with the same message.
-            LaunchError: it failed there with something else, which rank 0 raises as it is.
+            HlatError: the action raised it on rank 0. Every rank raises the same type with the same message.
+            LaunchError: the action raised another error on rank 0, which rank 0 itself raises unchanged.
         """
         if self.group is None:
             return action()
         if not self.is_first:
-            outcome: T | _Failure = self.broadcast(None)  # type: ignore[assignment]  # what rank 0 sends
+            outcome: T | _Failure = self.broadcast(None)  # type: ignore[assignment]  # sent by rank 0
             if isinstance(outcome, _Failure):
                 raise outcome.error()
             return outcome
@@ -205,11 +218,11 @@ class HostGroup:
         return self.broadcast(result)
 
     def run_on_all(self, action: Callable[[], T]) -> T:
-        """Do something on every rank, which has to succeed on all of them. Returns this rank's result.
+        """Run an action that must succeed on every rank; return this rank's result.
 
         Raises:
             Exception: this rank's own error, if the action failed here.
-            HlatError: it failed elsewhere: of the first failed rank's type, naming the ranks and its message.
+            HlatError: the action failed elsewhere. Type of the first failed rank's error; the message names the ranks.
         """
         if self.group is None:
             return action()
@@ -231,12 +244,12 @@ class HostGroup:
 
 
 def _head(message: bytes) -> torch.Tensor:
-    """The length of a message, and as much of it as fits: (1024,), uint8."""
+    """Length of a message and as much of it as fits: (1024,), uint8."""
     return _padded(len(message).to_bytes(_LENGTH, "little") + message[:_INLINE], _HEAD)
 
 
 def _padded(content: bytes, size: int) -> torch.Tensor:
-    """Bytes, with zeros after them, as a tensor: (size,), uint8."""
+    """Bytes padded with zeros as a tensor: (size,), uint8."""
     out = torch.zeros(size, dtype=torch.uint8)
     out.numpy()[: len(content)] = np.frombuffer(content, dtype=np.uint8)
     return out
@@ -247,18 +260,18 @@ def _length(head: torch.Tensor) -> int:
 
 
 def _value(head: torch.Tensor, rest: torch.Tensor, rank: int) -> Any:
-    """What a rank has sent."""
+    """Decode the message that a rank sent."""
     length = _length(head)
     message = head[_LENGTH : _LENGTH + length].numpy().tobytes() + rest[: max(0, length - _INLINE)].numpy().tobytes()
     try:
         return decode(message)
     except MalformedMessage as error:
         reason = f"received an invalid message in place of rank {rank}'s ({error})."
-        raise LaunchError(f"{reason} Another program answers in its place, or runs another version of hlat.") from error
+        raise LaunchError(f"{reason} Another program uses its port, or it runs another version of hlat.") from error
 
 
 def format_ranks(ranks: list[int]) -> str:
-    """Sorted ranks, compactly: ``rank 3``, ``ranks 0-2, 5``."""
+    """Format sorted ranks compactly: ``rank 3``, ``ranks 0-2, 5``."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:

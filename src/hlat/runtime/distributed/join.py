@@ -1,12 +1,12 @@
-"""Joining the other processes of a run, and leaving them.
+"""Join the other processes of a run, and leave them.
 
 RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-    --> a store, where every process says that it has arrived
+    --> rendezvous: a store where every process announces itself
     --> the default process group: collectives on the device (gloo, nccl, neuron)
-    --> the control group: talk on the CPU (``HostGroup``)
+    --> the control group: small values on the CPU (``HostGroup``)
 
-One process needs none of this and pays for none of it. For each process the cost grows with the number of processes
-and no faster: three store operations, and one connection per peer and group (``benchmarks/startup.py``).
+A single process skips all of this. Otherwise the cost per process grows linearly with the number of processes: three
+store operations, and one connection per peer and group (``benchmarks/startup.py``).
 """
 
 from collections.abc import Iterator
@@ -28,95 +28,112 @@ from hlat.runtime.distributed.waiting import call_interruptibly
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.rank_env import RankInfo, rank_info
 
-# The control group waits while rank 0 alone prepares the data, which may take hours. A peer that died does not cost
-# this time: its connections close, and gloo reports that at once.
-_CONTROL = timedelta(days=1)
+# The control group waits while rank 0 alone prepares the data, which may take hours. A dead peer is detected sooner:
+# its connections close, and gloo reports that at once.
+_CONTROL_TIMEOUT = timedelta(days=1)
 
-# Savers wait for each other while the slowest of them writes its part, and their trainers can do without them.
-_BESIDE = timedelta(minutes=30)
+# Savers wait while the slowest of them writes its shard; training does not depend on them meanwhile.
+_HELPER_TIMEOUT = timedelta(minutes=30)
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
 
-_stores: list[SignedStore] = []  # of the worlds that this process is in: torch keeps their inside only
+_stores: list[SignedStore] = []  # torch keeps no reference to the Python objects
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """This process's place in the run."""
+    """Device and rank of this process in its run.
+
+    Attributes:
+        device: device that the process computes on.
+        rank: global rank.
+        world: world size.
+        local_rank: rank on this machine.
+        ranks: all processes of the run, for values on the CPU.
+        rendezvous: name and key of the rendezvous; helper processes use them for their own rendezvous.
+    """
 
     device: torch.device
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     ranks: HostGroup = field(default_factory=HostGroup)
-    rendezvous: Rendezvous = field(default_factory=Rendezvous)  # where its processes met; those beside them meet below it
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
 
 
 def join_run(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Runtime:
-    """Pick the device of this process, make its arithmetic reproducible, and join the other processes if there are any.
+    """Choose the device of this process, configure its numerics, and join the other processes if there are any.
 
     Args:
         device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
-        deterministic: refuse kernels that may give other bits each time.
-        folder: one that all processes share: the run's secret is kept there while they meet, where the launcher gave
+        deterministic: raise an error for kernels that are not deterministic.
+        folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
             none. Without either, every process that reaches the store may join.
 
     Raises:
-        LaunchError: the asked type is not present on this machine, or the processes do not find each other.
+        LaunchError: the requested device is not present on this machine, or the rendezvous failed.
         StorageError: the folder cannot be written.
     """
     here = rank_info()
     chosen = choose_device(device, here)
     configure_numerics(chosen, deterministic)
-    if chosen.type == "cpu":  # where tensors are memory of the C library
+    if chosen.type == "cpu":  # tensors are allocated by the C library
         keep_freed_memory()
     if here.world == 1:
         return Runtime(chosen)
-    ranks, meeting = _join(chosen, here, folder)
-    return Runtime(chosen, here.rank, here.world, here.local_rank, ranks, meeting)
+    ranks, rendezvous = _join(chosen, here, folder)
+    return Runtime(chosen, here.rank, here.world, here.local_rank, ranks, rendezvous)
 
 
-def join_helpers(name: str, meeting: Rendezvous, here: RankInfo) -> HostGroup:
-    """Join a world of processes of which one stands beside each process of a run.
+def join_helpers(name: str, rendezvous: Rendezvous, here: RankInfo) -> HostGroup:
+    """Join a world with one helper process per process of a run.
 
     Args:
-        name: of that world: there may be several.
-        meeting: that of the run.
-        here: of the process that this one stands beside.
+        name: name of that world, because there may be several.
+        rendezvous: rendezvous of the run.
+        here: rank of the process that this one helps.
 
     Raises:
-        LaunchError: they do not find each other.
+        LaunchError: the rendezvous failed.
     """
     if here.world == 1:
         return HostGroup()
-    store = _kept(rendezvous_helpers(name, meeting, here))
+    store = _keep_store(rendezvous_helpers(name, rendezvous, here))
     with _connecting(here):
-        call_interruptibly(lambda: _connect("gloo", store, here, _BESIDE))
+        call_interruptibly(lambda: _connect("gloo", store, here, _HELPER_TIMEOUT))
     return HostGroup(here.rank, here.world, dist.group.WORLD)
 
 
 def leave_run(runtime: Runtime) -> None:
-    """Wait for the others, so that none sees a connection close while it works, and leave."""
+    """Leave the run after a barrier, so that no rank sees a connection close while it works."""
     if runtime.world > 1:
         runtime.ranks.barrier()
         dist.destroy_process_group()
 
 
 def abandon_run(runtime: Runtime) -> None:
-    """Leave after an error: nobody is waited for, and the others see the connections close."""
-    # Destroying a group of an accelerator waits for the collectives that were started, which a peer may never join:
-    # there the end of the process closes the connections.
+    """Leave the run after an error, without waiting; the other ranks see the connections close."""
+    # Destroying an accelerator's group waits for pending collectives, which a peer may never join: there the
+    # connections close when the process ends.
     if runtime.world > 1 and runtime.device.type == "cpu":
         dist.destroy_process_group()
 
 
 @contextmanager
 def joined_run(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Iterator[Runtime]:
-    """``join_run``, and at the end ``leave_run``, or ``abandon_run`` where an exception passes.
+    """Join the run within the block: ``join_run``, then ``leave_run``, or ``abandon_run`` after an exception.
+
+    Args:
+        device: as for ``join_run``.
+        deterministic: as for ``join_run``.
+        folder: as for ``join_run``.
+
+    Yields:
+        The runtime of this process.
 
     Raises:
-        LaunchError, StorageError: as ``join_run``; or torch refused a kernel within the block because it is not
-            deterministic.
+        LaunchError: as for ``join_run``; or torch refused a non-deterministic kernel within the block.
+        StorageError: as for ``join_run``.
     """
     runtime = join_run(device, deterministic, folder)
     try:
@@ -132,36 +149,36 @@ def joined_run(device: str = "auto", deterministic: bool = True, folder: Path | 
 def _join(device: torch.device, here: RankInfo, folder: Path | None) -> tuple[HostGroup, Rendezvous]:
     if dist.is_initialized():
         raise LaunchError(
-            "this process has joined a run already: leave that with hlat.runtime.distributed.join.leave_run first."
+            "this process has already joined a run: leave it with hlat.runtime.distributed.join.leave_run first."
         )
     backend = _BACKENDS.get(device.type)
     if backend is None:
-        message = f"run.device={device.type}: torch has no way for several processes to compute on such devices."
+        message = f"run.device={device.type}: torch has no collective backend for such devices."
         raise LaunchError(f"{message} Use run.device=cpu, or one process.")
-    signed, meeting = rendezvous_ranks(here, folder)
-    # Accelerators' backends ask the store from threads of their own, at any time, where Python may be gone already.
-    store = _kept(signed) if backend == "gloo" else signed.plain
+    signed, rendezvous = rendezvous_ranks(here, folder)
+    # Backends of accelerators access the store from their own threads, even after Python has shut down.
+    store = _keep_store(signed) if backend == "gloo" else signed.plain
 
     def connect() -> Any:
         if device.type != "cpu":
-            torch.accelerator.set_device_index(device)  # which a thread does not take over from another
+            torch.accelerator.set_device_index(device)  # the index is per thread
         _connect(backend, store, here)
-        return dist.new_group(backend="gloo", timeout=_CONTROL)
+        return dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
 
     with _connecting(here):
         control = call_interruptibly(connect)
     assert control is not None, "every rank is in the control group"
-    return HostGroup(here.rank, here.world, control), meeting
+    return HostGroup(here.rank, here.world, control), rendezvous
 
 
 def _connect(backend: str, store: Store, here: RankInfo, timeout: timedelta | None = None) -> None:
-    # Not bound to the device: NCCL would then cut later groups out of this one, for which every rank has to call,
-    # and ours are made by their members only.
+    # Not bound to the device: NCCL would then split later groups off this one, which every rank has to call,
+    # while groups here are created by their members only.
     dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.world, timeout=timeout)
 
 
-def _kept(store: SignedStore) -> SignedStore:
-    """Keep a store as long as groups may be made in it."""
+def _keep_store(store: SignedStore) -> SignedStore:
+    """Keep a reference to a store for as long as groups may be created in it."""
     _stores[:] = [store]
     return store
 
@@ -172,12 +189,13 @@ def _connecting(here: RankInfo) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         message = (
-            f"the {here.world} processes arrived, but rank {here.rank} cannot connect to the others ({_line(error)})."
+            f"the {here.world} processes joined the store, but rank {here.rank} cannot connect to the others "
+            f"({_first_line(error)})."
         )
         remedy = "Check that the machines reach each other; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network."
         raise LaunchError(f"{message} {remedy}") from error
 
 
-def _line(error: Exception) -> str:
-    """The first line of a message: torch's C++ errors carry a stack after it."""
+def _first_line(error: Exception) -> str:
+    """First line of a message: torch's C++ errors append a stack."""
     return str(error).strip().partition("\n")[0]

@@ -1,10 +1,10 @@
-"""The secret of a run, and what is signed with it: who does not know it can neither join nor be believed.
+"""The secret of a run, and messages signed with it: a process without the secret cannot join a run or forge a message.
 
-    HLAT_RUN_SECRET, from the launcher --+
-    <run.dir>/.secret-PORT-ATTEMPT, 0600 +--Seal--> HMAC-SHA256 of what processes tell each other while they meet
-    neither: nothing is proved ----------+
+    HLAT_RUN_SECRET, from the launcher ---+
+    <run.dir>/.secret-PORT-ATTEMPT, 0600 -+--Signer--> HMAC-SHA256 of the messages of the rendezvous
+    neither: nothing is authenticated ----+
 
-The file is made by whichever process comes first, and removed once all have met. It proves that a process may read the
+The first process creates the file, and rank 0 removes it after the rendezvous. It proves that a process can read the
 run's folder as the same user.
 """
 
@@ -19,17 +19,17 @@ from pathlib import Path
 from hlat.runtime.errors import LaunchError, StorageError
 
 RUN_SECRET_ENV = "HLAT_RUN_SECRET"
-"""The environment variable of a run's secret: any text, the same for all of its processes."""
+"""Environment variable of a run's secret: any text, the same for all of its processes."""
 
-_DIGITS = 64  # hexadecimal, of a secret in a file: 256 bits
-_WRITING = 10.0  # seconds that a process may take to write them
+_DIGITS = 64  # hexadecimal digits of a secret in a file: 256 bits
+_WRITING = 10.0  # seconds to wait for the process that writes the file
 
 
 class Signer:
-    """Signs with a key that all processes of a run have and nobody else.
+    """Signs and verifies messages with the key of a run (HMAC-SHA256).
 
     Args:
-        key: empty where there is no secret: everybody can sign then.
+        key: secret key; empty if there is no secret, in which case any process can sign.
     """
 
     SIZE = 32
@@ -39,16 +39,16 @@ class Signer:
         self._key = key
 
     def sign(self, *parts: bytes) -> bytes:
-        """The signature of parts, as they are divided: 32 bytes."""
+        """Signature of a sequence of byte strings, including their boundaries: 32 bytes."""
         framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         return hmac.new(self._key, framed, hashlib.sha256).digest()
 
     def is_valid(self, signature: bytes, *parts: bytes) -> bool:
-        """Whether it is theirs."""
+        """Return True if the signature was made with this key."""
         return hmac.compare_digest(signature, self.sign(*parts))
 
     def derive(self, *parts: bytes) -> "Signer":
-        """Another seal, for what belongs to these parts only."""
+        """Return a signer with a key derived from these byte strings."""
         return Signer(self.sign(*parts))
 
     def __repr__(self) -> str:
@@ -56,23 +56,23 @@ class Signer:
 
 
 def run_signer(file: Path | None) -> Signer:
-    """The seal of this process's run.
+    """Return the signer of this process's run.
 
     Args:
-        file: in a folder that all its processes share; None where they share none.
+        file: file of the secret, in a folder that all processes share; None if there is no such folder.
 
     Raises:
-        LaunchError: the file holds no secret.
-        StorageError: it cannot be made or read.
+        LaunchError: the file does not contain a secret.
+        StorageError: the file cannot be created or read.
     """
     given = os.environ.get(RUN_SECRET_ENV, "")
     if given or file is None:
         return Signer(given.encode("utf-8", "surrogateescape"))
-    return Signer(_shared(file).encode())
+    return Signer(_shared_secret(file).encode())
 
 
-def _shared(file: Path) -> str:
-    """The secret in a file, which is made if there is none."""
+def _shared_secret(file: Path) -> str:
+    """Secret in a file, which is created if it does not exist."""
     try:
         with suppress(FileExistsError):
             descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -80,9 +80,9 @@ def _shared(file: Path) -> str:
                 new.write(secrets.token_hex(_DIGITS // 2))
         deadline = time.monotonic() + _WRITING
         while len(text := file.read_text()) < _DIGITS and time.monotonic() < deadline:
-            time.sleep(0.01)  # the process that made it is about to write
+            time.sleep(0.01)  # the process that created it has not written it yet
     except OSError as error:
-        raise StorageError(f"{file}: cannot be made and read: {error.strerror}. Give another run.dir.") from error
+        raise StorageError(f"{file}: cannot be created and read: {error.strerror}. Give another run.dir.") from error
     if len(text) != _DIGITS:
-        raise LaunchError(f"{file}: holds no secret of a run. Remove it, and start all processes again.")
+        raise LaunchError(f"{file}: contains no secret of a run. Remove it, and start all processes again.")
     return text

@@ -1,10 +1,10 @@
-"""Waiting for other processes without being deaf: signals are heard within a second.
+"""Wait for other processes while signals are still handled, within a second.
 
-    a call into C++ that may last  --on a thread of its own--> its result, or its error
+    a blocking C++ call            --on a thread of its own--> its result, or its error
     a collective in the background --in slices of a second---> done, or its error
 
-Python runs the handler of a signal between two instructions of the main thread. A main thread that waits inside a
-library runs none until the library returns, which may be in ten minutes, or never.
+Python runs signal handlers between two bytecode instructions of the main thread. A main thread that waits inside a
+library runs none until the library returns, which may take ten minutes, or forever.
 """
 
 import threading
@@ -17,18 +17,18 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 WAIT_SLICE = timedelta(seconds=1)
-"""Interval at which a waiting process hears signals."""
+"""Interval at which a waiting process handles signals."""
 
 
 class _Outcome(Generic[T]):
-    """What a call gave, once it has ended."""
+    """Result or error of a call on another thread."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._value: list[T] = []
         self._error: BaseException | None = None
 
-    def find(self) -> None:
+    def run(self) -> None:
         try:
             self._value.append(self._call())
         except BaseException as error:
@@ -41,18 +41,18 @@ class _Outcome(Generic[T]):
 
 
 def call_interruptibly(call: Callable[[], T]) -> T:
-    """Do a call that may wait for other processes for long, and hear signals meanwhile. Returns its result.
+    """Run a call that may block for long, and handle signals meanwhile; return its result.
 
-    The call runs on a thread of its own. A handler that raises, as that of Ctrl-C does, leaves it there: nothing can
-    end it but the end of the process, which does not wait for it.
+    The call runs on a daemon thread. If a signal handler raises, as that of Ctrl-C does, the thread stays blocked until
+    the process ends, which does not wait for it.
 
     Raises:
-        Exception: what the call raises.
+        Exception: the error of the call.
     """
     if threading.current_thread() is not threading.main_thread():
-        return call()  # no handler runs here
+        return call()  # signal handlers run on the main thread only
     outcome = _Outcome(call)
-    thread = threading.Thread(target=outcome.find, name="waiting", daemon=True)
+    thread = threading.Thread(target=outcome.run, name="waiting", daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(WAIT_SLICE.total_seconds())
@@ -60,19 +60,19 @@ def call_interruptibly(call: Callable[[], T]) -> T:
 
 
 def wait_for_work(work: dist.Work | None) -> None:
-    """Wait for a collective of gloo that runs in the background, in slices.
+    """Wait for an asynchronous gloo collective, in slices.
 
-    Not for messages between two ranks: those gloo gives up at the end of the first slice.
+    This does not work for messages between two ranks: gloo aborts those at the end of the first slice.
 
     Raises:
-        RuntimeError: it failed; a peer has gone, for one.
+        RuntimeError: the collective failed, for example because a peer has died.
     """
     assert work is not None, "this process is a member of the group"
     while True:
         try:
             work.wait(WAIT_SLICE)
         except RuntimeError:
-            if not work.is_completed():  # the slice has passed, and nothing else has happened
+            if not work.is_completed():  # only the slice has timed out
                 continue
             work.wait()
         return

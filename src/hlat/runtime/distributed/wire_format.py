@@ -1,10 +1,10 @@
-"""Values as bytes that may come from anywhere: reading them can make values of known types, and do nothing else.
+"""Encoding of values as bytes. Decoding untrusted bytes can only create values of known types; it runs no other code.
 
     value --encode--> bytes: length, JSON, arrays and bytes one after another --decode--> an equal value
 
-Plain values are themselves in JSON; what JSON lacks is an object with one key, its tag. Objects are those of a fixed
-list of hlat's own types: each stands on it by the decorator ``sendable`` beside its definition. A name that is not on
-the list is refused. Nothing is imported, looked up in a module, or called, but the constructors of those types.
+Plain values are themselves in JSON. A type that JSON lacks is an object with one key, its tag. Objects of hlat's own
+types are accepted if the type is registered with the decorator ``sendable``; other names are rejected. Decoding imports
+nothing, looks up no module attribute, and calls only the constructors of registered types.
 """
 
 import json
@@ -33,28 +33,28 @@ class MalformedMessage(Exception):
 
 
 def encode(value: object) -> bytes:
-    """A value as bytes.
+    """Encode a value as bytes.
 
     Args:
         value: None, bool, int, float, str, bytes, list, tuple, set, frozenset, mapping, path, NumPy array or scalar,
-            tensor on the CPU, torch dtype, ``sendable`` object, or any of these in one another.
+            tensor on the CPU, torch dtype, ``sendable`` object, or a nesting of these.
 
     Raises:
-        TypeError: it is, or holds, something else.
+        TypeError: the value is, or contains, something else.
     """
     blobs: list[bytes] = []
-    tree = _written(value, blobs)
+    tree = _to_json(value, blobs)
     text = json.dumps([tree, [len(blob) for blob in blobs]], separators=(",", ":")).encode()
     return b"".join((len(text).to_bytes(_LENGTH, "little"), text, *blobs))
 
 
 def decode(message: bytes) -> Any:
-    """The value that was encoded.
+    """Decode a message of ``encode``.
 
-    Mappings come back as dict, paths as Path, NumPy scalars as Python's numbers.
+    Mappings become dict, paths Path, and NumPy scalars Python numbers.
 
     Raises:
-        Malformed: nothing that ``encode`` writes.
+        MalformedMessage: ``encode`` did not produce these bytes.
     """
     try:
         begin = _LENGTH + int.from_bytes(message[:_LENGTH], "little")
@@ -68,57 +68,57 @@ def decode(message: bytes) -> Any:
         return _read(tree, blobs)
     except MalformedMessage:
         raise
-    except Exception as error:  # what is malformed can raise anything; all of it means the same
+    except Exception as error:  # malformed bytes can raise any exception
         raise MalformedMessage(repr(error)) from error
 
 
 def _expect(holds: bool) -> None:
     if not holds:
-        raise MalformedMessage("its parts do not fit together")
+        raise MalformedMessage("its sections do not fit together")
 
 
-def _written(value: object, blobs: list[bytes]) -> Any:
-    """A value as JSON; what is not text goes into ``blobs``."""
+def _to_json(value: object, blobs: list[bytes]) -> Any:
+    """JSON form of a value; binary content is appended to ``blobs``."""
     kind, names = SENDABLE.get(type(value).__name__, (None, ()))
     if type(value) is kind:
-        return {"object": [kind.__name__, {name: _written(getattr(value, name), blobs) for name in names}]}
+        return {"object": [kind.__name__, {name: _to_json(getattr(value, name), blobs) for name in names}]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if type(value) is list:
-        return [_written(item, blobs) for item in value]
+        return [_to_json(item, blobs) for item in value]
     if isinstance(value, np.generic):
-        return _written(value.item(), blobs)
+        return _to_json(value.item(), blobs)
     return _tagged(value, blobs)
 
 
 def _tagged(value: object, blobs: list[bytes]) -> dict[str, Any]:
-    """A value that JSON lacks."""
+    """JSON form of a value whose type JSON lacks."""
     for tag, collection in _COLLECTIONS.items():
         if type(value) is collection:
-            return {tag: [_written(item, blobs) for item in value]}  # type: ignore[attr-defined]  # all are iterable
+            return {tag: [_to_json(item, blobs) for item in value]}  # type: ignore[attr-defined]  # all are iterable
     match value:
         case Mapping():
             tagged: dict[str, Any] = {
-                "map": [[_written(key, blobs), _written(item, blobs)] for key, item in value.items()]
+                "map": [[_to_json(key, blobs), _to_json(item, blobs)] for key, item in value.items()]
             }
         case PurePath():
             tagged = {"path": str(value)}
         case torch.dtype():
             tagged = {"dtype": _name(value)}
         case bytes():
-            tagged = {"bytes": _added(value, blobs)}
+            tagged = {"bytes": _append_blob(value, blobs)}
         case np.ndarray() if value.dtype.str in _ARRAYS:
-            tagged = {"array": [value.dtype.str, list(value.shape), _added(value.tobytes(), blobs)]}
+            tagged = {"array": [value.dtype.str, list(value.shape), _append_blob(value.tobytes(), blobs)]}
         case torch.Tensor() if value.device.type == "cpu":
             content = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            tagged = {"tensor": [_name(value.dtype), list(value.shape), _added(content, blobs)]}
+            tagged = {"tensor": [_name(value.dtype), list(value.shape), _append_blob(content, blobs)]}
         case _:
-            raise TypeError(f"a {type(value).__qualname__} is not on the list of what processes send each other")
+            raise TypeError(f"a {type(value).__qualname__} cannot be sent between processes")
     return tagged
 
 
-def _added(content: bytes, blobs: list[bytes]) -> int:
-    """The number of a blob, which becomes one."""
+def _append_blob(content: bytes, blobs: list[bytes]) -> int:
+    """Append a blob and return its index."""
     blobs.append(content)
     return len(blobs) - 1
 
@@ -126,7 +126,7 @@ def _added(content: bytes, blobs: list[bytes]) -> int:
 def _name(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise TypeError(f"{dtype} is not on the list of what processes send each other")
+        raise TypeError(f"{dtype} cannot be sent between processes")
     return name
 
 

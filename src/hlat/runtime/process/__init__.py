@@ -1,4 +1,4 @@
-"""This process: its phase, clock, exit codes and log, and the status of other processes of the machine."""
+"""This process: its phase, clock, exit codes and log; and the status of other processes of the machine."""
 
 from hlat.runtime.process.clock import machine_clock
 from hlat.runtime.process.exit_codes import (

@@ -1,12 +1,12 @@
-"""Seconds by which the processes of a machine count together."""
+"""A monotonic clock that all processes of a machine share."""
 
 import time
 
 
 def machine_clock() -> float:
-    """Seconds of a clock that all processes of this machine share and nobody sets; its zero means nothing.
+    """Seconds of a monotonic clock that all processes of this machine share. Its zero has no meaning.
 
-    Where the system has one (Linux: CLOCK_BOOTTIME) it goes on while the machine sleeps.
+    On Linux (CLOCK_BOOTTIME) it also advances while the machine sleeps.
     """
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)

@@ -1,9 +1,9 @@
-"""What this process is doing right now, by name.
+"""Current phase of this process within a training step, by name.
 
     data -> forward <-> backward -> reduce -> optimizer -> checkpoint? evaluation? -> data ...
 
-Whoever begins a part of a step says so with ``enter_phase``; the phase before it ends there. Observers (the stopwatch,
-heartbeats, faults that are injected) are told of every change, on the thread that computes.
+Code that begins a phase calls ``enter_phase``, which also ends the previous phase. Observers (phase timer, heartbeats,
+fault injection) are called at every change, on the thread that computes.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,10 @@ PHASES = (
     "between",
     "end",
 )
-"""``start`` until the first step; ``device`` waits for what was launched there; ``between`` is the rest of a step."""
+"""Names of the phases.
+
+``start``: until the first step; ``device``: waiting for launched kernels; ``between``: the rest of a step.
+"""
 
 PhaseObserver = Callable[[str], None]
 
@@ -31,13 +34,13 @@ _observers: list[PhaseObserver] = []
 
 
 def current_phase() -> str:
-    """The phase that this process is in."""
+    """Return the phase that this process is in."""
     return _current
 
 
 def enter_phase(name: str) -> None:
-    """Begin a phase; nothing where it has begun already."""
-    global _current  # noqa: PLW0603  (what a process does there is one of)
+    """Begin a phase; no effect if it is the current one."""
+    global _current  # noqa: PLW0603  (one phase per process)
     assert name in PHASES, name
     if name == _current:
         return
@@ -48,7 +51,7 @@ def enter_phase(name: str) -> None:
 
 @contextmanager
 def observe_phases(observer: PhaseObserver) -> Iterator[None]:
-    """Have an observer told of each phase that begins."""
+    """Call an observer with each phase that begins within the block."""
     _observers.append(observer)
     try:
         yield

@@ -1,35 +1,35 @@
-"""Other processes of this machine: whether they run, are stopped, or belong to a session.
+"""Status of other processes on this machine: running, stopped, session.
 
-/proc/<pid>/stat --> state, parent, group, session; where there is no /proc, what signals tell
+/proc/<pid>/stat --> state, parent, group, session. Without /proc, only signals are available.
 """
 
 import os
 from pathlib import Path
 
 LAUNCHER_ENV = "HLAT_LAUNCHER_PID"
-"""The environment variable that holds the process id of whoever started this process of a run."""
+"""Environment variable with the process id of the launcher that started this process."""
 
 _PROC = Path("/proc")
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this id that has not ended."""
+    """Return True if a process with this id exists and has not ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return _stat(pid)[:1] != ["Z"]  # ended, and its parent has not looked yet
+    return _stat(pid)[:1] != ["Z"]  # a zombie: it has ended, and its parent has not waited for it
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal (SIGSTOP), as far as the system says so."""
+    """Return True if a process was stopped by a signal (SIGSTOP); False if the system does not report it."""
     return _stat(pid)[:1] in (["T"], ["t"])
 
 
 def session_is_alive(leaders: set[int]) -> bool:
-    """Whether a process of one of these sessions runs; False where the system does not say."""
+    """Return True if a process of one of these sessions is running; False if the system does not report sessions."""
     if not _PROC.is_dir():
         return False
     for entry in _PROC.iterdir():
@@ -41,7 +41,7 @@ def session_is_alive(leaders: set[int]) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of a process from its state on; empty where there is none."""
+    """Fields of /proc/<pid>/stat from the state on; empty if there is no such process."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -3,8 +3,8 @@
     rank 0        stdout, stderr --Tee--> console and <run_dir>/logs/rank-00000.log
     other ranks   file descriptors 1 and 2 -----> <run_dir>/logs/rank-00003.log
 
-The other ranks are redirected below Python, so that what C++ prints and the traceback of a crash are in the file too.
-Rank 0 is not: the descriptors stay those of the console, which remains a terminal where it was one.
+The other ranks are redirected at the level of file descriptors, so that output of C++ code and the traceback of a
+crash are in the file too. Rank 0 keeps the descriptors of the console, which remains a terminal if it was one.
 """
 
 import faulthandler
@@ -28,20 +28,21 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\
 
 
 def log_path(run_dir: Path, rank: int) -> Path:
-    """Where the log of a rank lies."""
+    """Path of a rank's log file."""
     return run_dir / "logs" / f"rank-{rank:05d}.log"
 
 
 @contextmanager
 def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
-    """Keep what this process prints in its log file, which is appended to; nothing where it is alone.
+    """Write the output of this process to its log file, appending; no effect if the process is alone.
 
-    Rank 0 prints on the console as well, the others in their file only. An exception that passes is written to the
-    file, with its traceback unless it is the user's to put right, and goes on.
+    Rank 0 also prints on the console, the others only to their file. An exception that leaves the block is written to
+    the file and raised again; the traceback is omitted for errors that the user can fix.
 
     Args:
-        run_dir: the folder of the run, which exists.
-        rank, world: of this process.
+        run_dir: folder of the run, which exists.
+        rank: rank of this process.
+        world: world size.
 
     Raises:
         StorageError: the file cannot be opened.
@@ -57,8 +58,8 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
         raise StorageError(f"{path}: cannot be written: {error.strerror}. Give another run.dir.") from error
     with log:
         _write(log, _header(rank, world))
-        redirected = _copied(log) if rank == 0 else _redirected(log)
-        with _crashes(log), redirected:
+        redirected = _copied_to(log) if rank == 0 else _redirected_to(log)
+        with _crash_stacks_in(log), redirected:
             try:
                 yield
             except BaseException as error:
@@ -68,8 +69,8 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
 
 def _header(rank: int, world: int) -> str:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    place = f"rank {rank} of {world}, pid {os.getpid()} on {platform.node()}"
-    return f"==== {now} {place}: {redact(' '.join(sys.argv))}\n"
+    identity = f"rank {rank} of {world}, pid {os.getpid()} on {platform.node()}"
+    return f"==== {now} {identity}: {redact(' '.join(sys.argv))}\n"
 
 
 def _report(error: BaseException) -> str:
@@ -79,13 +80,13 @@ def _report(error: BaseException) -> str:
 
 
 def _write(log: io.FileIO, text: str) -> None:
-    with suppress(OSError):  # a full disk must not replace the error that is being told, or end a run that goes well
+    with suppress(OSError):  # a full disk must neither hide the original error nor end a healthy run
         log.write(escape_controls(text).encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
-def _crashes(log: io.FileIO) -> Iterator[None]:
-    """Have the Python stacks of a crash (SIGSEGV, SIGABRT) written to the file."""
+def _crash_stacks_in(log: io.FileIO) -> Iterator[None]:
+    """Write the Python stacks of a crash (SIGSEGV, SIGABRT) to the file."""
     before = faulthandler.is_enabled()
     faulthandler.enable(log)
     try:
@@ -93,17 +94,17 @@ def _crashes(log: io.FileIO) -> Iterator[None]:
     finally:
         faulthandler.disable()
         if before:
-            faulthandler.enable(2)  # sys.stderr, its default, need not have a descriptor
+            faulthandler.enable(2)  # the default, sys.stderr, may have no descriptor
 
 
 @contextmanager
-def _redirected(log: io.FileIO) -> Iterator[None]:
-    _flush()  # what was printed before belongs to the console
+def _redirected_to(log: io.FileIO) -> Iterator[None]:
+    _flush()  # earlier output belongs to the console
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
-        stream: Any = _LogStream(log)  # Python's own may be buffered, or, in a notebook, not lead to the descriptors
+        stream: Any = _LogStream(log)  # sys.stdout may be buffered, or bypass the descriptors in a notebook
         with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
@@ -114,21 +115,21 @@ def _redirected(log: io.FileIO) -> Iterator[None]:
 
 
 @contextmanager
-def _copied(log: io.FileIO) -> Iterator[None]:
-    copy = _Lines(log)
+def _copied_to(log: io.FileIO) -> Iterator[None]:
+    copy = _LineCopy(log)
     with redirect_stdout(Tee(sys.stdout, copy)), redirect_stderr(Tee(sys.stderr, copy)):
         yield
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(OSError):  # a reader that has gone away must not end the work
+        with suppress(OSError):  # a closed pipe must not end the work
             if stream is not None:
                 stream.flush()
 
 
 class _LogStream(io.TextIOBase):
-    """The log as a text stream: unbuffered, since the last lines of a process that is killed are the ones wanted."""
+    """The log as an unbuffered text stream: if the process is killed, its last lines matter most."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -137,24 +138,28 @@ class _LogStream(io.TextIOBase):
         self._log = log
 
     def write(self, text: str) -> int:
+        """Write text to the log; return its length."""
         _write(self._log, text)
         return len(text)
 
     def fileno(self) -> int:
+        """Return the descriptor of the log."""
         return self._log.fileno()
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
 
-class _Lines:
-    """What a terminal is sent, as lines of a file: colours are dropped, and a line that is drawn again is another."""
+class _LineCopy:
+    """Converts terminal output to lines of a file: colours are dropped, and a redrawn line becomes a new line."""
 
     def __init__(self, log: io.FileIO) -> None:
         self._log = log
         self._at_start = True
 
     def write(self, text: str) -> None:
+        """Append text that was sent to the terminal."""
         plain = _CONTROL.sub("", text).replace("\r\n", "\n")
         for part in re.split(r"(\r)", plain):
             if part == "\r":
@@ -169,39 +174,46 @@ class _Lines:
 
 
 class Tee(io.TextIOBase):
-    """A text stream whose writing is copied; everything else, ``isatty`` above all, is the original's."""
+    """A text stream that copies what is written; everything else, above all ``isatty``, is forwarded to the console."""
 
-    def __init__(self, console: TextIO, copy: _Lines) -> None:
+    def __init__(self, console: TextIO, copy: _LineCopy) -> None:
         self._console, self._copy = console, copy
 
     def write(self, text: str) -> int:
+        """Write text to the console and to the copy."""
         self._copy.write(text)
         return self._console.write(text)
 
     def flush(self) -> None:
+        """Flush the console."""
         self._console.flush()
 
     def isatty(self) -> bool:
+        """Return True if the console is a terminal."""
         return self._console.isatty()
 
     def fileno(self) -> int:
+        """Return the descriptor of the console."""
         return self._console.fileno()
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     @property
     def rich_proxied_file(self) -> "TextIO | Tee":
-        """The same copying onto the stream that rich is to write to (see ``escape_controls.Shown``)."""
-        beneath = getattr(self._console, "rich_proxied_file", self._console)
-        return self if beneath is self._console else Tee(beneath, self._copy)
+        """A tee onto the stream that rich writes to (see ``terminal_text.EscapingStream``)."""
+        underlying = getattr(self._console, "rich_proxied_file", self._console)
+        return self if underlying is self._console else Tee(underlying, self._copy)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute, which is None in TextIOBase
+        """Encoding of the console."""
         return self._console.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
+        """Error handler of the console's encoding."""
         return self._console.errors
 
     def __getattr__(self, name: str) -> Any:

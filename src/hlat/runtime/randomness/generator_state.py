@@ -1,7 +1,7 @@
-"""The stateful random generators of a process as tensors, and back.
+"""State of the stateful random generators of a process, as tensors and back.
 
-hlat draws from addressed streams (``random.py``) and consumes none of these. A library may: their states are saved, so
-that a resumed process sees the same numbers as one that was never interrupted.
+hlat draws from addressed streams (``philox_rng.py``) and never from these generators. A library may use them, so their
+states are saved: a resumed process then draws the same numbers as one that was never interrupted.
 
     torch CPU generator, generator of the current accelerator, ``random``, ``numpy.random`` <--> tensors
 """
@@ -15,20 +15,22 @@ import torch
 
 from hlat.runtime.errors import CheckpointError
 
-_MT_WORDS = 624  # words of state of a Mersenne twister, which both Python and numpy's legacy generator are
+_MT_WORDS = 624  # words of state of a Mersenne twister: Python's and numpy's legacy generator
 _PYTHON_VERSION = 3  # of the tuple that random.getstate() returns
 
 
 def seed_generators(seed: int) -> None:
-    """Start every generator from ``seed``, so that what a library draws repeats with the run."""
+    """Seed every generator, so that the draws of libraries repeat with the run."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def rng_state() -> dict[str, torch.Tensor]:
-    """The state of every generator: ``torch`` uint8, ``accelerator`` uint8 if there is one, ``python`` and
-    ``numpy`` int64, all on the CPU. Tensors are copies.
+    """Return the state of every generator as copied CPU tensors.
+
+    Returns:
+        ``torch`` uint8, ``accelerator`` uint8 if there is one, ``python`` and ``numpy`` int64.
     """
     state = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -38,12 +40,12 @@ def rng_state() -> dict[str, torch.Tensor]:
 
 
 def set_rng_state(state: Mapping[str, torch.Tensor]) -> None:
-    """Put states back; the inverse of ``rng_state``.
+    """Restore the states returned by ``rng_state``.
 
-    The state of an accelerator is left out where this machine has none, so that a run can move between device types.
+    The state of an accelerator is ignored on a machine without one, so that a run can move between device types.
 
     Raises:
-        CheckpointError: a state is not one of that generator.
+        CheckpointError: a state does not fit its generator.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     try:
@@ -57,7 +59,7 @@ def set_rng_state(state: Mapping[str, torch.Tensor]) -> None:
 
 
 def _python_state() -> torch.Tensor:
-    """int64: 624 words, position, whether a Gaussian is in stock, its bits."""
+    """int64: 624 words, position, 1 if a Gaussian is cached else 0, its bits."""
     version, internal, gauss = random.getstate()
     assert version == _PYTHON_VERSION, "the generator of every supported Python"
     return torch.tensor([*internal, gauss is not None, _bits(gauss or 0.0)], dtype=torch.int64)
@@ -69,7 +71,7 @@ def _set_python_state(state: torch.Tensor) -> None:
 
 
 def _numpy_state() -> torch.Tensor:
-    """int64: 624 words, position, whether a Gaussian is in stock, its bits."""
+    """int64: 624 words, position, 1 if a Gaussian is cached else 0, its bits."""
     state = np.random.get_state(legacy=False)
     assert isinstance(state, dict) and state["bit_generator"] == "MT19937", "numpy's legacy generator"
     words, position = state["state"]["key"], state["state"]["pos"]

@@ -1,14 +1,13 @@
 """Randomness that is addressed, not consumed.
 
-A draw is a pure function of (seed, purpose, name, element index). Nothing is advanced by drawing, so a tensor
-that is sharded, built in another order, or rebuilt after a restart gets the same bits:
+A draw is a pure function of (seed, purpose, name, element index). Drawing changes no state, so a tensor gets the same
+bits if it is sharded, initialized in another order, or rebuilt after a restart:
 
     (seed, purpose, name) --stream_key--> 64-bit key
     (key, element index)  --philox-->     uniform 32-bit words --> uniforms, normals
 
-The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), the same
-one that CUDA and Triton use. It is written with 64-bit integer tensor operations, which wrap identically on
-every device.
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), which CUDA and
+Triton use too. It is written with 64-bit integer tensor operations, which wrap identically on every device.
 """
 
 import math
@@ -24,7 +23,7 @@ _CHUNK = 1 << 16  # counters per pass, so that the temporaries stay in cache (me
 
 
 def _high_low(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The high and low 32 bits of ``multiplier * word``, without overflowing signed 64-bit integers."""
+    """High and low 32 bits of ``multiplier * word``, without overflowing signed 64-bit integers."""
     low_product = word * (multiplier & 0xFFFF)
     high_product = word * (multiplier >> 16)
     carried = high_product + (low_product >> 16)
@@ -32,7 +31,7 @@ def _high_low(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def philox(key: int, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Four words of 32 random bits per counter.
+    """Generate four words of 32 random bits per counter.
 
     Args:
         key: 64-bit stream key.
@@ -55,8 +54,8 @@ def philox(key: int, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor,
 def _normals_of_counters(key: int, counter: torch.Tensor) -> torch.Tensor:
     """Standard normals, float64, shape (len(counter), 4), by the Box-Muller transform.
 
-    In float64 because the transcendental functions of two machines may differ in the last bit: after rounding
-    to float32 or less such a difference disappears but for one value in about 2**29.
+    Transcendental functions may differ between machines in the last bit of float64. After rounding to float32 or less
+    such a difference disappears, except in about one of 2**29 values.
     """
     words = torch.stack(philox(key, counter), dim=-1).to(torch.float64)
     uniforms = (words + 0.5) * 2.0**-32
@@ -73,7 +72,7 @@ def _spans(start: int, stop: int) -> Iterator[tuple[int, int]]:
 def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
     """Standard normals of the elements ``start <= index < stop`` of a stream: float32, on the CPU.
 
-    Always computed on the CPU, so that every device starts from the same bits.
+    They are always computed on the CPU, so that every device starts from the same bits.
     """
     out = torch.empty(stop - start, dtype=torch.float32)
     for begin, end in _spans(start, stop):
@@ -84,7 +83,7 @@ def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
 
 
 def normal_block(key: int, first_row: int, rows: int, row_size: int, first_column: int, columns: int) -> torch.Tensor:
-    """Standard normals of a block of a stream whose elements fill a matrix row by row: fp32, (rows, columns), CPU.
+    """Standard normals of a block of a stream whose elements form a row-major matrix: fp32, (rows, columns), CPU.
 
     Element (i, j) of the block is element ``(first_row + i) * row_size + first_column + j`` of the stream. Only the
     counters that the block needs are computed.
@@ -93,7 +92,7 @@ def normal_block(key: int, first_row: int, rows: int, row_size: int, first_colum
         first = first_row * row_size
         return normal_range(key, first, first + rows * row_size).view(rows, columns)
     out = torch.empty(rows, columns, dtype=torch.float32)
-    counters = (columns + 3) // 4 + 1  # as many as a row of the block can touch
+    counters = (columns + 3) // 4 + 1  # upper bound for one row of the block
     step = max(1, _CHUNK // counters)
     for begin in range(0, rows, step):
         end = min(begin + step, rows)

@@ -1,4 +1,4 @@
-"""Files and object stores: durable writes, URLs opened through fsspec, and errors of storage backends in one line."""
+"""Files and object stores: durable writes, URLs opened through fsspec, and one-line descriptions of storage errors."""
 
 from typing import TYPE_CHECKING
 

@@ -1,10 +1,10 @@
-"""A URL -> the fsspec backend that reaches it, set up for a program that keeps its own patience.
+"""Open a URL with the fsspec backend of its protocol, without the backend's own retries and caches.
 
-    s3://bucket/prefix --connect--> file system, "bucket/prefix"
-    url, Fault --refusal--> what to tell the user
+    s3://bucket/prefix --open_filesystem--> file system, "bucket/prefix"
+    url, StorageFailure --explain_failure--> message for the user
 
-fsspec and its backends are imported when the first URL is met, never before. Credentials and endpoints are theirs to
-find, in the environment; nothing of them is read, kept or shown here.
+fsspec and its backends are imported when the first URL is opened. They find credentials and endpoints in the
+environment themselves; nothing of these is read, stored or shown here.
 """
 
 from typing import Any
@@ -23,16 +23,18 @@ _ACCESS = {
 
 
 def open_filesystem(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
-    """The backend of a URL, and its name for what the URL names.
+    """Open the backend of a URL.
 
     Args:
-        url: of a file, a folder or prefix, or a glob.
-        wrong: the kind of error that a URL is which cannot be used.
+        url: URL of a file, a folder or prefix, or a glob.
+        wrong: type of error to raise for a URL that cannot be used.
+
+    Returns:
+        The file system, and the path of the URL within it.
 
     Raises:
-        HlatError: of the kind ``wrong``: a URL that holds a secret, an unknown protocol, or a backend that is not
-            installed.
-        Exception: what a backend raises that logs in when it is made; ``fault_of`` says what it means.
+        HlatError: of type ``wrong``: the URL holds a secret, its protocol is unknown, or its backend is not installed.
+        Exception: from a backend that logs in when it is created; ``classify_error`` interprets it.
     """
     check_url(url, wrong)
     protocol = protocol_of(url)
@@ -44,62 +46,62 @@ def open_filesystem(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         install = f"pip install 'hlat[{extra}]'" if extra else f"install its backend ({error})"
-        raise wrong(f"{url}: {protocol}:// takes a package that is not installed: {install}") from error
+        raise wrong(f"{url}: {protocol}:// needs a package that is not installed: {install}") from error
     except ValueError as error:
-        raise wrong(f"{url}: {redact(str(error))}. s3://, gs:// and https:// are known.") from error
+        raise wrong(f"{url}: {redact(str(error))}. s3://, gs:// and https:// are supported.") from error
     if hasattr(backend, "retries"):
-        fs.retries = 1  # ours tell the user, and wait longer
+        fs.retries = 1  # hlat retries itself: it reports the attempts, and waits longer
     return fs, str(root).rstrip("/") if str(root) != "/" else str(root)
 
 
 def protocol_of(url: str) -> str:
-    """What stands before ``://``, in lower case."""
+    """Protocol of a URL, in lower case: the text before ``://``."""
     return url.partition("://")[0].lower()
 
 
 def check_url(url: str, wrong: type[HlatError]) -> None:
-    """Raise an error of the kind ``wrong`` for a URL that must not be recorded, or is none that is understood."""
+    """Raise an error of type ``wrong`` if a URL must not be recorded or cannot be understood."""
     secret = find_secret(url)
     if secret is not None:
         raise wrong(
             f"{redact(url)}: the URL holds {secret}, and paths are recorded in manifests, checkpoints and "
-            "logs. Give it without; credentials come from the environment."
+            "logs. Give the URL without it; credentials come from the environment."
         )
     if "::" in url:
-        raise wrong(f"{url}: chained URLs are not read; give the URL of the files themselves.")
+        raise wrong(f"{url}: chained URLs are not supported; give the URL of the files themselves.")
 
 
-def explain_failure(url: str, fault: StorageFailure, rights: str = "read and list") -> str:
-    """What to tell the user of a fault that another attempt would not mend.
+def explain_failure(url: str, failure: StorageFailure, rights: str = "read and list") -> str:
+    """Return a message for the user about a failed access: what went wrong and what would work.
 
     Args:
-        url: what was asked for.
-        fault: of a kind other than TRANSIENT.
-        rights: what has to be allowed there.
+        url: URL that was accessed.
+        failure: classified failure.
+        rights: permission that is needed, for the message.
     """
     protocol = protocol_of(url)
     access = _ACCESS.get(_EXTRAS.get(protocol, ""), f"what the fsspec backend of {protocol}:// reads")
-    match fault.kind:
+    match failure.kind:
         case FailureKind.MISSING:
-            why = f" ({fault.reason})" if fault.reason not in url else ""
+            why = f" ({failure.reason})" if failure.reason not in url else ""
             return f"{url}: nothing there{why}. Check the name, and the endpoint if one is set."
         case FailureKind.DENIED:
             return (
-                f"{url}: permission denied: {fault.reason}. Grant the right to {rights} it, or use other "
+                f"{url}: permission denied: {failure.reason}. Grant the right to {rights} it, or use other "
                 f"credentials: {access}."
             )
         case FailureKind.NO_CREDENTIALS:
-            return f"{url}: no credentials: {fault.reason}. They come from the environment: {access}."
+            return f"{url}: no credentials: {failure.reason}. They come from the environment: {access}."
     done = "read" if rights == "read and list" else "used"
-    return f"{url}: cannot be {done}: {fault.reason}. Check the URL, and the endpoint if one is set."
+    return f"{url}: cannot be {done}: {failure.reason}. Check the URL, and the endpoint if one is set."
 
 
 def _options(protocol: str, environment: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Options of a backend: no listings from its memory, no attempts of its own, time-outs for silence only.
+    """Options of a backend: no cached listings, no retries of its own, time-outs for silence only.
 
     Args:
-        protocol: of the URL.
-        environment: what FSSPEC_* variables set, which stays in force beside these.
+        protocol: protocol of the URL.
+        environment: settings from FSSPEC_* variables, which are kept.
     """
     given = {**environment.get(_EXTRAS.get(protocol, protocol), {}), **environment.get(protocol, {})}
     options: dict[str, Any] = {"use_listings_cache": False}
@@ -111,6 +113,6 @@ def _options(protocol: str, environment: dict[str, dict[str, Any]]) -> dict[str,
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
         session = given.get("client_kwargs", {})
-        headers = {"Accept-Encoding": "identity", **session.get("headers", {})}  # the bytes of the file, and its length
+        headers = {"Accept-Encoding": "identity", **session.get("headers", {})}  # not compressed
         options["client_kwargs"] = {"timeout": timeout, "trust_env": True, **session, "headers": headers}
     return options

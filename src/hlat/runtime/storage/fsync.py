@@ -1,14 +1,14 @@
-"""Waiting until something is on the disk."""
+"""fsync of files and folders."""
 
 import os
 from pathlib import Path
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file's bytes, or the names in a folder, would survive a power cut.
+    """Wait until a file's bytes, or the entries of a folder, would survive a power failure.
 
     Raises:
-        OSError: the disk refused.
+        OSError: fsync failed.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,6 +1,6 @@
-"""Things that are to happen once in the life of a run, however often it is restarted.
+"""Markers of events that must happen only once in a run, however often it is restarted.
 
-name --claim--> a file, durable before the thing happens --> False for whoever asks again
+name --claim--> a marker file, durable before the event happens --> False for every later claim
 """
 
 import os
@@ -11,24 +11,24 @@ from hlat.runtime.storage.fsync import sync_to_disk
 
 
 class OnceMarkers:
-    """What has happened already, as empty files of a folder.
+    """Claimed names, stored as empty files of a folder.
 
     Args:
-        folder: where; made when something happens first, in a folder that exists.
+        folder: folder of the markers. It is created at the first claim; its parent must exist.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def claimed(self) -> set[str]:
-        """The names that were claimed."""
+        """Return the names that were claimed."""
         try:
             return {path.name for path in self._folder.iterdir()}
         except FileNotFoundError:
             return set()
 
     def claim(self, name: str) -> bool:
-        """Whether this is the first time; it never is again, whatever ends the process next.
+        """Claim a name; return True the first time, and False ever after, even if this process is killed next.
 
         Raises:
             StorageError: the folder cannot be written.

@@ -1,12 +1,12 @@
-"""The folder of a run, held while the run writes to it: another folder in its place is noticed, never written to.
+"""The folder of a run, identified by its lock file: if another folder takes its place, nothing is written to that one.
 
-    first attempt     folder is made --> .lock is taken --> .run-id, a run_id drawn for this run
-    before each save  .lock in the folder is the file that is held?  --no--> LostError, nothing is written
-    next attempt      .run-id is the run_id that the attempt before told?  --no--> LostError
+    first attempt     create the folder --> take .lock --> write .run-id, a random number
+    before each save  is .lock in the folder the file that is open here?  --no--> StateLostError, nothing is written
+    next attempt      does .run-id equal the id of the previous attempt?  --no--> StateLostError
 
-A file system that is unmounted leaves its mount point behind, an empty folder of the same name; a folder that was
-removed is easily made again. What is written there is no part of the run, and a run that looks for its state there
-finds none.
+An unmounted file system leaves its mount point behind, an empty folder of the same name; a removed folder may be
+created again by another program. Files written there would not belong to the run, and a restarted run would not find
+its state there.
 """
 
 import os
@@ -23,34 +23,34 @@ LOCK_NAME = ".lock"
 ID_NAME = ".run-id"
 
 EARLIER_ATTEMPT_ENV = "HLAT_GONE_ON"
-"""The environment variable of an attempt after one that trained: what that one left (``EarlierAttempt``)."""
+"""Environment variable that describes the previous attempt to a restarted one (see ``EarlierAttempt``)."""
 
 
 @dataclass(frozen=True)
 class EarlierAttempt:
-    """What is known of the attempt of a run before this one.
+    """Facts about the previous attempt of this run.
 
     Attributes:
-        saved: the newest step whose state it knew to be durable, 0 for none.
-        run_id: of the run's folder; empty where it was not told.
+        saved: newest step whose checkpoint is known to be durable; 0 for none.
+        run_id: id in the run's folder; empty if it was not reported.
     """
 
     saved: int
     run_id: str
 
     def variable(self) -> str:
-        """As the environment variable for the next attempt."""
+        """Value of the environment variable for the next attempt."""
         return f"{self.saved} {self.run_id}"
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """From the environment; None in a first attempt."""
+        """Read from the environment; None in a first attempt."""
         saved, _, run_id = environment.get(EARLIER_ATTEMPT_ENV, "").partition(" ")
         return cls(int(saved), run_id) if saved.isdigit() else None
 
 
 def read_run_id(run_dir: Path) -> str | None:
-    """The run_id of the run whose folder this is; None if it has none, or cannot be read."""
+    """Read the run id in a folder; None if it has none, or cannot be read."""
     try:
         return (run_dir / ID_NAME).read_text().strip() or None
     except (OSError, ValueError):
@@ -58,14 +58,14 @@ def read_run_id(run_dir: Path) -> str | None:
 
 
 def open_run_folder(run_dir: Path, earlier: EarlierAttempt | None = None) -> None:
-    """Make the folder of a run that begins, or see that it is still that of the run that goes on.
+    """Create the folder of a new run, or check that the folder still belongs to the run that resumes.
 
     Raises:
-        LostError: the folder of the attempt before is gone.
-        StorageError: the folder cannot be made, or does not answer now.
+        StateLostError: the folder of the previous attempt is gone.
+        StorageError: the folder cannot be created, or cannot be read now.
     """
     if earlier is not None and earlier.run_id:
-        _see_that_it_is(run_dir, earlier.run_id)
+        _check_run_id(run_dir, earlier.run_id)
         return
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -73,43 +73,44 @@ def open_run_folder(run_dir: Path, earlier: EarlierAttempt | None = None) -> Non
         raise StorageError(f"run.dir {run_dir}: cannot be written: {error.strerror}. Give another run.dir.") from error
 
 
-def _see_that_it_is(run_dir: Path, run_id: str) -> None:
+def _check_run_id(run_dir: Path, run_id: str) -> None:
     try:
         found = (run_dir / ID_NAME).read_bytes().strip()
     except (FileNotFoundError, NotADirectoryError):
         raise _lost(run_dir, run_id) from None
     except OSError as error:
         raise StorageError(
-            f"run.dir {run_dir}: does not answer: {error.strerror}. See that the storage is there and healthy, then "
-            "give the same command: the run goes on from the newest checkpoint."
+            f"run.dir {run_dir}: cannot be read: {error.strerror}. Check that the storage is mounted and healthy, then "
+            "run the same command: the run resumes from the newest checkpoint."
         ) from error
     if found != run_id.encode():
         raise _lost(run_dir, run_id)
 
 
 class RunFolder:
-    """The folder of a run, held by its open lock file, whose inode is not given to another file meanwhile.
+    """The folder of a run. An open lock file identifies it, because the inode of an open file is not reused.
 
     Args:
         path: the folder.
-        descriptor: of the lock file in it, open; on the first rank it holds the lock.
-        run_id: of the run; None until it is known.
+        descriptor: open descriptor of the lock file in it; on rank 0 it holds the lock.
+        run_id: id of the run; None until it is known.
     """
 
     def __init__(self, path: Path, descriptor: int, run_id: str | None = None) -> None:
         self.path, self.descriptor, self.run_id = path, descriptor, run_id
 
     def check(self) -> None:
-        """See that the folder is there, and the lock on it. One system call; nothing is said of a disk that is slow or
-        away for a while: whoever writes hears that.
+        """Check that the folder exists and contains the lock file that is open here, with one system call.
+
+        Other errors of the disk, such as a temporary failure, are ignored: the code that writes will see them.
 
         Raises:
-            LostError: the folder is gone, or another one lies in its place.
-            StorageError: the same folder has come back by another way (mounted anew, copied): the lock is not on it.
+            StateLostError: the folder is gone, or another one is in its place.
+            StorageError: the same folder was mounted again or copied, so the lock is not on it.
         """
         held = os.fstat(self.descriptor)
         try:
-            now = os.stat(self.path / LOCK_NAME)  # noqa: PTH116  (beside its twin above)
+            now = os.stat(self.path / LOCK_NAME)  # noqa: PTH116  (like os.fstat above)
         except (FileNotFoundError, NotADirectoryError):
             raise _lost(self.path, self.run_id) from None
         except OSError:
@@ -120,26 +121,29 @@ class RunFolder:
 
 @contextmanager
 def hold_run_folder(path: Path, lock: int | None, rank: int) -> Iterator[RunFolder]:
-    """Hold the folder of a run that rank 0 has locked.
+    """Keep the lock file of a run's folder open within the block. Rank 0 has locked it.
 
     Args:
         path: the folder.
-        lock: descriptor of the lock file, on the rank that has it.
+        lock: descriptor of the lock file, on the rank that holds the lock; None on the others.
         rank: this rank.
+
+    Yields:
+        The folder.
 
     Raises:
         StorageError: this rank does not see the folder.
     """
     if lock is not None:
         folder = RunFolder(path, lock)
-        folder.check()  # the lock may have been waited for
+        folder.check()  # the folder may have changed while this process waited for the lock
         yield folder
         return
     try:
         descriptor = os.open(path / LOCK_NAME, os.O_RDONLY)
     except OSError as error:
         raise StorageError(
-            f"run.dir {path}: rank {rank} on {socket.gethostname()} does not see the folder that rank 0 holds there "
+            f"run.dir {path}: rank {rank} on {socket.gethostname()} does not see the folder that rank 0 has locked "
             f"({error.strerror}). Set run.dir to one on a file system that all machines of the run share, under the "
             "same path."
         ) from error
@@ -154,16 +158,16 @@ def _lost(path: Path, run_id: str | None) -> StorageError:
     if found is not None and found == run_id:
         return StorageError(
             f"run.dir {path}: the folder of this run was mounted anew or copied, and the run's lock is not on it. "
-            "Nothing was written there. The same command goes on from the newest checkpoint."
+            "Nothing was written there. The same command resumes from the newest checkpoint."
         )
-    if not os.path.isdir(path):  # noqa: PTH112  (which raises nothing where it may not be looked at)
-        what = "the folder of this run is gone: removed, renamed or unmounted"
+    if not os.path.isdir(path):  # noqa: PTH112  (Path.is_dir would raise without permission)
+        reason = "the folder of this run is gone: removed, renamed or unmounted"
     elif found is None:
-        what = "the folder of this run is gone; what lies there is no run, as in a mount point without its file system"
+        reason = "the folder of this run is gone; the folder now at this path has no run in it, like a mount point"
     else:
-        what = "the folder of this run is gone; another run lies there"
+        reason = "the folder of this run is gone; another run's folder is at this path"
     return StateLostError(
-        f"run.dir {path}: {what}. Nothing was written there, and no new run is begun. Mount it, or bring it back to "
-        "that place, then give the same command: the run goes on from the newest checkpoint. To begin anew, give "
+        f"run.dir {path}: {reason}. Nothing was written there, and no new run is begun. Mount the folder, or move it "
+        "back to this path, then run the same command: it resumes from the newest checkpoint. To begin a new run, set "
         "another run.dir."
     )

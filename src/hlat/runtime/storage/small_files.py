@@ -1,4 +1,4 @@
-"""Files that people write (recipes, config.json, catalogs), read without trusting that they are small files."""
+"""Read small files that people write (recipes, config.json, catalogs), with a size limit."""
 
 import os
 import stat
@@ -8,22 +8,22 @@ _MIB = 1 << 20
 
 
 def read_small_file(path: Path, limit: int = _MIB) -> str:
-    """The text of a file, which has to be a regular one, of at most ``limit`` bytes of UTF-8.
+    """Return the text of a regular file of at most ``limit`` bytes of UTF-8.
 
     Args:
-        path: of the file. A device, a pipe or a socket is refused without waiting for what it may send.
-        limit: bytes.
+        path: the file. A device, a pipe or a socket is rejected without reading from it.
+        limit: maximum size in bytes.
 
     Raises:
-        ValueError: says what is wrong with the file, as the end of a sentence that begins with its name.
-        OSError: the file is not there or may not be read.
+        ValueError: the file cannot be used; the message continues a sentence that begins with the file's name.
+        OSError: the file does not exist or may not be read.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
+    with open(path, "rb", opener=_open_nonblocking) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is a device or a pipe; name a file")
+            raise ValueError("it is a device or a pipe; give a regular file")
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ValueError(f"it has more than {limit:,} bytes, which no such file needs")
+        raise ValueError(f"it has more than {limit:,} bytes, too many for such a file")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -31,5 +31,5 @@ def read_small_file(path: Path, limit: int = _MIB) -> str:
         raise ValueError(f"it is not text in UTF-8: line {line} holds the byte {content[error.start]:#04x}") from None
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would be waited for
+def _open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe without a writer would block

@@ -1,9 +1,9 @@
-"""What an exception of a storage backend means: worth another attempt, or not, and why in one line.
+"""Classify an exception of a storage backend: its kind (transient or not), and the reason in one line.
 
-    botocore, aiohttp, gcsfs, requests, fsspec, the operating system --> Fault(kind, reason)
+    botocore, aiohttp, gcsfs, requests, fsspec, the operating system --> StorageFailure(kind, reason)
 
-Judged by status codes, errno and the names of classes, so that no backend has to be imported to know its errors. The
-whole chain of causes counts: fsspec's HTTP backend reports any failure as "file not found" and hides why in the cause.
+The classification uses status codes, errno and class names, so that no backend has to be imported. It considers the
+complete chain of causes: fsspec's HTTP backend reports any failure as "file not found", with the real error as cause.
 """
 
 import errno
@@ -12,14 +12,14 @@ import socket
 from collections.abc import Iterator
 from enum import Enum
 from http import HTTPStatus
-from itertools import chain as one_by_one
+from itertools import chain as concatenate
 from typing import NamedTuple
 
 from hlat.runtime.urls import redact
 
 
 class FailureKind(Enum):
-    """What can be done about a fault."""
+    """Kind of a storage failure, which decides how to handle it."""
 
     TRANSIENT = "transient"
     MISSING = "missing"
@@ -29,14 +29,14 @@ class FailureKind(Enum):
 
 
 class StorageFailure(NamedTuple):
-    """What went wrong; ``reason`` is for people, without secrets and without a full stop."""
+    """A classified failure; ``reason`` is for people, without secrets and without a full stop."""
 
     kind: FailureKind
     reason: str
 
 
 class TransientError(Exception):
-    """Raised by our own code for what may be otherwise next time: a body that ended too early, for one."""
+    """An error of hlat's own that may not occur again, such as a response body that ended too early."""
 
 
 _OWN_BUGS = (TypeError, AttributeError, NameError, AssertionError, KeyError, IndexError, MemoryError)
@@ -59,15 +59,15 @@ _UNKNOWN_HOST = {number for name in ("EAI_NONAME", "EAI_NODATA") if (number := g
 
 
 def classify_error(error: BaseException) -> StorageFailure:
-    """What an exception means.
+    """Classify an exception.
 
     Raises:
-        BaseException: the error itself, where it is a defect of a program rather than something that went wrong.
+        BaseException: the error itself, if it is a bug in a program rather than a failure of storage.
     """
     if isinstance(error, _OWN_BUGS) or not isinstance(error, Exception):
         raise error
     chain = list(_chain(error))
-    names = {base.__name__ for one in chain for base in type(one).__mro__}
+    names = {base.__name__ for exception in chain for base in type(exception).__mro__}
     status = next(filter(None, map(_status, chain)), None)
     return StorageFailure(_kind(chain, names, status), redact(_reason(chain, names, status)))
 
@@ -77,11 +77,11 @@ def _kind(chain: list[BaseException], names: set[str], status: int | None) -> Fa
         _AGAIN, FailureKind.TRANSIENT
     )
     refused = "SSLCertVerificationError", "ClientConnectorCertificateError"
-    judgements = (
+    rules = (
         (
-            any(getattr(one, "retryable", False) is True for one in chain),
+            any(getattr(exception, "retryable", False) is True for exception in chain),
             FailureKind.TRANSIENT,
-        ),  # google.auth says so itself
+        ),  # set by google.auth
         (bool(names & _NO_CREDENTIALS), FailureKind.NO_CREDENTIALS),
         (status in by_status, by_status.get(status or 0, FailureKind.OTHER)),
         (_unknown_host(chain) or not names.isdisjoint(refused), FailureKind.OTHER),
@@ -89,11 +89,11 @@ def _kind(chain: list[BaseException], names: set[str], status: int | None) -> Fa
         ("PermissionError" in names, FailureKind.DENIED),
         ("FileNotFoundError" in names, FailureKind.MISSING),
     )
-    return next((kind for holds, kind in judgements if holds), FailureKind.OTHER)
+    return next((kind for holds, kind in rules if holds), FailureKind.OTHER)
 
 
 def _reason(chain: list[BaseException], names: set[str], status: int | None) -> str:
-    said = next((line for one in chain if (line := _on_one_line(one))), type(chain[0]).__name__)
+    text = next((line for exception in chain if (line := _on_one_line(exception))), type(chain[0]).__name__)
     if status is not None:
         code = next(filter(None, map(_code, chain)), None) or _phrase(status)
         return f"HTTP {status} {code}".strip()
@@ -102,45 +102,46 @@ def _reason(chain: list[BaseException], names: set[str], status: int | None) -> 
     number = _transient_errno(chain)
     if number is not None:
         return os.strerror(number).lower()
-    return "timed out" if "TimeoutError" in names else said
+    return "timed out" if "TimeoutError" in names else text
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """The error, its cause, the cause of that, and so on."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        yield one
-        seen.add(id(one))
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    exception: BaseException | None = error
+    while exception is not None and id(exception) not in seen:
+        yield exception
+        seen.add(id(exception))
+        exception = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an exception carries: aiohttp's, gcsfs's, botocore's or requests' way."""
+    """HTTP status of an exception of aiohttp, gcsfs, botocore or requests; None if it has none."""
     response = getattr(error, "response", None)
     inner = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
-    places = (response, "status_code"), (error, "status"), (error, "code")
-    found = one_by_one((inner,), (getattr(place, name, None) for place, name in places))
-    return next((int(one) for one in found if isinstance(one, int) and 300 <= one < 600), None)
+    attributes = (response, "status_code"), (error, "status"), (error, "code")
+    found = concatenate((inner,), (getattr(holder, name, None) for holder, name in attributes))
+    return next((int(status) for status in found if isinstance(status, int) and 300 <= status < 600), None)
 
 
 def _transient_errno(chain: list[BaseException]) -> int | None:
-    return next((one.errno for one in chain if isinstance(one, OSError) and one.errno in _TRANSIENT_ERRNO), None)
+    numbers = (exception.errno for exception in chain if isinstance(exception, OSError))
+    return next((number for number in numbers if number in _TRANSIENT_ERRNO), None)
 
 
 def _code(error: BaseException) -> str | None:
-    """S3's own word for an error, such as SlowDown."""
+    """Error code of S3, such as SlowDown; None if there is none."""
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(code) if code and not str(code).isdigit() else None
 
 
 def _phrase(status: int) -> str:
-    return HTTPStatus(status).phrase if status in {one.value for one in HTTPStatus} else ""
+    return HTTPStatus(status).phrase if status in {known.value for known in HTTPStatus} else ""
 
 
 def _unknown_host(chain: list[BaseException]) -> bool:
-    return any(isinstance(one, socket.gaierror) and one.errno in _UNKNOWN_HOST for one in chain)
+    return any(isinstance(exception, socket.gaierror) and exception.errno in _UNKNOWN_HOST for exception in chain)
 
 
 def _on_one_line(error: BaseException) -> str:
