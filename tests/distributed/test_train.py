@@ -94,7 +94,7 @@ def test_stopped_and_resumed_in_the_same_layout_nothing_shows(
     victim = _wait_for_rank(process, run_dir(arguments), step=6)
     os.kill(victim, signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0 and b"rank 1 was ended by SIGKILL" in stderr, stderr
+    assert process.returncode == 0 and b"rank 1 was killed by SIGKILL" in stderr, stderr
     assert losses(arguments) == losses(whole)
     assert same_bits(state(arguments), state(whole))
 

@@ -38,5 +38,5 @@ def test_a_bug_on_one_rank_while_the_other_waits_for_it(ended, tmp_path):
 def test_a_killed_rank_and_one_that_does_not_notice(ended, tmp_path):
     code, said, console = ended("killed")
     assert code == 1 and console == ""
-    assert said.startswith("rank 1 was ended by SIGKILL")
+    assert said.startswith("rank 1 was killed by SIGKILL")
     assert f"see {tmp_path}/run/logs/rank-00001.log\n" in said

@@ -18,8 +18,8 @@ NOWHERE = Path("/no/such/run")
 OURS = 1.0  # the second in which it all happens
 
 
-def end(rank, code, report=None, noticed=OURS, was_told=False):
-    return ProcessExit(rank, code, report, noticed, was_told)
+def end(rank, code, report=None, noticed=OURS, was_signalled=False):
+    return ProcessExit(rank, code, report, noticed, was_signalled)
 
 
 def own(message="run.dir: full", code=3, at=OURS, is_bug=False):
@@ -46,9 +46,9 @@ CONSEQUENCES = st.one_of(
 CAUSES = {
     "a mistake": (3, own(), 3, "rank {} failed: run.dir: full"),
     "a bug": (1, own("Traceback\nKeyError: 1", 1, is_bug=True), 1, "rank {} failed:\nTraceback\nKeyError: 1"),
-    "killed": (-signal.SIGKILL, None, 1, "rank {} was ended by SIGKILL"),
-    "crashed": (-signal.SIGSEGV, None, 1, "rank {} was ended by SIGSEGV"),
-    "terminated": (-signal.SIGTERM, None, 1, "rank {} was ended by SIGTERM"),
+    "killed": (-signal.SIGKILL, None, 1, "rank {} was killed by SIGKILL"),
+    "crashed": (-signal.SIGSEGV, None, 1, "rank {} was killed by SIGSEGV"),
+    "terminated": (-signal.SIGTERM, None, 1, "rank {} was killed by SIGTERM"),
 }
 
 
@@ -82,7 +82,7 @@ def test_what_every_rank_says_is_said_as_one_process_would():
 
 def test_a_process_that_ended_without_a_word_is_named_with_its_exit_code():
     verdict = find_root_cause([end(0, 1, connection(0.0)), end(1, 7)], [], NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (7, "rank 1 ended with exit code 7 and reported nothing")
+    assert (verdict.exit_code, verdict.message) == (7, "rank 1 ended with exit code 7 without an error report")
 
 
 def test_connections_that_were_lost_for_no_known_reason_are_still_told():
@@ -95,7 +95,7 @@ def saved(rank, number):
 
 
 def too_early(rank, number):
-    return end(rank, -number, was_told=True)
+    return end(rank, -number, was_signalled=True)
 
 
 def lost(rank, number):
@@ -139,7 +139,7 @@ def test_logs_are_named_where_there_are_any(tmp_path):
     (logs / "rank-00001.log").touch()
     verdict = find_root_cause([end(0, 1, connection()), end(1, -signal.SIGSEGV)], [], tmp_path)
     assert verdict.message == (
-        f"rank 1 was ended by SIGSEGV; see {logs}/rank-00001.log\neach rank's log: {logs}/rank-*.log"
+        f"rank 1 was killed by SIGSEGV; see {logs}/rank-00001.log\neach rank's log: {logs}/rank-*.log"
     )
 
 
@@ -160,4 +160,4 @@ def test_a_folder_that_cannot_be_looked_at_leaves_the_explanation_as_it_is(tmp_p
     finally:
         os.seteuid(before)
         closed.chmod(0o700)
-    assert verdict.message == "rank 0 was ended by SIGKILL, as the system does where memory runs out"
+    assert verdict.message == "rank 0 was killed by SIGKILL, which the system sends when memory runs out"

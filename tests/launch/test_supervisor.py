@@ -186,7 +186,7 @@ def test_faults_are_restarted_until_the_run_finishes(tmp_path, capfd):
     assert [one["step"] for one in incidents] == [1, 1, 1]
     assert "Traceback" in incidents[1]["detail"]
     assert len(run.events("restart")) == 3 and len(run.complaints) == 3
-    assert "the process of the run was ended by SIGKILL" in run.complaints[0]
+    assert "the process of the run was killed by SIGKILL" in run.complaints[0]
     assert capfd.readouterr().err == "", "said once, by the supervisor"
 
 

@@ -31,7 +31,7 @@ def test_what_torchrun_sets_is_the_place(world, data):
         ({"WORLD_SIZE": "2", **MASTER}, ["RANK is not set"]),
         ({"WORLD_SIZE": "2", "RANK": "2", **MASTER}, ["RANK=2", "between 0 and 1"]),
         ({"WORLD_SIZE": "2", "RANK": "-1", **MASTER}, ["RANK=-1", "between 0 and 1"]),
-        ({"WORLD_SIZE": "two", "RANK": "0", **MASTER}, ["WORLD_SIZE=two", "whole number"]),
+        ({"WORLD_SIZE": "two", "RANK": "0", **MASTER}, ["WORLD_SIZE=two", "an integer"]),
         ({"WORLD_SIZE": "0", "RANK": "0", **MASTER}, ["WORLD_SIZE=0", "1 or more"]),
         ({"WORLD_SIZE": "2", "RANK": "0"}, ["MASTER_ADDR is not set", "MASTER_PORT is not set"]),
         ({"WORLD_SIZE": "2", "RANK": "0", **MASTER, "MASTER_PORT": "70000"}, ["MASTER_PORT=70000", "65535"]),

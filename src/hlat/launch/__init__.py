@@ -1,6 +1,6 @@
-"""Starting the processes of a run on this machine, supervising them, and saying in one voice how they ended.
+"""Start the processes of a run on this machine, supervise and restart them, and report in one message why a run ended.
 
-What needs torch is imported when it is first asked for: the supervisor of one process does without.
+Modules that need torch are imported on first use: the supervisor of a single process does not import it.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""How a process of a run tells why it failed: in a file, to whoever started it, rather than on the shared console.
+"""Error reports: a failed process writes a file for its launcher instead of printing on the shared console.
 
-    process: exception --write_report--> $TORCHELASTIC_ERROR_FILE --> our launcher (``read_report``), or torchrun
+    process: exception --write_report--> $TORCHELASTIC_ERROR_FILE --> hlat's launcher (``read_report``), or torchrun
 
-The file is the one that ``torch.distributed.elastic.multiprocessing.errors`` describes and torchrun reads; what it has
-no field for stands under ``hlat``.
+The file has the format of ``torch.distributed.elastic.multiprocessing.errors``, which torchrun reads; fields that this
+format lacks are under the key ``hlat``.
 """
 
 import json
@@ -20,34 +20,43 @@ from typing import Literal
 from hlat.runtime import HlatError, redact
 
 ErrorOrigin = Literal["own", "told", "connection"]
-"""Where an error began: in this process, in another that told this one, or in another that is just gone."""
+"""Origin of an error: "own" process; "told" by another process that failed; lost "connection" to another process."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-# What gloo says when a peer has died or closed its connections (its transport/tcp/pair.cc and buffers).
+# Texts of gloo's errors after a peer died or closed its connections (its transport/tcp/pair.cc and buffers).
 _GONE = ("closed by peer", "reset by peer", "connection refused", "broken pipe", "timed out", "timeout", "pair closure")
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """Why a process failed."""
+    """The reason for the failure of a process.
+
+    Attributes:
+        kind: origin of the error.
+        message: for an ``HlatError`` the text for the user; for a bug its traceback.
+        is_bug: True if the error is not an ``HlatError``.
+        exit_code: exit code of the process.
+        time: seconds since the epoch, by the clock of the process's machine.
+        retryable: see ``HlatError``.
+    """
 
     kind: ErrorOrigin
-    message: str  # of an HlatError: what the user reads; of a bug: its traceback
+    message: str
     is_bug: bool
     exit_code: int
-    time: float  # seconds since the epoch, by the clock of the process's machine
-    retryable: bool = False  # see HlatError
+    time: float
+    retryable: bool = False
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """End the process on an exception: with a report where somebody asked for one, on the console otherwise.
+    """End the process if an exception leaves the block: with an error report if a launcher asked for one.
 
     Raises:
-        SystemExit: with the error's exit code, once the report is written.
-        Exception: the error itself, where nobody asked for a report or it cannot be written.
-        KeyboardInterrupt: on rank 0; the others, which were interrupted with it, leave without a word.
+        SystemExit: with the error's exit code, after the report is written.
+        Exception: the error itself, if no launcher asked for a report or it cannot be written.
+        KeyboardInterrupt: on rank 0; the other ranks, interrupted at the same time, exit silently.
     """
     try:
         yield
@@ -68,9 +77,9 @@ def report_errors() -> Iterator[None]:
 
 
 def describe_error(error: Exception) -> ErrorReport:
-    """What is reported of an exception."""
-    told = isinstance(error, HlatError) and error.from_rank is not None
-    kind: ErrorOrigin = "told" if told else "connection" if _lost_a_peer(error) else "own"
+    """Return the report of an exception."""
+    forwarded = isinstance(error, HlatError) and error.from_rank is not None
+    kind: ErrorOrigin = "told" if forwarded else "connection" if _lost_a_peer(error) else "own"
     if isinstance(error, HlatError):
         return ErrorReport(kind, str(error), False, error.exit_code, time.time(), error.retryable)
     text = redact("".join(traceback.format_exception(error)).rstrip())
@@ -78,17 +87,17 @@ def describe_error(error: Exception) -> ErrorReport:
 
 
 def write_report(file: Path, report: ErrorReport, name: str) -> None:
-    """Write a report, whole or not at all.
+    """Write a report atomically.
 
     Args:
-        file: where torchrun and our launcher look for it.
-        report: why this process failed.
-        name: the type of its exception.
+        file: path where torchrun and hlat's launcher expect the report.
+        report: reason for the failure of this process.
+        name: type of its exception.
 
     Raises:
         OSError: the file cannot be written.
     """
-    # torchrun takes the earliest for the cause, and compares whole seconds: what only followed is rounded up.
+    # torchrun takes the earliest error as the cause, in whole seconds: consequences of other errors are rounded up.
     second = int(report.time) + (report.kind != "own")
     head = report.message if report.is_bug else f"{name}: {report.message}"
     message = {
@@ -102,7 +111,7 @@ def write_report(file: Path, report: ErrorReport, name: str) -> None:
 
 
 def read_report(file: Path) -> ErrorReport | None:
-    """The report that a process left, or None: it was ended from outside, or before it could write one."""
+    """Read the report of a process; None if it left none: it was killed, or failed before it could write one."""
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("hlat")
     except OSError:
@@ -111,8 +120,8 @@ def read_report(file: Path) -> ErrorReport | None:
 
 
 def _lost_a_peer(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it came of, is what the death of another process looks like from here."""
-    dist = sys.modules.get("torch.distributed")  # a process that has not imported it has no peers to lose
+    """Return True if an exception, or one in its chain of causes, shows that another process died."""
+    dist = sys.modules.get("torch.distributed")  # a process that has not imported it has no peers
     while error is not None:
         if dist is not None and isinstance(error, dist.DistError):
             return True

@@ -1,8 +1,8 @@
-"""``hlat train`` in one process: it is forked from the supervisor, before that has imported torch.
+"""Launch ``hlat train`` in one process, forked from the supervisor before the supervisor has imported torch.
 
-supervisor, some 40 MB --fork--> session of its own --work--> exit code, report
+supervisor, about 40 MB --fork--> worker in its own session --work--> exit code, error report
 
-A restart then costs what starting anew costs and no more, and a supervisor costs next to nothing beside its run.
+A restart costs no more than a new start, and the supervisor uses little memory during the run.
 """
 
 import multiprocessing
@@ -18,50 +18,50 @@ from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS
 
 
 class ForkedWorker:
-    """One process as the processes of a run.
+    """A forked worker process as a set of one process.
 
     Args:
-        work: what it does; gives its exit code.
-        environment: variables that are set in it.
-        folder: where its report goes.
+        work: function that the worker runs; it returns the exit code.
+        environment: variables to set in the worker.
+        folder: folder of its error report.
     """
 
     def __init__(self, work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> None:
         self._error_file = folder / "error-0.json"
         own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._error_file), LAUNCHER_ENV: str(os.getpid())}
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or both would write what waits there
+            stream.flush()  # or both processes would write the buffered text
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_enter, args=(work, own), name="hlat")
-        with _held_back():
+        self._process = context.Process(target=_run_worker, args=(work, own), name="hlat")
+        with _signals_blocked():
             self._process.start()
 
     @property
     def pids(self) -> dict[int, int]:
-        """That of rank 0."""
+        """Process ids by rank; this launcher has rank 0 only."""
         assert self._process.pid is not None, "it was started"
         return {0: self._process.pid}
 
     def poll(self, rank: int) -> int | None:
-        """How it ended; None while it runs."""
+        """Exit code of the worker; None while it runs."""
         assert rank == 0
         return self._process.exitcode
 
     def error_file(self, rank: int) -> Path:
-        """Where it leaves its report."""
+        """Path of the worker's error report."""
         assert rank == 0
         return self._error_file
 
     def end(self) -> None:
-        """Kill it, if it still runs."""
+        """Kill the worker if it is still running."""
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
-    """Deliver signals later: one that came between the fork and the child's own handlers would be lost there."""
+def _signals_blocked() -> Iterator[None]:
+    """Block signals within the block: one between the fork and the child's own handlers would be lost in the child."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -69,8 +69,8 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _enter(work: Callable[[], int], environment: Mapping[str, str]) -> None:
-    os.setsid()  # a terminal's Ctrl-C reaches the supervisor only, which passes it on once
+def _run_worker(work: Callable[[], int], environment: Mapping[str, str]) -> None:
+    os.setsid()  # a terminal's Ctrl-C reaches the supervisor only, which forwards it once
     os.environ.update(environment)
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -80,28 +80,31 @@ def _enter(work: Callable[[], int], environment: Mapping[str, str]) -> None:
         code = work()
     except KeyboardInterrupt:
         with suppress(OSError):
-            print(INTERRUPTED_MESSAGE, file=sys.stderr, flush=True)  # noqa: T201  (what is ended is a command)
+            print(INTERRUPTED_MESSAGE, file=sys.stderr, flush=True)  # noqa: T201  (output of the command)
         code = stop_exit_code(signal.SIGINT)
     sys.exit(code)
 
 
 def _interrupted_early(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C before the work listens to it, in the seconds of imports."""
+    """Handle Ctrl-C during imports, before the work handles it itself."""
     os.write(2, f"{INTERRUPTED_MESSAGE}\n".encode())
     os._exit(stop_exit_code(number))
 
 
 @contextmanager
 def launch_forked(work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> Iterator[ForkedWorker]:
-    """Do some work in a process of its own; one that still runs at the end is ended.
+    """Run ``work`` in a forked process; kill the process at the end of the block if it is still running.
 
     Args:
-        work: gives the exit code.
-        environment: variables that are set in it.
-        folder: where its report goes.
+        work: function that the worker runs; it returns the exit code.
+        environment: variables to set in the worker.
+        folder: folder of its error report.
+
+    Yields:
+        The worker.
     """
     process = ForkedWorker(work, environment, folder)
     try:
         yield process
     finally:
-        process.end()  # after a bug of ours
+        process.end()  # needed after a bug in hlat

@@ -1,6 +1,6 @@
-"""Looking at the heartbeats of an attempt while it runs.
+"""Monitor the heartbeats of an attempt while it runs.
 
-heartbeats --a few times a second--> Watchdog --hang--> stacks of every rank, in <run.dir>/logs --> all are killed
+heartbeats --a few times a second--> Watchdog --hang--> stacks of every rank, in <run.dir>/logs --> kill all ranks
                                      Slowness ------> events
 """
 
@@ -15,20 +15,26 @@ from hlat.resilience import ASK, Hang, Reading, Slow, Slowness, Watchdog, main_s
 from hlat.runtime.process import is_stopped, log_path
 
 _EVERY = 0.25  # seconds
-_WRITING = 2.0  # seconds that ranks are given to write their stacks
-_MOMENT = 0.2  # seconds that a rank which was stopped is given
+_WRITING = 2.0  # seconds for ranks to write their stacks
+_MOMENT = 0.2  # seconds for a stopped rank to write its stacks
 
 
 @dataclass(frozen=True)
 class ObservedHang:
-    """A hang, as it is told."""
+    """A hang with its evidence.
+
+    Attributes:
+        hang: the hang that the watchdog found.
+        stack: stack of the main thread of the first hanging rank.
+        file: file with the stacks of all ranks; None if it cannot be written.
+    """
 
     hang: Hang
-    stack: str  # of the main thread of the first rank that is to blame
-    file: Path | None  # with the stacks of all; None where it cannot be written
+    stack: str
+    file: Path | None
 
     def __str__(self) -> str:
-        """In a sentence or two."""
+        """Describe the hang in one or two sentences."""
         hang = self.hang
         alone = len(hang.ranks) == 1
         who = f"rank {hang.ranks[0]} hangs" if alone else f"ranks {', '.join(map(str, hang.ranks))} hang"
@@ -37,16 +43,16 @@ class ObservedHang:
 
 
 class RunMonitor:
-    """Looks at one attempt.
+    """Monitor of one attempt.
 
     Args:
-        workers: its processes.
-        beats: the folder of their heartbeats.
-        run_dir: where stacks are kept.
+        workers: processes of the attempt.
+        beats: folder of their heartbeats.
+        run_dir: folder of the run, in whose logs the stacks are kept.
         watchdog: finds hangs; it learns over all attempts.
         slowness: finds slow ranks.
-        on_slow: told of each.
-        is_there: whether the folder of that name is the run's.
+        on_slow: called with each slow rank.
+        is_there: returns True if ``run_dir`` is still the folder of this run.
     """
 
     def __init__(
@@ -57,16 +63,17 @@ class RunMonitor:
         watchdog: Watchdog,
         slowness: Slowness,
         on_slow: Callable[[Slow], None],
-        is_there: Callable[[], bool],
+        folder_is_ours: Callable[[], bool],
     ) -> None:
         self._workers, self._beats, self._run_dir = workers, beats, run_dir
-        self._watchdog, self._slowness, self._on_slow, self._is_there = watchdog, slowness, on_slow, is_there
+        self._watchdog, self._slowness, self._on_slow = watchdog, slowness, on_slow
+        self._folder_is_ours = folder_is_ours
         self._next = time.monotonic()
-        self.seen: ObservedHang | None = None
-        self._when_seen: list[Reading] | None = None
+        self.hang: ObservedHang | None = None
+        self._at_hang: list[Reading] | None = None
 
     def __call__(self) -> bool:
-        """Look, if it is time; whether the run hangs."""
+        """Check the heartbeats if a check is due; return True if the run hangs."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -76,40 +83,41 @@ class RunMonitor:
             self._on_slow(slow)
         hang = self._watchdog.look(beats, now, is_stopped)
         if hang is not None:
-            self._when_seen = beats
-            self.seen = self._describe(hang, beats)
+            self._at_hang = beats
+            self.hang = self._describe(hang, beats)
         return hang is not None
 
     def readings(self) -> list[Reading]:
-        """The heartbeats of the ranks that have one; of a run that hangs, those with which it was seen.
+        """Heartbeats of the ranks that have one; after a hang, the heartbeats at the time it was found.
 
-        A stopped rank that goes on for its stacks ends the phase that hung, which would then count as work.
+        A stopped rank that is continued to write its stacks ends the phase that hung. A later heartbeat would then
+        count that phase as work.
         """
-        if self._when_seen is not None:
-            return self._when_seen
+        if self._at_hang is not None:
+            return self._at_hang
         found = (read_beat(self._beats, rank) for rank in self._workers.pids)
         return [beat for beat in found if beat is not None]
 
     def _describe(self, hang: Hang, beats: list[Reading]) -> ObservedHang:
-        texts = self._ask()
+        texts = self._collect_stacks()
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
-        content = "\n\n".join(f"{_line(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
-        if not self._is_there():
+        content = "\n\n".join(f"{_describe_heartbeat(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
+        if not self._folder_is_ours():
             return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), None)
         try:
             file.parent.mkdir(exist_ok=True)
-            with file.open("a", encoding="utf-8") as log:  # the step may have hung before
+            with file.open("a", encoding="utf-8") as log:  # the same step may have hung in an earlier attempt
                 log.write(content)
-        except OSError:  # what is wrong with the disk will be said by those who need it
+        except OSError:  # code that needs the disk will report its error
             return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), None)
         return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), file)
 
-    def _ask(self) -> dict[int, str]:
-        """The stacks of every rank that writes them in time."""
+    def _collect_stacks(self) -> dict[int, str]:
+        """Stacks of every rank that writes them in time."""
         ranks = list(self._workers.pids)
         stopped = [rank for rank in ranks if is_stopped(self._workers.pids[rank])]
         send_signal(self._workers, ranks, ASK)
-        for rank in stopped:  # it writes its stacks before it does anything else, and is not to do much else
+        for rank in stopped:  # it writes its stacks first, and must not do much else
             send_signal(self._workers, [rank], signal.SIGCONT)
             self._wait_for([rank], _MOMENT)
             send_signal(self._workers, [rank], signal.SIGSTOP)
@@ -117,7 +125,7 @@ class RunMonitor:
         return {rank: self._stacks(rank) for rank in ranks}
 
     def _wait_for(self, ranks: list[int], seconds: float) -> None:
-        """Until ranks have written their stacks to the end, or so many seconds have passed."""
+        """Wait until ranks have completely written their stacks, for at most ``seconds``."""
         deadline, before, texts = time.monotonic() + seconds, [""], [""]
         while time.monotonic() < deadline and (not all(texts) or texts != before):
             time.sleep(_MOMENT / 100)
@@ -130,8 +138,8 @@ class RunMonitor:
             return ""
 
 
-def _line(beat: Reading) -> str:
-    """What a heartbeat says, in a line."""
+def _describe_heartbeat(beat: Reading) -> str:
+    """One line about a heartbeat, for the file of stacks."""
     what = "waits for other ranks" if beat.waiting else "at work"
     where = f", in {beat.where}" if beat.where else ""
     return f"==== rank {beat.rank}, pid {beat.pid}: {beat.phase} of step {beat.step_at_work}, {what}{where}"

@@ -1,10 +1,10 @@
-"""``hlat train --nproc N``: N processes of one command on this machine.
+"""``hlat train --nproc N``: launch N processes of one command on this machine.
 
-    command, N --> a store on loopback --> torch elastic starts N processes, each in a session of its own
+    command, N --> a store on loopback --> torch elastic starts N processes, each in its own session
 
-The store lives here, on a port that was free when it was bound and is never given back in between: it outlives any of
-the processes, and two launches cannot take each other's. Everything is on loopback: nothing listens on the network, and
-no host name is looked up.
+This process serves the store, on a free port that stays bound from the start: the store outlives the processes, and two
+launches cannot get the same port. Everything uses loopback: nothing listens on the network, and no host name is
+resolved.
 """
 
 import logging
@@ -32,7 +32,7 @@ class ElasticWorkers:
     """Processes of one command, started by torch elastic.
 
     Args:
-        context: as elastic started them.
+        context: torch elastic's handle of the processes.
     """
 
     def __init__(self, context: SubprocessContext) -> None:
@@ -41,16 +41,16 @@ class ElasticWorkers:
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of each rank."""
+        """Process ids by rank."""
         return {rank: handler.proc.pid for rank, handler in self._handlers.items()}
 
     def poll(self, rank: int) -> int | None:
-        """How a rank ended; None while it runs."""
+        """Exit code of a rank; None while it runs."""
         code = self._handlers[rank].proc.poll()
         return None if code is None else int(code)
 
     def error_file(self, rank: int) -> Path:
-        """Where a rank leaves its report."""
+        """Path of a rank's error report."""
         return Path(self._context.error_files[rank])
 
 
@@ -58,13 +58,16 @@ class ElasticWorkers:
 def launch_multiprocess(
     command: Sequence[str], nproc: int, environment: Mapping[str, str], folder: Path
 ) -> Iterator[ElasticWorkers]:
-    """Start a command in several processes that together are one run; what still runs at the end is ended.
+    """Launch several processes of a command as one run; kill those still running at the end of the block.
 
     Args:
-        command: its words.
-        nproc: how many processes.
-        environment: variables that are set in each.
-        folder: where their reports go.
+        command: words of the command.
+        nproc: number of processes.
+        environment: variables to set in each process.
+        folder: folder of their error reports.
+
+    Yields:
+        The processes.
     """
     _quieten_elastic()
     with open_store() as port:
@@ -74,18 +77,19 @@ def launch_multiprocess(
         try:
             yield ElasticWorkers(context)
         finally:
-            context.close()  # ends what still runs after a bug of ours
+            context.close()  # kills processes left by a bug in hlat
 
 
 def hlat_command(arguments: Sequence[str]) -> list[str]:
-    """``hlat`` with these arguments, as the words of a command."""
-    # -P: the folder in which the user stands must not hide installed packages, as in one process it does not.
+    """Command line of ``hlat`` with these arguments."""
+    # -P: the current folder must not hide installed packages, as it does not with a single process.
     return [sys.executable, "-P", "-m", "hlat", *arguments]
 
 
 def _start(command: Sequence[str], envs: dict[int, dict[str, str]], folder: str) -> SubprocessContext:
-    """Start the processes, each in a session of its own: a terminal's Ctrl-C reaches this process only, which passes
-    it on once.
+    """Start the processes, each in its own session.
+
+    A terminal's Ctrl-C then reaches this process only, which forwards it once.
     """
     before = os.environ.get(_ELASTIC_SIGNALS)
     os.environ[_ELASTIC_SIGNALS] = ""  # its handlers would raise in the midst of starting; ``Stops`` has ours
@@ -102,13 +106,13 @@ def _start(command: Sequence[str], envs: dict[int, dict[str, str]], folder: str)
             del os.environ[_ELASTIC_SIGNALS]
         else:
             os.environ[_ELASTIC_SIGNALS] = before
-    assert isinstance(context, SubprocessContext), "what a command, rather than a function, is started as"
+    assert isinstance(context, SubprocessContext), "elastic's type for commands"
     return context
 
 
 @contextmanager
 def open_store() -> Iterator[int]:
-    """Serve the store through which the processes find each other; yields its port."""
+    """Serve the store of the rendezvous within the block; yield its port."""
     listener = socket.create_server((_LOOPBACK, 0))
     port = int(listener.getsockname()[1])
     store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -117,14 +121,14 @@ def open_store() -> Iterator[int]:
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=30),
-        master_listen_fd=listener.detach(),  # left to itself it would listen on every interface
+        master_listen_fd=listener.detach(),  # the default listens on every interface
     )
     yield port
     del store
 
 
 def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """What torchrun would set, and what keeps several processes on one machine out of each other's way."""
+    """Environment variables as torchrun sets them, and settings for several processes on one machine."""
     own = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -141,7 +145,7 @@ def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
     }
     defaults = {
         "OMP_NUM_THREADS": max(1, _cores() // nproc),
-        "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,  # gloo would look up this machine's name
+        "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,  # the default resolves this machine's name
         "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
@@ -153,7 +157,7 @@ def _cores() -> int:
 
 
 def _quieten_elastic() -> None:
-    """Elastic logs warnings of each process that it ends. What is worth saying is said once, by the verdict."""
+    """Hide the warnings that elastic logs for each process that it ends; hlat reports the failure once itself."""
     logger = logging.getLogger("torch.distributed.elastic")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())

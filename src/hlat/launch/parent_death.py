@@ -1,6 +1,6 @@
-"""A process that the launcher started does not outlive it.
+"""Stop a process when its launcher has died.
 
-A launcher that is killed outright (SIGKILL, out of memory) cannot pass anything on, so its processes look themselves:
+A launcher that is killed (SIGKILL, out of memory) cannot forward signals, so its processes check their parent:
 the launcher is gone --> SIGTERM to oneself, once --> save and stop.
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from hlat.resilience import BEATS
 from hlat.runtime.process import LAUNCHER_ENV
 
-_LOOK_EVERY = 1.0  # seconds
+_INTERVAL = 1.0  # seconds
 
 
 def stop_with_launcher() -> None:
-    """Have this process stopped when its launcher is gone; nothing where no launcher of ours started it."""
+    """Stop this process when its launcher dies; no effect if no launcher of hlat started it."""
     launcher = os.environ.get(LAUNCHER_ENV)
     if launcher is not None:
         # Linux could send the signal itself (PR_SET_PDEATHSIG), but does so once per thread of the launcher, and a
@@ -28,7 +28,7 @@ def stop_with_launcher() -> None:
 
 def _follow(launcher: int) -> None:
     while os.getppid() == launcher:
-        time.sleep(_LOOK_EVERY)
-    if BEATS in os.environ:  # the launcher's folder, in memory perhaps: nobody reads it any more
+        time.sleep(_INTERVAL)
+    if BEATS in os.environ:  # the launcher's folder, perhaps in memory, which it can no longer remove
         shutil.rmtree(Path(os.environ[BEATS]).parent, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""The processes of one attempt of a run, however they were started, and what may be left of them at the end.
+"""The processes of one attempt of a run, and cleanup of processes that they leave behind.
 
-``ProcessSet`` is what watching needs to know. A rank leads a session of its own, so that what it starts (the process that
-writes its checkpoints, those that tokenize) can be found when it has gone, and ended.
+The protocol ``ProcessSet`` is the same for every launcher. A rank leads its own session, so that processes which it
+started (the saver of checkpoints, tokenizer workers) can be found and ended after the rank has exited.
 """
 
 import os
@@ -18,28 +18,28 @@ _POLL = 0.05
 
 
 class ProcessSet(Protocol):
-    """Processes that together are one run, by rank."""
+    """The processes of one run, by rank."""
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of each rank."""
+        """Process ids by rank."""
 
     def poll(self, rank: int) -> int | None:
-        """How a rank ended: its exit code, or minus the signal that ended it; None while it runs."""
+        """Exit code of a rank, or minus the signal that ended it; None while it runs."""
 
     def error_file(self, rank: int) -> Path:
-        """Where a rank leaves its report."""
+        """Path of a rank's error report."""
 
 
 def send_signal(workers: ProcessSet, ranks: Sequence[int], number: int) -> None:
-    """Send a signal to ranks that have not been polled as ended, not to what they started: that is theirs to end."""
+    """Send a signal to ranks that are not known to have ended; their child processes do not get it."""
     for rank in ranks:
         with suppress(ProcessLookupError):
             os.kill(workers.pids[rank], number)
 
 
 def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:
-    """End ranks at once, stopped ones too, and wait until they have gone."""
+    """Kill ranks, including stopped ones, and wait until they have ended."""
     send_signal(workers, ranks, signal.SIGKILL)
     for rank in ranks:
         while workers.poll(rank) is None:
@@ -47,16 +47,16 @@ def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:
 
 
 def end_leftovers(workers: ProcessSet, savers: set[int], grace: float, hurries: Callable[[], bool]) -> None:
-    """End what the ranks, which have ended, have left behind.
+    """End processes that ranks left behind after they ended.
 
     Args:
-        workers: all of them polled as ended.
-        savers: processes beside them that write checkpoints, which lead sessions of their own.
-        grace: seconds in which a save that is under way may still become whole.
-        hurries: asked again and again; once it says so, nothing is waited for.
+        workers: the ranks, all of them polled as ended.
+        savers: process ids of checkpoint savers, which lead their own sessions.
+        grace: seconds for a running save to complete.
+        hurries: polled meanwhile; once it returns True, nothing is waited for.
     """
     leaders = {*workers.pids.values(), *savers}
-    for leader in leaders:  # a process that was stopped with its rank could not finish
+    for leader in leaders:  # a process that was stopped with its rank must continue to finish
         _signal_group(leader, signal.SIGCONT)
     deadline = time.monotonic() + grace
     while not hurries() and time.monotonic() < deadline and session_is_alive(leaders):

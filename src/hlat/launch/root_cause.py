@@ -1,9 +1,9 @@
-"""How a run of several processes ended, in one voice.
+"""Find the root cause of a failed run of several processes.
 
-how each ended --judge--> the exit code that one process would have given, and what the user reads
+exit of each process --find_root_cause--> the exit code that a single process would have given, and the user's message
 
-One failure makes several: the others lose their connections, or are told. The one that the user has to read is the
-first that did not come of another.
+One failure causes others: the other ranks lose their connections, or receive the error. The user should read the first
+failure that no other failure caused.
 """
 
 import signal
@@ -19,10 +19,12 @@ _BUG = 1
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What the launcher says and ends with; ``message`` is empty where the processes have said it all.
+    """Exit code and message of a run.
 
     Attributes:
-        cause: of the failure; None where the run finished or was asked to stop.
+        exit_code: exit code of the launcher.
+        message: message for the user; empty if the processes have printed everything.
+        cause: exit of the process that failed first; None if the run finished or was asked to stop.
     """
 
     exit_code: int
@@ -30,44 +32,44 @@ class RunOutcome:
     cause: ProcessExit | None = None
 
 
-def find_root_cause(ends: Sequence[ProcessExit], passed_on: Sequence[int], run_dir: Path) -> RunOutcome:
-    """Find what ended the run.
+def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[int], run_dir: Path) -> RunOutcome:
+    """Find the reason for the end of a run.
 
     Args:
-        ends: how each process ended, in the order of ranks.
-        passed_on: the signals that asked the run to stop, in the order in which they came.
-        run_dir: where the logs of the ranks lie.
+        exits: exits of all processes, in rank order.
+        forwarded_signals: signals that asked the run to stop, in the order of arrival.
+        run_dir: folder of the run, with the ranks' logs.
     """
-    failures = sorted((end for end in ends if end.failed), key=_order)
-    if passed_on or any(end.stopped for end in ends):
-        # Where one stops early the others lose it: what only followed is no failure of the run.
-        failures = [end for end in failures if not _followed(end)]
+    failures = sorted((end for end in exits if end.failed), key=_order)
+    if forwarded_signals or any(end.stopped for end in exits):
+        # If one rank stops early, the others lose their connection to it: that is no failure of the run.
+        failures = [end for end in failures if not _is_consequence(end)]
     if failures:
-        return RunOutcome(_exit_code(failures[0]), _message(failures[0], ends, run_dir), failures[0])
-    stopped = [_stopped_with(end) for end in ends if end.code != 0 and (end.stopped or end.was_told)]
+        return RunOutcome(_exit_code(failures[0]), _message(failures[0], exits, run_dir), failures[0])
+    stopped = [_stop_code_of(end) for end in exits if end.code != 0 and (end.stopped or end.was_signalled)]
     if stopped:
         return RunOutcome(stopped[0])
-    return RunOutcome(stop_exit_code(passed_on[0]) if any(end.failed for end in ends) else 0)
+    return RunOutcome(stop_exit_code(forwarded_signals[0]) if any(end.failed for end in exits) else 0)
 
 
-def _followed(end: ProcessExit) -> bool:
-    """Whether a failure came of another process's, or of a signal of ours."""
-    return end.was_told or (end.report is not None and end.report.kind != "own")
+def _is_consequence(end: ProcessExit) -> bool:
+    """Return True if a failure was caused by another process, or by a signal that the launcher sent."""
+    return end.was_signalled or (end.report is not None and end.report.kind != "own")
 
 
 def _order(end: ProcessExit) -> tuple[int, float, int]:
-    """Sorts causes before what came of them, then by time, then by rank."""
+    """Sort key: causes before their consequences, then by time, then by rank."""
     time = end.report.time if end.report is not None else end.noticed
-    if end.was_told:
-        place = 5
+    if end.was_signalled:
+        priority = 5
     elif end.report is not None:
-        # A peer's error that was told is the cause itself in other words; a lost connection says nothing about it.
-        place = {"own": 1, "told": 2, "connection": 4}[end.report.kind]
+        # A forwarded error repeats the cause; a lost connection says nothing about it.
+        priority = {"own": 1, "told": 2, "connection": 4}[end.report.kind]
     elif end.code == -signal.SIGABRT:
-        place = 3  # NCCL's watchdog aborts the process when a peer is lost
+        priority = 3  # NCCL's watchdog aborts the process when a peer is lost
     else:
-        place = 0 if end.code < 0 else 3
-    return place, time, end.rank
+        priority = 0 if end.code < 0 else 3
+    return priority, time, end.rank
 
 
 def _exit_code(end: ProcessExit) -> int:
@@ -76,41 +78,41 @@ def _exit_code(end: ProcessExit) -> int:
     return end.code if end.code > 0 else _BUG
 
 
-def _stopped_with(end: ProcessExit) -> int:
+def _stop_code_of(end: ProcessExit) -> int:
     return end.code if end.code > 0 else stop_exit_code(-end.code)
 
 
-def _message(cause: ProcessExit, ends: Sequence[ProcessExit], run_dir: Path) -> str:
+def _message(cause: ProcessExit, exits: Sequence[ProcessExit], run_dir: Path) -> str:
     log = log_path(run_dir, cause.rank)
-    where = [f"each rank's log: {log.parent}/rank-*.log"] if _is_there(log.parent) else []
-    return "\n".join([_what(cause, ends, log), *where])
+    where = [f"each rank's log: {log.parent}/rank-*.log"] if _exists(log.parent) else []
+    return "\n".join([_explanation(cause, exits, log), *where])
 
 
-def _what(cause: ProcessExit, ends: Sequence[ProcessExit], log: Path) -> str:
+def _explanation(cause: ProcessExit, exits: Sequence[ProcessExit], log: Path) -> str:
     report = cause.report
-    who = f"rank {cause.rank}" if len(ends) > 1 else "the process of the run"
+    who = f"rank {cause.rank}" if len(exits) > 1 else "the process of the run"
     if report is not None and report.is_bug:
         return f"{who} failed:\n{report.message}"
     if report is not None:
-        together = all(end.report is not None and end.report.message == report.message for end in ends)
+        together = all(end.report is not None and end.report.message == report.message for end in exits)
         return f"error: {report.message}" if together else f"{who} failed: {report.message}"
-    see = f"; see {log}" if _is_there(log) else ""
+    see = f"; see {log}" if _exists(log) else ""
     if cause.code < 0:
-        memory = ", as the system does where memory runs out" if -cause.code == signal.SIGKILL else ""
-        return f"{who} was ended by {signal_name(-cause.code)}{memory}{see}"
-    return f"{who} ended with exit code {cause.code} and reported nothing{see}"
+        memory = ", which the system sends when memory runs out" if -cause.code == signal.SIGKILL else ""
+        return f"{who} was killed by {signal_name(-cause.code)}{memory}{see}"
+    return f"{who} ended with exit code {cause.code} without an error report{see}"
 
 
-def _is_there(path: Path) -> bool:
-    """Whether there is such a file or folder, as far as this user may know: what is explained here is another error."""
+def _exists(path: Path) -> bool:
+    """Return True if a path exists; False if it cannot be accessed, because another error is being explained."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # a folder that may not be entered, a name that no file can have
+    except (OSError, ValueError):  # no permission for a folder, or an invalid file name
         return False
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL``, or the number where it has no name."""
+    """Name of a signal, such as ``SIGKILL``, or its number if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

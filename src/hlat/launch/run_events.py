@@ -1,10 +1,9 @@
-"""What the supervisor has to tell, as events of the run.
+"""Events that the supervisor records in the run.
 
 an incident, a restart, a slow rank, the account of time --> one line each in <run.dir>/events.jsonl
 
-Rank 0 writes into the same file; each line is appended whole. The file is opened for every event and closed again: it
-is not the supervisor's to hold, and a run directory that somebody else trains in is left alone until there is something
-to say.
+Rank 0 writes to the same file; each line is appended in one write. The file is opened and closed for every event, so
+that the supervisor does not keep it open: the folder may be in use by another run until there is something to record.
 """
 
 from collections.abc import Callable
@@ -20,19 +19,19 @@ from hlat.tracking import EventLog
 
 
 class RunEvents:
-    """Appends to the events of a run; a disk that refuses is passed over, for the run to notice.
+    """Appends to the events of a run. Errors of the disk are ignored here; the run itself reports them.
 
     Args:
-        path: of the events.
-        is_there: whether the folder is the run's; nothing is written to another one.
+        path: file of the events.
+        is_there: returns True if the folder is still the run's; nothing is written to another folder.
     """
 
-    def __init__(self, path: Path, is_there: Callable[[], bool]) -> None:
-        self._path, self._is_there = path, is_there
+    def __init__(self, path: Path, folder_is_ours: Callable[[], bool]) -> None:
+        self._path, self._folder_is_ours = path, folder_is_ours
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Record that something happened now."""
-        if not self._is_there():
+        """Record an event with the current time."""
+        if not self._folder_is_ours():
             return
         with suppress(StorageError):
             events = EventLog(self._path)
@@ -44,21 +43,22 @@ class RunEvents:
     def incident(
         self,
         failure: Failure,
-        verdict: RunOutcome,
+        outcome: RunOutcome,
         beat: Reading | None,
-        seen: ObservedHang | None,
+        hang_seen: ObservedHang | None,
         decision: Decision | None,
     ) -> None:
-        """Record what ended an attempt, and what is done about it.
+        """Record why an attempt ended, and the decision about a restart.
 
         Args:
-            failure, verdict: what it was.
-            beat: the last sign of life of the rank where it began.
-            seen: the hang, if it was one.
-            decision: about the restart; None where the run had been asked to stop.
+            failure: classified failure.
+            outcome: root cause and message.
+            beat: last heartbeat of the rank that failed.
+            hang_seen: the hang, if it was one.
+            decision: decision about the restart; None if the run had been asked to stop.
         """
-        if seen is not None:
-            hang = seen.hang
+        if hang_seen is not None:
+            hang = hang_seen.hang
             self.event(
                 "hang",
                 rank=hang.ranks[0],
@@ -67,32 +67,32 @@ class RunEvents:
                 step=hang.step,
                 seconds=hang.seconds,
                 why=hang.why,
-                stack=seen.stack,
-                stacks=None if seen.file is None else str(seen.file),
+                stack=hang_seen.stack,
+                stacks=None if hang_seen.file is None else str(hang_seen.file),
             )
         step, phase = (beat.step_at_work, beat.phase) if beat is not None else (None, None)
-        if seen is not None:
-            step, phase = seen.hang.step, seen.hang.phase
+        if hang_seen is not None:
+            step, phase = hang_seen.hang.step, hang_seen.hang.phase
         self.event(
             "incident",
             rank=failure.rank,
             step=step,
             phase=phase,
             kind=failure.kind,
-            cause=_cause(failure, verdict, seen),
-            detail=verdict.message,
+            cause=_cause(failure, outcome, hang_seen),
+            detail=outcome.message,
             restart=decision is not None and decision.restart,
             decision="the run had been asked to stop" if decision is None else decision.reason,
             seconds=0.0 if decision is None else decision.seconds,
         )
 
 
-def _cause(failure: Failure, verdict: RunOutcome, seen: ObservedHang | None) -> str:
-    """In a few words: the signal, the last line of the exception, why it hangs."""
-    cause = verdict.cause
-    assert cause is not None, "an incident has one"
-    if seen is not None:
-        return seen.hang.why
+def _cause(failure: Failure, outcome: RunOutcome, hang_seen: ObservedHang | None) -> str:
+    """Cause in a few words: the signal, the last line of the exception, or the reason of the hang."""
+    cause = outcome.cause
+    assert cause is not None, "an incident has a cause"
+    if hang_seen is not None:
+        return hang_seen.hang.why
     if cause.report is not None:
         return cause.report.message.rpartition("\n")[2] if cause.report.is_bug else cause.report.message
     return signal_name(-cause.code) if failure.kind == "signal" else f"exit code {cause.code}"

@@ -1,10 +1,10 @@
-"""A run under supervision: attempts, one after another, until one ends well, is asked to stop, or is given up.
+"""Supervise a run: one attempt after another, until one succeeds, is asked to stop, or restarts are exhausted.
 
-    attempt: start --> watch (heartbeats: hangs, slow ranks) --> judge --> clear away what is left
-        --finished, stopped, the user's to put right--> exit code
-        --fault--> incident, pause, the next attempt, which goes on from the newest state that is whole
+    attempt: start --> wait (heartbeats: hangs, slow ranks) --> find the root cause --> end leftover processes
+        --finished, stopped, the user's to fix--> exit code
+        --failure--> incident, backoff, the next attempt, which resumes from the newest complete state
 
-What is to be done is decided in ``hlat.resilience``; here it is done, and written into the events of the run.
+The policies are in ``hlat.resilience``; this module carries them out, and records events of the run.
 """
 
 import os
@@ -38,25 +38,25 @@ from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, machine_cloc
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
-"""Starts so many processes with these variables besides, whose reports go into this folder."""
+"""Launches this many processes with additional environment variables; their error reports go into the folder."""
 
-_SAVING = 60.0  # seconds in which a save that was under way when its rank ended may still become whole
+_SAVING = 60.0  # seconds for a running save to complete after its rank ended
 _POLL = 0.05
-_USERS = (2, 4)  # exit codes of mistakes and of numbers that diverged: another attempt would end as this one did
+_FINAL_EXIT_CODES = (2, 4)  # exit codes of user errors and divergence: a restart would end the same way
 _IN_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class SupervisedRun:
-    """What is supervised, and how.
+    """A run to supervise.
 
     Attributes:
-        start: starts its processes.
-        sizes: how many.
+        start: launches its processes.
+        sizes: numbers of processes to run with.
         run_dir: its folder.
-        recovery: of its recipe.
-        complain: shows the user what went wrong.
-        say: shows the user the rest.
+        recovery: section ``recovery`` of its recipe.
+        complain: shows an error to the user.
+        say: shows other messages to the user.
     """
 
     start: Start
@@ -68,13 +68,13 @@ class SupervisedRun:
 
 
 def supervise(run: SupervisedRun) -> int:
-    """Run it, again and again if need be.
+    """Run until it succeeds or fails for good.
 
-    The signals that ask it to stop are passed on, so that the run saves and stops; it is waited for until it has. A
-    second one is passed on too and ends it at once.
+    Signals that ask it to stop are forwarded, and the run saves and stops without a time limit. A second signal is
+    forwarded too, and ends it at once.
 
     Returns:
-        The exit code: that of the same command in one process without a supervisor.
+        The exit code of the same command in a single process without a supervisor.
     """
     with SignalForwarder() as stops, tempfile.TemporaryDirectory(prefix="hlat-", dir=_beats_root()) as beats:
         return _Supervisor(run, stops, Path(beats)).run()
@@ -82,16 +82,16 @@ def supervise(run: SupervisedRun) -> int:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """How an attempt ended."""
+    """Outcome of an attempt."""
 
-    ends: list[ProcessExit]
-    verdict: RunOutcome
-    seen: ObservedHang | None
+    exits: list[ProcessExit]
+    outcome: RunOutcome
+    hang: ObservedHang | None
     beats: dict[int, Reading]
 
     @property
     def failed(self) -> bool:
-        return self.verdict.cause is not None
+        return self.outcome.cause is not None
 
 
 class _Supervisor:
@@ -100,110 +100,114 @@ class _Supervisor:
         self._restarts = Restarts(run.recovery.restarts, run.recovery.backoff_seconds)
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
-        self._chronicle = RunEvents(run.run_dir / "events.jsonl", self._is_there)
+        self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours)
         self._deadline = _deadline(run.recovery)
         self._count = 0
         self._trained = False
-        self._durable = 0  # the newest step that is known to be
-        self._number: str | None = None  # of the run's folder
+        self._durable_step = 0  # newest step that is known to be durable
+        self._run_id: str | None = None  # run id in its folder
 
     def run(self) -> int:
         while True:
             if self._stops.received:
                 self._run.complain(INTERRUPTED_MESSAGE)
-                return self._end(stop_exit_code(self._stops.received[0]))
+                return self._finish(stop_exit_code(self._stops.received[0]))
             attempt = self._attempt()
             first = attempt.beats.get(0)
-            self._durable = _durable(attempt, self._durable)
+            self._durable_step = _durable_step(attempt, self._durable_step)
             self._goodput.ended(time.monotonic(), first, attempt.failed)
             if first is not None and first.began is not None:
                 self._trained = True
-            code = self._settle(attempt)
+            code = self._decide(attempt)
             if code is not None:
-                return self._end(code)
+                return self._finish(code)
 
-    def _settle(self, attempt: _Attempt) -> int | None:
-        """The exit code of the run; None to try again, once it has been waited for."""
-        verdict = attempt.verdict
-        if verdict.cause is None:
-            return verdict.exit_code
-        failure, beat = _failure(attempt, verdict.cause, self._trained), attempt.beats.get(verdict.cause.rank)
+    def _decide(self, attempt: _Attempt) -> int | None:
+        """Return the exit code of the run, or None to try again, after the backoff."""
+        outcome = attempt.outcome
+        if outcome.cause is None:
+            return outcome.exit_code
+        failure, beat = _failure(attempt, outcome.cause, self._trained), attempt.beats.get(outcome.cause.rank)
         if failure.is_fault and not self._stops.received:
             before = self._restarts.newest
             decision = self._restarts.after(failure)
-            self._chronicle.incident(failure, verdict, beat, attempt.seen, decision)
+            self._events.incident(failure, outcome, beat, attempt.hang, decision)
             if decision.restart:
-                self._run.complain(f"{verdict.message}\n{decision.reason}, in {decision.seconds:g} s")
+                self._run.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
                 self._pause(failure, decision.seconds, self._restarts.newest != before)
                 return None
-            self._run.complain(f"{verdict.message}\n{decision.reason}")
-            return verdict.exit_code
+            self._run.complain(f"{outcome.message}\n{decision.reason}")
+            return outcome.exit_code
         if failure.is_fault:
-            self._chronicle.incident(failure, verdict, beat, attempt.seen, None)
-        self._run.complain(verdict.message)
-        return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else verdict.exit_code
+            self._events.incident(failure, outcome, beat, attempt.hang, None)
+        self._run.complain(outcome.message)
+        return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
 
     def _pause(self, failure: Failure, seconds: float, progress: bool) -> None:
-        self._account(final=False)
+        self._record_goodput(final=False)
         self._resize(failure, progress)
         self._wait(seconds)
         self._goodput.waited(time.monotonic())
         if not self._stops.received:
-            self._chronicle.event("restart", number=self._count, nproc=self._run.sizes.now)
+            self._events.event("restart", number=self._count, nproc=self._run.sizes.now)
 
     def _resize(self, failure: Failure, progress: bool) -> None:
         before = self._run.sizes.now
         if self._run.sizes.after(failure, progress):
             now = self._run.sizes.now
             self._restarts.begin_anew()
-            self._chronicle.event("resized", rank=failure.rank, before=before, now=now)
-            self._run.complain(f"rank {failure.rank} of {before} was lost twice in a row: going on with {now}")
+            self._events.event("resized", rank=failure.rank, before=before, now=now)
+            self._run.complain(
+                f"rank {failure.rank} of {before} was lost twice in a row: continuing with {now} processes"
+            )
 
     def _attempt(self) -> _Attempt:
-        run, stops, left = self._run, self._stops, self._left()
+        run, stops, earlier = self._run, self._stops, self._describe_earlier_attempt()
         beats = self._beats / f"attempt-{self._count}"
         beats.mkdir()
         self._count += 1
-        environment = {BEATS: str(beats), **self._deadline, **left}
+        environment = {BEATS: str(beats), **self._deadline, **earlier}
         with (
             tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder,
             run.start(run.sizes.now, environment, Path(folder)) as workers,
         ):
             slowness = Slowness(run.recovery.slow_factor)
-            lookout = RunMonitor(workers, beats, run.run_dir, self._watchdog, slowness, self._tell_slow, self._is_there)
-            ends = wait_for_processes(workers, stops, lookout)
-            readings = {beat.rank: beat for beat in lookout.readings()}
+            monitor = RunMonitor(
+                workers, beats, run.run_dir, self._watchdog, slowness, self._report_slow, self._folder_is_ours
+            )
+            exits = wait_for_processes(workers, stops, monitor)
+            readings = {beat.rank: beat for beat in monitor.readings()}
             savers = {beat.saver for beat in readings.values() if beat.saver is not None}
             end_leftovers(workers, savers, _SAVING, lambda: len(stops.received) > 1)
-        verdict = find_root_cause(ends, stops.received, run.run_dir)
-        if lookout.seen is not None:
-            verdict = RunOutcome(1, str(lookout.seen), ends[lookout.seen.hang.ranks[0]])
-        return _Attempt(ends, verdict, lookout.seen, readings)
+        outcome = find_root_cause(exits, stops.received, run.run_dir)
+        if monitor.hang is not None:
+            outcome = RunOutcome(1, str(monitor.hang), exits[monitor.hang.hang.ranks[0]])
+        return _Attempt(exits, outcome, monitor.hang, readings)
 
-    def _left(self) -> dict[str, str]:
-        """Environment variable with the folder's number and the newest durable step; none before an attempt trained."""
+    def _describe_earlier_attempt(self) -> dict[str, str]:
+        """Environment variable about the earlier attempts for the next one; none before an attempt has trained."""
         return (
-            {EARLIER_ATTEMPT_ENV: EarlierAttempt(self._durable, self._known() or "").variable()}
+            {EARLIER_ATTEMPT_ENV: EarlierAttempt(self._durable_step, self._known_run_id() or "").variable()}
             if self._trained
             else {}
         )
 
-    def _known(self) -> str | None:
-        """The number of the run's folder, once an attempt has told it."""
-        if self._number is None and self._count:
-            self._number = number_of_run(self._beats / f"attempt-{self._count - 1}")
-        return self._number
+    def _known_run_id(self) -> str | None:
+        """Id of the run's folder, once an attempt has reported it; else None."""
+        if self._run_id is None and self._count:
+            self._run_id = number_of_run(self._beats / f"attempt-{self._count - 1}")
+        return self._run_id
 
-    def _is_there(self) -> bool:
-        """Whether the run's folder is still that of the attempt that is under way, or was the last."""
-        number = self._known()
-        return number is None or read_run_id(self._run.run_dir) == number
+    def _folder_is_ours(self) -> bool:
+        """Return True if the run's folder still belongs to the current or last attempt."""
+        run_id = self._known_run_id()
+        return run_id is None or read_run_id(self._run.run_dir) == run_id
 
-    def _tell_slow(self, slow: Slow) -> None:
-        self._chronicle.event("slow_rank", **asdict(slow))
+    def _report_slow(self, slow: Slow) -> None:
+        self._events.event("slow_rank", **asdict(slow))
         self._run.complain(
-            f"rank {slow.rank} is slow: it works {slow.factor:.1f} times as long for a step as the others, "
-            f"most of it in {slow.phase}"
+            f"rank {slow.rank} is slow: its work for a step takes {slow.factor:.1f} times as long as that of the others, "
+            f"mostly in {slow.phase}"
         )
 
     def _wait(self, seconds: float) -> None:
@@ -211,49 +215,51 @@ class _Supervisor:
         while not self._stops.received and time.monotonic() < deadline:
             time.sleep(min(_POLL, max(0.0, deadline - time.monotonic())))
 
-    def _end(self, code: int) -> int:
+    def _finish(self, code: int) -> int:
         if self._trained:
             self._goodput.waited(time.monotonic())
-            self._run.say(_goodput_line(self._account(final=True)))
+            self._run.say(_goodput_line(self._record_goodput(final=True)))
         return code
 
-    def _account(self, *, final: bool) -> dict[str, float]:
+    def _record_goodput(self, *, final: bool) -> dict[str, float]:
         totals = self._goodput.totals()
-        self._chronicle.event("goodput", attempts=self._count, final=final, seconds=totals)
+        self._events.event("goodput", attempts=self._count, final=final, seconds=totals)
         return totals
 
 
 def _failure(attempt: _Attempt, cause: ProcessExit, trained: bool) -> Failure:
     began = [beat.began for beat in attempt.beats.values() if beat.began is not None]
     saved = [beat.saved for beat in attempt.beats.values() if beat.saved is not None]
-    return Failure(_kind(attempt, cause), cause.rank, trained, max(began, default=None), max(saved, default=None))
+    kind = _failure_kind(attempt, cause)
+    return Failure(kind, cause.rank, trained, max(began, default=None), max(saved, default=None))
 
 
-def _durable(attempt: _Attempt, before: int) -> int:
-    """The newest step that is durable after an attempt. One that began found what there was before it, or was told that
-    it is damaged.
+def _durable_step(attempt: _Attempt, before: int) -> int:
+    """Newest durable step after an attempt that ended.
+
+    An attempt that began to train has found the newest valid checkpoint; earlier knowledge no longer counts.
     """
     began = [beat.began for beat in attempt.beats.values() if beat.began is not None]
     saved = [beat.saved for beat in attempt.beats.values() if beat.saved is not None]
     return max(began + saved) if began else before
 
 
-def _kind(attempt: _Attempt, cause: ProcessExit) -> Kind:
+def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> Kind:
     report = cause.report
-    if attempt.seen is not None:
+    if attempt.hang is not None:
         return "hang"
     if report is None:
-        return "signal" if cause.code < 0 else "exit" if cause.code not in _USERS else "user"
+        return "signal" if cause.code < 0 else "exit" if cause.code not in _FINAL_EXIT_CODES else "user"
     return "exception" if report.is_bug else "passing" if report.retryable else "user"
 
 
 def _beats_root() -> Path | None:
-    """Where heartbeats are written: in memory, or a rank would wait for a disk that is busy with its checkpoint."""
+    """Folder for heartbeats: in memory, because a disk may be busy with a checkpoint; None if that is not available."""
     return _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
 
 
 def _deadline(recovery: RecoveryConfig) -> dict[str, str]:
-    """The time by which every attempt has to save and stop, as an environment variable."""
+    """Environment variable with the time by which every attempt must save and stop."""
     seconds = recovery.deadline_seconds
     return {} if seconds is None else {DEADLINE_ENV: repr(machine_clock() + seconds)}
 

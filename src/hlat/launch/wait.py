@@ -1,10 +1,9 @@
-"""Waiting for the processes of a run, and passing on what it is asked.
+"""Wait for the processes of a run, and forward signals to them.
 
-    signals --Stops--> processes (once each)          processes --watch--> how each ended, in the order of ranks
+    signals --SignalForwarder--> processes (once each)    processes --wait_for_processes--> their exits, in rank order
 
-A process that fails takes the others with it, since they wait for it. Most notice by themselves within milliseconds
-and report what they saw, so they are given a moment to. A run that was asked to stop is given all the time that it
-needs to save.
+If a process fails, the others cannot continue without it. Most notice within milliseconds and report what they saw, so
+they get a few seconds before they are ended. A run that was asked to stop gets all the time it needs to save.
 """
 
 import signal
@@ -19,36 +18,47 @@ from hlat.launch.process_set import ProcessSet, kill_ranks, send_signal
 from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS
 
 _POLL = 0.05
-_NOTICING = 3.0  # seconds in which the others notice by themselves that one has failed
-_ENDING = 30.0  # seconds in which a process that is told to end does so
+_NOTICING = 3.0  # seconds for the other ranks to notice a failure themselves
+_ENDING = 30.0  # seconds for a process to end after a signal
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How one process ended."""
+    """The end of one process.
+
+    Attributes:
+        rank: its rank.
+        code: exit code, or minus the signal that ended it, as in subprocess.
+        report: its error report, if any.
+        noticed: time when the end was noticed, in seconds since the epoch.
+        was_signalled: True if the launcher had sent the signal that ended it.
+    """
 
     rank: int
-    code: int  # exit code, or minus the signal that ended it, as subprocess has it
+    code: int
     report: ErrorReport | None
-    noticed: float  # seconds since the epoch
-    was_told: bool  # whether we had sent it the signal that ended it
+    noticed: float
+    was_signalled: bool
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to stop, and did so in order."""
+        """True if the process was asked to stop, and saved and exited in order."""
         return self.report is None and self.code in STOP_EXIT_CODES
 
     @property
     def failed(self) -> bool:
-        """Whether it did not come to an end of its own, or saved and stopped."""
+        """True if the process neither finished nor saved and stopped."""
         return self.code != 0 and not self.stopped
 
 
 class SignalForwarder:
-    """Context in which the signals that ask a run to stop, unless ignored here, are kept to be passed on.
+    """Context in which signals that ask a run to stop are recorded, to be forwarded to its processes.
 
-    They may arrive before there are processes to pass them to. Outside the main thread, where Python delivers no
-    signals, nothing is changed.
+    Signals may arrive before there are processes. Ignored signals stay ignored. Outside the main thread, where Python
+    delivers no signals, the context has no effect.
+
+    Attributes:
+        received: signal numbers in the order of arrival.
     """
 
     def __init__(self) -> None:
@@ -57,7 +67,7 @@ class SignalForwarder:
 
     def __enter__(self) -> "SignalForwarder":
         if threading.current_thread() is threading.main_thread():
-            # What was ignored stays so, here and in the processes: nohup ignores SIGHUP, a background job SIGINT.
+            # Ignored signals stay ignored, here and in the processes: nohup ignores SIGHUP, a background job SIGINT.
             heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._previous = {number: signal.signal(number, self._receive) for number in heard}
         return self
@@ -73,71 +83,72 @@ class SignalForwarder:
 
 
 def never_hangs() -> bool:
-    """Nobody looks whether the run hangs."""
+    """Return False: without a monitor, a run never counts as hanging."""
     return False
 
 
 def wait_for_processes(
-    workers: ProcessSet, stops: SignalForwarder, hangs: Callable[[], bool] = never_hangs
+    workers: ProcessSet, signals: SignalForwarder, hangs: Callable[[], bool] = never_hangs
 ) -> list[ProcessExit]:
     """Wait until all processes have ended.
 
     Args:
         workers: the processes.
-        stops: what asks the run to stop.
-        hangs: asked again and again; once it says so, all processes are killed.
+        signals: received signals, which are forwarded.
+        hangs: polled meanwhile; once it returns True, all processes are killed.
 
     Returns:
-        One ``ProcessExit`` per process, in the order of ranks.
+        The exit of every process, in rank order.
     """
-    watched = _Watched(workers)
-    passed_on = 0
-    hurried: float | None = None  # since when the end has been waited for with impatience; monotonic seconds
-    while watched.running:
-        watched.look()
-        for number in stops.received[passed_on:]:
-            watched.send(number)
-            passed_on += 1
-        failed = any(end.failed for end in watched.ends.values())
-        if hurried is None and (failed or passed_on > 1):
-            hurried = time.monotonic()
-        waited = 0.0 if hurried is None else time.monotonic() - hurried
-        if failed and not watched.told and waited > _NOTICING:
-            watched.send(signal.SIGTERM)
-        if waited > _ENDING or passed_on > 2 or (watched.running and hangs()):
-            watched.kill()
-        if watched.running:
+    tracker = _ProcessTracker(workers)
+    forwarded = 0
+    hurried_since: float | None = None  # time of the first failure or second signal; monotonic seconds
+    while tracker.running:
+        tracker.poll()
+        for number in signals.received[forwarded:]:
+            tracker.send(number)
+            forwarded += 1
+        failed = any(exit_.failed for exit_ in tracker.exits.values())
+        if hurried_since is None and (failed or forwarded > 1):
+            hurried_since = time.monotonic()
+        waited = 0.0 if hurried_since is None else time.monotonic() - hurried_since
+        if failed and not tracker.sent and waited > _NOTICING:
+            tracker.send(signal.SIGTERM)
+        if waited > _ENDING or forwarded > 2 or (tracker.running and hangs()):
+            tracker.kill()
+        if tracker.running:
             time.sleep(_POLL)
-    return [watched.ends[rank] for rank in sorted(watched.ends)]
+    return [tracker.exits[rank] for rank in sorted(tracker.exits)]
 
 
-class _Watched:
-    """The processes: which still run, how the others ended, and what they were sent."""
+class _ProcessTracker:
+    """The processes: which are running, how the others ended, and which signals were sent."""
 
     def __init__(self, workers: ProcessSet) -> None:
         self._workers = workers
-        self.ends: dict[int, ProcessExit] = {}
-        self.told: list[int] = []
+        self.exits: dict[int, ProcessExit] = {}
+        self.sent: list[int] = []
 
     @property
     def running(self) -> list[int]:
-        return [rank for rank in self._workers.pids if rank not in self.ends]
+        """Ranks of the processes that are still running."""
+        return [rank for rank in self._workers.pids if rank not in self.exits]
 
-    def look(self) -> None:
-        """Notice who has ended since the last look."""
+    def poll(self) -> None:
+        """Poll all running processes, and record those that ended."""
         for rank in self.running:
             code = self._workers.poll(rank)
             if code is not None:
                 report = read_report(self._workers.error_file(rank))
-                self.ends[rank] = ProcessExit(rank, code, report, time.time(), was_told=-code in self.told)
+                self.exits[rank] = ProcessExit(rank, code, report, time.time(), was_signalled=-code in self.sent)
 
     def send(self, number: int) -> None:
-        """Send a signal to the processes that run."""
-        self.told.append(number)
+        """Send a signal to the running processes."""
+        self.sent.append(number)
         send_signal(self._workers, self.running, number)
 
     def kill(self) -> None:
-        """End what still runs."""
-        self.told.append(signal.SIGKILL)
+        """Kill the running processes."""
+        self.sent.append(signal.SIGKILL)
         kill_ranks(self._workers, self.running)
-        self.look()
+        self.poll()

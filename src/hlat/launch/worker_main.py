@@ -1,6 +1,6 @@
-"""What a process of a run does for whoever started it, from its first moment on.
+"""Set up a process of a run for its launcher: stop signals, parent death, error reports, heartbeats.
 
-launcher gone --> stop      an exception --> report      a stopping signal before there is anything to save --> its code
+launcher dies --> stop    exception --> error report    stop signal before there is anything to save --> exit code
 phases, steps --> heartbeat
 """
 
@@ -19,11 +19,11 @@ from hlat.runtime.process import LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
 
 @contextmanager
 def worker_context() -> Iterator[None]:
-    """Work for a launcher, if there is one.
+    """Run the block as a process of a run; without a launcher, only signals are set up.
 
     Raises:
-        SystemExit: an exception has passed, and was reported.
-        LaunchError: the environment does not describe a place among the processes.
+        SystemExit: an exception left the block, and was reported.
+        LaunchError: the environment variables of the rank are invalid.
     """
     _stop_early()
     stop_with_launcher()
@@ -32,17 +32,17 @@ def worker_context() -> Iterator[None]:
 
 
 def _stop_early() -> None:
-    """Until training listens to these signals there is nothing to be saved: end, and be queued again."""
+    """Exit at once on a stop signal, until training handles these signals: there is nothing to save yet."""
     for number in STOP_SIGNALS:
-        # Ctrl-C interrupts, with a line; what is ignored (nohup, a shell's background job) stays so.
+        # Ctrl-C raises KeyboardInterrupt. Ignored signals (nohup, a shell's background job) stay ignored.
         if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave)
+            signal.signal(number, _exit_before_training)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    # Where a launcher started this process it is for that to speak: it may have signalled after another one's failure.
+def _exit_before_training(number: int, frame: FrameType | None) -> None:
+    # With a launcher, the launcher prints the message: it may have sent the signal after another rank failed.
     if os.environ.get("RANK", "0") == "0" and not {LAUNCHER_ENV, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
         name = signal.Signals(number).name
         with suppress(OSError):
-            os.write(2, f"{name}: ended before the first step; the same command begins again\n".encode())
+            os.write(2, f"{name}: ended before the first step; run the same command again\n".encode())
     os._exit(stop_exit_code(number))
