@@ -206,7 +206,7 @@ class _Supervisor:
     def _report_slow(self, slow: Slow) -> None:
         self._events.event("slow_rank", **asdict(slow))
         self._run.complain(
-            f"rank {slow.rank} is slow: its work for a step takes {slow.factor:.1f} times as long as that of the others, "
+            f"rank {slow.rank} is slow: its work for a step takes {slow.factor:.1f} times as long as the others', "
             f"mostly in {slow.phase}"
         )
 
