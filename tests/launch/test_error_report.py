@@ -79,10 +79,10 @@ def test_an_error_of_this_process_is_its_own(error):
 
 
 def test_an_error_that_another_rank_told_is_not_its_own():
-    assert describe_error(told("shard 3 is damaged")).kind == "told"
+    assert describe_error(told("shard 3 is damaged")).kind == "forwarded"
 
 
-@pytest.mark.parametrize("followed", [LOST[0], told("shard 3 is damaged")], ids=["lost", "told"])
+@pytest.mark.parametrize("followed", [LOST[0], told("shard 3 is damaged")], ids=["lost", "forwarded"])
 def test_torchrun_takes_the_cause_for_the_first_failure(tmp_path, monkeypatch, followed):
     codes = [
         fail(followed, tmp_path / "0.json", monkeypatch),

@@ -31,7 +31,7 @@ def connection(at=OURS):
 
 
 def told(message, code=3, at=OURS):
-    return ErrorReport("told", message, False, code, at)
+    return ErrorReport("forwarded", message, False, code, at)
 
 
 CONSEQUENCES = st.one_of(

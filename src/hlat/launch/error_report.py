@@ -19,8 +19,8 @@ from typing import Literal
 
 from hlat.runtime import HlatError, redact
 
-ErrorOrigin = Literal["own", "told", "connection"]
-"""Origin of an error: "own" process; "told" by another process that failed; lost "connection" to another process."""
+ErrorOrigin = Literal["own", "forwarded", "connection"]
+"""Origin of an error: "own" process; "forwarded" by another process; lost "connection" to another process."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -79,7 +79,7 @@ def report_errors() -> Iterator[None]:
 def describe_error(error: Exception) -> ErrorReport:
     """Return the report of an exception."""
     forwarded = isinstance(error, HlatError) and error.from_rank is not None
-    kind: ErrorOrigin = "told" if forwarded else "connection" if _lost_a_peer(error) else "own"
+    kind: ErrorOrigin = "forwarded" if forwarded else "connection" if _lost_a_peer(error) else "own"
     if isinstance(error, HlatError):
         return ErrorReport(kind, str(error), False, error.exit_code, time.time(), error.retryable)
     text = redact("".join(traceback.format_exception(error)).rstrip())

@@ -64,7 +64,7 @@ def _order(end: ProcessExit) -> tuple[int, float, int]:
         priority = 5
     elif end.report is not None:
         # A forwarded error repeats the cause; a lost connection says nothing about it.
-        priority = {"own": 1, "told": 2, "connection": 4}[end.report.kind]
+        priority = {"own": 1, "forwarded": 2, "connection": 4}[end.report.kind]
     elif end.code == -signal.SIGABRT:
         priority = 3  # NCCL's watchdog aborts the process when a peer is lost
     else:

@@ -27,19 +27,19 @@ _ABSENT = "not set"
 _MAX_SHOWN = 20  # maximum number of differing items in a message
 
 
-def check_consistent(ranks: HostGroup, what: Facts) -> None:
+def check_consistent(ranks: HostGroup, facts: Facts) -> None:
     """Compare facts about the run across ranks. Collective; exchanges 8 bytes per rank if all agree.
 
     Args:
         ranks: all processes of the run.
-        what: facts that must be equal on all ranks: section -> item -> JSON value.
+        facts: values that must be equal on all ranks: section -> item -> JSON value.
 
     Raises:
         LaunchError: they differ. Every rank raises the same error, with each differing item and its values by rank.
     """
     if ranks.world == 1:
         return
-    text = json.dumps(what, sort_keys=True)
+    text = json.dumps(facts, sort_keys=True)
     own = hashlib.blake2b(text.encode(), digest_size=8).digest()
     hashes = ranks.all_gather(own)
     if len(set(hashes)) == 1:

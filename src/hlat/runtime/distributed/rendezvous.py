@@ -141,7 +141,7 @@ def _number(rank: int) -> bytes:
 
 
 def _unauthenticated(who: str) -> LaunchError:
-    message = f"{who} does not know the secret of this run: another run or program uses the same MASTER_PORT."
+    message = f"the secret of this run is unknown to {who}: another run or program uses the same MASTER_PORT."
     remedy = (
         f"Set the same {RUN_SECRET_ENV} in all processes of a run, or leave it unset and use a run.dir on a file "
         "system that all machines share. Give each run its own MASTER_PORT."
