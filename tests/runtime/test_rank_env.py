@@ -1,4 +1,4 @@
-"""A process's place among the others is read from the environment, or refused with everything that is wrong."""
+"""Rank and world size are read from the environment, or refused with a list of all problems."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}, {"RANK": "5"}])
-def test_a_process_alone_needs_nothing(environment):
+def test_a_single_process_needs_no_variables(environment):
     assert rank_info(environment) == RankInfo(rank=0, world=1, local_rank=0)
 
 
 @given(world=st.integers(2, 10_000), data=st.data())
-def test_what_torchrun_sets_is_the_place(world, data):
+def test_torchrun_variables_give_the_rank(world, data):
     rank = data.draw(st.integers(0, world - 1))
     local_rank = data.draw(st.integers(0, rank))
     environment = {**MASTER, "RANK": str(rank), "WORLD_SIZE": str(world)}
@@ -42,7 +42,7 @@ def test_what_torchrun_sets_is_the_place(world, data):
         ),
     ],
 )
-def test_a_place_that_is_not_described_is_refused_with_every_problem(environment, words):
+def test_incomplete_variables_are_refused_with_every_problem(environment, words):
     with pytest.raises(LaunchError) as refused:
         rank_info(environment)
     for word in words:
@@ -51,7 +51,7 @@ def test_a_place_that_is_not_described_is_refused_with_every_problem(environment
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """A machine with two GPUs, as far as torch.accelerator tells; which one was chosen."""
+    """A machine with two GPUs, as reported by torch.accelerator; yields the list of chosen indexes."""
     chosen = []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
@@ -59,7 +59,7 @@ def two_gpus(monkeypatch):
     return chosen
 
 
-def test_each_process_of_a_machine_has_its_own_accelerator(two_gpus):
+def test_each_process_of_a_machine_gets_its_own_accelerator(two_gpus):
     assert choose_device("auto", RankInfo(5, 8, 1)) == torch.device("cuda", 1)
     assert two_gpus == [1]
 
@@ -70,10 +70,10 @@ def test_more_processes_than_accelerators_are_refused(two_gpus):
     assert choose_device("cpu", RankInfo(2, 3, 2)) == torch.device("cpu")
 
 
-def test_one_process_takes_the_current_accelerator(two_gpus):
+def test_a_single_process_takes_the_current_accelerator(two_gpus):
     assert choose_device("auto", RankInfo()) == torch.device("cuda") and two_gpus == []
 
 
-def test_a_device_type_that_is_not_here_is_refused(two_gpus):
+def test_a_missing_device_type_is_refused(two_gpus):
     with pytest.raises(LaunchError, match=r"run.device=neuron.*only cuda"):
         choose_device("neuron", RankInfo())

@@ -1,4 +1,4 @@
-"""What of a URL may be recorded: nothing that may open something, in whatever way it is written; and all else."""
+"""Credentials in URLs are found and redacted, however they are written; all other text is kept."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hlat.runtime import DataError, find_secret, redact, redact_json, redact_value
 
-HOLDS = [
+WITH_SECRET = [
     ("https://me:S3CR3T@host/a.jsonl", "https://...@host/a.jsonl", "a password"),
     ("https://S3CR3T@host/a.jsonl", "https://...@host/a.jsonl", "a user name or a token"),
     ("https://u%3AS3CR3T@host/a", "https://...@host/a", "a password"),
@@ -31,7 +31,7 @@ HOLDS = [
     ("runs/https://S3CR3T@host/a", "runs/https://...@host/a", "a user name"),
 ]  # fmt: skip
 
-FREE = [
+WITHOUT_SECRET = [
     "corpus.txt",
     "/data/a@b/c?.txt",
     "https://host/npm/pkg@1.0/x.jsonl",
@@ -51,38 +51,38 @@ FREE = [
 ]
 
 
-@pytest.mark.parametrize(("url", "shown", "what"), HOLDS)
-def test_what_may_open_something_is_found_and_not_shown(url: str, shown: str, what: str) -> None:
+@pytest.mark.parametrize(("url", "shown", "secret"), WITH_SECRET)
+def test_credentials_are_found_and_redacted(url: str, shown: str, secret: str) -> None:
     found = find_secret(url)
-    assert found is not None and what in found and "S3CR3T" not in found
+    assert found is not None and secret in found and "S3CR3T" not in found
     assert redact_value(url) == shown
     assert redact(f"reading {url}, again: ('{url}')") == f"reading {shown}, again: ('{shown}')"
     assert str(DataError(f"{url}: gone")) == f"{shown}: gone"
     assert redact_json({"a": [url, 1, None]}) == {"a": [shown, 1, None]}
 
 
-@pytest.mark.parametrize("url", FREE)
-def test_what_names_a_place_only_stays_as_it_is(url: str) -> None:
+@pytest.mark.parametrize("url", WITHOUT_SECRET)
+def test_urls_without_credentials_are_kept(url: str) -> None:
     assert find_secret(url) is None
     assert redact_value(url) == url
     assert redact(f"reading {url}, again: ({url})") == f"reading {url}, again: ({url})"
 
 
-def test_what_stands_after_a_url_in_a_sentence_stays() -> None:
-    said = "https://host/a?...: permission denied. Grant the right to read it."
-    assert redact_json(said) == redact(said) == said
+def test_the_sentence_after_a_url_is_kept() -> None:
+    text = "https://host/a?...: permission denied. Grant the right to read it."
+    assert redact_json(text) == redact(text) == text
 
 
-def test_a_value_is_one_url_to_its_end() -> None:
-    """A blank or a quote ends a URL in a sentence, not in a value."""
+def test_a_url_extends_to_the_end_of_a_value() -> None:
+    """A blank or a quote ends a URL in a sentence, but not in a value."""
     assert redact_value("https://host/a?k='S3 CR3T") == "https://host/a?..."
 
 
 @given(st.text("ab:/?#@%40;=&.' \n", max_size=60))
-def test_what_is_recorded_is_what_holds_no_secret(text: str) -> None:
-    """The two functions agree: what may be recorded is shown whole, and what is shown may be recorded."""
+def test_values_without_a_secret_are_unchanged_and_redaction_is_stable(text: str) -> None:
+    """``find_secret`` and ``redact`` agree: a value without a secret is unchanged, and redacted text has no secret."""
     url = f"https://{text}"
     shown = redact_value(url)
-    if find_secret(url) is None and ":/" not in text:  # a path collapsed to one slash is shown without, too
+    if find_secret(url) is None and ":/" not in text:  # a path collapsed to one slash is redacted too
         assert shown == url
     assert redact(redact(url)) == redact(url)

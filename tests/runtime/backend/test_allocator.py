@@ -1,4 +1,4 @@
-"""Memory that a process has freed is used again without asking the kernel for it."""
+"""Freed memory is reused without page faults."""
 
 import resource
 import subprocess
@@ -13,27 +13,29 @@ import resource, sys, torch
 from hlat.runtime.distributed import join_run
 if sys.argv[1] == "keep":
     join_run("cpu")
-def turn():
+def allocate():
     torch.ones(16 << 20)
-for _ in range(8):  # the heap grows until an aligned block fits into it beside small ones
-    turn()
+for _ in range(8):  # the heap grows until an aligned block fits next to small ones
+    allocate()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
-    turn()
+    allocate()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(how: str) -> int:
-    """Page faults of ten temporaries of 64 MiB, one after the other, after eight of them."""
+def page_faults(how: str) -> int:
+    """Page faults of ten temporaries of 64 MiB, one after the other, after a warm-up of eight."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 @pytest.mark.skipif(not keep_freed_memory(), reason="the C library of this machine has no mallopt")
-def test_temporaries_of_a_step_are_not_mapped_anew_in_the_next() -> None:
-    """Ten blocks of 64 MiB mapped anew fault once per page each time, unless the kernel gives huge pages; kept, they
-    fault for none of theirs: the bound is the pages of a single block.
+def test_freed_temporaries_are_reused_without_page_faults() -> None:
+    """Ten temporaries cause fewer page faults than one block has pages.
+
+    Ten blocks of 64 MiB that are mapped again fault once per page each, unless the kernel uses huge pages; blocks that
+    malloc keeps do not fault.
     """
     pages = (64 << 20) // resource.getpagesize()
-    assert faults("keep") < pages
+    assert page_faults("keep") < pages

@@ -1,4 +1,4 @@
-"""What is asked of torch before anything is computed, and how its refusals are said."""
+"""Numerics settings of torch, and the error for a kernel that is not deterministic."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch):
-    """Everything as it was, afterwards."""
+    """Restore all settings after the test."""
     products = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
     before = torch.get_deterministic_debug_mode(), [getattr(products, name) for name in names]
@@ -31,8 +31,8 @@ def _settings(monkeypatch: pytest.MonkeyPatch):
         setattr(products, name, value)
 
 
-def test_deterministic_means_refused_and_not_only_warned_of():
-    """Where torch only warns, the backward pass of fused attention on CUDA stays as it is."""
+def test_deterministic_mode_raises_errors_and_not_only_warnings():
+    """With warnings only, torch would still use the non-deterministic backward pass of fused attention on CUDA."""
     for device in (CPU, CUDA):
         configure_numerics(device, deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
@@ -41,7 +41,7 @@ def test_deterministic_means_refused_and_not_only_warned_of():
         assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_cublas_has_a_fixed_workspace_where_that_is_asked_for_and_nobody_chose_another(monkeypatch):
+def test_cublas_gets_a_fixed_workspace_unless_one_is_set(monkeypatch):
     configure_numerics(CUDA, deterministic=False)
     configure_numerics(CPU, deterministic=True)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
@@ -53,14 +53,14 @@ def test_cublas_has_a_fixed_workspace_where_that_is_asked_for_and_nobody_chose_a
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_products_of_16_bit_numbers_are_added_up_in_fp32(deterministic):
+def test_products_of_16_bit_numbers_accumulate_in_fp32(deterministic):
     configure_numerics(CUDA, deterministic)
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
 
 
-def test_the_compiler_is_told_before_and_after_it_is_loaded(monkeypatch):
-    """It reads the variable when it is imported, which takes over a second; ``join_run`` must not import it."""
+def test_the_compiler_is_configured_before_and_after_it_is_loaded(monkeypatch):
+    """The compiler reads the variable when it is imported (over a second); ``join_run`` must not import it."""
     import torch._inductor.config as settings  # noqa: PLC0415
 
     monkeypatch.setattr(settings, "deterministic", False)
@@ -73,13 +73,13 @@ def test_the_compiler_is_told_before_and_after_it_is_loaded(monkeypatch):
     assert "torch._inductor.config" not in sys.modules
 
 
-def test_a_kernel_that_torch_refuses_is_said_with_the_field():
-    place = torch.tensor([1])
+def test_the_error_for_a_refused_kernel_names_the_field():
+    index = torch.tensor([1])
     with pytest.raises(LaunchError, match=r"run\.deterministic=false") as refused, joined_run("cpu"):
-        torch.zeros(3).put_(place, torch.ones(1), accumulate=False)
+        torch.zeros(3).put_(index, torch.ones(1), accumulate=False)
     assert "put_" in str(refused.value) and isinstance(refused.value.__cause__, RuntimeError)
     with joined_run("cpu", deterministic=False):
-        torch.zeros(3).put_(place, torch.ones(1), accumulate=False)
+        torch.zeros(3).put_(index, torch.ones(1), accumulate=False)
     with pytest.raises(RuntimeError, match="size"), joined_run("cpu"):
         torch.zeros(3) @ torch.zeros(4)
 

@@ -1,4 +1,4 @@
-"""What is asked of the device is answered for this process."""
+"""Device queries report the values of this process."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import torch
 from hlat.runtime.backend import peak_memory_bytes
 
 
-def test_the_peak_of_a_process_is_its_own_and_not_that_of_its_launcher() -> None:
+def test_peak_memory_does_not_include_the_launchers() -> None:
     held = torch.ones(300 << 20, dtype=torch.uint8)
     program = (
         "import torch; from hlat.runtime.backend import peak_memory_bytes; "

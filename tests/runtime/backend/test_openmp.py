@@ -1,4 +1,4 @@
-"""Threads spin for long only where the host of the machine is busy."""
+"""The spin count is lowered, except on a machine whose host is busy."""
 
 import subprocess
 import sys
@@ -10,8 +10,8 @@ from hlat.runtime.backend import ProcessorTime, set_spin_count
 from hlat.runtime.backend.openmp import SPIN_COUNT
 
 
-def stat(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | None:
-    """Ticks as proc(5) has them: user nice system idle iowait irq softirq steal guest guest_nice."""
+def ticks(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | None:
+    """Ticks in the format of proc(5): user nice system idle iowait irq softirq steal guest guest_nice."""
     file = folder / name
     file.write_text(f"cpu  {used} 0 0 99999 77 0 0 {stolen} 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n", encoding="ascii")
     return ProcessorTime.read(file)
@@ -21,23 +21,21 @@ def stat(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | Non
     ("used", "stolen", "set_to"),
     [(30, 0, SPIN_COUNT), (30, 2, SPIN_COUNT), (30, 10, None), (5, 5, None), (0, 0, SPIN_COUNT)],
 )
-def test_the_library_decides_where_the_host_takes_time_away(
-    tmp_path: Path, used: int, stolen: int, set_to: int | None
-) -> None:
+def test_the_default_is_kept_on_a_busy_host(tmp_path: Path, used: int, stolen: int, set_to: int | None) -> None:
     environment: dict[str, str] = {}
-    before, after = stat(tmp_path, "before", 1000, 50), stat(tmp_path, "after", 1000 + used, 50 + stolen)
+    before, after = ticks(tmp_path, "before", 1000, 50), ticks(tmp_path, "after", 1000 + used, 50 + stolen)
     set_spin_count(before, after, environment)
     assert environment == ({} if set_to is None else {"GOMP_SPINCOUNT": str(set_to)})
 
 
-def test_a_value_that_was_given_stays(tmp_path: Path) -> None:
+def test_an_existing_value_is_kept(tmp_path: Path) -> None:
     environment = {"GOMP_SPINCOUNT": "7"}
     set_spin_count(None, None, environment)
     assert environment == {"GOMP_SPINCOUNT": "7"}
 
 
 @pytest.mark.parametrize("content", ["", "cpu 1 2 3\n", "cpu a b c d e f g h\n"])
-def test_a_system_that_tells_no_ticks_counts_as_quiet(tmp_path: Path, content: str) -> None:
+def test_a_system_without_ticks_counts_as_quiet(tmp_path: Path, content: str) -> None:
     (tmp_path / "stat").write_text(content, encoding="ascii")
     assert ProcessorTime.read(tmp_path / "stat") is None
     assert ProcessorTime.read(tmp_path / "absent") is None
@@ -46,7 +44,7 @@ def test_a_system_that_tells_no_ticks_counts_as_quiet(tmp_path: Path, content: s
     assert environment == {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
 
 
-def test_the_command_settles_it_before_torch_is_imported() -> None:
+def test_the_command_sets_the_spin_count_before_torch_is_imported() -> None:
     program = (
         "import os, sys\n"
         "os.environ.pop('GOMP_SPINCOUNT', None)\n"

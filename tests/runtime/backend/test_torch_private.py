@@ -1,4 +1,4 @@
-"""Every private name of PyTorch that hlat uses is on one list, is there in this release, and is used."""
+"""Every private name of PyTorch that hlat uses is listed, exists in this release, and is used."""
 
 import ast
 import importlib
@@ -18,13 +18,13 @@ from hlat.runtime.backend.torch_private import COMPILED_NAMES, PRIVATE_NAMES
 from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
 
 SOURCES = Path(hlat.__file__).parent
-LIST = SOURCES / "runtime" / "torch_private.py"
-# Private by their underscore, and documented all the same: of Python's standard library.
-OF_PYTHON = {"_exit", "_replace", "_make", "_current_frames", "_fields", "_asdict"}
+LIST = SOURCES / "runtime" / "backend" / "torch_private.py"
+# Names of Python's standard library that are documented although they begin with an underscore.
+PYTHONS_OWN = {"_exit", "_replace", "_make", "_current_frames", "_fields", "_asdict"}
 
 
 def resolve(name: str) -> None:
-    """Find a name in torch; one that instances get in __init__, or declare, counts by the source of their class."""
+    """Find a name in torch; instance attributes are searched in the source of their class."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -40,17 +40,17 @@ def resolve(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRIVATE_NAMES)
-def test_a_private_name_is_there(name: str) -> None:
+def test_a_private_name_exists(name: str) -> None:
     resolve(name)
 
 
-def test_a_name_that_is_gone_is_noticed() -> None:
+def test_a_missing_name_is_detected() -> None:
     for name in ("torch._no_such_kernel", "torch._no_such_module.name", "torch.nn.Module._no_such_hooks"):
         with pytest.raises((AttributeError, AssertionError)):
             resolve(name)
 
 
-def test_what_is_compiled_has_its_attribute() -> None:
+def test_compiled_functions_have_the_listed_attributes() -> None:
     assert all(hasattr(torch.compile(lambda x: x), name) for name in COMPILED_NAMES)
 
 
@@ -59,7 +59,7 @@ def is_private(name: str) -> bool:
 
 
 def own_names(trees: list[ast.Module]) -> set[str]:
-    """What hlat itself defines: functions, classes, attributes, variables, arguments."""
+    """Names that hlat itself defines: functions, classes, attributes, variables, arguments."""
     own: set[str] = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -78,17 +78,19 @@ def foreign(tree: ast.Module, own: set[str]) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
             yield from imported(node)
-        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own | OF_PYTHON:
-            if ast.unparse(node) != "torch._C":  # what is asked of it is listed
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own | PYTHONS_OWN:
+            if ast.unparse(node) != "torch._C":  # its attributes are listed
                 yield ast.unparse(node), node.lineno
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(WITH_WORDS):
-            words = [word.value for word in node.args[1:2] if isinstance(word, ast.Constant)]
-            yield from ((str(word), node.lineno) for word in words if is_private(str(word)) and word not in own)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(BY_STRING):
+            strings = [string.value for string in node.args[1:2] if isinstance(string, ast.Constant)]
+            yield from (
+                (str(string), node.lineno) for string in strings if is_private(str(string)) and string not in own
+            )
         elif isinstance(node, ast.ClassDef):
             yield from inherited(node, tree)
 
 
-WITH_WORDS = ("getattr", "hasattr", "setattr", "patch.object")
+BY_STRING = ("getattr", "hasattr", "setattr", "patch.object")
 
 
 def imported(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[str, int]]:
@@ -99,9 +101,11 @@ def imported(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[str, int]]:
 
 
 def inherited(node: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """What a subclass of one of torch's classes overrides, and calls in it."""
-    imports = [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and (one.module or "")[:5] == "torch"]
-    of_torch = {alias.asname or alias.name for one in imports for alias in one.names}
+    """Private methods that a subclass of a torch class calls on its base class."""
+    imports = [
+        node_ for node_ in ast.walk(tree) if isinstance(node_, ast.ImportFrom) and (node_.module or "")[:5] == "torch"
+    ]
+    of_torch = {alias.asname or alias.name for statement in imports for alias in statement.names}
     if any(ast.unparse(base) in of_torch for base in node.bases):
         for call in (inner for inner in ast.walk(node) if isinstance(inner, ast.Call)):
             name = ast.unparse(call.func)
@@ -109,7 +113,7 @@ def inherited(node: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[str, int]]
                 yield name, call.lineno
 
 
-def test_no_private_name_is_used_that_is_not_on_the_list() -> None:
+def test_all_private_names_in_use_are_listed() -> None:
     files = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCES.rglob("*.py"))}
     own = own_names([tree for path, tree in files.items() if path != LIST])
     known = {name.rpartition(".")[2] for name in PRIVATE_NAMES} | set(COMPILED_NAMES)
@@ -120,17 +124,17 @@ def test_no_private_name_is_used_that_is_not_on_the_list() -> None:
         for name, line in foreign(tree, own)
         if name.rpartition(".")[2] not in known
     ]
-    assert not unknown, f"list them in {LIST.name}, with what they are for: {unknown}"
+    assert not unknown, f"list them in {LIST.name} with their purpose: {unknown}"
 
 
-def test_every_name_on_the_list_is_used() -> None:
+def test_every_listed_name_is_used() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py") if path != LIST)
     names = [*(name.rpartition(".")[2] for name in PRIVATE_NAMES), *COMPILED_NAMES]
     assert not [name for name in names if name not in text]
 
 
-def test_the_search_finds_what_it_looks_for() -> None:
-    """The instrument works, for each way in which a private name can come into the code."""
+def test_the_search_finds_every_kind_of_use() -> None:
+    """The search finds private names in each way in which they can occur in the code."""
     text = """
 import torch
 from torch._dynamo import reset
@@ -149,15 +153,15 @@ class Own(Module):
     }  # fmt: skip
 
 
-def test_another_release_is_named_and_not_refused() -> None:
+def test_an_untested_release_gives_a_warning_and_no_error() -> None:
     assert torch.__version__.startswith(TESTED_TORCH), "the release that the tests run with"
     assert untested_torch_warning() == untested_torch_warning("2.13.1+cu130") == ""
     for installed in ("2.12.1", "2.14.0+cpu", "3.0.0.dev20270101", "2.130.0"):
         assert installed in untested_torch_warning(installed) and "2.13" in untested_torch_warning(installed)
 
 
-def test_the_line_is_said_once_at_the_start(tmp_path: Path) -> None:
-    """By every verb, on standard error, before anything else; by a release that was tested, not a word."""
+def test_the_warning_is_printed_once_at_the_start(tmp_path: Path) -> None:
+    """Every verb prints the warning on standard error before anything else; a tested release prints nothing."""
     program = """
 import sys, importlib.metadata as metadata
 real = metadata.version
@@ -167,10 +171,10 @@ sys.argv = ["hlat", "checkpoint", "list", sys.argv[1]]
 main()
 """
     (tmp_path / "checkpoints").mkdir()
-    said = {}
+    printed = {}
     for pretend in (True, False):
         command = [sys.executable, "-c", program.format(pretend=pretend), str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        said[pretend] = done.stderr
-    assert said[True].count("PyTorch 2.99.0 is installed; hlat was tested with 2.13 only") == 1
-    assert said[False] == ""
+        printed[pretend] = done.stderr
+    assert printed[True].count("PyTorch 2.99.0 is installed; hlat was tested with 2.13 only") == 1
+    assert printed[False] == ""

@@ -1,4 +1,4 @@
-"""Two installations are the same exactly if their source files are."""
+"""Two installations have the same identity exactly if their source files are equal."""
 
 import shutil
 from pathlib import Path
@@ -11,13 +11,13 @@ from hlat.runtime.distributed.host_collectives import format_ranks
 PACKAGE = Path(hlat.__file__).parent
 
 
-def test_the_identity_names_the_source_and_the_versions():
+def test_the_identity_has_a_source_hash_and_versions():
     identity = code_identity()
     assert set(identity) == {"source", "hlat", "torch", "python"} and all(identity.values())
     assert identity["source"] == _source_hash(PACKAGE)
 
 
-def test_a_copy_is_the_same_and_any_change_is_not(tmp_path):
+def test_a_copy_has_the_same_hash_and_any_change_another(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
     same = _source_hash(tmp_path / "copy")
     assert same == _source_hash(PACKAGE)
@@ -32,6 +32,6 @@ def test_a_copy_is_the_same_and_any_change_is_not(tmp_path):
         assert _source_hash(tmp_path / "copy") != before
 
 
-def test_ranks_are_named_compactly():
+def test_ranks_are_formatted_compactly():
     assert format_ranks([3]) == "rank 3"
     assert format_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"

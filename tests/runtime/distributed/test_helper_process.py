@@ -1,4 +1,4 @@
-"""A process beside this one: messages, open files, and what it does not take along."""
+"""A helper process: messages, file descriptors, exits of either side, and connections that it must not inherit."""
 
 import os
 import select
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime.distributed import Channel, start_helper
-from hlat.runtime.distributed import helper_process as beside
+from hlat.runtime.distributed import helper_process as helper_module
 
 
-@pytest.fixture(params=["copy", "new interpreter"])
-def started(request, monkeypatch):
-    """Start a process in both ways; it is gone when the test ends."""
+@pytest.fixture(params=["fork", "new interpreter"])
+def start(request, monkeypatch):
+    """Start helper processes by fork and by a new interpreter; kill them when the test ends."""
     if request.param == "new interpreter":
-        monkeypatch.setattr(beside, "_may_fork", lambda: False)
+        monkeypatch.setattr(helper_module, "_may_fork", lambda: False)
     processes = []
 
     def start(work):
@@ -28,19 +28,19 @@ def started(request, monkeypatch):
         process.kill()
 
 
-def answer(line: Channel) -> None:
-    """Work of the other process: say what it is told, what is in the files that come along, and what it ignores."""
+def echo(channel: Channel) -> None:
+    """Helper: echo each message with the content of its files, after sending itself the signals that it must ignore."""
     while True:
-        message, descriptors = line.receive()
+        message, descriptors = channel.receive()
         texts = [os.read(descriptor, 100).decode() for descriptor in descriptors]
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             os.kill(os.getpid(), number)
-        line.send((message, texts, os.getsid(0) == os.getpid()))
+        channel.send((message, texts, os.getsid(0) == os.getpid()))
 
 
-def test_messages_and_open_files_go_over_the_line_and_signals_of_schedulers_end_nothing(started, tmp_path):
+def test_messages_and_files_are_exchanged_and_signals_are_ignored(start, tmp_path):
     (tmp_path / "a").write_text("of the file")
-    process = started(answer)
+    process = start(echo)
     with (tmp_path / "a").open("rb") as file:
         process.channel.send({"a": 1}, [file.fileno()])
     process.channel.send("more")
@@ -49,56 +49,56 @@ def test_messages_and_open_files_go_over_the_line_and_signals_of_schedulers_end_
     assert process.channel.receive(0) is None
 
 
-def test_one_that_is_killed_is_noticed(started):
-    process = started(answer)
+def test_a_killed_helper_is_noticed(start):
+    process = start(echo)
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(EOFError):
         process.channel.receive(60)
     with pytest.raises(EOFError):
-        process.channel.send("nobody hears this")
+        process.channel.send("nobody receives this")
     assert process.wait() == -signal.SIGKILL
     process.kill()
 
 
-def until_the_end(line: Channel) -> None:
-    """Work of the other process: leave with the end of the line."""
+def exit_when_closed(channel: Channel) -> None:
+    """Helper: exit when the channel is closed."""
     try:
-        line.receive()
+        channel.receive()
     except EOFError:
         os._exit(7)
 
 
-def test_the_end_of_the_line_is_heard(started):
-    process = started(until_the_end)
+def test_a_helper_sees_the_closed_channel(start):
+    process = start(exit_when_closed)
     process.close()
     assert process.wait() == 7
 
 
-def stuck(line: Channel) -> None:
-    """Work of the other process: not to look at the line."""
-    line.on_peer_exit(lambda: os._exit(8), lambda: 0.0)
+def never_read(channel: Channel) -> None:
+    """Helper: never read the channel."""
+    channel.on_peer_exit(lambda: os._exit(8), lambda: 0.0)
     signal.pause()
 
 
-def test_one_that_hangs_notices_the_end_of_the_line_too(started):
-    process = started(stuck)
+def test_a_helper_that_hangs_is_ended_by_the_closed_channel(start):
+    process = start(never_read)
     process.close()
     assert process.wait() == 8
 
 
-def leave_nothing_unread(line: Channel) -> None:
-    """Work of the other process: say whether there is something unread, and receive it, until the line ends."""
-    said = line.receive()
-    assert said is not None
-    while not line.has_unread():
+def report_unread(channel: Channel) -> None:
+    """Helper: report unread messages and receive them, until the channel is closed."""
+    first = channel.receive()
+    assert first is not None
+    while not channel.has_unread():
         time.sleep(0.01)
-    line.send("something")
-    assert line.receive() == ("second", []) and not line.has_unread()
-    line.send("nothing")
+    channel.send("something")
+    assert channel.receive() == ("second", []) and not channel.has_unread()
+    channel.send("nothing")
 
 
-def test_what_was_not_received_yet_is_known(started):
-    process = started(leave_nothing_unread)
+def test_unread_messages_are_reported(start):
+    process = start(report_unread)
     process.channel.send("first")
     process.channel.send("second")
     assert [process.channel.receive(), process.channel.receive()] == [("something", []), ("nothing", [])]
@@ -106,32 +106,32 @@ def test_what_was_not_received_yet_is_known(started):
     assert process.wait() == 0
 
 
-def test_it_keeps_no_connection_of_ours_open(started):
-    """Whoever waits for the end of one would not learn that we have gone."""
+def test_a_helper_keeps_no_inherited_connection_open(start):
+    """The reader of an inherited pipe sees end of file when this process closes its end."""
     reading, writing = os.pipe()
-    process = started(answer)
+    process = start(echo)
     process.channel.send("begun?")
     assert process.channel.receive(60) is not None
     os.close(writing)
-    assert select.select([reading], [], [], 20)[0], "somebody else holds the other end"
+    assert select.select([reading], [], [], 20)[0], "another process holds the other end"
     assert os.read(reading, 1) == b"", "end of file"
     os.close(reading)
 
 
-def fail(line: Channel) -> None:
-    """Work of the other process: a bug."""
+def fail(channel: Channel) -> None:
+    """Helper: raise an error."""
     raise KeyError("a bug")
 
 
-def test_a_bug_is_told_on_standard_error(started, capfd):
-    assert started(fail).wait() == 1
-    said = capfd.readouterr().err
-    assert "Traceback" in said and "KeyError: 'a bug'" in said
+def test_a_traceback_is_printed_on_standard_error(start, capfd):
+    assert start(fail).wait() == 1
+    printed = capfd.readouterr().err
+    assert "Traceback" in printed and "KeyError: 'a bug'" in printed
 
 
-def test_a_copy_runs_nothing_that_is_to_happen_at_our_end(tmp_path: Path):
+def test_a_forked_helper_does_not_run_the_parents_cleanup(tmp_path: Path):
     try:
-        process = start_helper(until_the_end)
+        process = start_helper(exit_when_closed)
         process.close()
         assert process.wait() == 7
     finally:

@@ -1,4 +1,4 @@
-"""Meeting: who does not know the secret stays outside, and what he writes into the store is not believed."""
+"""Rendezvous: a process without the secret cannot join, and values that it writes into the store are rejected."""
 
 import socket
 import stat
@@ -12,9 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from hlat.runtime import LaunchError, RankInfo
-from hlat.runtime.distributed import Rendezvous
-from hlat.runtime.distributed import rendezvous as meeting
-from hlat.runtime.distributed import run_secret as secret
+from hlat.runtime.distributed import Rendezvous, rendezvous
+from hlat.runtime.distributed import run_secret as run_secret_module
 from hlat.runtime.distributed.addresses import interface_of, listen, resolve_addresses, wait_until_reachable
 from hlat.runtime.distributed.run_secret import Signer, run_signer
 
@@ -26,25 +25,25 @@ IPV6 = (
 @pytest.fixture
 def server(monkeypatch):
     """A store that anybody may write to."""
-    monkeypatch.setattr(meeting, "ARRIVAL_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(rendezvous, "ARRIVAL_TIMEOUT", timedelta(seconds=20))
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def arrive(server, *seals, name="run"):
-    """Processes, here threads with a connection each, that arrive with these seals: what each got or met."""
+def arrive(server, *signers, name="run"):
+    """Let processes (threads with a connection each) join with these signers; return the store or error of each."""
 
-    def one(rank):
+    def join(rank):
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
         try:
-            return meeting._arrive(client, Rendezvous(name, seals[rank]), RankInfo(rank, len(seals)))[0]
+            return rendezvous._arrive(client, Rendezvous(name, signers[rank]), RankInfo(rank, len(signers)))[0]
         except LaunchError as error:
             return str(error)
 
-    with ThreadPoolExecutor(len(seals)) as pool:
-        return list(pool.map(one, range(len(seals))))
+    with ThreadPoolExecutor(len(signers)) as pool:
+        return list(pool.map(join, range(len(signers))))
 
 
-def test_processes_that_know_the_secret_believe_each_other(server):
+def test_processes_with_the_secret_exchange_values(server):
     first, second, third = arrive(server, *[Signer(b"secret")] * 3)
     first.set("0/peer", b"\0address")
     second.set("text", "words")
@@ -54,26 +53,26 @@ def test_processes_that_know_the_secret_believe_each_other(server):
 
 @pytest.mark.parametrize("stranger", [0, 1, 2])
 @pytest.mark.parametrize("known", [b"", b"wrong"])
-def test_a_process_without_the_secret_ends_the_meeting_for_all(server, stranger, known):
-    seals = [Signer(known if rank == stranger else b"secret") for rank in range(3)]
-    said = arrive(server, *seals)
-    assert all(isinstance(one, str) for one in said)
+def test_a_process_without_the_secret_ends_the_rendezvous_for_all(server, stranger, known):
+    signers = [Signer(known if rank == stranger else b"secret") for rank in range(3)]
+    errors = arrive(server, *signers)
+    assert all(isinstance(error, str) for error in errors)
     others = f"rank {stranger}" if stranger else "ranks 1-2"
-    assert said[0].startswith(f"the secret of this run is unknown to {others}:") and "HLAT_RUN_SECRET" in said[0]
-    assert all("a process that does not know the secret" in one for one in said[1:])
+    assert errors[0].startswith(f"the secret of this run is unknown to {others}:") and "HLAT_RUN_SECRET" in errors[0]
+    assert all("a process that does not know the secret" in error for error in errors[1:])
 
 
-def test_who_says_that_he_is_rank_0_has_to_know_the_secret(server):
+def test_rank_0_must_know_the_secret(server):
     store = dist.PrefixStore("run", server)
     with ThreadPoolExecutor(1) as pool:
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
-        other = pool.submit(meeting._arrive, client, Rendezvous("run", Signer(b"secret")), RankInfo(1, 2))
+        other = pool.submit(rendezvous._arrive, client, Rendezvous("run", Signer(b"secret")), RankInfo(1, 2))
         store.set("verdict", bytes(Signer.SIZE) + bytes(16) + store.get("hello/1")[:16])
-        with pytest.raises(LaunchError, match="not known to rank 0"):
+        with pytest.raises(LaunchError, match="unknown to rank 0"):
             other.result()
 
 
-def test_what_a_stranger_writes_is_not_believed(server):
+def test_forged_values_are_rejected(server):
     first, second = arrive(server, Signer(b"secret"), Signer(b"secret"))
     first.set("0/peer", b"10.0.0.1")
     outside = dist.PrefixStore("run", dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False))
@@ -82,21 +81,22 @@ def test_what_a_stranger_writes_is_not_believed(server):
         outside.set("0/peer", forged)
         with pytest.raises(LaunchError, match="no process of the run has written"):
             second.get("0/peer")
-    outside.set("0/other", signed)  # as it was written, in another place
+    outside.set("0/other", signed)  # copied to another key
     with pytest.raises(LaunchError):
         second.get("0/other")
 
 
-def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
-    """A stranger repeats it all: it passes for rank 1, and cannot write what rank 0 believes."""
+def test_replayed_messages_of_an_earlier_rendezvous_are_rejected(server):
+    """A stranger replays all messages of rank 1: it passes as rank 1, but cannot write values that rank 0 accepts."""
     before, _ = arrive(server, Signer(b"secret"), Signer(b"secret"))
     before.set("0/peer", b"x")
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = dist.TCPStore("127.0.0.1", other.port, is_master=False, wait_for_workers=False)  # who waits holds a client
+    # A waiting client blocks its connection, so rank 0 and rank 1 have one each.
+    own = dist.TCPStore("127.0.0.1", other.port, is_master=False, wait_for_workers=False)
     old, new = dist.PrefixStore("run", server), dist.PrefixStore("run", own)
     found = []
     first = threading.Thread(
-        target=lambda: found.append(meeting._arrive(other, Rendezvous("run", Signer(b"secret")), RankInfo(0, 2)))
+        target=lambda: found.append(rendezvous._arrive(other, Rendezvous("run", Signer(b"secret")), RankInfo(0, 2)))
     )
     first.start()
     new.set("hello/1", old.get("hello/1"))
@@ -111,23 +111,23 @@ def test_what_was_said_in_one_meeting_is_worth_nothing_in_the_next(server):
             store.get("0/peer")
 
 
-def test_the_secret_is_the_launchers_or_one_in_a_file_for_the_user_only(tmp_path, monkeypatch):
+def test_the_secret_comes_from_the_launcher_or_a_private_file(tmp_path, monkeypatch):
     file = tmp_path / ".secret-1-0"
-    monkeypatch.setenv(secret.RUN_SECRET_ENV, "given")
+    monkeypatch.setenv(run_secret_module.RUN_SECRET_ENV, "given")
     assert run_signer(file).sign(b"a") == Signer(b"given").sign(b"a") and not file.exists()
-    monkeypatch.delenv(secret.RUN_SECRET_ENV)
-    with ThreadPoolExecutor(8) as pool:  # whoever comes first makes it
+    monkeypatch.delenv(run_secret_module.RUN_SECRET_ENV)
+    with ThreadPoolExecutor(8) as pool:  # the first one creates it
         signed = set(pool.map(lambda _: run_signer(file).sign(b"a"), range(8)))
     assert len(signed) == 1 and signed != {run_signer(tmp_path / "other").sign(b"a")}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(file.read_text()) == 64
     assert run_signer(None).sign(b"a") == Signer(b"").sign(b"a")
-    monkeypatch.setattr(secret, "_WRITING", 0.0)
+    monkeypatch.setattr(run_secret_module, "_WRITING", 0.0)
     file.write_text("")
     with pytest.raises(LaunchError, match=r"contains no secret of a run\. Remove it"):
         run_signer(file)
 
 
-def test_a_seal_tells_parts_from_their_sum_and_does_not_show_its_key():
+def test_a_signature_depends_on_boundaries_and_repr_hides_the_key():
     assert Signer(b"k").sign(b"ab", b"c") != Signer(b"k").sign(b"a", b"bc")
     assert "key" not in repr(Rendezvous("m", Signer(b"key")))
 
@@ -135,28 +135,28 @@ def test_a_seal_tells_parts_from_their_sum_and_does_not_show_its_key():
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not IPV6, reason="no IPv6"))]
 )
-def test_rank_0_listens_on_the_address_asked_for_alone(host, monkeypatch):
+def test_rank_0_listens_on_the_given_address_only(host, monkeypatch):
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         port = probe.getsockname()[1]
     with listen(host, port) as listener:
         assert listener.getsockname()[:2] == (host, port)
         assert wait_until_reachable(host, port, 5.0) == (host, host)
-    monkeypatch.setattr(meeting, "ARRIVAL_TIMEOUT", timedelta(seconds=5))
-    store = meeting._serve(host, port)
+    monkeypatch.setattr(rendezvous, "ARRIVAL_TIMEOUT", timedelta(seconds=5))
+    store = rendezvous._serve(host, port)
     store.set("a", "b")
-    assert meeting._client(host, port, 1).get("a") == b"b"
+    assert rendezvous._client(host, port, 1).get("a") == b"b"
     others = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)} - {host}
     for address in others:
         with pytest.raises(OSError), socket.create_connection((address, port), 2.0):
             pass
 
 
-def test_an_address_of_another_machine_is_refused(monkeypatch):
-    with pytest.raises(LaunchError, match=r"MASTER_ADDR=192\.0\.2\.7 .*one of this machine's own"):
-        meeting._serve("192.0.2.7", 29500)
+def test_another_machines_address_is_refused(monkeypatch):
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR=192\.0\.2\.7 .*belongs to this machine"):
+        rendezvous._serve("192.0.2.7", 29500)
 
 
-def test_who_comes_first_waits_for_who_listens():
+def test_a_client_waits_until_the_server_listens():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:
@@ -166,13 +166,13 @@ def test_who_comes_first_waits_for_who_listens():
             assert found.result() == ("127.0.0.1", "127.0.0.1")
 
 
-def test_names_become_addresses_that_others_reach(monkeypatch):
+def test_names_resolve_to_addresses_that_others_reach(monkeypatch):
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     known = {"here": ["127.0.1.1"], "there": ["10.0.0.5", "10.0.0.5"], "localhost": ["127.0.0.1"]}
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(*entry, (a, 0)) for a in known[host]])
     assert resolve_addresses("there") == ["10.0.0.5"] and resolve_addresses("localhost") == ["127.0.0.1"]
     assert resolve_addresses("here")[-1] == "127.0.1.1", (
-        "its own name, as Debian has it; before it the one of the network"
+        "Debian's address of its own name comes after the one towards the network"
     )
     assert resolve_addresses("10.9.8.7") == ["10.9.8.7"]
 
@@ -180,10 +180,10 @@ def test_names_become_addresses_that_others_reach(monkeypatch):
 def test_the_interface_of_an_address_is_known():
     assert interface_of("127.0.0.1") == interface_of("::1") == "lo"
     assert interface_of("192.0.2.7") is None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asking.connect(("192.0.2.1", 9))
+            probe.connect(("192.0.2.1", 9))
         except OSError:
-            pytest.skip("this machine has no network but itself")
-        own = asking.getsockname()[0]
+            pytest.skip("this machine has no network")
+        own = probe.getsockname()[0]
     assert interface_of(own) in [path.name for path in Path("/sys/class/net").iterdir()]

@@ -1,4 +1,4 @@
-"""What processes send each other comes back equal, and reading anything else makes nothing."""
+"""Values that processes send to each other are decoded to equal values; any other bytes are rejected."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ values = st.recursive(
 
 
 def typed(value):
-    """A value with the type of each part: 1, 1.0 and True are equal."""
+    """Pair each value with its type, because 1, 1.0 and True compare equal."""
     if isinstance(value, dict):
         return dict, [(typed(key), typed(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):
@@ -53,11 +53,11 @@ def typed(value):
 
 
 @given(values)
-def test_plain_values_come_back_as_they_were(value):
+def test_plain_values_are_decoded_unchanged(value):
     assert typed(decode(encode(value))) == typed(value)
 
 
-def test_numbers_that_are_none_come_back():
+def test_nan_and_infinity_are_decoded_unchanged():
     nan, high = decode(encode([math.nan, -math.inf]))
     assert math.isnan(nan) and high == -math.inf
 
@@ -85,7 +85,7 @@ def test_arrays_keep_bits_shape_and_dtype(dtype):
     assert decode(encode(array[0, 1])) == array[0, 1]
 
 
-def test_objects_of_the_list_come_back_equal():
+def test_registered_objects_are_decoded_to_equal_objects():
     source = SourceRecord(path="a", use="split", content=[0, "b"], bytes=3, mtime_ns=4, sha256="c", index=None)
     for one in (
         SaveResult(3, Path("/a"), 0.5, 1),
@@ -98,21 +98,21 @@ def test_objects_of_the_list_come_back_equal():
     assert type(progress) is StreamProgress and progress.cursors.shape == (2, 3)
 
 
-def test_the_list_is_this_one():
-    """Each is data alone: constructing it opens, calls and imports nothing."""
+def test_exactly_these_types_are_registered():
+    """Each registered type is plain data: its constructor opens, calls and imports nothing."""
     assert hlat.launch and hlat.training
     assert set(SENDABLE) == TYPES
 
 
 @dataclass
-class Stranger:
-    """Not on the list; one with the name of a type that is may not pass for it either."""
+class Unregistered:
+    """A type that is not registered."""
 
     step: int = 0
 
 
 class Written(NamedTuple):
-    """Named as one that is."""
+    """An unregistered type with the name of a registered one."""
 
     files: dict
     blocks: list
@@ -121,7 +121,7 @@ class Written(NamedTuple):
 @pytest.mark.parametrize(
     "value",
     [
-        Stranger(),
+        Unregistered(),
         Written({}, []),
         object(),
         print,
@@ -132,7 +132,7 @@ class Written(NamedTuple):
     ],
     ids=["dataclass", "same name", "object", "function", "objects", "no memory", "complex", "inside"],
 )
-def test_what_is_not_on_the_list_is_not_sent(value):
+def test_unregistered_types_are_refused(value):
     with pytest.raises(TypeError, match="cannot be sent between processes"):
         encode(value)
 
@@ -172,13 +172,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_what_no_process_would_send_is_refused(content):
+def test_malformed_messages_are_refused(content):
     with pytest.raises(MalformedMessage):
         decode(content)
 
 
 @given(st.binary(max_size=80))
-def test_random_bytes_are_refused_or_values(content):
+def test_random_bytes_are_refused_or_decoded(content):
     for one in (content, len(content).to_bytes(8, "little") + content):
         with contextlib.suppress(MalformedMessage):
             decode(one)

@@ -1,4 +1,4 @@
-"""What a process prints is in its log; of all processes one prints on the console, which stays a terminal."""
+"""Each process writes its output to its own log; only rank 0 prints on the console, which stays a terminal."""
 
 import faulthandler
 import io
@@ -15,7 +15,7 @@ from hlat.runtime.process import log_path, rank_log
 
 
 class Terminal(io.StringIO):
-    """A console that says it is a terminal."""
+    """A console that reports to be a terminal."""
 
     encoding = "utf-8"
 
@@ -26,12 +26,12 @@ class Terminal(io.StringIO):
         return 1
 
 
-def lines(run_dir, rank):
-    """A log without its header."""
+def log_lines(run_dir, rank):
+    """Lines of a log after its header."""
     return log_path(run_dir, rank).read_text().splitlines()[1:]
 
 
-def test_one_process_has_no_log(tmp_path, capsys):
+def test_a_single_process_has_no_log(tmp_path, capsys):
     with rank_log(tmp_path, 0, 1):
         print("here")
     assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == "here\n"
@@ -41,7 +41,7 @@ def test_rank_0_prints_on_the_console_and_in_its_log(tmp_path, capsys):
     with rank_log(tmp_path, 0, 2):
         print("step 1")
         print("careful", file=sys.stderr)
-    assert lines(tmp_path, 0) == ["step 1", "careful"]
+    assert log_lines(tmp_path, 0) == ["step 1", "careful"]
     assert capsys.readouterr() == ("step 1\n", "careful\n")
 
 
@@ -50,10 +50,10 @@ def test_the_console_of_rank_0_stays_a_terminal(tmp_path):
         assert sys.stdout.isatty() and sys.stdout.fileno() == 1 and sys.stdout.encoding == "utf-8"
         assert Console(file=sys.stdout).is_terminal
         print("x", flush=True)
-    assert terminal.getvalue() == "x\n" and lines(tmp_path, 0) == ["x"]
+    assert terminal.getvalue() == "x\n" and log_lines(tmp_path, 0) == ["x"]
 
 
-def test_a_progress_bar_is_lines_without_escape_sequences_in_the_log(tmp_path):
+def test_a_progress_bar_is_logged_as_lines_without_escape_sequences(tmp_path):
     with redirect_stdout(Terminal()) as terminal, rank_log(tmp_path, 0, 2):
         console = Console(file=sys.stdout, force_terminal=True, width=60)
         with Progress("{task.description}", console=console, auto_refresh=False) as bar:
@@ -61,21 +61,21 @@ def test_a_progress_bar_is_lines_without_escape_sequences_in_the_log(tmp_path):
             for step in (1, 2):
                 bar.update(task, description=f"[red]step {step}[/red]", refresh=True)
             bar.console.print("a message")
-    assert "\x1b[" in terminal.getvalue(), "the terminal is drawn on"
-    written = lines(tmp_path, 0)
+    assert "\x1b[" in terminal.getvalue(), "the progress bar is drawn on the terminal"
+    written = log_lines(tmp_path, 0)
     assert "\x1b" not in "".join(written) and "\r" not in "".join(written)
     assert [line.strip() for line in written if line.strip()][:3] == ["step 0", "step 1", "step 2"]
     assert "a message" in [line.strip() for line in written]
 
 
-def test_other_ranks_print_in_their_log_only_whoever_prints(tmp_path, capfd):
+def test_other_ranks_print_only_to_their_log(tmp_path, capfd):
     with rank_log(tmp_path, 3, 4):
         print("python")
         os.write(1, b"descriptor 1\n")
         os.write(2, b"descriptor 2\n")
         os.system("echo a child")
     os.write(2, b"after\n")
-    assert sorted(lines(tmp_path, 3)) == sorted(["python", "descriptor 1", "descriptor 2", "a child"])
+    assert sorted(log_lines(tmp_path, 3)) == sorted(["python", "descriptor 1", "descriptor 2", "a child"])
     assert capfd.readouterr() == ("", "after\n")
 
 
@@ -88,7 +88,7 @@ def test_a_second_start_appends(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_that_passes_is_in_the_log_and_not_on_the_console(tmp_path, capfd, rank):
+def test_an_error_is_logged_and_not_printed(tmp_path, capfd, rank):
     with pytest.raises(ZeroDivisionError), rank_log(tmp_path, rank, 2):
         raise ZeroDivisionError("loss / tokens")
     with pytest.raises(StorageError), rank_log(tmp_path, rank, 2):
@@ -99,7 +99,7 @@ def test_an_error_that_passes_is_in_the_log_and_not_on_the_console(tmp_path, cap
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_stacks_of_a_crash_go_to_the_log(tmp_path, capfd):
+def test_the_stacks_of_a_crash_are_logged(tmp_path, capfd):
     before = faulthandler.is_enabled()
     child = os.fork()
     if child == 0:  # pragma: no cover
@@ -108,20 +108,20 @@ def test_the_stacks_of_a_crash_go_to_the_log(tmp_path, capfd):
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status)
-    assert "Segmentation fault" in "\n".join(lines(tmp_path, 0))
+    assert "Segmentation fault" in "\n".join(log_lines(tmp_path, 0))
     assert faulthandler.is_enabled() == before
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")  # noqa: PTH110
-def test_a_log_that_cannot_grow_does_not_end_the_run(tmp_path, capsys):
+def test_a_full_disk_does_not_end_the_run(tmp_path, capsys):
     log_path(tmp_path, 0).parent.mkdir()
     log_path(tmp_path, 0).symlink_to("/dev/full")
     with rank_log(tmp_path, 0, 2):
-        print("goes on")
-    assert capsys.readouterr().out == "goes on\n"
+        print("continues")
+    assert capsys.readouterr().out == "continues\n"
 
 
-def test_a_log_that_cannot_be_opened_is_said(tmp_path):
+def test_a_log_that_cannot_be_opened_is_reported(tmp_path):
     (tmp_path / "logs").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match=r"rank-00000.log.*run.dir"), rank_log(tmp_path, 0, 2):
         pass

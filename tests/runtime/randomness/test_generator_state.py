@@ -1,4 +1,4 @@
-"""The generators of a process go on from a saved state as if nothing had happened."""
+"""Generators resume from a saved state with the same draws."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ DRAWS: list[Callable[[], Any]] = [
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restore_generators() -> Iterator[None]:
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     yield
     torch.set_rng_state(before[0])
@@ -33,8 +33,8 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("consumed", range(6))
-def test_every_generator_goes_on(consumed: int) -> None:
-    """At any point: also with one Gaussian of a pair in stock, and in the middle of a block of words."""
+def test_every_generator_resumes(consumed: int) -> None:
+    """States saved at any point: also with a cached Gaussian, and in the middle of a block of words."""
     for draw in DRAWS * 40 + DRAWS[:consumed]:
         draw()
     state = rng_state()
@@ -48,7 +48,7 @@ def test_every_generator_goes_on(consumed: int) -> None:
         assert [draw() for draw in DRAWS * 3] == expected
 
 
-def test_reading_draws_nothing_and_copies() -> None:
+def test_reading_the_state_draws_nothing_and_copies() -> None:
     first, second = rng_state(), rng_state()
     assert all(torch.equal(first[name], second[name]) for name in first)
     torch.rand(1)
@@ -65,7 +65,7 @@ def test_states_are_plain_tensors_on_the_cpu() -> None:
         assert tensor.device.type == "cpu"
 
 
-def test_an_accelerator_that_is_not_there_is_left_out() -> None:
+def test_the_state_of_a_missing_accelerator_is_ignored() -> None:
     state = rng_state()
     if "accelerator" not in state:
         set_rng_state(state | {"accelerator": torch.zeros(16, dtype=torch.uint8)})

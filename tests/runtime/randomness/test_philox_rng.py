@@ -1,4 +1,4 @@
-"""Addressed randomness: any range of a stream alone is the range of the whole, and the bits are Philox's."""
+"""Addressed randomness: any range of a stream equals that slice of a longer range, and the bits are Philox's."""
 
 import math
 
@@ -17,13 +17,13 @@ COUNTERS = st.integers(0, 2**63 - 1)
 
 
 def test_known_answer_of_the_paper() -> None:
-    """The published vector of philox4x32-10 for counter 0 and key 0 (kat_vectors of Random123)."""
+    """Published vector of philox4x32-10 for counter 0 and key 0 (kat_vectors of Random123)."""
     words = [int(word) for word in philox(0, torch.tensor(0))]
     assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 def reference(key: int, counter: int) -> list[int]:
-    """The ten rounds of the paper in Python's own integers, where nothing can overflow."""
+    """The ten rounds of the paper in Python's integers, which do not overflow."""
     mask = 2**32 - 1
     c, k = [counter & mask, counter >> 32, 0, 0], [key & mask, key >> 32]
     for _ in range(10):
@@ -43,26 +43,26 @@ def test_any_key_and_counter_match_exact_arithmetic(key: int, counter: int) -> N
 
 @given(st.data())
 @settings(deadline=None)
-def test_a_range_alone_is_that_range_of_the_whole(data: st.DataObject) -> None:
+def test_a_range_equals_the_slice_of_a_longer_range(data: st.DataObject) -> None:
     key = data.draw(KEYS)
     origin = data.draw(st.integers(0, 2**62))
     start = data.draw(st.integers(0, 300))
     stop = data.draw(st.integers(start, 300))
-    whole = normal_range(key, origin, origin + 300)
-    assert torch.equal(normal_range(key, origin + start, origin + stop), whole[start:stop])
+    full = normal_range(key, origin, origin + 300)
+    assert torch.equal(normal_range(key, origin + start, origin + stop), full[start:stop])
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_the_size_of_a_pass_does_not_matter(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    whole = normal_range(11, 5, 4000)
+def test_the_chunk_size_does_not_matter(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    full = normal_range(11, 5, 4000)
     monkeypatch.setattr(module, "_CHUNK", chunk)
-    assert torch.equal(normal_range(11, 5, 4000), whole)
+    assert torch.equal(normal_range(11, 5, 4000), full)
 
 
-def test_ranges_across_the_real_boundary_of_a_pass() -> None:
+def test_ranges_across_a_chunk_boundary() -> None:
     edge = 4 * module._CHUNK
-    whole = normal_range(9, 0, edge + 50)
-    assert torch.equal(normal_range(9, edge - 50, edge + 50), whole[edge - 50 :])
+    full = normal_range(9, 0, edge + 50)
+    assert torch.equal(normal_range(9, edge - 50, edge + 50), full[edge - 50 :])
 
 
 @given(st.integers(), st.text(max_size=8), st.lists(st.one_of(st.integers(), st.text(max_size=4)), max_size=3))
@@ -75,7 +75,7 @@ def test_stream_keys_are_64_bits_and_depend_on_every_part(seed: int, purpose: st
 
 
 def test_streams_are_stable_over_releases() -> None:
-    """Changing these changes every model that any seed stands for: a breaking change."""
+    """Changing these values changes the initial weights for every seed: a breaking change."""
     assert stream_key(0, "init", "model.embed_tokens.weight") == 0xD1689559C0EEA7C1
     assert normal_range(1, 0, 3).tolist() == [0.38040074706077576, -0.29627788066864014, -0.2492334246635437]
 
@@ -108,7 +108,7 @@ def test_neighbours_and_streams_are_uncorrelated() -> None:
 
 
 def test_every_bit_of_every_word_is_fair() -> None:
-    """A fair bit is one in half of n draws, with standard error sqrt(n)/2; 6 of them cover 128 bits."""
+    """The count of a fair bit in n draws has standard error sqrt(n)/2; 6 of them cover 128 bits."""
     n = 1 << 16
     words = np.stack([word.numpy() for word in philox(12345, torch.arange(n))])
     ones = (words[..., None] >> np.arange(32) & 1).sum(axis=1)

@@ -1,4 +1,4 @@
-"""A run's folder that is gone, or has another in its place, is told from one that is slow or came back."""
+"""A run's folder that is gone or replaced is distinguished from one that is slow or was mounted again."""
 
 import os
 import shutil
@@ -19,50 +19,50 @@ from hlat.runtime.storage import (
 )
 
 
-def made(path: Path, number: str = "a1") -> RunFolder:
+def make_folder(path: Path, number: str = "a1") -> RunFolder:
     path.mkdir(parents=True)
     (path / ID_NAME).write_text(number)
     return RunFolder(path, os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT), number)
 
 
-def gone(path):
+def remove(path):
     shutil.rmtree(path)
 
 
-def renamed(path):
+def rename(path):
     path.rename(path.with_name("elsewhere"))
 
 
-def emptied(path):
-    """As the mount point of a file system that has been unmounted."""
+def empty(path):
+    """Leave an empty folder, as the mount point of an unmounted file system."""
     shutil.rmtree(path)
     path.mkdir()
 
 
-def a_file(path):
+def replace_by_file(path):
     shutil.rmtree(path)
     path.write_text("")
 
 
-def another_run(path):
+def replace_by_other_run(path):
     shutil.rmtree(path)
-    os.close(made(path, "b2").descriptor)
+    os.close(make_folder(path, "b2").descriptor)
 
 
-def unlocked(path):
-    """A second run would lock the folder too."""
+def unlock(path):
+    """Remove the lock file, so that a second run could lock the folder too."""
     (path / LOCK_NAME).unlink()
 
 
-def locked_again(path):
-    unlocked(path)
+def replace_lock_and_id(path):
+    unlock(path)
     (path / ID_NAME).write_text("b2")
     (path / LOCK_NAME).touch()
 
 
-@pytest.mark.parametrize("lose", [gone, renamed, emptied, a_file, another_run, locked_again])
-def test_what_is_no_longer_the_folder_of_the_run_is_lost(tmp_path, lose):
-    folder = made(tmp_path / "run")
+@pytest.mark.parametrize("lose", [remove, rename, empty, replace_by_file, replace_by_other_run, replace_lock_and_id])
+def test_a_lost_or_replaced_folder_is_detected(tmp_path, lose):
+    folder = make_folder(tmp_path / "run")
     folder.check()
     lose(folder.path)
     with pytest.raises(StateLostError, match=r"run: the folder of this run is gone.*run the same command"):
@@ -70,24 +70,24 @@ def test_what_is_no_longer_the_folder_of_the_run_is_lost(tmp_path, lose):
 
 
 @pytest.mark.parametrize("come_back", ["copied", "unlocked"])
-def test_a_folder_without_the_lock_that_is_held_is_no_place_to_write_but_the_run_is_not_lost(tmp_path, come_back):
-    """Another attempt locks it, and goes on."""
-    folder = made(tmp_path / "run")
+def test_a_folder_without_this_runs_lock_is_not_written_but_not_lost(tmp_path, come_back):
+    """Another attempt locks the folder, and resumes."""
+    folder = make_folder(tmp_path / "run")
     if come_back == "copied":
         shutil.copytree(folder.path, tmp_path / "copy")
         shutil.rmtree(folder.path)
         (tmp_path / "copy").rename(folder.path)
     else:
-        unlocked(folder.path)
+        unlock(folder.path)
     with pytest.raises(StorageError, match="mounted anew or copied") as error:
         folder.check()
     assert error.value.retryable
     open_run_folder(folder.path, EarlierAttempt(40, "a1"))
 
 
-def test_a_disk_that_does_not_answer_loses_nothing(tmp_path, monkeypatch):
-    """It is away for a while: whoever writes hears that, and tries again."""
-    folder = made(tmp_path / "run")
+def test_a_temporary_error_of_the_disk_is_ignored(tmp_path, monkeypatch):
+    """A temporary error is ignored: the code that writes reports it, and retries."""
+    folder = make_folder(tmp_path / "run")
 
     def refuse(path: Path) -> os.stat_result:
         raise OSError(107, "Transport endpoint is not connected", str(path))
@@ -96,33 +96,33 @@ def test_a_disk_that_does_not_answer_loses_nothing(tmp_path, monkeypatch):
     folder.check()
 
 
-def test_a_first_attempt_makes_the_folder_and_a_later_one_never(tmp_path):
+def test_only_a_first_attempt_creates_the_folder(tmp_path):
     path = tmp_path / "runs" / "mine"
     open_run_folder(path)
     assert path.is_dir() and read_run_id(path) is None
-    open_run_folder(path, EarlierAttempt(0, ""))  # which ended before the folder had a number
+    open_run_folder(path, EarlierAttempt(0, ""))  # an attempt that ended before the folder had an id
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(StateLostError, match="no new run is begun"):
         open_run_folder(path, EarlierAttempt(0, "a1"))
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_disk_that_does_not_answer_the_next_attempt_may_answer_the_one_after(tmp_path):
+def test_a_folder_that_cannot_be_read_is_retryable(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
-    (path / ID_NAME).mkdir()  # reading it is an error that is not "there is none"
+    (path / ID_NAME).mkdir()  # reading it fails with another error than FileNotFoundError
     with pytest.raises(StorageError, match="cannot be read: Is a directory") as error:
         open_run_folder(path, EarlierAttempt(0, "a1"))
     assert error.value.retryable
 
 
 @pytest.mark.parametrize("left", [EarlierAttempt(400, "a1"), EarlierAttempt(0, "")])
-def test_what_an_attempt_left_is_read_by_the_next(left):
+def test_an_attempt_reads_the_variable_of_the_earlier_one(left):
     assert EarlierAttempt.read({EARLIER_ATTEMPT_ENV: left.variable()}) == left
     assert EarlierAttempt.read({}) is None
 
 
-def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path):
+def test_a_rank_that_does_not_see_the_folder_is_named(tmp_path):
     with (
         pytest.raises(StorageError, match=r"rank 3 on .* does not see .* all machines of the run share"),
         hold_run_folder(tmp_path / "run", None, 3),
@@ -130,8 +130,8 @@ def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path):
         pass
 
 
-def test_a_lock_that_was_waited_for_while_the_folder_went_is_noticed(tmp_path):
-    folder = made(tmp_path / "run")
-    gone(folder.path)
+def test_a_folder_removed_while_waiting_for_the_lock_is_detected(tmp_path):
+    folder = make_folder(tmp_path / "run")
+    remove(folder.path)
     with pytest.raises(StateLostError), hold_run_folder(folder.path, folder.descriptor, 0):
         pass
