@@ -100,7 +100,12 @@ def hlat(checkout: Path, *arguments: str) -> None:
 def train(checkout: Path, case: Case, run_dir: Path, text: Path, *more: str) -> None:
     """Train a case in a folder, or resume it there."""
     data = "../shared/data/text/tinyshakespeare.txt" if case.recipe == "tiny-shakespeare" else str(text)
-    defaults = (f"data.path={data}", "precision.mode=fp32", "run.compile=none", "tracking={console: none, tensorboard: false}")
+    defaults = (
+        f"data.path={data}",
+        "precision.mode=fp32",
+        "run.compile=none",
+        "tracking={console: none, tensorboard: false}",
+    )
     processes = ("--nproc", str(case.processes)) if case.processes > 1 else ()
     hlat(checkout, "train", case.recipe, *processes, *defaults, *case.overrides, f"run.dir={run_dir}", *more)
 
@@ -125,7 +130,10 @@ def compare(case: Case, old: Path, new: Path, folder: Path, text: Path, more: li
     (losses, weights), (new_losses, new_weights) = outcome(old, folder / "old"), outcome(new, folder / "new")
     equal = losses == new_losses and weights == new_weights
     verdict = "equal" if equal else f"DIFFERENT: losses {losses[-1]!r} and {new_losses[-1]!r}"
-    print(f"| {case.name} | {case.processes} | {len(losses)} | {losses[-1]:.6f} | {weights[:12]} | {verdict} |", flush=True)
+    print(
+        f"| {case.name} | {case.processes} | {len(losses)} | {losses[-1]:.6f} | {weights[:12]} | {verdict} |",
+        flush=True,
+    )
     return equal
 
 
@@ -134,7 +142,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument("--text", type=Path, help="text files; the encodings package of this Python's library if not given")
+    parser.add_argument(
+        "--text", type=Path, help="text files; the encodings package of this Python's library if not given"
+    )
     parser.add_argument("--only", nargs="+", help="cases whose names contain one of these")
     parser.add_argument("--set", nargs="+", default=[], metavar="a.b=c", help="overrides for all cases")
     options = parser.parse_args()

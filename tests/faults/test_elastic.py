@@ -74,7 +74,9 @@ def test_a_rank_that_is_lost_twice_is_left_out(start, cli):
     kills = [{"kind": "kill", "rank": 1, "at_step": 7}] * 2
     arguments = start("shrinking", "prepared", "--nproc", "2:3", f"faults={json.dumps(kills)}", "--allow-faults")
     done = cli(*arguments)
-    assert done.returncode == 0 and "rank 1 of 3 was lost twice in a row: continuing with 2 processes" in done.stderr, done.stderr
+    assert done.returncode == 0 and "rank 1 of 3 was lost twice in a row: continuing with 2 processes" in done.stderr, (
+        done.stderr
+    )
     events = lines(arguments, "events.jsonl")
     (resized,) = [event for event in events if event["event"] == "resized"]
     assert (resized["rank"], resized["before"], resized["now"]) == (1, 3, 2)

@@ -53,7 +53,9 @@ def test_another_folder_is_imported_from_through_its_door():
         importer = module_of(file)
         folder = importer if file.name == "__init__.py" else importer[:-1]
         for node, module, _ in imports(file):
-            above = module[:-1] == folder[: len(module) - 1]  # a file of this folder, or of one that this folder lies in
+            above = (
+                module[:-1] == folder[: len(module) - 1]
+            )  # a file of this folder, or of one that this folder lies in
             if is_module(module) and len(module) > 2 and not above:
                 wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: from {'.'.join(module)}")
     assert not wrong, "import from the door (the __init__ of the folder) instead:\n" + "\n".join(wrong)
