@@ -32,7 +32,7 @@ class Run:
     """A small run in this process, and its state as each side wants it."""
 
     def __init__(self, runtime, process, folder, layers):
-        from hlat.checkpoint.background import BackgroundSaver
+        from hlat.checkpoint.background import AsyncSaver
         from hlat.checkpoint.protocol import CheckpointStore
         from hlat.config.load import parse_recipe
         from hlat.optim import build_optimizer
@@ -53,10 +53,10 @@ class Run:
         self.model = build_parallel(self.recipe, runtime, 1)
         self.optimizer = build_optimizer(self.model.held, self.recipe.optimizer)
         self.store = CheckpointStore(folder / "hlat", 1, ranks=runtime.ranks)
-        self.saver = BackgroundSaver(process, runtime, self.store, 0, None)
+        self.saver = AsyncSaver(process, runtime, self.store, 0, None)
         self.train()
-        self.saver.prepare(self.content().blocks)
-        self.saver.settle()
+        self.saver.prepare(self.content().chunks)
+        self.saver.agree_on_outcome()
 
     def train(self):
         """One step; its seconds."""
@@ -76,9 +76,11 @@ class Run:
 
     def content(self):
         from hlat.checkpoint import collect
-        from hlat.checkpoint.protocol import Content
+        from hlat.checkpoint.protocol import CheckpointContent
 
-        return Content(self.step, collect(self.recipe.model, self.model.held, self.optimizer), {"step": self.step}, {})
+        return CheckpointContent(
+            self.step, collect(self.recipe.model, self.model.held, self.optimizer), {"step": self.step}, {}
+        )
 
     def state(self):
         """As torch has it: parameters and moments by name, DTensors where they are sharded."""
@@ -109,22 +111,22 @@ class Run:
 
     def store_save(self):
         content = self.content()
-        self.store.save(content.step, content.blocks, content.meta)
+        self.store.save(content.step, content.chunks, content.meta)
 
     def save_beside(self):
         """Seconds of the copy, of the write, and of steps while it is written."""
         copy = self.timed(lambda: self.saver.submit(self.content()))
         begin = time.perf_counter()
         steps = [self.train() for _ in range(STEPS)]
-        wait = self.timed(lambda: list(self.saver.notes(wait=True)))
+        wait = self.timed(lambda: list(self.saver.reports(wait=True)))
         gone_on = time.perf_counter() - begin - wait
-        settled = self.saver.settle()
+        settled = self.saver.agree_on_outcome()
         assert settled.result is not None and settled.result.path is not None, settled
         return copy, settled.result.seconds, statistics.median(steps), gone_on
 
     def nbytes(self):
         """Of the whole state."""
-        return sum(self.runtime.ranks.all_gather(sum(block.nbytes for block in self.content().blocks)))
+        return sum(self.runtime.ranks.all_gather(sum(block.nbytes for block in self.content().chunks)))
 
 
 def measure(runtime, process, folder, rounds, layers):

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import collect, end_token_ids, export_hf, import_hf, load_model
-from hlat.checkpoint.format import Disk, whole_tensors
+from hlat.checkpoint.format import Disk, replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify
 from hlat.cli.model import import_command
 from hlat.config.sections import ModelConfig
@@ -238,7 +238,7 @@ def test_a_broken_source_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None
     ],
 )
 def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str, Any], words: str) -> None:
-    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, whole_tensors({"rng.torch": torch.zeros(3)}), meta)
+    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, replicated_chunks({"rng.torch": torch.zeros(3)}), meta)
     with pytest.raises(CheckpointError, match=words):
         load_model(path, "cpu")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.checkpoint import collect, export_hf, load_weights, restore
-from hlat.checkpoint.format import Block, Region
+from hlat.checkpoint.format import Region, TensorChunk
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.runtime import CheckpointError
@@ -156,7 +156,7 @@ def test_weights_alone_reach_every_rank(tmp_path: Path) -> None:
 
 
 @st.composite
-def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[Block]]:
+def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[TensorChunk]]:
     """A tensor of up to three dimensions and blocks that make it up, by cutting blocks in two again and again."""
     shape = draw(st.lists(st.integers(1, 7), max_size=3))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
@@ -171,7 +171,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[Block]]:
             if size:
                 moved = (*offsets[:dimension], offsets[dimension] + start, *offsets[dimension + 1 :])
                 areas.append((moved, (*sizes[:dimension], size, *sizes[dimension + 1 :])))
-    return tensor, [Block("model.a", tuple(shape), o, (slice_of(tensor, o, n),)) for o, n in areas]
+    return tensor, [TensorChunk("model.a", tuple(shape), o, (slice_of(tensor, o, n),)) for o, n in areas]
 
 
 def slice_of(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
@@ -181,7 +181,7 @@ def slice_of(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, .
 @settings(max_examples=60)
 @given(data=st.data(), cut=cut_tensors())
 def test_any_region_of_any_blocks(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, cut: tuple[torch.Tensor, list[Block]]
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, cut: tuple[torch.Tensor, list[TensorChunk]]
 ) -> None:
     tensor, blocks = cut
     checkpoint = open_checkpoint(CheckpointStore(tmp_path_factory.mktemp("region"), 1).save(1, blocks, {}))

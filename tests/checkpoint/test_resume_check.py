@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from hlat.checkpoint import Change, check_resume, saved_mode, versions
+from hlat.checkpoint import RecipeChange, check_resume, saved_precision_mode, software_versions
 from hlat.config import Recipe
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError
@@ -102,7 +102,7 @@ def test_what_would_be_another_run_is_refused(path: str, old: Any, new: Any) -> 
 )
 def test_the_rest_may_change_and_is_told(path: str, old: Any, new: Any) -> None:
     changes = check_resume(saved(**{path: old}), "f", recipe(**{path: new}), "f")
-    assert changes == [Change(path.replace("__", "."), old, new)]
+    assert changes == [RecipeChange(path.replace("__", "."), old, new)]
 
 
 @pytest.mark.parametrize("old", MODES)
@@ -122,7 +122,7 @@ def test_another_precision_mode_is_refused_in_every_direction(old: str, new: str
 def test_a_run_from_before_there_were_modes_was_in_fp32() -> None:
     for missing in ({}, {"precision": {}}):
         before = {name: value for name, value in saved().items() if name != "precision"} | missing
-        assert saved_mode(before) == "fp32"
+        assert saved_precision_mode(before) == "fp32"
         assert check_resume(before, "f", recipe(precision__mode="fp32"), "f") == []
         with pytest.raises(CheckpointError, match="saved with 'fp32', now 'mixed'"):
             check_resume(before, "f", recipe(precision__mode="mixed"), "f")
@@ -207,7 +207,7 @@ def test_a_field_that_is_newer_than_the_checkpoint_had_its_default() -> None:
     old = saved()
     del old["model"]["qk_norm"], old["checkpoint"], old["optimizer"]["eps"]
     assert check_resume(old, "f", recipe(), "f") == []
-    assert check_resume(old, "f", recipe(optimizer__eps=1e-5), "f") == [Change("optimizer.eps", 1e-8, 1e-5)]
+    assert check_resume(old, "f", recipe(optimizer__eps=1e-5), "f") == [RecipeChange("optimizer.eps", 1e-8, 1e-5)]
     with pytest.raises(CheckpointError, match="qk_norm: saved with False, now True"):
         check_resume(old, "f", recipe(model__qk_norm=True), "f")
 
@@ -216,8 +216,8 @@ def test_a_field_that_is_gone_is_told() -> None:
     old = saved() | {"extra": {"a": 1}}
     old["optimizer"]["amsgrad"] = True
     assert check_resume(old, "f", recipe(), "f") == [
-        Change("optimizer.amsgrad", True, None),
-        Change("extra", {"a": 1}, None),
+        RecipeChange("optimizer.amsgrad", True, None),
+        RecipeChange("extra", {"a": 1}, None),
     ]
 
 
@@ -247,5 +247,5 @@ def fixed_fields(section: BaseModel, *above: str) -> Any:
 
 
 def test_versions_name_what_computed_the_state() -> None:
-    assert set(versions()) == {"hlat", "torch", "python"}
-    assert all(versions().values())
+    assert set(software_versions()) == {"hlat", "torch", "python"}
+    assert all(software_versions().values())

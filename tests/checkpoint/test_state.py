@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, load_weights, restore
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import Decoder, build, held_parameters
@@ -67,7 +67,7 @@ def generators() -> Iterator[None]:
 
 
 def save(folder: Path, state: dict[str, torch.Tensor]) -> Checkpoint:
-    return open_checkpoint(CheckpointStore(folder / "checkpoints", 1).save(3, whole_tensors(state), {"step": 3}))
+    return open_checkpoint(CheckpointStore(folder / "checkpoints", 1).save(3, replicated_chunks(state), {"step": 3}))
 
 
 def snapshot(model: Decoder, optimizer: torch.optim.AdamW | None = None) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import check_same_tokenizer, has_tokenizer, read_tokenizer
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
@@ -41,7 +41,7 @@ def prepared_with(folder: Path, tokenizer: Path, **section: Any) -> Prepared:
 
 def checkpoint_with(folder: Path, tokenizer: Path | None, meta: dict[str, Any]) -> Path:
     files = {f"tokenizer/{file.name}": file for file in tokenizer.iterdir()} if tokenizer is not None else {}
-    weights = whole_tensors({"model.w": torch.zeros(2)})
+    weights = replicated_chunks({"model.w": torch.zeros(2)})
     return CheckpointStore(folder / "checkpoints", 1).save(1, weights, meta, files)
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
-from hlat.checkpoint.format import INDEX_NAME, parse_index, whole_tensors
+from hlat.checkpoint.format import INDEX_NAME, parse_index, replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_manifest, verify
 from hlat.runtime import CheckpointError
 
@@ -36,7 +36,7 @@ ODD_NUMBERS = [0, 1, 2, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    return CheckpointStore(folder / "checkpoints", 1).save(1, whole_tensors(STATE), {"step": 1})
+    return CheckpointStore(folder / "checkpoints", 1).save(1, replicated_chunks(STATE), {"step": 1})
 
 
 def bytes_changed(data: bytes, rng: random.Random) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, verify
 from hlat.config.sections import FaultConfig
 from hlat.model import HeldParameter
@@ -97,7 +97,7 @@ def test_gradients_are_spoiled_when_they_are_about_to_be_added_up(tmp_path):
     assert [seen[step] for step in (1, 3, 4, 5, 6)] == [[1, 1], [1, 1], [1000, 1000], [1000, 1000], [1, 1]]
 
 
-BLOCKS = whole_tensors({"model.a": torch.arange(1000.0), "optimizer.b": torch.arange(1000.0)})
+BLOCKS = replicated_chunks({"model.a": torch.arange(1000.0), "optimizer.b": torch.arange(1000.0)})
 
 
 def store_with(tmp_path, *faults):

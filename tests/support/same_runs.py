@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint, resolve
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
@@ -50,7 +50,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 def rewrite(run: Path, step: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
     """Give a run a checkpoint as if it had saved that."""
     store = CheckpointStore(run / "checkpoints", keep_last=100)
-    store.save(step, whole_tensors(tensors), meta, _tokenizer(newest(run).path))
+    store.save(step, replicated_chunks(tensors), meta, _tokenizer(newest(run).path))
 
 
 def _tokenizer(checkpoint: Path) -> dict[str, Path]:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint.format import IN_A_NEW_FOLDER, Disk, whole_tensors
-from hlat.checkpoint.protocol import Checkpoint, Content, commit, open_checkpoint, resolve
-from hlat.checkpoint.resume_check import versions
+from hlat.checkpoint.format import NEW_FOLDER_REMEDY, Disk, replicated_chunks
+from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, commit, open_checkpoint, resolve
+from hlat.checkpoint.resume_check import software_versions
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems
@@ -163,12 +163,12 @@ def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
         "model": ModelConfig.model_validate(fields).model_dump(mode="json"),
         "special_ids": asdict(special),
         "generation_ids": asdict(generation),
-        "versions": versions(),
+        "versions": software_versions(),
     }
     found = {file for pattern in _TOKENIZER_PATTERNS for file in source.glob(pattern) if file.is_file()}
     files = {f"{TOKENIZER}/{file.name}": file for file in found}
-    blocks = whole_tensors({MODEL + name: tensor for name, tensor in tensors.items()})
-    commit(Disk(), target, Content(0, blocks, meta, files), IN_A_NEW_FOLDER)
+    chunks = replicated_chunks({MODEL + name: tensor for name, tensor in tensors.items()})
+    commit(Disk(), target, CheckpointContent(0, chunks, meta, files), NEW_FOLDER_REMEDY)
     return target
 
 

@@ -1,6 +1,6 @@
 """What lies in a folder of checkpoints, and in one checkpoint. Nothing is changed, and no tensor is read.
 
-path given by a user --checkpoints_folder--> folder --inventory--> entries, oldest first
+path given by a user --find_checkpoints_folder--> folder --inventory--> entries, oldest first
 path given by a user --look--> checkpoint --contents--> what it holds, by kind
 
 What is small is held against its checksum: the manifest, what the checkpoint says of itself, the index. A run may be
@@ -17,27 +17,27 @@ from hlat.checkpoint.format import INDEX_NAME, META_NAME
 from hlat.checkpoint.protocol import (
     BAD_SUFFIX,
     MARKER_NAME,
-    REPLACED,
-    STAGING,
-    STEP_NAME,
-    TRASH,
+    REPLACED_PREFIX,
+    STAGING_PREFIX,
+    STEP_FOLDER,
+    TRASH_PREFIX,
     Checkpoint,
-    Manifest,
+    CheckpointManifest,
     hash_file,
     open_checkpoint,
     read_manifest,
 )
 from hlat.runtime import CheckpointError
 
-State = Literal["committed", "damaged", "set aside", "unfinished"]
+CheckpointState = Literal["committed", "damaged", "set aside", "unfinished"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """One folder of a folder of checkpoints, or of an object store's prefix.
 
     Attributes:
-        place: the folder, or its URL.
+        location: the folder, or its URL.
         step: optimizer steps done.
         state: ``damaged`` where what is small is not what it was; ``verify`` says it of all files. ``unfinished`` what
             a save or a removal that was interrupted left behind, or one that is at work.
@@ -47,9 +47,9 @@ class Entry:
         problem: why it is damaged.
     """
 
-    place: str
+    location: str
     step: int
-    state: State
+    state: CheckpointState
     bytes: int = 0
     saved: datetime | None = None
     tokens: int | None = None
@@ -58,11 +58,11 @@ class Entry:
     @property
     def name(self) -> str:
         """Of the folder."""
-        return self.place.rpartition("/")[2]
+        return self.location.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """The tensors of a checkpoint whose names begin alike: all of the model's, or one kind of optimizer state.
 
     Attributes:
@@ -78,7 +78,7 @@ class Group:
     dtypes: tuple[str, ...]
 
 
-def checkpoints_folder(path: Path) -> Path:
+def find_checkpoints_folder(path: Path) -> Path:
     """The folder of checkpoints that a user means by a run folder or by itself, without symbolic links.
 
     Raises:
@@ -91,23 +91,23 @@ def checkpoints_folder(path: Path) -> Path:
         raise CheckpointError(f"{path}: no such folder. Give a run folder, or its checkpoints folder.")
     if is_checkpoint(folder):
         raise CheckpointError(f"{path}: is one checkpoint. Give the folder that it is in, {folder.parent}.")
-    if folder.name != "checkpoints" and not inventory(folder):
+    if folder.name != "checkpoints" and not list_checkpoints(folder):
         raise CheckpointError(f"{path}: no checkpoint there. Give a run folder, or its checkpoints folder.")
     return folder
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is one checkpoint, whole or not, rather than a folder of them."""
-    return (path / MARKER_NAME).exists() or (path.is_dir() and STEP_NAME.match(path.resolve().name) is not None)
+    return (path / MARKER_NAME).exists() or (path.is_dir() and STEP_FOLDER.match(path.resolve().name) is not None)
 
 
-def inventory(folder: Path) -> list[Entry]:
+def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
     """Everything in a folder of checkpoints that is one, was one or was to become one; by step."""
     found = [entry for path in folder.iterdir() if path.is_dir() and (entry := _entry(path)) is not None]
     return sorted(found, key=lambda entry: (entry.step, entry.name))
 
 
-def look(path: Path) -> Checkpoint:
+def open_unverified(path: Path) -> Checkpoint:
     """The checkpoint that a user means, by itself or as the newest of a run; its tensors are not verified.
 
     Raises:
@@ -116,14 +116,14 @@ def look(path: Path) -> Checkpoint:
     if is_checkpoint(path):
         _checked(path)
         return open_checkpoint(path)
-    folder = checkpoints_folder(path)
-    committed = [entry for entry in inventory(folder) if entry.state == "committed"]
+    folder = find_checkpoints_folder(path)
+    committed = [entry for entry in list_checkpoints(folder) if entry.state == "committed"]
     if not committed:
         raise CheckpointError(f"{path}: no checkpoint there that can be read.")
-    return open_checkpoint(Path(committed[-1].place))
+    return open_checkpoint(Path(committed[-1].location))
 
 
-def _checked(path: Path) -> Manifest:
+def _checked(path: Path) -> CheckpointManifest:
     """The manifest, after what is small was compared with it."""
     manifest = read_manifest(path)
     for name in (META_NAME, INDEX_NAME):
@@ -136,27 +136,27 @@ def _checked(path: Path) -> Manifest:
     return manifest
 
 
-def _entry(path: Path) -> Entry | None:
-    named = STEP_NAME.search(path.name)
+def _entry(path: Path) -> CheckpointEntry | None:
+    named = STEP_FOLDER.search(path.name)
     if named is None:
         return None
     step = int(named[1])
-    if path.name.startswith((STAGING, REPLACED, TRASH)):
-        return Entry(str(path), step, "unfinished")
+    if path.name.startswith((STAGING_PREFIX, REPLACED_PREFIX, TRASH_PREFIX)):
+        return CheckpointEntry(str(path), step, "unfinished")
     if BAD_SUFFIX in path.suffixes:
-        return Entry(str(path), step, "set aside")
-    if not STEP_NAME.fullmatch(path.name):
+        return CheckpointEntry(str(path), step, "set aside")
+    if not STEP_FOLDER.fullmatch(path.name):
         return None
     try:
         manifest = _checked(path)
         tokens = open_checkpoint(path).meta.get("tokens")
         saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
     except (CheckpointError, FileNotFoundError) as error:
-        return Entry(str(path), step, "damaged", problem=str(error)) if path.exists() else None
-    return Entry(str(path), step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
+        return CheckpointEntry(str(path), step, "damaged", problem=str(error)) if path.exists() else None
+    return CheckpointEntry(str(path), step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
 
 
-def contents(checkpoint: Checkpoint) -> list[Group]:
+def group_tensors(checkpoint: Checkpoint) -> list[TensorGroup]:
     """The tensors of a checkpoint by kind: of the model, of each moment of the optimizer, and others."""
     groups: dict[str, list[str]] = {}
     for name in checkpoint.tensors:
@@ -166,5 +166,5 @@ def contents(checkpoint: Checkpoint) -> list[Group]:
     for group, names in sorted(groups.items()):
         tensors = [checkpoint.tensors[name] for name in names]
         dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-        found.append(Group(group, len(names), sum(tensor.numel() for tensor in tensors), tuple(sorted(dtypes))))
+        found.append(TensorGroup(group, len(names), sum(tensor.numel() for tensor in tensors), tuple(sorted(dtypes))))
     return found

@@ -29,7 +29,7 @@ _OTHER_MODE = (
 
 
 @dataclass(frozen=True)
-class Change:
+class RecipeChange:
     """A value that differs between the checkpoint and the recipe; JSON values, None where there is none."""
 
     path: str
@@ -37,12 +37,12 @@ class Change:
     new: Any
 
 
-def versions() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """What the state was computed with, to be saved beside it."""
     return {"hlat": version("hlat"), "torch": version("torch"), "python": platform.python_version()}
 
 
-def saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
+def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
     """The recipe that a run's checkpoint was saved with, JSON values, and the fingerprint of the data it read.
 
     Raises:
@@ -59,7 +59,7 @@ def saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
 
 def check_resume(
     saved_recipe: Mapping[str, Any], saved_data_fingerprint: str, recipe: Recipe, data_fingerprint: str
-) -> list[Change]:
+) -> list[RecipeChange]:
     """Hold the recipe of a checkpoint against the one a run is to go on with.
 
     Args:
@@ -76,13 +76,13 @@ def check_resume(
     """
     refused, allowed = _compare(saved_recipe, recipe)
     if saved_data_fingerprint != data_fingerprint:
-        refused.append(Change("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
+        refused.append(RecipeChange("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
     if refused:
         raise CheckpointError(_refusal(refused))
     return allowed
 
 
-def _refusal(refused: list[Change]) -> str:
+def _refusal(refused: list[RecipeChange]) -> str:
     head = "the run cannot go on with this recipe: it would be another model, other data or another trajectory"
     lines = [f"{change.path}: saved with {change.old!r}, now {change.new!r}" for change in refused]
     remedy = "Set the saved values again, or use another run.dir (run.name) for a new run."
@@ -91,21 +91,26 @@ def _refusal(refused: list[Change]) -> str:
     return "\n  ".join([head, *lines]) + "\n" + remedy
 
 
-def saved_mode(saved_recipe: Mapping[str, Any]) -> str:
+def saved_precision_mode(saved_recipe: Mapping[str, Any]) -> str:
     """The precision mode of the run that a checkpoint belongs to, from ``recipe`` in its meta."""
     section = _saved_value(saved_recipe, "precision", Recipe.model_fields["precision"])
     return str(_saved_value(section if isinstance(section, dict) else {}, "mode", PrecisionConfig.model_fields["mode"]))
 
 
-def _compare(saved: Mapping[str, Any], recipe: Recipe) -> tuple[list[Change], list[Change]]:
-    refused: list[Change] = []
-    allowed: list[Change] = []
+def _compare(saved: Mapping[str, Any], recipe: Recipe) -> tuple[list[RecipeChange], list[RecipeChange]]:
+    refused: list[RecipeChange] = []
+    allowed: list[RecipeChange] = []
     _walk("", dict(saved), recipe, False, refused, allowed)
     return refused, allowed
 
 
 def _walk(
-    path: str, saved: Mapping[str, Any], section: BaseModel, fixed: bool, refused: list[Change], allowed: list[Change]
+    path: str,
+    saved: Mapping[str, Any],
+    section: BaseModel,
+    fixed: bool,
+    refused: list[RecipeChange],
+    allowed: list[RecipeChange],
 ) -> None:
     current = section.model_dump(mode="json")
     fields = type(section).model_fields
@@ -122,7 +127,7 @@ def _walk(
             for index, (saved_one, one) in enumerate(_pairs(value, old)):
                 _walk(f"{here}.{index}", saved_one, one, is_fixed, refused, allowed)
         elif _meaning(name, old, saved) != _meaning(name, new, current):
-            (refused if is_fixed or _has_fixed(value, old, field) else allowed).append(Change(here, old, new))
+            (refused if is_fixed or _has_fixed(value, old, field) else allowed).append(RecipeChange(here, old, new))
 
 
 def _pairs(sections: tuple[Any, ...], saved: list[Any]) -> list[tuple[Any, BaseModel]]:

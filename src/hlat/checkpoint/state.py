@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.format import Block, Region, whole_tensors
-from hlat.checkpoint.protocol import Checkpoint, open_everywhere, resolve
+from hlat.checkpoint.format import Region, TensorChunk, replicated_chunks
+from hlat.checkpoint.protocol import Checkpoint, open_on_all_ranks, resolve
 from hlat.config.sections import ModelConfig
 from hlat.model import HeldParameter
 from hlat.model.derived import Piece
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 30
 
 def collect(
     config: ModelConfig, held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer | None = None
-) -> list[Block]:
+) -> list[TensorChunk]:
     """What this process has to save of everything that defines a run; of the weights alone without an optimizer.
 
     Blocks are views of the live tensors: use them before the next step.
@@ -54,17 +54,17 @@ def collect(
     """
     shapes = canonical_shapes(config)
     parts = _weights(held) if optimizer is None else [*_weights(held), *_states(held, optimizer)]
-    blocks = [
-        Block(part.prefix + piece.name, shapes[piece.name], _offsets(part.held, piece), tuple(part.rows(piece)))
+    chunks = [
+        TensorChunk(part.prefix + piece.name, shapes[piece.name], _offsets(part.held, piece), tuple(part.rows(piece)))
         for part in parts
         if part.held.owned
         for piece in part.held.pieces()
         if piece.owned
     ]
     if optimizer is None:
-        return blocks
+        return chunks
     step = torch.tensor(int(_step(held, optimizer)), dtype=torch.int64)
-    return blocks + whole_tensors({STEP: step} | {RNG + name: tensor for name, tensor in rng_state().items()})
+    return chunks + replicated_chunks({STEP: step} | {RNG + name: tensor for name, tensor in rng_state().items()})
 
 
 def restore(
@@ -110,7 +110,7 @@ def load_weights(
         CheckpointError: nothing whole there, or the weights do not fit the model.
     """
     ranks = ranks or HostGroup()
-    checkpoint = open_everywhere(ranks.run_on_rank0(lambda: resolve(path)), ranks)
+    checkpoint = open_on_all_ranks(ranks.run_on_rank0(lambda: resolve(path)), ranks)
     ranks.run_on_all(lambda: fill(checkpoint, config, held))
 
 

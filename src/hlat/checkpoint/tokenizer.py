@@ -15,7 +15,7 @@ TOKENIZER = "tokenizer"  # folder of the tokenizer's files in a checkpoint
 _JSON, _PIECES = "tokenizer.json", "tokenizer.model"
 
 
-def carried_tokenizer(source: Path) -> dict[str, Path]:
+def tokenizer_files(source: Path) -> dict[str, Path]:
     """The files of a tokenizer's folder as ``CheckpointStore.save`` takes them: path in the checkpoint -> file."""
     return {f"{TOKENIZER}/{file.name}": file for file in sorted(source.iterdir())}
 

@@ -12,7 +12,7 @@ from hlat.cli.common import ready, say
 from hlat.runtime import CheckpointError, LaunchError, escape_name, is_url, redact_json
 
 if TYPE_CHECKING:
-    from hlat.checkpoint import Entry
+    from hlat.checkpoint import CheckpointEntry
 
 app = typer.Typer(help="List, show, verify and remove the checkpoints of a run.", no_args_is_help=True)
 
@@ -30,10 +30,10 @@ _CHECKPOINTS = ("committed", "damaged")  # states of folders that a run would tr
 @app.command("list")
 def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
     """List the checkpoints of a run, also damaged ones that were set aside and unfinished ones."""
-    from hlat.checkpoint import RemotePrefix, checkpoints_folder, inventory
+    from hlat.checkpoint import RemotePrefix, find_checkpoints_folder, list_checkpoints
 
     ready()
-    entries = RemotePrefix(run).entries() if is_url(run) else inventory(checkpoints_folder(Path(run)))
+    entries = RemotePrefix(run).entries() if is_url(run) else list_checkpoints(find_checkpoints_folder(Path(run)))
     if as_json:
         say(json.dumps([_plain(entry) for entry in entries], indent=2))
         return
@@ -46,14 +46,14 @@ def list_command(run: RunArgument, as_json: JsonOption = False) -> None:
 @app.command("show")
 def show_command(checkpoint: CheckpointsArgument, as_json: JsonOption = False) -> None:
     """Show the contents of a checkpoint, or of a run's newest: position, versions, tensors by kind."""
-    from hlat.checkpoint import RemotePrefix, contents, look
+    from hlat.checkpoint import RemotePrefix, group_tensors, open_unverified
 
     ready()
     if is_url(checkpoint):
         place, meta, groups = RemotePrefix(checkpoint).newest()
     else:
-        found = look(Path(checkpoint))
-        place, meta, groups = str(found.path), found.meta, contents(found)
+        found = open_unverified(Path(checkpoint))
+        place, meta, groups = str(found.path), found.meta, group_tensors(found)
     if as_json:
         tensors = {group.name: asdict(group) for group in groups}
         say(json.dumps(redact_json({"path": place, **meta, "tensors": tensors}), indent=2))
@@ -82,14 +82,14 @@ def verify_command(checkpoint: CheckpointsArgument) -> None:
 
 def _verify_folder(path: Path) -> list[bool]:
     """Verify each checkpoint of a folder: True if it is complete, or was removed by the run meanwhile."""
-    from hlat.checkpoint import checkpoints_folder, inventory, is_checkpoint
+    from hlat.checkpoint import find_checkpoints_folder, is_checkpoint, list_checkpoints
     from hlat.checkpoint.protocol import read_manifest, verify
 
     if is_checkpoint(path):
         folders = [path]
     else:
-        listed = inventory(checkpoints_folder(path))
-        folders = [Path(entry.place) for entry in listed if entry.state in _CHECKPOINTS]
+        listed = list_checkpoints(find_checkpoints_folder(path))
+        folders = [Path(entry.location) for entry in listed if entry.state in _CHECKPOINTS]
     checked = []
     for folder in folders:
         begin = time.perf_counter()
@@ -112,7 +112,7 @@ def _verify_remote(url: str) -> list[bool]:
     for entry in prefix.entries():
         if entry.state in _CHECKPOINTS:
             begin = time.perf_counter()
-            checked.append(_report(entry.place, prefix.problems(entry.step), entry.bytes, begin))
+            checked.append(_report(entry.location, prefix.problems(entry.step), entry.bytes, begin))
     return checked
 
 
@@ -135,17 +135,17 @@ def prune_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
     """Remove old checkpoints of a run that is not being trained; the newest complete one always stays."""
-    from hlat.checkpoint import checkpoints_folder, inventory
-    from hlat.checkpoint.protocol import CheckpointStore, surplus, verify
+    from hlat.checkpoint import find_checkpoints_folder, list_checkpoints
+    from hlat.checkpoint.protocol import CheckpointStore, prunable_steps, verify
     from hlat.training.process import run_lock
 
     ready()
     if is_url(run):
         raise CheckpointError(f"{run}: a run prunes its object store itself, by checkpoint.keep_last. Give its folder.")
-    folder = checkpoints_folder(Path(run))
+    folder = find_checkpoints_folder(Path(run))
     if dry_run:
-        there = {entry.step: Path(entry.place) for entry in inventory(folder) if entry.state in _CHECKPOINTS}
-        steps = surplus(list(there), keep_last, keep_every, lambda step: not verify(there[step]))
+        there = {entry.step: Path(entry.location) for entry in list_checkpoints(folder) if entry.state in _CHECKPOINTS}
+        steps = prunable_steps(list(there), keep_last, keep_every, lambda step: not verify(there[step]))
         say(f"would remove: {_listed(steps)}")
         return
     try:
@@ -162,7 +162,7 @@ def _listed(steps: list[int]) -> str:
     return ", ".join(f"{step:,}" for step in steps) or "nothing"
 
 
-def _line(entry: "Entry") -> str:
+def _line(entry: "CheckpointEntry") -> str:
     name = escape_name(entry.name)
     if entry.state != "committed":
         return f"{name:24} {entry.state}{': ' + entry.problem if entry.problem else ''}"
@@ -171,7 +171,7 @@ def _line(entry: "Entry") -> str:
     return f"{name:24} {entry.bytes:18,} bytes {tokens}  {saved}"
 
 
-def _plain(entry: "Entry") -> dict[str, object]:
+def _plain(entry: "CheckpointEntry") -> dict[str, object]:
     saved = None if entry.saved is None else entry.saved.isoformat()
-    rest = {name: value for name, value in asdict(entry).items() if name != "place"}
-    return {"path": entry.place, **rest, "saved": saved}
+    rest = {name: value for name, value in asdict(entry).items() if name != "location"}
+    return {"path": entry.location, **rest, "saved": saved}

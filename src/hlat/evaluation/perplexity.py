@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint import check_same_tokenizer, load_model, saved_mode
+from hlat.checkpoint import check_same_tokenizer, load_model, saved_precision_mode
 from hlat.checkpoint.protocol import resolve
 from hlat.config import Recipe
 from hlat.config.sections import ModelConfig
@@ -69,7 +69,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
     _check(prepared, folder, model.config)
     if recipe is not None:
         length, batch = recipe.data.sequence_length, recipe.batch.micro_batch
-        model.compute = MODES[saved_mode(meta["recipe"])].compute
+        model.compute = MODES[saved_precision_mode(meta["recipe"])].compute
     else:
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
         batch = max(1, _IMPORT_PASS // length)

@@ -164,4 +164,4 @@ def _checkpoint_blocks(
         for entry in optimizer.state.values():
             entry["step"] = torch.ones(())  # as it is; a rehearsal's counter cannot say so
         blocks = collect(recipe.model, model.held, optimizer)
-    return [block.nbytes for block in blocks if runtime.rank == 0 or not block.everywhere]
+    return [block.nbytes for block in blocks if runtime.rank == 0 or not block.replicated]

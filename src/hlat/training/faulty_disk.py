@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from hlat.checkpoint.format import Disk
-from hlat.checkpoint.protocol import step_in
+from hlat.checkpoint.protocol import step_of_path
 from hlat.config import Recipe
 from hlat.config.sections import FaultConfig
 from hlat.resilience import STORAGE_FAULTS
@@ -89,14 +89,14 @@ class FaultyDisk(Disk):
 
     def _spoils(self, path: Path, kind: str) -> bool:
         """Whether this write is the one of its save that is spoiled; there is one."""
-        step = step_in(path)
+        step = step_of_path(path)
         if step is None or not self._at(path, kind) or (key := (step, len(kind))) in self._spoiled:
             return False
         self._spoiled.add(key)
         return True
 
     def _at(self, path: Path, kind: str) -> list[FaultConfig]:
-        step = step_in(path)
+        step = step_of_path(path)
         if step is None:
             return []
         return [fault for number, fault in self._faults if fault.kind == kind and self._hits(number, fault, step)]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint.protocol import BAD_SUFFIX, step_in
+from hlat.checkpoint.protocol import BAD_SUFFIX, step_of_path
 from hlat.runtime import StateLostError
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import EarlierAttempt
@@ -34,7 +34,7 @@ class Damage:
     @property
     def step(self) -> int:
         """The step that it was of; -1 where its name does not say."""
-        step = step_in(Path(self.path))
+        step = step_of_path(Path(self.path))
         return -1 if step is None else step
 
 
@@ -57,7 +57,7 @@ def refuse_lost(
         return
 
     def refuse() -> None:
-        aside = [step_in(path) for path in run_dir.glob(f"checkpoints/*{BAD_SUFFIX}*")]  # by an attempt before this one
+        aside = [step_of_path(path) for path in run_dir.glob(f"checkpoints/*{BAD_SUFFIX}*")]  # by an earlier attempt
         if any(step is not None and step >= earlier.saved for step in [*aside, *(one.step for one in damaged)]):
             return
         there = "there is none now" if found is None else f"the newest one now is of step {found}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint import saved_mode
+from hlat.checkpoint import saved_precision_mode
 from hlat.config import Recipe
 from hlat.precision import AUTO, MODES, resolved_mode
 from hlat.runtime.backend import has_fast_bf16
@@ -33,7 +33,7 @@ def resolve_precision(
     if recipe.precision.mode != AUTO:
         return recipe, None
     fast = all(runtime.ranks.all_gather(has_fast_bf16(runtime.device)))
-    mode = resolved_mode(AUTO, fast) if saved_recipe is None else saved_mode(saved_recipe)
+    mode = resolved_mode(AUTO, fast) if saved_recipe is None else saved_precision_mode(saved_recipe)
     if mode not in MODES:  # nothing that any version has written
         return recipe.in_mode(resolved_mode(AUTO, fast)), None
     return recipe.in_mode(mode), f"precision.mode=auto: {_reason(mode, fast, new=saved_recipe is None)}"

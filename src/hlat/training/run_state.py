@@ -13,18 +13,18 @@ from typing import Any, Literal
 import torch
 
 from hlat.checkpoint import (
-    Change,
-    carried_tokenizer,
+    RecipeChange,
     check_resume,
     check_same_tokenizer,
     collect,
     load_weights,
+    read_saved_run,
     restore,
-    saved_run,
-    versions,
+    software_versions,
+    tokenizer_files,
 )
-from hlat.checkpoint.protocol import CheckpointStore, Content, resolve
-from hlat.checkpoint.tiers import Owner, Tiers
+from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, resolve
+from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
 from hlat.data import make_ready
 from hlat.data.online import OnlineData
@@ -73,7 +73,7 @@ class Job:
     peak: PeakFlops
     step: int  # optimizer steps done so far
     saved: Saved | None  # the newest checkpoint, if there is one
-    changes: list[Change]  # what differs from the recipe of the checkpoint that was loaded
+    changes: list[RecipeChange]  # what differs from the recipe of the checkpoint that was loaded
     damaged: list[Damage]  # checkpoints that were found damaged and set aside
     anomalies: AnomalyPolicy
     precision: str | None  # what precision.mode=auto has come to, in words; None where the recipe names a mode
@@ -103,7 +103,7 @@ class Job:
         """
         self.runtime.ranks.run_on_all(self.folder.check)
 
-    def content(self) -> Content:
+    def content(self) -> CheckpointContent:
         """Everything that defines the run at this step; tensors as they are until the next one. Collective."""
         meta = {
             "step": self.step,
@@ -113,11 +113,11 @@ class Job:
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
             "metrics": expressible(self.numbers),
-            "versions": versions(),
+            "versions": software_versions(),
         }
-        files = carried_tokenizer(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
+        files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         blocks = [*collect(self.recipe.model, self.model.held, self.optimizer), *self.training_data.state()]
-        return Content(self.step, blocks, meta, files)
+        return CheckpointContent(self.step, blocks, meta, files)
 
 
 def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prepared:
@@ -209,9 +209,9 @@ def build_job(
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
     newest, changes = tiers.newest(require_step), []
     refuse_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
-    recipe, precision = resolve_precision(recipe, runtime, saved_run(newest)[0] if newest is not None else None)
+    recipe, precision = resolve_precision(recipe, runtime, read_saved_run(newest)[0] if newest is not None else None)
     if newest is not None:
-        changes = check_resume(*saved_run(newest), recipe, prepared.fingerprint)
+        changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
     optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, seed)
@@ -264,18 +264,18 @@ def _kept_states(
         ranks=runtime.ranks,
         folder=folder,
     )
-    owner = Owner(recipe.run_dir, recipe.run.name)
+    run_id = RunId(recipe.run_dir, recipe.run.name)
     tiers = Tiers(
         recipe.checkpoint,
         store,
-        owner,
+        run_id,
         rank_info().node,
         runtime.ranks,
         on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
         disk=disk,
     )
     folder.run_id = runtime.ranks.run_on_rank0(
-        owner.number
+        run_id.ensure
     )  # not before: a prefix of an object store may give it its own
     return store, tiers
 

@@ -56,9 +56,9 @@ def announce(job: Job, tracker: Tracker | OtherRank) -> None:
     for note in [*prepared.notes, *prepared.advice]:
         tracker.message(f"data: {note}")
     tell_damage(job.damaged, tracker)
-    tell_notes(job.tiers.notes, tracker)
-    if job.tiers.advice:
-        tracker.message(job.tiers.advice)
+    tell_notes(job.tiers.events, tracker)
+    if job.tiers.warning:
+        tracker.message(job.tiers.warning)
     if job.step > recipe.total_steps:
         tracker.message(f"at step {job.step} already, past the {recipe.total_steps} that the recipe asks for")
     elif job.step:

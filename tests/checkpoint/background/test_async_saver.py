@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from hlat.checkpoint.background import run_saver
-from hlat.checkpoint.background.saver_process import Memory, Settings
+from hlat.checkpoint.background.saver_process import BufferMessage, SaverSettings
 from hlat.checkpoint.format import Disk
-from hlat.checkpoint.protocol import Refusal, SaveResult, open_checkpoint, save_in_tries
+from hlat.checkpoint.protocol import FailedAttempt, SaveResult, open_checkpoint, save_with_retries
 from hlat.runtime import RankInfo
 from hlat.runtime.distributed import HelperProcess, start_helper
 from tests.support.checkpoint.saving_ranks import (
@@ -43,10 +43,10 @@ def train_on_while_it_is_written(rank: Rank, pipe: Connection) -> None:
         while not notes:
             later += 1
             rank.go_to(later)
-            notes = list(rank.saver.notes(wait=False))
-        settled = rank.saver.settle()
+            notes = list(rank.saver.reports(wait=False))
+        settled = rank.saver.agree_on_outcome()
         assert settled.result is not None and not settled.lost and settled.pending is None
-        assert settled.result.path == rank.store.root / f"step-{step:08d}" and settled.result.tries == 1
+        assert settled.result.path == rank.store.root / f"step-{step:08d}" and settled.result.attempts == 1
         assert later > 100 * step + 1, "it was trained while it was written"
 
 
@@ -156,9 +156,9 @@ def kill_the_last(number: int, saver: HelperProcess) -> None:
 
 def hear_that_one_has_gone(rank: Rank, pipe: Connection) -> None:
     """The other savers would look for it for half an hour; the ranks do not wait for that."""
-    settled = rank.saver.settle()
+    settled = rank.saver.agree_on_outcome()
     assert settled.lost[1] == f"ended with exit code {-signal.SIGKILL}" and settled.result is None
-    rank.runtime.ranks.run_on_all(rank.saver.give_up)
+    rank.runtime.ranks.run_on_all(rank.saver.kill)
 
 
 def test_a_saver_that_is_killed_before_they_have_met(tmp_path: Path) -> None:
@@ -171,15 +171,15 @@ def lose_a_saver_in_a_save(rank: Rank, pipe: Connection) -> None:
     rank.submit(1)
     assert pipe.recv() == "killed"
     rank.go_to(77)
-    assert not any(isinstance(note, SaveResult) for note in rank.saver.notes(wait=True))
-    settled = rank.saver.settle()
+    assert not any(isinstance(note, SaveResult) for note in rank.saver.reports(wait=True))
+    settled = rank.saver.agree_on_outcome()
     last = rank.runtime.world - 1
     assert settled.lost[last] == f"ended with exit code {-signal.SIGKILL}" and settled.result is None
-    rank.runtime.ranks.run_on_all(rank.saver.give_up)
+    rank.runtime.ranks.run_on_all(rank.saver.kill)
     assert not psutil.pid_exists(rank.process.pid)
     rank.store.clean_up()
     assert settled.pending is not None
-    save_in_tries(rank.store, settled.pending, 0, lambda refusal: None)
+    save_with_retries(rank.store, settled.pending, 0, lambda refusal: None)
     pipe.send(list(settled.lost))
 
 
@@ -205,11 +205,11 @@ def lose_an_idle_saver(rank: Rank, pipe: Connection) -> None:
     if rank.runtime.rank == 0:
         os.kill(rank.process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOWAIT)
-    assert list(rank.saver.notes(wait=True)) == []
+    assert list(rank.saver.reports(wait=True)) == []
     rank.runtime.ranks.barrier()
-    settled = rank.saver.settle()
+    settled = rank.saver.agree_on_outcome()
     assert list(settled.lost) == [0] and settled.pending is None and settled.result is None
-    rank.saver.give_up()
+    rank.saver.kill()
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -240,14 +240,14 @@ def refusing_on(rank: int, saves: int) -> Disk:
 
 def hear_of_refusals(rank: Rank, pipe: Connection) -> None:
     rank.submit(1)
-    notes = list(rank.saver.notes(wait=True))
+    notes = list(rank.saver.reports(wait=True))
     refusal, result = notes
-    assert isinstance(refusal, Refusal) and refusal.tries == 1 and "No space left on device" in refusal.message
+    assert isinstance(refusal, FailedAttempt) and refusal.attempts == 1 and "No space left on device" in refusal.message
     if rank.runtime.world > 1:
         assert refusal.message.startswith("rank 1: ")
-    assert isinstance(result, SaveResult) and result.tries == 2 and result.seconds >= 1
-    settled = rank.saver.settle()
-    assert settled.result is not None and (settled.result.path, settled.result.tries) == (result.path, 2)
+    assert isinstance(result, SaveResult) and result.attempts == 2 and result.seconds >= 1
+    settled = rank.saver.agree_on_outcome()
+    assert settled.result is not None and (settled.result.path, settled.result.attempts) == (result.path, 2)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -259,7 +259,7 @@ def test_a_refused_save_is_tried_again(tmp_path: Path, world: int) -> None:
 
 def submit_and_say_what_is_refused(rank: Rank, pipe: Connection) -> None:
     rank.submit(1)
-    while not (notes := list(rank.saver.notes(wait=False))):
+    while not (notes := list(rank.saver.reports(wait=False))):
         pass
     pipe.send(notes)
     signal.pause()
@@ -298,11 +298,11 @@ def run_out_of_memory(rank: Rank, pipe: Connection) -> None:
 
 
 def do_without_savers(rank: Rank) -> None:
-    rank.saver.prepare(rank.content(0).blocks)
-    settled = rank.saver.settle()
+    rank.saver.prepare(rank.content(0).chunks)
+    settled = rank.saver.agree_on_outcome()
     assert list(settled.lost) == [rank.runtime.world - 1]
     assert "no memory for a copy of the state" in settled.lost[rank.runtime.world - 1]
-    rank.saver.give_up()
+    rank.saver.kill()
 
 
 @pytest.mark.parametrize("script", [have_no_memory, run_out_of_memory])
@@ -319,7 +319,7 @@ def test_savers_that_never_met_leave_with_their_trainers(tmp_path: Path, monkeyp
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": nobody.getsockname()[1]}.items():
             monkeypatch.setenv(name, str(value))
         saver = start_helper(partial(run_saver, here=RankInfo(rank=1, world=2), make_disk=Disk))
-        saver.channel.send(Settings("a-meeting", tmp_path, 1, None, 0))
-        saver.channel.send(Memory())  # which it does not receive before it has met the other one
+        saver.channel.send(SaverSettings("a-meeting", tmp_path, 1, None, 0))
+        saver.channel.send(BufferMessage())  # which it does not receive before it has met the other one
         saver.close()
         assert saver.wait() == 1, "as one that has nothing to write; not when it gives up looking"

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.checkpoint.format import Disk, whole_tensors
+from hlat.checkpoint.format import Disk, replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore
 from hlat.runtime import StorageError
 from tests.support.checkpoint.saved_states import assert_is_step, save
@@ -141,7 +141,7 @@ class HopefulDisk(Disk):
         return 1 << 60
 
 
-BIG = whole_tensors({"model.big": torch.zeros(1 << 20, dtype=torch.float32)})  # 4 MiB
+BIG = replicated_chunks({"model.big": torch.zeros(1 << 20, dtype=torch.float32)})  # 4 MiB
 
 
 def save_too_much(root: Path, disk: Disk | None = None) -> str:

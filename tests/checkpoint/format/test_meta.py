@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.checkpoint import checkpoints_folder, collect, export_hf, inventory, load_model, look, saved_run
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint import (
+    collect,
+    export_hf,
+    find_checkpoints_folder,
+    list_checkpoints,
+    load_model,
+    open_unverified,
+    read_saved_run,
+)
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify
 from hlat.config.sections import ModelConfig
 from hlat.model import build, held_parameters
@@ -32,7 +40,7 @@ META = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return CheckpointStore(tmp_path / "checkpoints", 1).save(1, whole_tensors(state(1)), META)
+    return CheckpointStore(tmp_path / "checkpoints", 1).save(1, replicated_chunks(state(1)), META)
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -60,7 +68,7 @@ def test_a_field_of_another_type_is_damage(folder: Path, name: str, odd: Any) ->
         pytest.skip("that is a value it may have")
     change(folder, lambda meta: meta.update({name: odd}))
     assert_refused(folder, f"meta.json is not what hlat writes: {name}")
-    assert [entry.state for entry in inventory(folder.parent)] == ["damaged"] or not folder.exists()
+    assert [entry.state for entry in list_checkpoints(folder.parent)] == ["damaged"] or not folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -95,17 +103,17 @@ def test_it_is_of_the_step_of_the_manifest(folder: Path) -> None:
 
 def test_listing_and_looking_name_it(folder: Path) -> None:
     change(folder, lambda meta: meta.update(tokens="many"))
-    (entry,) = inventory(checkpoints_folder(folder.parent))
+    (entry,) = list_checkpoints(find_checkpoints_folder(folder.parent))
     assert entry.state == "damaged" and "tokens: input should be a valid integer" in entry.problem
     with pytest.raises(CheckpointError, match="tokens: input should be a valid integer"):
-        look(folder)
+        open_unverified(folder)
 
 
 def test_imported_weights_are_no_state_of_a_run(folder: Path) -> None:
     change(folder, lambda meta: [meta.pop(name) for name in ("recipe", "data_fingerprint")])
     assert verify(folder) == []
     with pytest.raises(CheckpointError, match=r"no recipe and no data_fingerprint.*checkpoint\.init_from"):
-        saved_run(open_checkpoint(folder))
+        read_saved_run(open_checkpoint(folder))
 
 
 TINY = ModelConfig(vocab_size=32, layers=2, hidden_size=8, intermediate_size=16, heads=2)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint.format import Block, Disk, whole_tensors
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_everywhere, verify
+from hlat.checkpoint.format import Disk, TensorChunk, replicated_chunks
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_on_all_ranks, verify
 from hlat.runtime import CheckpointError, LaunchError, StorageError
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, PowerLoss
@@ -18,16 +18,16 @@ from tests.support.checkpoint.thread_ranks import all_done, on_ranks
 WORLD = 3
 
 
-def blocks_of(step: int, rank: int) -> list[Block]:
+def blocks_of(step: int, rank: int) -> list[TensorChunk]:
     """A share of a state: matrices by rows, and what every rank has."""
-    shared = [block for block in whole_tensors(state(step)) if not block.name.startswith("model.")]
+    shared = [block for block in replicated_chunks(state(step)) if not block.name.startswith("model.")]
     rows = []
     for name, tensor in state(step).items():
         count = tensor.shape[0] if tensor.ndim else 0
         first, stop = rank * count // WORLD, (rank + 1) * count // WORLD
         if name.startswith("model.") and (stop > first or (count == 0 and rank == 0)):
             offsets = (first, *(0 for _ in tensor.shape[1:]))
-            rows.append(Block(name, tuple(tensor.shape), offsets, (tensor[first:stop],)))
+            rows.append(TensorChunk(name, tuple(tensor.shape), offsets, (tensor[first:stop],)))
     return [*rows, *shared]
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_dies_before_any_operation(tmp_path: Path, dying: int) -> No
 
 def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
     """What each rank writes would fit, all of it does not; nothing is written then."""
-    whole = sum(block.nbytes for rank in range(WORLD) for block in blocks_of(1, rank) if not block.everywhere)
+    whole = sum(block.nbytes for rank in range(WORLD) for block in blocks_of(1, rank) if not block.replicated)
 
     class Small(CountingDisk):
         def free_bytes(self, path: Path) -> int:
@@ -170,7 +170,7 @@ def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("defect", ["a hole", "an overlap", "another dtype"])
 def test_blocks_that_are_not_the_tensors_never_become_a_checkpoint(tmp_path: Path, defect: str) -> None:
-    def spoiled(blocks: list[Block], rank: int) -> list[Block]:
+    def spoiled(blocks: list[TensorChunk], rank: int) -> list[TensorChunk]:
         if rank != 1:
             return blocks
         first, *others = blocks
@@ -209,12 +209,12 @@ def test_ranks_without_a_common_file_system_are_told(tmp_path: Path) -> None:
 def test_a_checkpoint_that_not_every_rank_sees(tmp_path: Path, elsewhere: str) -> None:
     """Another checkpoint in its place is as wrong as none."""
     for name, value in (("one", 1.0), ("another", 2.0)):
-        CheckpointStore(tmp_path / name, 9).save(1, whole_tensors({"model.w": torch.full((2,), value)}), {})
+        CheckpointStore(tmp_path / name, 9).save(1, replicated_chunks({"model.w": torch.full((2,), value)}), {})
 
     def work(ranks: HostGroup) -> str:
         machine = tmp_path / ("one" if ranks.rank < 2 else elsewhere)
         with pytest.raises(CheckpointError) as caught:
-            open_everywhere(machine / "step-00000001", ranks)
+            open_on_all_ranks(machine / "step-00000001", ranks)
         return str(caught.value)
 
     messages = all_done(on_ranks(WORLD, work))
@@ -226,7 +226,7 @@ def test_one_decision_for_all_ranks(tmp_path: Path) -> None:
     """The damaged are set aside once, all ranks go on from the same one, and all know what was pruned."""
     first = CheckpointStore(tmp_path, 9)
     for step in (1, 2, 3, 4):
-        first.save(step, whole_tensors(state(step)), {"step": step})
+        first.save(step, replicated_chunks(state(step)), {"step": step})
     damaged = tmp_path / "step-00000004" / "model__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     reports: list[Path] = []

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 import torch
 
-from hlat.checkpoint.format import Disk, whole_tensors
+from hlat.checkpoint.format import Disk, replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, verify
 from hlat.runtime import StorageError
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk
@@ -181,6 +181,6 @@ def test_an_error_in_one_file_stops_the_others(tmp_path: Path) -> None:
     disk = OneFileFails()
     tensors = {f"model.{index}": torch.zeros(100_000) for index in range(50)} | {"optimizer.a": torch.zeros(100_000)}
     with pytest.raises(StorageError, match="broken"):
-        CheckpointStore(tmp_path / "checkpoints", 1, disk=disk).save(1, whole_tensors(tensors), {})
+        CheckpointStore(tmp_path / "checkpoints", 1, disk=disk).save(1, replicated_chunks(tensors), {})
     assert disk.later_writes <= 4, "the rest of one tensor: its header, its bytes, its directory"
     assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, restore
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.runtime import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save
@@ -83,7 +83,7 @@ def test_weights_without_moments_are_no_state_of_a_run(tmp_path: Path) -> None:
     """Where the optimizer's files did not fit, the weights were loaded alone, and training went on."""
     config = config_of("gqa")
     weights = {name: tensor for name, tensor in expected(config, 1).items() if name.startswith("model.")}
-    path = CheckpointStore(tmp_path, 1).save(5, whole_tensors(weights), {"step": 5})
+    path = CheckpointStore(tmp_path, 1).save(5, replicated_chunks(weights), {"step": 5})
     [alone] = processes(config, Cut())
     stamp(alone, 2)
     with pytest.raises(CheckpointError, match=r"optimizer\.exp_avg"):

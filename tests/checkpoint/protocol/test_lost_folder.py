@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.format import Disk, whole_tensors
-from hlat.checkpoint.protocol import CheckpointStore, Content, SaveResult, save_in_tries
+from hlat.checkpoint.format import Disk, replicated_chunks
+from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, SaveResult, save_with_retries
 from hlat.runtime import StateLostError, StorageError
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import LOCK_NAME, RunFolder
@@ -48,9 +48,9 @@ class Unmounting(CountingDisk):
             unmount(self._run)
 
 
-def content(step: int) -> Content:
+def content(step: int) -> CheckpointContent:
     files = {"tokenizer/tokenizer.json": Path(__file__)}
-    return Content(step, whole_tensors(state(step)), {"step": step}, files)
+    return CheckpointContent(step, replicated_chunks(state(step)), {"step": step}, files)
 
 
 def operations(tmp_path: Path) -> int:
@@ -67,7 +67,7 @@ def _train(disk: Disk, run: Path, folder: RunFolder) -> None:
     store = CheckpointStore(run / "checkpoints", 1, disk=disk, folder=folder)
     for step in (1, 2):
         one = content(step)
-        store.save(step, one.blocks, one.meta, one.files)
+        store.save(step, one.chunks, one.meta, one.files)
         store.prune()
 
 
@@ -95,10 +95,10 @@ def test_every_rank_is_told_and_none_tries_again(tmp_path: Path) -> None:
             ranks.run_on_rank0(lambda: unmount(run))
             with pytest.raises(StateLostError, match="the folder of this run is gone"):
                 ranks.run_on_all(folder.check)
-            return save_in_tries(store, content(1), 3, pytest.fail, never)
+            return save_with_retries(store, content(1), 3, pytest.fail, never)
 
     for result in all_done(on_ranks(WORLD, work)):
-        assert result.path is None and result.tries == 1 and "the folder of this run is gone" in result.message
+        assert result.path is None and result.attempts == 1 and "the folder of this run is gone" in result.message
     assert not any(run.iterdir())
 
 
@@ -107,7 +107,7 @@ def lose_it_before_a_save(rank: Rank, pipe: Connection) -> None:
     assert rank.wait() is not None
     rank.runtime.ranks.run_on_rank0(lambda: unmount(rank.folder))
     rank.submit(2)
-    settled = rank.saver.settle() if list(rank.saver.notes(wait=True)) else None
+    settled = rank.saver.agree_on_outcome() if list(rank.saver.reports(wait=True)) else None
     assert settled is not None and settled.result is not None and settled.result.path is None
     assert "the folder of this run is gone" in settled.result.message
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.format import whole_tensors
-from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult, save_in_tries
+from hlat.checkpoint.format import replicated_chunks
+from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult, save_with_retries
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import assert_is_step, save, state
@@ -28,15 +28,15 @@ class RefusingDisk(CountingDisk):
             raise OSError(errno.EIO, "Input/output error", what)
 
 
-def content(step: int) -> Content:
-    return Content(step, whole_tensors(state(step)), {"step": step, "text": f"é{step}"}, {})
+def content(step: int) -> CheckpointContent:
+    return CheckpointContent(step, replicated_chunks(state(step)), {"step": step, "text": f"é{step}"}, {})
 
 
 class Told:
     """What was told, and how long the pauses were."""
 
     def __init__(self, ends_after: int = 99) -> None:
-        self.refusals: list[Refusal] = []
+        self.refusals: list[FailedAttempt] = []
         self.pauses: list[float] = []
         self._ends_after, self._now = ends_after, 0.0
 
@@ -46,7 +46,7 @@ class Told:
         return len(self.pauses) < self._ends_after
 
     def save(self, store: CheckpointStore, step: int, retries: int) -> SaveResult:
-        return save_in_tries(store, content(step), retries, self.refusals.append, self.pause, lambda: self._now)
+        return save_with_retries(store, content(step), retries, self.refusals.append, self.pause, lambda: self._now)
 
 
 @pytest.mark.parametrize("refused", range(6))
@@ -55,9 +55,9 @@ def test_tried_again_after_1_2_4_seconds(tmp_path: Path, refused: int) -> None:
     result = told.save(store, 4, retries=3)
     tries = min(refused + 1, 4)
     assert told.pauses == [1, 2, 4][: tries - 1] and result.seconds == sum(told.pauses)
-    assert [refusal.tries for refusal in told.refusals] == list(range(1, tries))
+    assert [refusal.attempts for refusal in told.refusals] == list(range(1, tries))
     assert all(refusal.step == 4 and "No space left" in refusal.message for refusal in told.refusals)
-    assert (result.step, result.tries) == (4, tries)
+    assert (result.step, result.attempts) == (4, tries)
     if refused < 4:
         assert result.path == tmp_path / "step-00000004" and result.message == ""
         assert_is_step(store.newest(), 4)
@@ -68,14 +68,14 @@ def test_tried_again_after_1_2_4_seconds(tmp_path: Path, refused: int) -> None:
 def test_not_tried_again_where_nobody_wants_it_any_more(tmp_path: Path) -> None:
     store, told = CheckpointStore(tmp_path, 3, disk=RefusingDisk(9)), Told(ends_after=2)
     result = told.save(store, 4, retries=9)
-    assert result.path is None and result.tries == 2 and told.pauses == [1, 2]
+    assert result.path is None and result.attempts == 2 and told.pauses == [1, 2]
 
 
 def test_old_ones_that_cannot_be_removed_do_not_make_the_new_one_a_failure(tmp_path: Path) -> None:
     store, told = CheckpointStore(tmp_path, 1, disk=RefusingDisk(0, keeps=True)), Told()
     save(store, 1)
     result = told.save(store, 2, retries=3)
-    assert result.path == tmp_path / "step-00000002" and result.tries == 1 and told.pauses == []
+    assert result.path == tmp_path / "step-00000002" and result.attempts == 1 and told.pauses == []
     assert "cannot remove an old checkpoint" in result.message and store.steps() == [1, 2]
 
 
@@ -96,5 +96,5 @@ def test_the_same_on_every_rank(tmp_path: Path) -> None:
 
     results = all_done(on_ranks(3, work))
     assert [pauses for _, pauses in results] == [[1, 2]] * 3
-    assert {result for result, _ in results} == {results[0][0]} and results[0][0].tries == 3
+    assert {result for result, _ in results} == {results[0][0]} and results[0][0].attempts == 3
     assert_is_step(CheckpointStore(tmp_path, 3).newest(), 4)

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify
 from hlat.runtime import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state
@@ -51,7 +51,7 @@ def test_any_bits_come_back(
         raw = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=generator)
         tensors[f"model.{index}"] = raw.view(dtype).reshape(shape)
     root = tmp_path_factory.mktemp("bits")
-    CheckpointStore(root, 1).save(1, whole_tensors(tensors), {})
+    CheckpointStore(root, 1).save(1, replicated_chunks(tensors), {})
     newest = CheckpointStore(root, 1).newest()
     assert newest is not None
     assert_equal(newest.load(""), tensors)
@@ -130,7 +130,7 @@ def test_files_cannot_leave_the_checkpoint_or_replace_its_own(
 
 def test_a_step_saved_again_is_replaced(store: CheckpointStore) -> None:
     save(store, 1)
-    store.save(1, whole_tensors({"model.new": torch.ones(2)}), {"step": 1, "new": True})
+    store.save(1, replicated_chunks({"model.new": torch.ones(2)}), {"step": 1, "new": True})
     newest = store.newest()
     assert newest is not None and newest.meta["new"]
     assert_equal(newest.load(""), {"model.new": torch.ones(2)})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hlat.checkpoint.format import FileRecord
-from hlat.checkpoint.tiers import Objects
+from hlat.checkpoint.tiers import ObjectStoreClient
 from hlat.checkpoint.tiers import object_store as objects
 from hlat.runtime import CheckpointError
 
@@ -47,7 +47,7 @@ def test_only_what_matches_its_checksum_is_completed(
     monkeypatch.setattr(objects, "open_filesystem", lambda url, wrong: (store, "bucket/run"))
     file.write_bytes(content[:-1] + b"!" if damaged else content)
     record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
-    reached = Objects("s3://bucket/run", 0)
+    reached = ObjectStoreClient("s3://bucket/run", 0)
     if damaged:
         with pytest.raises(CheckpointError, match=r"a\.distcp: does not match its checksum"):
             reached.upload(file, "a.distcp", record)

@@ -15,7 +15,7 @@ import pytest
 
 from hlat.checkpoint.format import Disk
 from hlat.checkpoint.protocol import CheckpointStore
-from hlat.checkpoint.tiers import Objects, Owner, Tiers, remote_problems
+from hlat.checkpoint.tiers import ObjectStoreClient, RunId, Tiers, verify_remote
 from hlat.checkpoint.tiers import object_store as objects
 from hlat.checkpoint.tiers.remote_tier import RemoteTier
 from hlat.config.sections import CheckpointConfig
@@ -82,13 +82,13 @@ class Run:
         return CheckpointStore(self.root, self.keep_last, ranks=ranks)
 
     def remote(
-        self, reached: Objects | None = None, ranks: HostGroup | None = None, disk: Disk | None = None
+        self, reached: ObjectStoreClient | None = None, ranks: HostGroup | None = None, disk: Disk | None = None
     ) -> RemoteTier:
         def report(path: Path | str, problems: list[str]) -> None:
             self.damaged.append((str(path), problems))
 
-        reached = reached or Objects(self.url, 0, no_pause)
-        owner = Owner(self.folder, self.name)
+        reached = reached or ObjectStoreClient(self.url, 0, no_pause)
+        owner = RunId(self.folder, self.name)
         return RemoteTier(reached, ranks or HostGroup(), owner, self.keep_last, on_damage=report, disk=disk)
 
     def saved_and_uploaded(self, *steps: int) -> list[Path]:
@@ -142,7 +142,7 @@ def test_there_and_back(run: Run, s3: ObjectStore) -> None:
 
 
 def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> None:
-    class Watched(Objects):
+    class Watched(ObjectStoreClient):
         def upload(self, source: Path, *rest: Any) -> None:
             sent.append((self.rank, source.name))
             super().upload(source, *rest)
@@ -182,7 +182,7 @@ class Stopped(BaseException):
     """The process is gone. Not an Exception: nothing may handle it."""
 
 
-class Counted(Objects):
+class Counted(ObjectStoreClient):
     """Calls ``self.before(n)`` ahead of the n-th request that changes something."""
 
     count = 0
@@ -210,7 +210,7 @@ class Counted(Objects):
         super().upload(source, *rest)
 
 
-def upload_and_prune(run: Run, reached: Objects) -> None:
+def upload_and_prune(run: Run, reached: ObjectStoreClient) -> None:
     remote = run.remote(reached)
     remote.upload(run.root / "step-00000003")
     remote.prune()
@@ -236,9 +236,9 @@ def test_stopped_before_every_request(tmp_path: Path, url: str) -> None:
         step = run.found()
         assert step in (2, 3)
         found.append(step)
-        upload_and_prune(run, Objects(run.url, 0, no_pause))
+        upload_and_prune(run, ObjectStoreClient(run.url, 0, no_pause))
         assert run.found() == 3
-        assert Objects(run.url).entries() == ["run.json", "step-00000003"]
+        assert ObjectStoreClient(run.url).list_names() == ["run.json", "step-00000003"]
     assert sorted(found) == found and set(found) == {2, 3}
 
 
@@ -295,11 +295,11 @@ def test_server_killed_and_restarted_during_an_upload(run: Run, s3: ObjectStore)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run.remote(Objects(run.url, 2, back)).upload(run.root / "step-00000002")
+    run.remote(ObjectStoreClient(run.url, 2, back)).upload(run.root / "step-00000002")
     killer.join()
     assert pauses and set(pauses) <= {1.0, 2.0}
     assert run.found() == 2
-    assert remote_problems(Objects(run.url), 2) == []
+    assert verify_remote(ObjectStoreClient(run.url), 2) == []
 
 
 def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectStore) -> None:
@@ -308,7 +308,12 @@ def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectSto
 
     def tiers(store: CheckpointStore) -> Tiers:
         return Tiers(
-            config, store, Owner(run.folder, run.name), 0, HostGroup(), objects=lambda url, n: Objects(url, n, no_pause)
+            config,
+            store,
+            RunId(run.folder, run.name),
+            0,
+            HostGroup(),
+            make_client=lambda url, n: ObjectStoreClient(url, n, no_pause),
         )
 
     store = run.store()
@@ -325,16 +330,16 @@ def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectSto
     save(store, 4)
     store.prune()
     assert [(note.kind, note.step) for note in kept.upload()] == [("remote", step) for step in (2, 3, 4)]
-    assert Objects(run.url).entries() == ["run.json", *(f"step-{step:08d}" for step in (2, 3, 4))]
+    assert ObjectStoreClient(run.url).list_names() == ["run.json", *(f"step-{step:08d}" for step in (2, 3, 4))]
 
     s3.misbehave(
         *({"method": method, "path": "/corpus", "status": 503, "code": "SlowDown"} for method in ("GET", "HEAD"))
     )
     again = tiers(run.store())
     assert_is_step(again.newest(), 4)
-    assert [note.kind for note in again.notes] == ["remote_failed", "remote_failed"]
+    assert [note.kind for note in again.events] == ["remote_failed", "remote_failed"]
     with pytest.raises(StorageError, match="HTTP 503"):  # nothing can be known of this run without the store
-        Tiers(config, run.elsewhere().store(), Owner(run.elsewhere().folder, run.name), 0, HostGroup())
+        Tiers(config, run.elsewhere().store(), RunId(run.elsewhere().folder, run.name), 0, HostGroup())
 
 
 # --- whose is it ---------------------------------------------------------------------------------------------------
@@ -343,7 +348,7 @@ def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectSto
 def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
     """Two runs that commit one step at the same instant: the first stays, the second is told."""
 
-    class Raced(Objects):
+    class Raced(ObjectStoreClient):
         def create(self, name: str, data: bytes) -> bytes:
             if name.endswith("COMMITTED"):
                 super().create(name, b"another")
@@ -354,7 +359,7 @@ def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
         run.remote(Raced(run.url, 0, no_pause)).upload(folder)
     marker = objects_of(s3, run.url) / "step-00000001" / "COMMITTED"
     assert marker.read_bytes() == b"another"
-    kept = Tiers(CheckpointConfig(remote=run.url), run.store(), Owner(run.folder, run.name), 0, HostGroup())
+    kept = Tiers(CheckpointConfig(remote=run.url), run.store(), RunId(run.folder, run.name), 0, HostGroup())
     [note] = kept.upload()
     assert note.kind == "remote_failed" and note.step == 1 and "two runs" in note.message.lower()
     assert marker.read_bytes() == b"another"
@@ -365,12 +370,12 @@ def test_a_prefix_belongs_to_one_run(run: Run, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{run.url}: holds the checkpoints of the run tiny"):
         Run(tmp_path / "b", run.url, name="other").remote().claim()
     known = Run(tmp_path / "c", run.url)
-    Owner(known.folder, known.name).number()
+    RunId(known.folder, known.name).ensure()
     with pytest.raises(CheckpointError, match="of another run that is called tiny too"):
         known.remote().fetch_newest(known.root, None)
     moved = run.elsewhere()
     moved.remote().claim()
-    assert Owner(moved.folder, "tiny").known() == Owner(run.folder, "tiny").known() is not None
+    assert RunId(moved.folder, "tiny").stored() == RunId(run.folder, "tiny").stored() is not None
 
 
 def test_an_upload_of_what_is_damaged_here_is_refused(run: Run) -> None:
@@ -407,13 +412,13 @@ def test_what_was_sealed_anew_in_the_store_is_looked_into(
 ) -> None:
     """Checksums that fit do not make a checkpoint: what is inside has to be what hlat writes."""
     [folder] = run.saved_and_uploaded(1)
-    assert remote_problems(Objects(run.url), 1) == []
+    assert verify_remote(ObjectStoreClient(run.url), 1) == []
     (folder / victim).write_bytes(content)
     seal(folder)
     prefix = f"{run.url.removeprefix('s3://corpus/')}/step-00000001"
     for name in (victim, "manifest.json", "COMMITTED"):
         s3.replace(f"{prefix}/{name}", (folder / name).read_bytes())
-    [problem] = remote_problems(Objects(run.url), 1)
+    [problem] = verify_remote(ObjectStoreClient(run.url), 1)
     assert ("step: input should be a valid integer" if victim == "meta.json" else "not a readable index") in problem
 
 
@@ -433,10 +438,10 @@ def test_damage_in_the_store_is_named_and_the_next_older_one_taken(
     key = f"{run.url.removeprefix('s3://corpus/')}/step-00000002/{victim}"
     changed = HARMS[harm]((folder / victim).read_bytes())
     if changed is None:
-        Objects(run.url).remove(f"step-00000002/{victim}")
+        ObjectStoreClient(run.url).remove(f"step-00000002/{victim}")
     else:
         s3.replace(key, changed)
-    [problem] = remote_problems(Objects(run.url), 2)
+    [problem] = verify_remote(ObjectStoreClient(run.url), 2)
     assert victim in problem
     other = run.elsewhere()
     store = other.store()
@@ -445,7 +450,7 @@ def test_damage_in_the_store_is_named_and_the_next_older_one_taken(
     [(path, [said])] = other.damaged
     assert path == f"{run.url}/step-00000002" and victim in said
     assert sorted(path.name for path in store.root.iterdir()) == ["step-00000001"], "nothing is left of it"
-    assert "COMMITTED.bad" in Objects(run.url).entries("step-00000002")
+    assert "COMMITTED.bad" in ObjectStoreClient(run.url).list_names("step-00000002")
     assert other.remote().fetch_newest(store.root, 1) is None, "it does not exist any more"
     other.remote().upload(save(store, 2))
     assert run.found() == 2, "and the run that comes to that step again can keep it"
@@ -473,7 +478,7 @@ def test_removal_takes_the_marker_first(run: Run, s3: ObjectStore) -> None:
     assert run.remote().prune() == [1]
     gone = [line for line in s3.requests()[requests:] if line.startswith(("DELETE", "POST"))]
     assert len(gone) >= 2
-    assert Objects(run.url).entries() == ["run.json", "step-00000002", "step-00000003", "step-00000004"]
+    assert ObjectStoreClient(run.url).list_names() == ["run.json", "step-00000002", "step-00000003", "step-00000004"]
 
 
 def test_the_last_whole_one_is_never_removed(run: Run, s3: ObjectStore, tmp_path: Path) -> None:
@@ -489,4 +494,4 @@ def test_nothing_secret_is_recorded(run: Run, s3: ObjectStore) -> None:
     secret = s3.environment["AWS_SECRET_ACCESS_KEY"]
     for path in [*run.folder.rglob("*"), *objects_of(s3, run.url).rglob("*")]:
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path
-    assert secret not in json.dumps(Objects(run.url).entries())
+    assert secret not in json.dumps(ObjectStoreClient(run.url).list_names())

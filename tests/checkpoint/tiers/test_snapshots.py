@@ -97,7 +97,7 @@ def test_without_copies_a_lost_machine_loses_its_snapshots(place: Place) -> None
 
 def test_one_machine_says_that_nobody_keeps_copies(place: Place) -> None:
     def note(machines: Machines, copies: bool = True) -> str:
-        return place.run(machines, lambda ranks: place.tier(ranks, machines, copies).note)[0]
+        return place.run(machines, lambda ranks: place.tier(ranks, machines, copies).warning)[0]
 
     assert "no other one to keep copies" in note((0, 0))
     assert note((0, 0), copies=False) == note((0, 1)) == ""
@@ -175,7 +175,7 @@ def test_a_folder_that_two_machines_share_is_refused(place: Place) -> None:
         return str(caught.value)
 
     assert all("machines 0 and 1 share this folder" in message for message in shared.run(TWO_BY_TWO, work))
-    assert place.run((0, 0, 0, 0), lambda ranks: shared.tier(ranks, (0, 0, 0, 0)).note)
+    assert place.run((0, 0, 0, 0), lambda ranks: shared.tier(ranks, (0, 0, 0, 0)).warning)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "part.json"])

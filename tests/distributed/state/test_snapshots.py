@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint.format import Block
+from hlat.checkpoint.format import TensorChunk
 from hlat.checkpoint.protocol import CheckpointStore
-from hlat.checkpoint.tiers import Owner
+from hlat.checkpoint.tiers import RunId
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.runtime.distributed import Runtime
 from tests.support.distributed.workers import Pool
@@ -22,7 +22,7 @@ def tensor(step: int) -> torch.Tensor:
 
 def tier_of(runtime: Runtime, folder: Path, per_machine: int) -> SnapshotTier:
     (folder / "run").mkdir(parents=True, exist_ok=True)
-    owner = Owner(folder / "run", "run")
+    owner = RunId(folder / "run", "run")
     return SnapshotTier(str(folder / "machine{node}"), runtime.ranks, owner, runtime.rank // per_machine)
 
 
@@ -32,7 +32,7 @@ def write(runtime: Runtime, folder: Path, per_machine: int, steps: list[int]) ->
     first = runtime.rank * size
     for step in steps:
         rows = tensor(step)[first : first + size]
-        blocks = [Block("model.rows", (ROWS,), (first,), (rows,))]
+        blocks = [TensorChunk("model.rows", (ROWS,), (first,), (rows,))]
         tier.write(step, blocks, {"step": step})
 
 

@@ -24,8 +24,9 @@ from hlat.runtime.distributed.sendable_types import SENDABLE
 from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 
 TYPES = {
-    "Batch", "FileRecord", "Fix", "Incident", "Manifest", "Mismatch", "Part", "PeakFlops", "Problem", "Reading",
-    "SaveResult", "SnapshotResult", "SourceRecord", "StoredBlock", "StreamProgress", "Vouched", "Written", "_Failure",
+    "Batch", "CheckpointManifest", "FileRecord", "Fix", "Incident", "Mismatch", "PeakFlops", "Problem", "RankPart",
+    "Reading", "RemoteManifest", "SaveResult", "SnapshotResult", "SourceRecord", "StoredChunk", "StreamProgress",
+    "WriteResult", "_Failure",
 }  # fmt: skip
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -111,7 +112,7 @@ class Unregistered:
     step: int = 0
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """An unregistered type with the name of a registered one."""
 
     files: dict
@@ -122,7 +123,7 @@ class Written(NamedTuple):
     "value",
     [
         Unregistered(),
-        Written({}, []),
+        WriteResult({}, []),
         object(),
         print,
         np.array([object()]),

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from hlat.checkpoint.format import Block, Disk
+from hlat.checkpoint.format import Disk, TensorChunk
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore
-from hlat.checkpoint.tiers import Owner
+from hlat.checkpoint.tiers import RunId
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.saved_states import assert_equal, state
@@ -21,18 +21,18 @@ Machines = tuple[int, ...]
 """The machine of each rank."""
 
 
-def blocks_of(step: int, rank: int, world: int) -> list[Block]:
+def blocks_of(step: int, rank: int, world: int) -> list[TensorChunk]:
     """What a rank has of the state of a step: rows of some tensors, and all of others."""
     blocks = []
     for name, tensor in state(step).items():
         shape = tuple(tensor.shape)
         if name.startswith("rng") or tensor.ndim == 0:
-            blocks.append(Block(name, shape, (0,) * tensor.ndim, (tensor,), everywhere=True))
+            blocks.append(TensorChunk(name, shape, (0,) * tensor.ndim, (tensor,), replicated=True))
             continue
         size = -(-shape[0] // world)
         rows = tensor[min(rank * size, shape[0]) : min((rank + 1) * size, shape[0])]
         if rows.shape[0] or (shape[0] == 0 and rank == 0):
-            blocks.append(Block(name, shape, (rank * size if shape[0] else 0, *[0] * (tensor.ndim - 1)), (rows,)))
+            blocks.append(TensorChunk(name, shape, (rank * size if shape[0] else 0, *[0] * (tensor.ndim - 1)), (rows,)))
     return blocks
 
 
@@ -71,7 +71,7 @@ class Place:
         def report(path: Path | str, problems: list[str]) -> None:
             self.damaged.append((str(path), problems))
 
-        owner = Owner(self.run_dir, "run")
+        owner = RunId(self.run_dir, "run")
         return SnapshotTier(
             self.pattern, ranks, owner, machines[ranks.rank], copies=copies, on_damage=report, disk=disk
         )

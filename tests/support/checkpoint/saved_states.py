@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.format import Block, whole_tensors
+from hlat.checkpoint.format import TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore
 
 
@@ -26,16 +26,16 @@ def state(step: int) -> dict[str, torch.Tensor]:
 
 
 def save(store: CheckpointStore, step: int, files: dict[str, Path] | None = None) -> Path:
-    return store.save(step, whole_tensors(state(step)), {"step": step, "text": f"é{step}"}, files)
+    return store.save(step, replicated_chunks(state(step)), {"step": step, "text": f"é{step}"}, files)
 
 
-def together(*processes: Iterable[Block]) -> dict[str, torch.Tensor]:
+def together(*processes: Iterable[TensorChunk]) -> dict[str, torch.Tensor]:
     """The tensors that the blocks of some processes make up, as copies: each element from one block, none left out."""
     tensors: dict[str, torch.Tensor] = {}
     times: dict[str, torch.Tensor] = {}
     for rank, blocks in enumerate(processes):
         for block in blocks:
-            if block.everywhere and rank > 0:
+            if block.replicated and rank > 0:
                 continue
             tensor = tensors.setdefault(block.name, torch.empty(block.shape, dtype=block.dtype))
             place = tuple(slice(o, o + n) for o, n in zip(block.offsets, block.sizes, strict=True))

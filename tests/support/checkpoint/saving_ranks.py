@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.background import BackgroundSaver, run_saver
-from hlat.checkpoint.format import Block, Disk, whole_tensors
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, Content, SaveResult
-from hlat.checkpoint.tiers import TierNote
+from hlat.checkpoint.background import AsyncSaver, run_saver
+from hlat.checkpoint.format import Disk, TensorChunk, replicated_chunks
+from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, CheckpointStore, SaveResult
+from hlat.checkpoint.tiers import TierEvent
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import rank_info
 from hlat.runtime.distributed import HelperProcess, Runtime, joined_run, start_helper
@@ -52,7 +52,7 @@ class Rank:
     runtime: Runtime
     store: CheckpointStore
     process: HelperProcess
-    saver: BackgroundSaver
+    saver: AsyncSaver
     live: dict[str, torch.Tensor]  # the state that is trained on
     folder: Path
 
@@ -70,12 +70,12 @@ class Rank:
         share = ROWS // self.runtime.world
         return slice(self.runtime.rank * share, (self.runtime.rank + 1) * share)
 
-    def content(self, step: int) -> Content:
+    def content(self, step: int) -> CheckpointContent:
         """The live state, as it is saved."""
-        blocks = whole_tensors({name: tensor for name, tensor in self.live.items() if name not in CUT})
+        blocks = replicated_chunks({name: tensor for name, tensor in self.live.items() if name not in CUT})
         for name in CUT:
-            blocks.append(Block(name, (ROWS, 4), (self._rows.start, 0), (self.live[name],)))
-        return Content(step, blocks, {"step": step}, {})
+            blocks.append(TensorChunk(name, (ROWS, 4), (self._rows.start, 0), (self.live[name],)))
+        return CheckpointContent(step, blocks, {"step": step}, {})
 
     def submit(self, step: int) -> None:
         """Train until a step and save it."""
@@ -84,8 +84,8 @@ class Rank:
 
     def wait(self) -> SaveResult | None:
         """The result of the save submitted last, on all ranks alike."""
-        heard = [note for note in self.saver.notes(wait=True) if isinstance(note, SaveResult)]
-        settled = self.saver.settle()
+        heard = [note for note in self.saver.reports(wait=True) if isinstance(note, SaveResult)]
+        settled = self.saver.agree_on_outcome()
         assert not settled.lost, settled.lost
         assert [note.path for note in heard] == ([] if settled.result is None else [settled.result.path])
         return settled.result
@@ -128,7 +128,7 @@ class HeldTiers:
     def open(self, *_: object) -> "HeldTiers":
         return self
 
-    def upload(self) -> Iterator[TierNote]:
+    def upload(self) -> Iterator[TierEvent]:
         (self.folder / f"uploading-{os.getpid()}").touch()
         wait_until((self.folder / "go").exists)
         return iter(())
@@ -206,10 +206,10 @@ def _rank(
         runtime.ranks.barrier()  # the lock is there
         with hold_run_folder(folder, lock, number) as held:
             store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks, folder=held)
-            saver = BackgroundSaver(process, runtime, store, retries, tiers)
+            saver = AsyncSaver(process, runtime, store, retries, tiers)
             rank = Rank(runtime, store, process, saver, {}, folder)
             rank.go_to(0)
-            saver.prepare(rank.content(0).blocks)
+            saver.prepare(rank.content(0).chunks)
             assert at_start is not None or rank.wait() is None
             script(rank, pipe)
     process.close()

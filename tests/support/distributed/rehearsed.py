@@ -159,7 +159,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
         del batch, whole
         peak, between = storages.peak, storages.now()
     flops = _flops(model, recipe, 3)
-    blocks = [one for one in collect(recipe.model, model.held, optimizer) if runtime.rank == 0 or not one.everywhere]
+    blocks = [one for one in collect(recipe.model, model.held, optimizer) if runtime.rank == 0 or not one.replicated]
     return Step(peak, between, traffic, (len(blocks), sum(one.nbytes for one in blocks)), flops)
 
 

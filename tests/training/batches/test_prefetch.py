@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.checkpoint.format import whole_tensors
+from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.data.online.loader import Cursors
 from hlat.data.samples import Batch
@@ -129,10 +129,10 @@ def test_streams_do_not_begin_at_the_cursors_of_others(
     used = Cursors(8, 2)
     data = SimpleNamespace(cursors=lambda: used, owned=lambda index: np.arange(8), notes=[])
     samples = OnlineSamples(data, HostGroup())
-    path = CheckpointStore(tmp_path, 1).save(1, whole_tensors(saved), {})
+    path = CheckpointStore(tmp_path, 1).save(1, replicated_chunks(saved), {})
     with pytest.raises(CheckpointError, match=words):
         samples.restore(open_checkpoint(path))
     assert not used.values.any()
-    fitting = whole_tensors({"data.cursors": torch.full((8, 2, 3), 7, dtype=torch.int64)})
+    fitting = replicated_chunks({"data.cursors": torch.full((8, 2, 3), 7, dtype=torch.int64)})
     samples.restore(open_checkpoint(CheckpointStore(tmp_path / "fitting", 1).save(1, fitting, {})))
     assert (used.values == 7).all()

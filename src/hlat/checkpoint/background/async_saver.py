@@ -12,21 +12,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from hlat.checkpoint.background.saver_process import CaughtUp, Farewell, Joined, Memory, Order, Settings
-from hlat.checkpoint.background.staging_buffer import HostCopy, bytes_for
-from hlat.checkpoint.format import Block
-from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult
-from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
+from hlat.checkpoint.background.saver_process import (
+    BufferMessage,
+    SaveRequest,
+    SaverFailed,
+    SaverJoined,
+    SaverSettings,
+    UploadsDone,
+)
+from hlat.checkpoint.background.staging_buffer import StagingBuffer, buffer_bytes
+from hlat.checkpoint.format import TensorChunk
+from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult
+from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
 from hlat.runtime.distributed import HelperProcess, Runtime
 
 _LOOK = 0.05  # seconds in which a rank looks at its own saver only
 
-Note = Refusal | SaveResult | SnapshotResult | TierNote
+SaverReport = FailedAttempt | SaveResult | SnapshotResult | TierEvent
 """What a saver tells of its work."""
 
 
 @dataclass(frozen=True)
-class Settled:
+class SaveOutcome:
     """What the ranks agree on.
 
     Attributes:
@@ -37,10 +44,10 @@ class Settled:
 
     result: SaveResult | SnapshotResult | None
     lost: dict[int, str]
-    pending: Content | None
+    pending: CheckpointContent | None
 
 
-class BackgroundSaver:
+class AsyncSaver:
     """The saver of this rank.
 
     Args:
@@ -60,31 +67,31 @@ class BackgroundSaver:
         tiers: TierSettings | None = None,
     ) -> None:
         self._process, self._runtime = process, runtime
-        self._copy: HostCopy | None = None
-        self._pending: Content | None = None  # submitted and not settled; its blocks lie in the copy
+        self._copy: StagingBuffer | None = None
+        self._pending: CheckpointContent | None = None  # submitted and not settled; its blocks lie in the copy
         self._result: SaveResult | SnapshotResult | None = None  # of it
         self._copies = tiers is not None and tiers.config.remote is not None
         self._copying = False  # whether the saver is at work on the copies of what it has committed
         self._joined = False  # whether the saver has found the others
         self._met = False  # whether that has been waited for
         self._gone = ""  # why this rank's saver cannot go on
-        settings = Settings(runtime.rendezvous, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
+        settings = SaverSettings(runtime.rendezvous, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
         folder = store.folder
         if folder is not None:
             settings = replace(settings, run_dir=folder.path, number=folder.run_id)
         self._send(settings, [] if folder is None else [folder.descriptor])
 
-    def prepare(self, blocks: Sequence[Block]) -> None:
+    def prepare(self, chunks: Sequence[TensorChunk]) -> None:
         """Have memory fetched for copies of such blocks, while training goes on."""
-        size = bytes_for(self._own(blocks))
+        size = buffer_bytes(self._own(chunks))
         try:
-            self._copy = HostCopy(size, self._runtime.device)
+            self._copy = StagingBuffer(size, self._runtime.device)
         except OSError as error:
             self._lose(_no_memory(size, error))
         else:
-            self._send(Memory(), [self._copy.descriptor])
+            self._send(BufferMessage(), [self._copy.descriptor])
 
-    def submit(self, content: Content, snapshot: bool = False) -> None:
+    def submit(self, content: CheckpointContent, snapshot: bool = False) -> None:
         """Copy a state and have it written. Returns when it has been copied. Collective, after ``settle``.
 
         Args:
@@ -92,11 +99,11 @@ class BackgroundSaver:
             snapshot: whether as a snapshot, and not as a checkpoint.
         """
         assert self._pending is None and self._copy is not None, "the memory is there, and free"
-        slots = self._copy.fill(self._own(content.blocks))
-        self._pending = replace(content, blocks=self._copy.blocks(slots))
-        self._send(Order(content.step, slots, content.meta, content.files, snapshot))
+        slots = self._copy.fill(self._own(content.chunks))
+        self._pending = replace(content, chunks=self._copy.chunks(slots))
+        self._send(SaveRequest(content.step, slots, content.meta, content.files, snapshot))
 
-    def notes(self, wait: bool) -> Iterator[Note]:
+    def reports(self, wait: bool) -> Iterator[SaverReport]:
         """What the saver has told since it was asked last.
 
         Args:
@@ -104,7 +111,7 @@ class BackgroundSaver:
         """
         return self._heard(lambda: None if wait and self._pending is not None and self._result is None else 0.0)
 
-    def copied(self) -> Iterator[Note]:
+    def finish_uploads(self) -> Iterator[SaverReport]:
         """Wait until the saver has brought the object store up to date; what it tells meanwhile."""
         return self._heard(lambda: None if self._copying else 0.0)
 
@@ -116,7 +123,7 @@ class BackgroundSaver:
             told = self._runtime.ranks.all_gather((self._gone, self._joined))
             self._met = all(joined for _, joined in told) or any(gone for gone, _ in told)
 
-    def _heard(self, seconds: Callable[[], float | None]) -> Iterator[Note]:
+    def _heard(self, seconds: Callable[[], float | None]) -> Iterator[SaverReport]:
         """What the saver tells, for so long as it is silent for less than so many seconds; None is for ever."""
         while not self._gone:
             try:
@@ -126,14 +133,14 @@ class BackgroundSaver:
                 return
             if received is None:
                 return
-            note: Note | Farewell | Joined | CaughtUp = received[0]
-            if isinstance(note, Farewell):
+            note: SaverReport | SaverFailed | SaverJoined | UploadsDone = received[0]
+            if isinstance(note, SaverFailed):
                 self._lose(note.message)
                 return
-            if isinstance(note, Joined):
+            if isinstance(note, SaverJoined):
                 self._joined = True
                 continue
-            if isinstance(note, CaughtUp):
+            if isinstance(note, UploadsDone):
                 self._copying = False
                 continue
             if isinstance(note, SaveResult | SnapshotResult):
@@ -141,7 +148,7 @@ class BackgroundSaver:
                 self._copying = self._copies and isinstance(note, SaveResult) and note.path is not None
             yield note
 
-    def settle(self) -> Settled:
+    def agree_on_outcome(self) -> SaveOutcome:
         """Agree with the other ranks on what has been heard, once all ``notes`` have. Collective.
 
         What is submitted after this is written even if this process ends at once.
@@ -158,15 +165,15 @@ class BackgroundSaver:
         lost = {rank: gone for rank, (gone, _) in enumerate(told) if gone}
         pending = self._pending if result is None else None
         self._pending = self._result = None
-        return Settled(result, lost, pending)
+        return SaveOutcome(result, lost, pending)
 
-    def give_up(self) -> None:
+    def kill(self) -> None:
         """End the saver, whatever it does. Nothing is written by it once this returns."""
         self._process.kill()
 
-    def _own(self, blocks: Sequence[Block]) -> list[Block]:
+    def _own(self, chunks: Sequence[TensorChunk]) -> list[TensorChunk]:
         """Those that this rank's saver is to write."""
-        return [block for block in blocks if self._runtime.ranks.is_first or not block.everywhere]
+        return [chunk for chunk in chunks if self._runtime.ranks.is_first or not chunk.replicated]
 
     def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         with suppress(EOFError):  # what it said before it went is heard with the notes

@@ -2,7 +2,7 @@
 
     Settings, run lock --> joins the other savers, Joined   Memory --> the copy that they share
     Order --store.save, as all savers together--> Refusal, ..., SaveResult               or Farewell
-                                                  TierNote, ..., CaughtUp, where there is an object store
+                                                  TierEvent, ..., CaughtUp, where there is an object store
           --a snapshot, where that is asked for--> SnapshotResult
 
 The savers of all ranks are a world of their own. What they write together they commit together, by the same protocol
@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.background.staging_buffer import Slot, attach, blocks_in
+from hlat.checkpoint.background.staging_buffer import Slot, attach, chunks_in
 from hlat.checkpoint.format import Disk
-from hlat.checkpoint.protocol import CheckpointStore, Content, Refusal, SaveResult, save_in_tries
-from hlat.checkpoint.tiers import SnapshotResult, TierNote, Tiers, TierSettings
+from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult, save_with_retries
+from hlat.checkpoint.tiers import SnapshotResult, TierEvent, Tiers, TierSettings
 from hlat.runtime import HlatError, RankInfo
 from hlat.runtime.distributed import Channel, HostGroup, Rendezvous, join_helpers
 from hlat.runtime.storage import RunFolder
@@ -33,7 +33,7 @@ _LINGERING = 600.0  # seconds in which a save is finished that outlives its run:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SaverSettings:
     """Settings of the saver process. With them comes a descriptor that holds the run's folder for as long as the saver
     lives: on rank 0 that of the run's lock.
     """
@@ -49,12 +49,12 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Memory:
+class BufferMessage:
     """With it comes the memory that the following copies lie in."""
 
 
 @dataclass(frozen=True)
-class Order:
+class SaveRequest:
     """A checkpoint, or a snapshot, to be written of what lies in the memory now."""
 
     step: int
@@ -65,23 +65,23 @@ class Order:
 
 
 @dataclass(frozen=True)
-class CaughtUp:
+class UploadsDone:
     """The object store has what it is to have, or the notes before this say why not."""
 
 
 @dataclass(frozen=True)
-class Joined:
+class SaverJoined:
     """The savers have found each other: what is ordered from here on is written, whatever becomes of the trainers."""
 
 
 @dataclass(frozen=True)
-class Farewell:
+class SaverFailed:
     """The saver's last word: why it cannot go on."""
 
     message: str
 
 
-def _folder(settings: Settings, held: list[int]) -> RunFolder | None:
+def _folder(settings: SaverSettings, held: list[int]) -> RunFolder | None:
     """The run's folder, as the trainer holds it."""
     if settings.run_dir is None:
         return None
@@ -101,9 +101,9 @@ def run_saver(line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> N
         try:
             _Saver(line, here, make_disk).run()
         except (HlatError, RuntimeError) as error:  # another saver has gone, as the trainers will hear
-            line.send(Farewell(str(error).partition("\n")[0]))
+            line.send(SaverFailed(str(error).partition("\n")[0]))
         except Exception:
-            line.send(Farewell(traceback.format_exc()))
+            line.send(SaverFailed(traceback.format_exc()))
 
 
 class _Saver:
@@ -117,7 +117,7 @@ class _Saver:
         settings, held = self._next()  # the lock is held by being open
         ranks = join_helpers("savers", settings.meeting, self._here)
         self._finishes = self._joined = True
-        self._line.send(Joined())
+        self._line.send(SaverJoined())
         disk = self._make_disk()
         keep = settings.keep_last, settings.keep_every_steps
         store = CheckpointStore(settings.root, *keep, disk=disk, ranks=ranks, folder=_folder(settings, held))
@@ -125,17 +125,19 @@ class _Saver:
         memory: mmap | None = None
         while True:
             order, descriptors = self._next()
-            if isinstance(order, Memory):
+            if isinstance(order, BufferMessage):
                 memory = attach(*descriptors)
                 continue
             assert memory is not None, "what is to be written lies in it"
-            content = Content(order.step, blocks_in(memory, order.slots), order.meta, order.files)
+            content = CheckpointContent(order.step, chunks_in(memory, order.slots), order.meta, order.files)
             result: SaveResult | SnapshotResult
             if order.snapshot:
                 assert tiers is not None, "there is a tier of snapshots"
                 result = tiers.snapshot(content)
             else:
-                result = save_in_tries(store, content, settings.retries, self._tell, lambda s: self._pause(ranks, s))
+                result = save_with_retries(
+                    store, content, settings.retries, self._tell, lambda s: self._pause(ranks, s)
+                )
             del content  # its views would keep the memory
             self._line.send(result)
             if tiers is not None and isinstance(result, SaveResult) and result.path is not None:
@@ -150,7 +152,7 @@ class _Saver:
         self._finishes = False
         for note in tiers.upload():
             self._tell(note)
-        self._tell(CaughtUp())
+        self._tell(UploadsDone())
         self._finishes = True
 
     def _next(self) -> tuple[Any, list[int]]:
@@ -158,7 +160,7 @@ class _Saver:
         assert received is not None, "without a limit of time there is a message, or the end of the line"
         return received
 
-    def _tell(self, message: Refusal | TierNote | CaughtUp) -> None:
+    def _tell(self, message: FailedAttempt | TierEvent | UploadsDone) -> None:
         with suppress(EOFError):  # the trainer has gone: what it ordered before is written all the same
             self._line.send(message)
 

@@ -1,7 +1,7 @@
 """A copy of the state in memory that two processes share: one trains on, the other writes the copy.
 
     blocks of live tensors --fill--> one stretch of memory, and where each block lies in it (``Slot``)
-    the same memory in the other process, slots --blocks_in--> blocks, views of it
+    the same memory in the other process, slots --chunks_in--> blocks, views of it
 
 The memory has no name: it is a file that was never in a folder, handed over as an open descriptor, and it is gone with
 the last process that holds it.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.checkpoint.format import Block
+from hlat.checkpoint.format import TensorChunk
 from hlat.runtime.backend import pin_memory, synchronize, unpin_memory
 
 _ALIGNMENT = 64  # bytes: views of any dtype, and copies in whole cache lines
@@ -33,32 +33,33 @@ class Slot:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     dtype: torch.dtype
-    everywhere: bool
+    replicated: bool
     begin: int  # byte
 
 
-def slots_of(blocks: Sequence[Block]) -> list[Slot]:
+def assign_slots(chunks: Sequence[TensorChunk]) -> list[Slot]:
     """One after another, each where views of it may begin."""
     slots, begin = [], 0
-    for block in blocks:
-        slots.append(Slot(block.name, block.shape, block.offsets, block.sizes, block.dtype, block.everywhere, begin))
-        begin += _aligned(block.nbytes)
+    for chunk in chunks:
+        slots.append(Slot(chunk.name, chunk.shape, chunk.offsets, chunk.sizes, chunk.dtype, chunk.replicated, begin))
+        begin += _aligned(chunk.nbytes)
     return slots
 
 
-def bytes_for(blocks: Sequence[Block]) -> int:
+def buffer_bytes(chunks: Sequence[TensorChunk]) -> int:
     """Bytes of memory that a copy of some blocks takes."""
-    return max(_ALIGNMENT, sum(_aligned(block.nbytes) for block in blocks))
+    return max(_ALIGNMENT, sum(_aligned(chunk.nbytes) for chunk in chunks))
 
 
 def _aligned(count: int) -> int:
     return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
-def blocks_in(memory: mmap.mmap, slots: Sequence[Slot]) -> list[Block]:
+def chunks_in(memory: mmap.mmap, slots: Sequence[Slot]) -> list[TensorChunk]:
     """What lies in the memory, as blocks that are views of it."""
     return [
-        Block(slot.name, slot.shape, slot.offsets, (_view(memory, slot),), everywhere=slot.everywhere) for slot in slots
+        TensorChunk(slot.name, slot.shape, slot.offsets, (_view(memory, slot),), replicated=slot.replicated)
+        for slot in slots
     ]
 
 
@@ -77,7 +78,7 @@ def attach(descriptor: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-class HostCopy:
+class StagingBuffer:
     """The memory, in the process that fills it.
 
     Its pages are fetched by a thread from the moment it is made: the first touch of a page costs many times what later
@@ -120,18 +121,18 @@ class HostCopy:
         if self._error is not None:
             raise self._error
 
-    def fill(self, blocks: Sequence[Block]) -> list[Slot]:
+    def fill(self, chunks: Sequence[TensorChunk]) -> list[Slot]:
         """Copy blocks into the memory, from its beginning. They may change once this returns."""
-        assert bytes_for(blocks) <= self.size, "the state of a run keeps its size"
-        slots = slots_of(blocks)
-        for slot, block in zip(slots, blocks, strict=True):
-            _copy(block, _view(self._memory, slot))
+        assert buffer_bytes(chunks) <= self.size, "the state of a run keeps its size"
+        slots = assign_slots(chunks)
+        for slot, chunk in zip(slots, chunks, strict=True):
+            _copy(chunk, _view(self._memory, slot))
         synchronize(self._device)
         return slots
 
-    def blocks(self, slots: Sequence[Slot]) -> list[Block]:
+    def chunks(self, slots: Sequence[Slot]) -> list[TensorChunk]:
         """What was copied."""
-        return blocks_in(self._memory, slots)
+        return chunks_in(self._memory, slots)
 
     def close(self) -> None:
         """Let go of the memory, which goes with the last view of it."""
@@ -142,12 +143,12 @@ class HostCopy:
         os.close(self.descriptor)
 
 
-def _copy(block: Block, target: torch.Tensor) -> None:
+def _copy(chunk: TensorChunk, target: torch.Tensor) -> None:
     if target.ndim == 0:
-        target.copy_(block.rows[0].detach(), non_blocking=True)
+        target.copy_(chunk.rows[0].detach(), non_blocking=True)
         return
     first = 0
-    for rows in block.rows:
+    for rows in chunk.rows:
         target[first : first + rows.shape[0]].copy_(rows.detach(), non_blocking=True)
         first += rows.shape[0]
 

@@ -104,7 +104,7 @@ def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
         disk.make_folder(path)
 
 
-def make_root(disk: Disk, root: Path, folder: RunFolder | None) -> None:
+def make_checkpoints_folder(disk: Disk, root: Path, folder: RunFolder | None) -> None:
     """Make the folder that checkpoints lie in, if it is missing, and never in place of a run's folder that has gone.
 
     Args:
@@ -227,18 +227,18 @@ def copy_file(disk: Disk, source: Path, path: Path) -> FileRecord:
 
 
 @dataclass(frozen=True)
-class WayOut:
+class Remedy:
     """What a user can do when the disk refuses, besides mending it."""
 
     elsewhere: str
     less: str = ""
 
 
-IN_A_RUN = WayOut("use another run.dir", less=", keep fewer checkpoints (checkpoint.keep_last)")
-IN_A_NEW_FOLDER = WayOut("name another folder to write to")
-READING = WayOut("read a copy of it elsewhere")
+RUN_REMEDY = Remedy("use another run.dir", less=", keep fewer checkpoints (checkpoint.keep_last)")
+NEW_FOLDER_REMEDY = Remedy("name another folder to write to")
+READ_REMEDY = Remedy("read a copy of it elsewhere")
 
-_REMEDIES = {
+_REMEDY_BY_ERRNO = {
     errno.ENOSPC: "free some space there{less}, or {elsewhere}",
     errno.EDQUOT: "free some of your quota{less}, or {elsewhere}",
     errno.EFBIG: "raise the limit on file size (ulimit -f), or {elsewhere}",
@@ -250,7 +250,7 @@ _REMEDIES = {
 
 
 def storage_error(
-    exc: OSError, doing: str, folder: Path, needed: int | None = None, way_out: WayOut = IN_A_RUN
+    exc: OSError, doing: str, folder: Path, needed: int | None = None, remedy: Remedy = RUN_REMEDY
 ) -> StorageError:
     """The error a user sees when the disk refused.
 
@@ -265,8 +265,8 @@ def storage_error(
     where = f"{exc.filename}: " if exc.filename else ""
     need = "" if needed is None else f" It needs {human_bytes(needed)} ({needed} bytes) in {folder}."
     other = "see that the storage is there and healthy, then run the same command again"
-    remedy = _REMEDIES.get(exc.errno or 0, other).format(less=way_out.less, elsewhere=way_out.elsewhere)
-    return StorageError(f"{doing} in {folder}: {where}{reason}.{need} What would work: {remedy}.")
+    advice = _REMEDY_BY_ERRNO.get(exc.errno or 0, other).format(less=remedy.less, elsewhere=remedy.elsewhere)
+    return StorageError(f"{doing} in {folder}: {where}{reason}.{need} What would work: {advice}.")
 
 
 def human_bytes(count: int) -> str:

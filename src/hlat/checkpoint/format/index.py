@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from hlat.checkpoint.format.covering import Box, cover_problem
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
-from hlat.checkpoint.format.pickled import Made, Name, read_pickle
+from hlat.checkpoint.format.pickled import PickledName, PickledObject, read_pickle
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 
@@ -71,7 +71,7 @@ _DIMENSIONS = 64  # more than any tensor has
 
 @sendable
 @dataclass(frozen=True)
-class StoredBlock:
+class StoredChunk:
     """A block of a tensor and where it was written: ``length`` bytes from ``begin`` on in ``file``."""
 
     name: str
@@ -90,10 +90,10 @@ class StoredTensor:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    blocks: tuple[StoredBlock, ...]
+    chunks: tuple[StoredChunk, ...]
 
 
-def write_index(disk: Disk, folder: Path, blocks: Iterable[StoredBlock]) -> FileRecord:
+def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> FileRecord:
     """Write the index of what all processes wrote, durably.
 
     Raises:
@@ -102,13 +102,13 @@ def write_index(disk: Disk, folder: Path, blocks: Iterable[StoredBlock]) -> File
     tensors: dict[str, TensorStorageMetadata] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
     boxes: dict[str, list[Box]] = {}
-    for block in blocks:
-        size, offsets = torch.Size(block.shape), torch.Size(block.offsets)
-        entry = tensors.setdefault(block.name, TensorStorageMetadata(TensorProperties(block.dtype), size, []))
-        assert (entry.size, entry.properties.dtype) == (size, block.dtype), f"{block.name} is one tensor"
-        entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(block.sizes)))
-        boxes.setdefault(block.name, []).append((block.offsets, block.sizes))
-        places[MetadataIndex(block.name, offsets)] = _StorageInfo(block.file, block.begin, block.length)
+    for chunk in chunks:
+        size, offsets = torch.Size(chunk.shape), torch.Size(chunk.offsets)
+        entry = tensors.setdefault(chunk.name, TensorStorageMetadata(TensorProperties(chunk.dtype), size, []))
+        assert (entry.size, entry.properties.dtype) == (size, chunk.dtype), f"{chunk.name} is one tensor"
+        entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(chunk.sizes)))
+        boxes.setdefault(chunk.name, []).append((chunk.offsets, chunk.sizes))
+        places[MetadataIndex(chunk.name, offsets)] = _StorageInfo(chunk.file, chunk.begin, chunk.length)
     for name, entry in tensors.items():
         problem = cover_problem(tuple(entry.size), boxes[name])
         assert not problem, f"{name}: {problem}"
@@ -163,8 +163,8 @@ def _is_known(name: str) -> bool:
 
 
 def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    if not isinstance(index, Made) or index.name != _METADATA:
-        kind = index.name if isinstance(index, Made) else type(index).__name__
+    if not isinstance(index, PickledObject) or index.name != _METADATA:
+        kind = index.name if isinstance(index, PickledObject) else type(index).__name__
         raise CheckpointError(f"holds a {kind}, not an index of tensors; nothing was run")
     entries, storage = _fields(index, _METADATA, "state_dict_metadata", "storage_data")
     if type(entries) is not dict or type(storage) is not dict:
@@ -187,7 +187,7 @@ def _key(key: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _pieces(name: Any, entry: Any) -> list[Any]:
-    if type(name) is not str or type(entry) is not Made or entry.name != _TENSOR_STORAGE_METADATA:
+    if type(name) is not str or type(entry) is not PickledObject or entry.name != _TENSOR_STORAGE_METADATA:
         raise CheckpointError(f"entry {_shown(str(name))} is not a tensor")
     (chunks,) = _fields(entry, _TENSOR_STORAGE_METADATA, "chunks")
     if type(chunks) is not list:
@@ -210,14 +210,14 @@ def _tensor(
     boxes = [_box(chunk, name) for chunk in chunks]
     if problem := cover_problem(shape, boxes):
         raise CheckpointError(f"{shown}: {problem}")
-    blocks = []
+    stored = []
     for offsets, sizes in boxes:
         if (name, offsets) not in places:
             raise CheckpointError(f"{shown}: nothing says where its piece at {offsets} is")
         needed = math.prod(sizes) * dtype.itemsize
         place = _place(shown, places[name, offsets], needed, file_bytes)
-        blocks.append(StoredBlock(name, dtype, shape, offsets, sizes, *place))
-    return StoredTensor(dtype, shape, tuple(blocks))
+        stored.append(StoredChunk(name, dtype, shape, offsets, sizes, *place))
+    return StoredTensor(dtype, shape, tuple(stored))
 
 
 def _box(chunk: Any, name: str) -> Box:
@@ -242,21 +242,21 @@ def _place(shown: str, place: Any, needed: int, file_bytes: Mapping[str, int]) -
 
 def _refuse_shared_bytes(tensors: Mapping[str, StoredTensor]) -> None:
     """Two pieces never lie on the same bytes: a small file would be read as often as an index likes."""
-    blocks = sorted(_blocks(tensors), key=lambda block: (block.file, block.begin))
-    for one, other in itertools.pairwise(blocks):
-        if one.file == other.file and one.begin + one.length > other.begin:
+    chunks = sorted(_chunks(tensors), key=lambda chunk: (chunk.file, chunk.begin))
+    for chunk, following in itertools.pairwise(chunks):
+        if chunk.file == following.file and chunk.begin + chunk.length > following.begin:
             raise CheckpointError(
-                f"tensors {_shown(one.name)} and {_shown(other.name)} lie on the same bytes of {one.file}"
+                f"tensors {_shown(chunk.name)} and {_shown(following.name)} lie on the same bytes of {chunk.file}"
             )
 
 
-def _blocks(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredBlock]:
-    return (block for tensor in tensors.values() for block in tensor.blocks)
+def _chunks(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredChunk]:
+    return (chunk for tensor in tensors.values() for chunk in tensor.chunks)
 
 
 def _fields(made: Any, kind: str, *names: str) -> list[Any]:
     """Fields of an object of one of DCP's classes."""
-    if type(made) is not Made or made.name != kind or type(made.state) is not dict:
+    if type(made) is not PickledObject or made.name != kind or type(made.state) is not dict:
         raise CheckpointError(f"something else stands where a {kind.rpartition('.')[2]} belongs")
     try:
         return [made.state[name] for name in names]
@@ -266,7 +266,9 @@ def _fields(made: Any, kind: str, *names: str) -> list[Any]:
 
 def _sizes(value: Any, kind: str, name: str) -> tuple[int, ...]:
     """The numbers of a torch.Size."""
-    numbers = value.arguments[0] if type(value) is Made and value.name == "torch.Size" and value.arguments else None
+    numbers = (
+        value.arguments[0] if type(value) is PickledObject and value.name == "torch.Size" and value.arguments else None
+    )
     if type(numbers) is not tuple or len(numbers) > _DIMENSIONS or not all(map(_is_size, numbers)):
         raise CheckpointError(
             f"tensor {_shown(name)}: impossible {kind}: it takes at most {_DIMENSIONS} whole numbers from 0 to 2^63 - 1"
@@ -280,13 +282,13 @@ def _is_size(value: Any) -> bool:
 
 def _dtype(properties: Any, shown: str) -> torch.dtype:
     """The dtype of a dense tensor: the first of what DCP keeps of its properties, beside its layout."""
-    is_kind = type(properties) is Made and properties.name == _TENSOR_PROPERTIES
+    is_kind = type(properties) is PickledObject and properties.name == _TENSOR_PROPERTIES
     state = properties.state if is_kind else None
     dtype, layout = state[:2] if type(state) is tuple and len(state) > 1 else (None, None)
-    found = _DTYPES.get(dtype.text) if type(dtype) is Name else None
+    found = _DTYPES.get(dtype.text) if type(dtype) is PickledName else None
     if found is None:
         raise CheckpointError(f"{shown}: impossible dtype")
-    if type(layout) is not Made or layout.arguments != ("torch.strided",):
+    if type(layout) is not PickledObject or layout.arguments != ("torch.strided",):
         raise CheckpointError(f"{shown}: stored in a layout that is not known")
     return found
 

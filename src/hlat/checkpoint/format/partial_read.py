@@ -20,7 +20,7 @@ from zipfile import ZIP_STORED, ZipFile
 
 import torch
 
-from hlat.checkpoint.format.index import StoredBlock, StoredTensor
+from hlat.checkpoint.format.index import StoredChunk, StoredTensor
 from hlat.runtime import CheckpointError
 
 _THREADS = min(8, os.cpu_count() or 1)
@@ -43,7 +43,7 @@ class _Overlap:
     """What a region and a saved block have in common, and where it goes."""
 
     target: torch.Tensor  # that part of the region: a view
-    block: StoredBlock
+    chunk: StoredChunk
     begin: tuple[int, ...]  # of the common part, inside the block
 
 
@@ -74,23 +74,23 @@ def read_regions(folder: Path, index: Mapping[str, StoredTensor], regions: Seque
 
 
 def _overlaps(region: Region, target: torch.Tensor, saved: StoredTensor) -> Iterator[_Overlap]:
-    for block in saved.blocks:
-        begin = [max(a, b) for a, b in zip(region.offsets, block.offsets, strict=True)]
-        ends = zip(region.offsets, region.sizes, block.offsets, block.sizes, strict=True)
+    for chunk in saved.chunks:
+        begin = [max(a, b) for a, b in zip(region.offsets, chunk.offsets, strict=True)]
+        ends = zip(region.offsets, region.sizes, chunk.offsets, chunk.sizes, strict=True)
         sizes = [min(a + m, b + n) - start for start, (a, m, b, n) in zip(begin, ends, strict=True)]
         if min(sizes, default=1) > 0:
             part = target
             for dimension, (start, size) in enumerate(zip(begin, sizes, strict=True)):
                 part = part.narrow(dimension, start - region.offsets[dimension], size)
-            inside = tuple(start - offset for start, offset in zip(begin, block.offsets, strict=True))
-            yield _Overlap(part, block, inside)
+            inside = tuple(start - offset for start, offset in zip(begin, chunk.offsets, strict=True))
+            yield _Overlap(part, chunk, inside)
 
 
 def _read(folder: Path, overlap: _Overlap) -> None:
-    target, sizes = overlap.target, overlap.block.sizes
+    target, sizes = overlap.target, overlap.chunk.sizes
     item = target.element_size()
-    with FileIO(folder / overlap.block.file) as file:
-        start = _elements(file, overlap.block, math.prod(sizes) * item)
+    with FileIO(folder / overlap.chunk.file) as file:
+        start = _elements(file, overlap.chunk, math.prod(sizes) * item)
         if not sizes:
             _fill(file, start, target)
             return
@@ -119,7 +119,7 @@ def _fill(file: FileIO, position: int, target: torch.Tensor) -> None:
         view = view[count:]
 
 
-def _elements(file: FileIO, place: StoredBlock, nbytes: int) -> int:
+def _elements(file: FileIO, place: StoredChunk, nbytes: int) -> int:
     """Where in its file the elements of a block begin; they must be ``nbytes`` long and lie inside its bytes."""
     with ZipFile(cast(Any, _Slice(file, place.begin, place.length))) as archive:
         records = [record for record in archive.infolist() if record.filename.endswith("/data/0")]

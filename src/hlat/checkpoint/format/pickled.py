@@ -17,14 +17,14 @@ from hlat.runtime import CheckpointError
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Name:
+class PickledName:
     """A class or a function that the pickle names, as ``module.name``."""
 
     text: str
 
 
 @dataclass(eq=False, slots=True)
-class Made:
+class PickledObject:
     """What the pickle would have made: ``name(*arguments)``, then given ``state`` (None where it gives none)."""
 
     name: str
@@ -177,7 +177,7 @@ def _set_items(it: _Machine, values: Sequence[Any]) -> None:
         raise ValueError("an item is set in what is no dictionary")
     for at in range(0, len(values), 2):
         key = values[at]
-        if type(key) is not str and type(key) is not Made:
+        if type(key) is not str and type(key) is not PickledObject:
             raise ValueError("a key is neither a text nor an object")
         target[key] = values[at + 1]
 
@@ -188,7 +188,7 @@ def _name(it: _Machine, module: Any, attribute: Any) -> None:
     text = f"{module}.{attribute}"
     if not it.is_known(text):
         raise CheckpointError(f"it asks for {text[:200]!r}, which no index of tensors needs; nothing was run")
-    it.stack.append(Name(text))
+    it.stack.append(PickledName(text))
 
 
 def _global(it: _Machine) -> None:
@@ -203,14 +203,14 @@ def _global(it: _Machine) -> None:
 
 def _call(it: _Machine) -> None:
     arguments, function = it.stack.pop(), it.stack.pop()
-    if type(function) is not Name or type(arguments) is not tuple:
+    if type(function) is not PickledName or type(arguments) is not tuple:
         raise ValueError("something is called that is no name")
-    it.stack.append(Made(function.text, arguments))
+    it.stack.append(PickledObject(function.text, arguments))
 
 
 def _give_state(it: _Machine) -> None:
     state, target = it.stack.pop(), it.stack[-1]
-    if type(target) is not Made or target.state is not None:
+    if type(target) is not PickledObject or target.state is not None:
         raise ValueError("BUILD applied to something other than a new object, or applied twice")
     target.state = state
 

@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Block:
+class TensorChunk:
     """A block of a named tensor.
 
     Attributes:
@@ -19,14 +19,14 @@ class Block:
         offsets: where the block begins in it, one number per dimension.
         rows: the block, cut along its first dimension into tensors that lie one after another in it; views of live
             tensors on any device. A parameter that fuses several tensors interleaves their rows.
-        everywhere: whether every process has this block; the first one writes it. Otherwise no other process has it.
+        replicated: whether every process has this block; the first one writes it. Otherwise no other process has it.
     """
 
     name: str
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
     rows: tuple[torch.Tensor, ...]
-    everywhere: bool = False
+    replicated: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -51,9 +51,9 @@ class Block:
         return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
-def whole_tensors(tensors: Mapping[str, torch.Tensor]) -> list[Block]:
+def replicated_chunks(tensors: Mapping[str, torch.Tensor]) -> list[TensorChunk]:
     """Whole tensors as blocks, which the first process writes."""
     return [
-        Block(name, tuple(tensor.shape), (0,) * tensor.ndim, (tensor,), everywhere=True)
+        TensorChunk(name, tuple(tensor.shape), (0,) * tensor.ndim, (tensor,), replicated=True)
         for name, tensor in tensors.items()
     ]

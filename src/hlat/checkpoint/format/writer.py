@@ -17,8 +17,8 @@ from typing import IO, cast
 import torch
 
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, HashedFile
-from hlat.checkpoint.format.index import StoredBlock
-from hlat.checkpoint.format.tensor_chunks import Block
+from hlat.checkpoint.format.index import StoredChunk
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
 from hlat.runtime.distributed import sendable
 
 _FILE_BYTES = 1 << 30  # files are filled to about this, so that they can be hashed and read in parallel
@@ -27,14 +27,14 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 @sendable
 @dataclass(frozen=True)
-class Written:
+class WriteResult:
     """What a process wrote: its files, and the blocks in them."""
 
     files: dict[str, FileRecord]
-    blocks: list[StoredBlock]
+    chunks: list[StoredChunk]
 
 
-def write_blocks(disk: Disk, folder: Path, blocks: Sequence[Block], rank: int) -> Written:
+def write_chunks(disk: Disk, folder: Path, chunks: Sequence[TensorChunk], rank: int) -> WriteResult:
     """Write the blocks of a process into an existing folder, durably, but for the folder's entries.
 
     At most one block per thread is copied at a time: one that is on a device, or not contiguous.
@@ -51,51 +51,53 @@ def write_blocks(disk: Disk, folder: Path, blocks: Sequence[Block], rank: int) -
     stop = threading.Event()
     tasks = [
         lambda name=name, group=group: _write_file(disk, folder, name, group, stop)
-        for name, group in _groups(blocks, rank)
+        for name, group in _groups(chunks, rank)
     ]
     parts = _in_parallel(tasks, stop)
-    return Written(
+    return WriteResult(
         {name: record for part in parts for name, record in part.files.items()},
-        [block for part in parts for block in part.blocks],
+        [chunk for part in parts for chunk in part.chunks],
     )
 
 
-def _write_file(disk: Disk, folder: Path, name: str, blocks: Sequence[Block], stop: threading.Event) -> Written:
+def _write_file(
+    disk: Disk, folder: Path, name: str, chunks: Sequence[TensorChunk], stop: threading.Event
+) -> WriteResult:
     stored = []
     try:
         with HashedFile(disk, folder / name) as file:
-            for block in blocks:
+            for chunk in chunks:
                 if stop.is_set():
                     break
                 begin = file.tell()
-                torch.save(block.tensor(), cast(IO[bytes], file))
+                torch.save(chunk.tensor(), cast(IO[bytes], file))
                 file.check()
                 place = (name, begin, file.tell() - begin)
-                stored.append(StoredBlock(block.name, block.dtype, block.shape, block.offsets, block.sizes, *place))
+                stored.append(StoredChunk(chunk.name, chunk.dtype, chunk.shape, chunk.offsets, chunk.sizes, *place))
     except BaseException:
         stop.set()
         raise
-    return Written({name: file.record}, stored)
+    return WriteResult({name: file.record}, stored)
 
 
-def _groups(blocks: Sequence[Block], rank: int) -> Iterator[tuple[str, list[Block]]]:
+def _groups(chunks: Sequence[TensorChunk], rank: int) -> Iterator[tuple[str, list[TensorChunk]]]:
     """Files to write: one kind of state (model, optimizer, rng) per file, so that weights are read alone."""
-    kinds: dict[str, list[Block]] = {}
-    for block in blocks:
-        kinds.setdefault(block.name.partition(".")[0], []).append(block)
+    kinds: dict[str, list[TensorChunk]] = {}
+    for chunk in chunks:
+        kinds.setdefault(chunk.name.partition(".")[0], []).append(chunk)
     for kind, members in kinds.items():
-        group: list[Block] = []
+        group: list[TensorChunk] = []
         size = count = 0
-        for block in members:
-            if group and size + block.nbytes > _FILE_BYTES:
+        for chunk in members:
+            if group and size + chunk.nbytes > _FILE_BYTES:
                 yield f"{kind}__{rank}_{count}.distcp", group
                 group, size, count = [], 0, count + 1
-            group.append(block)
-            size += block.nbytes
+            group.append(chunk)
+            size += chunk.nbytes
         yield f"{kind}__{rank}_{count}.distcp", group
 
 
-def _in_parallel(tasks: Sequence[Callable[[], Written]], stop: threading.Event) -> list[Written]:
+def _in_parallel(tasks: Sequence[Callable[[], WriteResult]], stop: threading.Event) -> list[WriteResult]:
     """Run all tasks; tell them to stop when this thread is interrupted (Ctrl-C), wait for them, and raise any error."""
     with ThreadPoolExecutor(_THREADS) as pool:
         futures = [pool.submit(task) for task in tasks]

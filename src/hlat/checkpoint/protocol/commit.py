@@ -29,30 +29,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hlat.checkpoint.format import (
-    IN_A_RUN,
     INDEX_NAME,
     META_NAME,
-    Block,
+    RUN_REMEDY,
     Disk,
     FileRecord,
-    WayOut,
-    Written,
+    Remedy,
+    TensorChunk,
+    WriteResult,
     copy_file,
     human_bytes,
+    make_checkpoints_folder,
     make_folders,
-    make_root,
     storage_error,
-    write_blocks,
+    write_chunks,
     write_file,
     write_index,
 )
-from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, is_safe_name, write_manifest
+from hlat.checkpoint.protocol.manifest import (
+    MANIFEST_NAME,
+    MARKER_NAME,
+    STAGING_PREFIX,
+    CheckpointManifest,
+    is_safe_name,
+    write_manifest,
+)
 from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import RunFolder
 
-STAGING, REPLACED, TRASH = ".staging-", ".replaced-", ".trash-"
+REPLACED_PREFIX, TRASH_PREFIX = ".replaced-", ".trash-"
 
 _TOKEN_BYTES = 4
 _OVERHEAD_BYTES = 1 << 20  # manifest and the like, generously
@@ -62,7 +69,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Content:
+class CheckpointContent:
     """What goes into a checkpoint.
 
     Attributes:
@@ -74,7 +81,7 @@ class Content:
     """
 
     step: int
-    blocks: Sequence[Block]
+    chunks: Sequence[TensorChunk]
     meta: Mapping[str, Any]
     files: Mapping[str, Path]
     parts: Sequence[PartCopy] = ()
@@ -83,8 +90,8 @@ class Content:
 def commit(
     disk: Disk,
     final: Path,
-    content: Content,
-    way_out: WayOut = IN_A_RUN,
+    content: CheckpointContent,
+    remedy: Remedy = RUN_REMEDY,
     ranks: HostGroup | None = None,
     folder: RunFolder | None = None,
 ) -> None:
@@ -105,23 +112,29 @@ def commit(
             allows.
         CheckpointError: a name in ``files`` leaves the folder.
     """
-    _Commit(disk, final, content, way_out, ranks or HostGroup(), folder).run()
+    _Commit(disk, final, content, remedy, ranks or HostGroup(), folder).run()
 
 
 class _Commit:
     """One run of the protocol."""
 
     def __init__(
-        self, disk: Disk, final: Path, content: Content, way_out: WayOut, ranks: HostGroup, folder: RunFolder | None
+        self,
+        disk: Disk,
+        final: Path,
+        content: CheckpointContent,
+        remedy: Remedy,
+        ranks: HostGroup,
+        folder: RunFolder | None,
     ) -> None:
-        self._disk, self._final, self._content, self._way_out, self._ranks = disk, final, content, way_out, ranks
+        self._disk, self._final, self._content, self._remedy, self._ranks = disk, final, content, remedy, ranks
         self._folder = folder
         token = ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
-        self._staging = final.with_name(f"{STAGING}{final.name}-{token}")
+        self._staging = final.with_name(f"{STAGING_PREFIX}{final.name}-{token}")
         self._doing = f"cannot save the checkpoint {final.name}"
-        self._blocks = [block for block in content.blocks if ranks.is_first or not block.everywhere]
+        self._chunks = [chunk for chunk in content.chunks if ranks.is_first or not chunk.replicated]
         parts = sum(copy.part.bytes for copy in content.parts)
-        self._needed = parts + sum(block.nbytes + _BLOCK_BYTES for block in self._blocks)  # bytes; soon of all ranks
+        self._needed = parts + sum(chunk.nbytes + _BLOCK_BYTES for chunk in self._chunks)  # bytes; soon of all ranks
 
     def run(self) -> None:
         meta = self._together(lambda: self._check() if self._ranks.is_first else b"")
@@ -157,42 +170,42 @@ class _Commit:
         try:
             return action()
         except OSError as exc:
-            raise storage_error(exc, self._doing, self._final.parent, self._needed, self._way_out) from exc
+            raise storage_error(exc, self._doing, self._final.parent, self._needed, self._remedy) from exc
 
     def _begin(self) -> None:
         if not self._ranks.is_first:
             if self._folder is not None:
                 self._folder.check()
             return
-        make_root(self._disk, self._final.parent, self._folder)
-        own = re.compile(re.escape(STAGING + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+        make_checkpoints_folder(self._disk, self._final.parent, self._folder)
+        own = re.compile(re.escape(STAGING_PREFIX + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
         for entry in sorted(self._final.parent.iterdir()):
             if own.fullmatch(entry.name):  # of a try that failed on a disk that did not even let it be removed
                 self._disk.remove_tree(entry)
-        require_space(self._disk, self._final.parent, self._needed, self._doing, self._way_out)
+        check_free_space(self._disk, self._final.parent, self._needed, self._doing, self._remedy)
         self._disk.make_folder(self._staging)
 
-    def _write(self) -> Written:
-        written = write_blocks(self._disk, self._staging, self._blocks, self._ranks.rank)
+    def _write(self) -> WriteResult:
+        written = write_chunks(self._disk, self._staging, self._chunks, self._ranks.rank)
         for copy in self._content.parts:
             written.files.update(copy.write(self._disk, self._staging))
-            written.blocks.extend(copy.part.blocks)
+            written.chunks.extend(copy.part.chunks)
         if not self._ranks.is_first:  # rank 0 does it at the end; other machines have their own view of the folder
             self._disk.sync_folder(self._staging)
         return written
 
-    def _finish(self, written: Sequence[Written], meta: bytes) -> None:
+    def _finish(self, written: Sequence[WriteResult], meta: bytes) -> None:
         disk, staging = self._disk, self._staging
         records = {name: record for part in written for name, record in part.files.items()}
-        records[INDEX_NAME] = write_index(disk, staging, (block for part in written for block in part.blocks))
+        records[INDEX_NAME] = write_index(disk, staging, (chunk for part in written for chunk in part.chunks))
         records[META_NAME] = write_file(disk, staging / META_NAME, meta)
         records |= _copy(disk, staging, self._content.files)
-        write_manifest(disk, staging, Manifest(self._content.step, records))
+        write_manifest(disk, staging, CheckpointManifest(self._content.step, records))
         disk.sync_folder(staging)
-        appear(disk, staging, self._final)
+        rename_into_place(disk, staging, self._final)
 
 
-def require_space(disk: Disk, folder: Path, needed: int, doing: str, way_out: WayOut) -> None:
+def check_free_space(disk: Disk, folder: Path, needed: int, doing: str, remedy: Remedy) -> None:
     """Refuse before writing what cannot fit. Others may fill the disk meanwhile: writing can fail all the same.
 
     Args:
@@ -209,8 +222,8 @@ def require_space(disk: Disk, folder: Path, needed: int, doing: str, way_out: Wa
     if free < needed:
         raise StorageError(
             f"{doing} in {folder}: it needs {human_bytes(needed)} ({needed} bytes) and "
-            f"{human_bytes(free)} are free. What would work: free some space there{way_out.less}, "
-            f"or {way_out.elsewhere}."
+            f"{human_bytes(free)} are free. What would work: free some space there{remedy.less}, "
+            f"or {remedy.elsewhere}."
         )
 
 
@@ -227,10 +240,10 @@ def _copy(disk: Disk, staging: Path, files: Mapping[str, Path]) -> dict[str, Fil
     return records
 
 
-def appear(disk: Disk, staging: Path, final: Path) -> None:
+def rename_into_place(disk: Disk, staging: Path, final: Path) -> None:
     """Give a checkpoint that is complete and durable its name: the instant. Raises OSError as the disk does."""
     if final.exists():
-        replaced = final.with_name(REPLACED + final.name)
+        replaced = final.with_name(REPLACED_PREFIX + final.name)
         disk.remove_tree(replaced)
         disk.rename(final, replaced)
         try:
@@ -253,9 +266,9 @@ def clean_up(disk: Disk, root: Path) -> None:
     """
     try:
         for entry in sorted(root.iterdir()):
-            if entry.name.startswith(REPLACED):
-                _settle_replacement(disk, entry, entry.with_name(entry.name.removeprefix(REPLACED)))
-            elif entry.name.startswith((STAGING, TRASH)):
+            if entry.name.startswith(REPLACED_PREFIX):
+                _settle_replacement(disk, entry, entry.with_name(entry.name.removeprefix(REPLACED_PREFIX)))
+            elif entry.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
                 disk.remove_tree(entry)
     except OSError as exc:
         raise storage_error(exc, "cannot remove the leftovers of an interrupted save", root) from exc
@@ -272,7 +285,7 @@ def _settle_replacement(disk: Disk, replaced: Path, final: Path) -> None:
 
 def remove_checkpoint(disk: Disk, folder: Path) -> None:
     """Remove a checkpoint so that a crash in between cannot leave a part of it under its name."""
-    trash = folder.with_name(TRASH + folder.name.removeprefix(REPLACED))
+    trash = folder.with_name(TRASH_PREFIX + folder.name.removeprefix(REPLACED_PREFIX))
     disk.remove_tree(trash)
     disk.rename(folder, trash)
     disk.sync_folder(folder.parent)

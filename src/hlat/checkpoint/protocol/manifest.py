@@ -20,7 +20,7 @@ from typing import Any
 from hlat.checkpoint.format import (
     INDEX_NAME,
     META_NAME,
-    READING,
+    READ_REMEDY,
     Disk,
     FileRecord,
     check_meta,
@@ -34,8 +34,9 @@ from hlat.runtime.distributed import sendable
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
+STAGING_PREFIX = ".staging-"  # of a folder that is still being written
 
-STEP_NAME = re.compile(r"step-(\d{8,})")
+STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 _READ_BYTES = 1 << 20
 _READERS = min(8, os.cpu_count() or 1)
@@ -44,7 +45,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @sendable
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """The files of a checkpoint, by path inside its folder ('/' between parts), and the step they belong to."""
 
     step: int
@@ -56,25 +57,25 @@ class Manifest:
         return {name: record.bytes for name, record in self.files.items()}
 
 
-def step_name(step: int) -> str:
+def step_folder_name(step: int) -> str:
     """The folder name of a step: 40 -> 'step-00000040'."""
     return f"step-{step:08d}"
 
 
-def step_in(path: Path) -> int | None:
+def step_of_path(path: Path) -> int | None:
     """The step whose checkpoint a path belongs to, be it still written; None if it belongs to none."""
-    found = [match for part in path.parts if (match := STEP_NAME.search(part))]
+    found = [match for part in path.parts if (match := STEP_FOLDER.search(part))]
     return int(found[-1][1]) if found else None
 
 
-def write_manifest(disk: Disk, folder: Path, manifest: Manifest) -> None:
+def write_manifest(disk: Disk, folder: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest, then the marker; the folder's other files must be written already."""
     text = {"format": FORMAT, "step": manifest.step, "files": {k: asdict(v) for k, v in sorted(manifest.files.items())}}
     record = write_file(disk, folder / MANIFEST_NAME, json.dumps(text, indent=1).encode())
     write_file(disk, folder / MARKER_NAME, record.sha256.encode())
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """Read the manifest of a committed checkpoint.
 
     Raises:
@@ -84,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest:
     return check_manifest(_read(folder / MARKER_NAME), _read(folder / MANIFEST_NAME))
 
 
-def check_manifest(marker: bytes, data: bytes) -> Manifest:
+def check_manifest(marker: bytes, data: bytes) -> CheckpointManifest:
     """The manifest that a marker vouches for, from the bytes of both.
 
     Raises:
@@ -98,7 +99,7 @@ def check_manifest(marker: bytes, data: bytes) -> Manifest:
         raise CheckpointError(f"{MANIFEST_NAME} is not a manifest ({type(exc).__name__}: {exc})") from exc
 
 
-def _parse(text: Any) -> Manifest:
+def _parse(text: Any) -> CheckpointManifest:
     if text["format"] != FORMAT:
         raise CheckpointError(f"format {text['format']!r} is not known to this version, which reads format {FORMAT}")
     files = {}
@@ -114,7 +115,7 @@ def _parse(text: Any) -> Manifest:
             raise CheckpointError(f"{MANIFEST_NAME} does not list {required}")
     if type(text["step"]) is not int or text["step"] < 0:
         raise CheckpointError(f"{MANIFEST_NAME} has an impossible step {text['step']!r}")
-    return Manifest(text["step"], files)
+    return CheckpointManifest(text["step"], files)
 
 
 def is_safe_name(name: str) -> bool:
@@ -137,7 +138,7 @@ def verify(folder: Path) -> list[str]:
     except CheckpointError as exc:
         return [str(exc)]
     problems = []
-    named = STEP_NAME.fullmatch(folder.name)
+    named = STEP_FOLDER.fullmatch(folder.name)
     if named and int(named[1]) != manifest.step:
         problems.append(f"the folder is named {folder.name}, its content is of step {manifest.step}")
     with ThreadPoolExecutor(_READERS) as pool:
@@ -191,4 +192,4 @@ def _unreadable(path: Path, name: str, exc: OSError) -> str:
         return f"{name} is missing"
     if exc.errno == errno.EIO:
         return f"{name} cannot be read ({exc.strerror})"
-    raise storage_error(exc, f"cannot read {name}", path.parent, way_out=READING) from exc
+    raise storage_error(exc, f"cannot read {name}", path.parent, remedy=READ_REMEDY) from exc

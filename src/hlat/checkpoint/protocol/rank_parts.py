@@ -19,28 +19,27 @@ from typing import Any
 import torch
 
 from hlat.checkpoint.format import (
-    Block,
     Disk,
     FileRecord,
-    StoredBlock,
+    StoredChunk,
+    TensorChunk,
     copy_file,
     make_folders,
-    write_blocks,
+    write_chunks,
     write_file,
 )
-from hlat.checkpoint.protocol.manifest import MARKER_NAME, hash_file, is_safe_name
+from hlat.checkpoint.protocol.manifest import MARKER_NAME, STAGING_PREFIX, hash_file, is_safe_name
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 
 PART_NAME = "part.json"
-STAGED = ".staging-"
 
 _FORMAT = 1
 
 
 @sendable
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """What a part says of itself.
 
     Attributes:
@@ -58,7 +57,7 @@ class Part:
     rank: int
     world: int
     files: Mapping[str, FileRecord]
-    blocks: Sequence[StoredBlock]
+    chunks: Sequence[StoredChunk]
     meta: Mapping[str, Any] | None
 
     @property
@@ -67,14 +66,14 @@ class Part:
         return sum(record.bytes for record in self.files.values())
 
 
-def part_folder(rank: int) -> str:
+def part_folder_name(rank: int) -> str:
     """The name of the folder of a rank's part."""
     return f"rank-{rank:05d}"
 
 
 def write_part(
-    disk: Disk, final: Path, part: Part, blocks: Sequence[Block], copied: Mapping[str, Path]
-) -> tuple[Part, bytes]:
+    disk: Disk, final: Path, part: RankPart, chunks: Sequence[TensorChunk], copied: Mapping[str, Path]
+) -> tuple[RankPart, bytes]:
     """Write a part durably.
 
     Args:
@@ -90,15 +89,15 @@ def write_part(
     Raises:
         OSError: the disk refused. What was written stays for the caller to remove.
     """
-    staging = final.with_name(STAGED + final.name)
+    staging = final.with_name(STAGING_PREFIX + final.name)
     disk.remove_tree(staging)
     make_folders(disk, staging, inside=final.parent.parent)  # the run's, on this machine
-    written = write_blocks(disk, staging, blocks, part.rank)
+    written = write_chunks(disk, staging, chunks, part.rank)
     records = dict(written.files)
     for name, source in copied.items():
         make_folders(disk, (staging / name).parent, inside=staging)
         records[name] = copy_file(disk, source, staging / name)
-    whole = Part(part.token, part.step, part.rank, part.world, records, written.blocks, part.meta)
+    whole = RankPart(part.token, part.step, part.rank, part.world, records, written.chunks, part.meta)
     text = _text(whole)
     finish_part(disk, staging, final, text)
     return whole, text
@@ -116,7 +115,7 @@ def finish_part(disk: Disk, staging: Path, final: Path, text: bytes) -> None:
         disk.sync_folder(folder)
 
 
-def read_part(folder: Path) -> Part:
+def read_part(folder: Path) -> RankPart:
     """What a part says of itself; its files are not looked at.
 
     Raises:
@@ -131,7 +130,7 @@ def read_part(folder: Path) -> Part:
     return parse_part(text)
 
 
-def parse_part(text: bytes) -> Part:
+def parse_part(text: bytes) -> RankPart:
     """The part that a ``part.json`` describes.
 
     Raises:
@@ -143,7 +142,7 @@ def parse_part(text: bytes) -> Part:
         raise CheckpointError(f"{PART_NAME} describes no part of a snapshot ({type(exc).__name__}: {exc})") from exc
 
 
-def part_problems(folder: Path, part: Part) -> list[str]:
+def verify_part(folder: Path, part: RankPart) -> list[str]:
     """What of the files of a part is not as it was written; every byte is read."""
     return [problem for name, record in part.files.items() if (problem := _file_problem(folder, name, record))]
 
@@ -163,7 +162,7 @@ class PartCopy:
     """A part that goes into a checkpoint as it is: its files are copied, their hashes compared."""
 
     folder: Path
-    part: Part
+    part: RankPart
 
     def write(self, disk: Disk, target: Path) -> dict[str, FileRecord]:
         """Copy the files into a checkpoint that is being written.
@@ -181,33 +180,33 @@ class PartCopy:
         return dict(self.part.files)
 
 
-def _text(part: Part) -> bytes:
-    blocks = [{**asdict(block), "dtype": str(block.dtype).removeprefix("torch.")} for block in part.blocks]
+def _text(part: RankPart) -> bytes:
+    chunks = [{**asdict(chunk), "dtype": str(chunk.dtype).removeprefix("torch.")} for chunk in part.chunks]
     plain = {"format": _FORMAT, "token": part.token, "step": part.step, "rank": part.rank, "world": part.world}
     files = {name: asdict(record) for name, record in sorted(part.files.items())}
-    return json.dumps({**plain, "files": files, "blocks": blocks, "meta": part.meta}, allow_nan=False).encode()
+    return json.dumps({**plain, "files": files, "blocks": chunks, "meta": part.meta}, allow_nan=False).encode()
 
 
-def _parse(text: Any) -> Part:
+def _parse(text: Any) -> RankPart:
     if text["format"] != _FORMAT:
         raise ValueError(f"format {text['format']!r} is not known to this version")
     numbers: dict[str, int] = {name: _count(text[name]) for name in ("step", "rank", "world")}
     files = {_name(name): FileRecord(_count(it["bytes"]), str(it["sha256"])) for name, it in text["files"].items()}
-    blocks = [_block(entry) for entry in text["blocks"]]
-    if any(block.file not in files for block in blocks):
+    chunks = [_chunk(entry) for entry in text["blocks"]]
+    if any(chunk.file not in files for chunk in chunks):
         raise ValueError("a block lies in no file of the part")
     if text["meta"] is not None and not isinstance(text["meta"], dict):
         raise ValueError("meta is no object")
-    return Part(str(text["token"]), **numbers, files=files, blocks=blocks, meta=text["meta"])
+    return RankPart(str(text["token"]), **numbers, files=files, chunks=chunks, meta=text["meta"])
 
 
-def _block(entry: Any) -> StoredBlock:
+def _chunk(entry: Any) -> StoredChunk:
     dtype = getattr(torch, entry["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{entry['dtype']!r} is no dtype")
     shape, offsets, sizes = (tuple(map(_count, entry[name])) for name in ("shape", "offsets", "sizes"))
     begin, length = _count(entry["begin"]), _count(entry["length"])
-    return StoredBlock(str(entry["name"]), dtype, shape, offsets, sizes, _name(entry["file"]), begin, length)
+    return StoredChunk(str(entry["name"]), dtype, shape, offsets, sizes, _name(entry["file"]), begin, length)
 
 
 def _count(value: Any) -> int:

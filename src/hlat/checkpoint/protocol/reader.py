@@ -17,7 +17,7 @@ import torch
 
 from hlat.checkpoint.format import (
     META_NAME,
-    READING,
+    READ_REMEDY,
     Region,
     StoredTensor,
     parse_meta,
@@ -25,7 +25,7 @@ from hlat.checkpoint.format import (
     read_regions,
     storage_error,
 )
-from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_NAME, read_manifest, verify
+from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_FOLDER, read_manifest, verify
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup
 
@@ -114,7 +114,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, read_meta(folder))
 
 
-def open_everywhere(folder: Path, ranks: HostGroup) -> Checkpoint:
+def open_on_all_ranks(folder: Path, ranks: HostGroup) -> Checkpoint:
     """Open on every rank the checkpoint that rank 0 means; see that it is the same one everywhere. Collective.
 
     Raises:
@@ -157,14 +157,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {folder} is not a checkpoint") from None
     except OSError as exc:
-        raise storage_error(exc, f"cannot read {META_NAME}", folder, way_out=READING) from exc
+        raise storage_error(exc, f"cannot read {META_NAME}", folder, remedy=READ_REMEDY) from exc
     except CheckpointError as exc:
         raise CheckpointError(f"{folder}: {exc}") from exc
 
 
 def step_folders(root: Path) -> list[Path]:
     """The checkpoints of a folder by name, oldest first; whether they are whole is another question."""
-    found = [(int(match[1]), path) for path in _entries(root) if (match := STEP_NAME.fullmatch(path.name))]
+    found = [(int(match[1]), path) for path in _entries(root) if (match := STEP_FOLDER.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 
 
@@ -188,7 +188,7 @@ def resolve(path: Path) -> Path:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist. Give a run folder, its checkpoints folder, or one checkpoint.")
-    if (path / MARKER_NAME).exists() or STEP_NAME.fullmatch(path.name):
+    if (path / MARKER_NAME).exists() or STEP_FOLDER.fullmatch(path.name):
         if problems := verify(path):
             raise CheckpointError(f"{path}: damaged: {'; '.join(problems)}. Use another checkpoint.")
         return path

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint.protocol.commit import Content
+from hlat.checkpoint.protocol.commit import CheckpointContent
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime import StateLostError, StorageError
 from hlat.runtime.distributed import sendable
 
 
 @dataclass(frozen=True)
-class Refusal:
+class FailedAttempt:
     """A try that failed and is followed by another one."""
 
     step: int
-    tries: int  # so far
+    attempts: int  # so far
     message: str
 
 
@@ -34,11 +34,11 @@ class SaveResult:
     step: int
     path: Path | None  # None: there is no such checkpoint
     seconds: float  # from the beginning until it was durable or given up, pauses included
-    tries: int
+    attempts: int
     message: str = ""  # why there is none, or why old ones could not be removed
 
 
-Tell = Callable[[Refusal], None]
+Tell = Callable[[FailedAttempt], None]
 
 Pause = Callable[[float], bool]
 """Waits for so many seconds; says whether there is to be another try, which all ranks have to be told alike."""
@@ -50,9 +50,9 @@ def wait(seconds: float) -> bool:
     return True
 
 
-def save_in_tries(
+def save_with_retries(
     store: CheckpointStore,
-    content: Content,
+    content: CheckpointContent,
     retries: int,
     tell: Tell,
     pause: Pause = wait,
@@ -68,23 +68,23 @@ def save_in_tries(
         pause: waits before the next try.
         clock: seconds, monotonic.
     """
-    begin, tries = clock(), 0
+    begin, attempts = clock(), 0
     while True:
-        tries += 1
+        attempts += 1
         try:
-            path = store.save(content.step, content.blocks, content.meta, content.files)
+            path = store.save(content.step, content.chunks, content.meta, content.files)
         except StateLostError as error:
-            return SaveResult(content.step, None, clock() - begin, tries, str(error))
+            return SaveResult(content.step, None, clock() - begin, attempts, str(error))
         except StorageError as error:
             message = str(error)
         else:
-            return SaveResult(content.step, path, clock() - begin, tries, _prune(store))
-        if tries > retries:
+            return SaveResult(content.step, path, clock() - begin, attempts, _prune(store))
+        if attempts > retries:
             break
-        tell(Refusal(content.step, tries, message))
-        if not pause(2.0 ** (tries - 1)):
+        tell(FailedAttempt(content.step, attempts, message))
+        if not pause(2.0 ** (attempts - 1)):
             break
-    return SaveResult(content.step, None, clock() - begin, tries, message)
+    return SaveResult(content.step, None, clock() - begin, attempts, message)
 
 
 def _prune(store: CheckpointStore) -> str:

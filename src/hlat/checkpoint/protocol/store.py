@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint.format import Block, Disk, make_root, storage_error
-from hlat.checkpoint.protocol.commit import STAGING, Content, clean_up, commit, remove_checkpoint
-from hlat.checkpoint.protocol.manifest import STEP_NAME, step_name, verify
+from hlat.checkpoint.format import Disk, TensorChunk, make_checkpoints_folder, storage_error
+from hlat.checkpoint.protocol.commit import CheckpointContent, clean_up, commit, remove_checkpoint
+from hlat.checkpoint.protocol.manifest import STAGING_PREFIX, STEP_FOLDER, step_folder_name, verify
 from hlat.checkpoint.protocol.rank_parts import PartCopy
-from hlat.checkpoint.protocol.reader import Checkpoint, open_everywhere, step_folders
+from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks, step_folders
 from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import RunFolder
@@ -27,11 +27,11 @@ _LOG = logging.getLogger(__name__)
 
 BAD_SUFFIX = ".bad"
 
-DamageReport = Callable[[Path | str, list[str]], None]
+DamageHandler = Callable[[Path | str, list[str]], None]
 """Told where something damaged lies now, a folder or a URL, and what is wrong with it."""
 
 
-def warn_of_damage(folder: Path | str, problems: list[str]) -> None:
+def log_damage(folder: Path | str, problems: list[str]) -> None:
     """Log a warning."""
     _LOG.warning("checkpoint %s is damaged and set aside: %s", folder, "; ".join(problems))
 
@@ -49,7 +49,7 @@ class CheckpointStore:
         keep_last: int,
         keep_every_steps: int | None = None,
         *,
-        on_damage: DamageReport = warn_of_damage,
+        on_damage: DamageHandler = log_damage,
         disk: Disk | None = None,
         ranks: HostGroup | None = None,
         folder: RunFolder | None = None,
@@ -91,7 +91,7 @@ class CheckpointStore:
 
     def _open(self) -> None:
         try:
-            make_root(self._disk, self.root, self.folder)
+            make_checkpoints_folder(self._disk, self.root, self.folder)
         except OSError as exc:
             raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         clean_up(self._disk, self.root)
@@ -106,7 +106,7 @@ class CheckpointStore:
                 self._disk.discard(probe)
 
     def _make_probe(self) -> str:
-        name = f"{STAGING}{secrets.token_hex(8)}"  # as a leftover, it is removed at the next open
+        name = f"{STAGING_PREFIX}{secrets.token_hex(8)}"  # as a leftover, it is removed at the next open
         try:
             self._disk.make_folder(self.root / name)
         except OSError as exc:
@@ -125,7 +125,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        blocks: Sequence[Block],
+        chunks: Sequence[TensorChunk],
         meta: Mapping[str, Any],
         files: Mapping[str, Path] | None = None,
     ) -> Path:
@@ -144,20 +144,22 @@ class CheckpointStore:
             StorageError: the disk refused, on whichever rank. Nothing half-written is left, earlier checkpoints are
                 untouched.
         """
-        final = self.root / step_name(step)
-        commit(self._disk, final, Content(step, blocks, meta, files or {}), ranks=self._ranks, folder=self.folder)
+        final = self.root / step_folder_name(step)
+        commit(
+            self._disk, final, CheckpointContent(step, chunks, meta, files or {}), ranks=self._ranks, folder=self.folder
+        )
         self._verified.add(step)
         return final
 
-    def adopt(self, step: int, parts: Sequence[PartCopy], meta: Mapping[str, Any]) -> Path:
+    def save_from_parts(self, step: int, parts: Sequence[PartCopy], meta: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step from parts of a snapshot, each of which one rank gives.
 
         Raises:
             StorageError: as ``save`` does.
             CheckpointError: a part is no longer what it was.
         """
-        final = self.root / step_name(step)
-        commit(self._disk, final, Content(step, [], meta, {}, parts), ranks=self._ranks, folder=self.folder)
+        final = self.root / step_folder_name(step)
+        commit(self._disk, final, CheckpointContent(step, [], meta, {}, parts), ranks=self._ranks, folder=self.folder)
         self._verified.add(step)
         return final
 
@@ -197,7 +199,7 @@ class CheckpointStore:
 
     def open(self, step: int) -> Checkpoint:
         """The checkpoint of a step, which is known to be whole."""
-        return open_everywhere(self.root / step_name(step), self._ranks)
+        return open_on_all_ranks(self.root / step_folder_name(step), self._ranks)
 
     def _find_newest(self) -> int | None:
         for folder in reversed(step_folders(self.root)):
@@ -247,16 +249,16 @@ class CheckpointStore:
         return self._ranks.run_on_rank0(self._prune)
 
     def _prune(self) -> list[int]:
-        removed = surplus(self.steps(), self.keep_last, self.keep_every_steps, self._is_whole)
+        removed = prunable_steps(self.steps(), self.keep_last, self.keep_every_steps, self._is_whole)
         try:
             for step in removed:
-                remove_checkpoint(self._disk, self.root / step_name(step))
+                remove_checkpoint(self._disk, self.root / step_folder_name(step))
         except OSError as exc:
             raise storage_error(exc, "cannot remove an old checkpoint", self.root) from exc
         return removed
 
     def _is_whole(self, step: int) -> bool:
-        if step not in self._verified and not verify(self.root / step_name(step)):
+        if step not in self._verified and not verify(self.root / step_folder_name(step)):
             self._verified.add(step)
         return step in self._verified
 
@@ -274,7 +276,7 @@ class CheckpointStore:
         return target
 
 
-def surplus(
+def prunable_steps(
     steps: Sequence[int], keep_last: int, keep_every_steps: int | None, is_whole: Callable[[int], bool]
 ) -> list[int]:
     """Which of some checkpoints may go.
@@ -295,6 +297,6 @@ def surplus(
 
 
 def _step_of(folder: Path) -> int:
-    match = STEP_NAME.fullmatch(folder.name)
+    match = STEP_FOLDER.fullmatch(folder.name)
     assert match is not None, "only step folders are listed"
     return int(match[1])

@@ -1,20 +1,26 @@
 """Other places for the state of a run: snapshots on each machine, and checkpoints in an object store."""
 
-from hlat.checkpoint.tiers.object_store import Objects
-from hlat.checkpoint.tiers.remote_reader import SET_ASIDE, Vouched, remote_folders, remote_manifest, remote_problems
-from hlat.checkpoint.tiers.run_id import Owner
-from hlat.checkpoint.tiers.run_tiers import SnapshotResult, TierNote, Tiers, TierSettings
+from hlat.checkpoint.tiers.object_store import ObjectStoreClient
+from hlat.checkpoint.tiers.remote_reader import (
+    BAD_MARKER_NAME,
+    RemoteManifest,
+    list_remote_folders,
+    read_remote_manifest,
+    verify_remote,
+)
+from hlat.checkpoint.tiers.run_id import RunId
+from hlat.checkpoint.tiers.run_tiers import SnapshotResult, TierEvent, Tiers, TierSettings
 
 __all__ = [
-    "SET_ASIDE",
-    "Objects",
-    "Owner",
+    "BAD_MARKER_NAME",
+    "ObjectStoreClient",
+    "RemoteManifest",
+    "RunId",
     "SnapshotResult",
-    "TierNote",
+    "TierEvent",
     "TierSettings",
     "Tiers",
-    "Vouched",
-    "remote_folders",
-    "remote_manifest",
-    "remote_problems",
+    "list_remote_folders",
+    "read_remote_manifest",
+    "verify_remote",
 ]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.format import IN_A_RUN, READING, Disk, FileRecord, HashedFile, storage_error
+from hlat.checkpoint.format import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
 from hlat.runtime import CheckpointError, HlatError, StorageError
 from hlat.runtime.storage import FailureKind, classify_error, explain_failure, open_filesystem
 
@@ -31,7 +31,7 @@ class _Broken(Exception):
     """Carries an error of the store past those of the local disk."""
 
 
-class Objects:
+class ObjectStoreClient:
     """The objects below a prefix. Names are relative to it, with '/' between parts.
 
     Args:
@@ -48,7 +48,7 @@ class Objects:
         self._retries, self._sleep = retries, sleep
         self._backend: tuple[Any, str] | None = None
 
-    def entries(self, folder: str = "") -> list[str]:
+    def list_names(self, folder: str = "") -> list[str]:
         """The names of what is directly below a folder of the prefix; none if there is no such folder.
 
         Raises:
@@ -65,7 +65,7 @@ class Objects:
                 return []
             return [name for path in found if (name := str(path).rstrip("/").removeprefix(at).strip("/"))]
 
-        return self._try(f"listing {self.place(folder)}", folder, ask)
+        return self._try(f"listing {self.url_of(folder)}", folder, ask)
 
     def read(self, name: str) -> bytes | None:
         """A small object; None if there is none. Raises what ``entries`` does."""
@@ -77,7 +77,7 @@ class Objects:
             except FileNotFoundError:
                 return None
 
-        return self._try(f"reading {self.place(name)}", name, ask)
+        return self._try(f"reading {self.url_of(name)}", name, ask)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small object. Raises what ``entries`` does."""
@@ -86,7 +86,7 @@ class Objects:
             fs, root = self._connected()
             fs.pipe_file(f"{root}/{name}", data)
 
-        self._try(f"writing {self.place(name)}", name, ask)
+        self._try(f"writing {self.url_of(name)}", name, ask)
 
     def create(self, name: str, data: bytes) -> bytes:
         """Write a small object if there is none of that name. Raises what ``entries`` does.
@@ -101,7 +101,7 @@ class Objects:
                 fs.pipe_file(f"{root}/{name}", data, mode="create")
             return bytes(fs.cat_file(f"{root}/{name}"))  # also after an answer that was lost on its way
 
-        return self._try(f"writing {self.place(name)}", name, ask)
+        return self._try(f"writing {self.url_of(name)}", name, ask)
 
     def remove(self, name: str) -> None:
         """Remove an object, or all below a name; nothing happens if there is none. Raises what ``entries`` does."""
@@ -112,7 +112,7 @@ class Objects:
             with suppress(FileNotFoundError):
                 fs.rm(f"{root}/{name}", recursive=True)
 
-        self._try(f"removing {self.place(name)}", name, ask)
+        self._try(f"removing {self.url_of(name)}", name, ask)
 
     def upload(self, source: Path, name: str, record: FileRecord) -> None:
         """Write a file to an object, if it is what it should be.
@@ -121,7 +121,7 @@ class Objects:
             CheckpointError: the file does not match the record. There may be a part of the object.
             StorageError: the file cannot be read, or what ``entries`` raises.
         """
-        self._try(f"writing {self.place(name)}", name, lambda: self._send(source, name, record))
+        self._try(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
 
     def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
         """Write an object to a new file, durably; None if there is none.
@@ -129,9 +129,9 @@ class Objects:
         Raises:
             StorageError: the disk refused, or what ``entries`` raises.
         """
-        return self._try(f"reading {self.place(name)}", name, lambda: self._receive(name, disk, target))
+        return self._try(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
 
-    def digest(self, name: str) -> FileRecord | None:
+    def hash_object(self, name: str) -> FileRecord | None:
         """Length and hash of an object, all of which is read; None if there is none. Raises what ``entries`` does."""
 
         def ask() -> FileRecord:
@@ -141,9 +141,9 @@ class Objects:
                 digest.update(piece)
             return FileRecord(size, digest.hexdigest())
 
-        return self._try(f"reading {self.place(name)}", name, lambda: _unless_missing(ask))
+        return self._try(f"reading {self.url_of(name)}", name, lambda: _unless_missing(ask))
 
-    def place(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """The URL of a name."""
         return f"{self.url}/{name}".rstrip("/")
 
@@ -179,8 +179,8 @@ class Objects:
                         file.write(piece)
                         file.check()
             except OSError as exc:
-                doing = f"cannot keep a copy of {self.place(name)}"
-                raise storage_error(exc, doing, target.parent, way_out=IN_A_RUN) from exc
+                doing = f"cannot keep a copy of {self.url_of(name)}"
+                raise storage_error(exc, doing, target.parent, remedy=RUN_REMEDY) from exc
             return file.record
 
         return _unless_missing(ask)
@@ -205,7 +205,7 @@ class Objects:
                 fault = classify_error(error)
                 if fault.kind is not FailureKind.TRANSIENT:
                     raise StorageError(
-                        explain_failure(self.place(name), fault, "read, write, list and remove")
+                        explain_failure(self.url_of(name), fault, "read, write, list and remove")
                     ) from error
                 if attempt == self._retries:
                     raise StorageError(
@@ -231,4 +231,4 @@ def _read(path: Path) -> Iterator[bytes]:
             while piece := file.read(_PART_BYTES):
                 yield piece
     except OSError as exc:
-        raise storage_error(exc, f"cannot read {path.name}", path.parent, way_out=READING) from exc
+        raise storage_error(exc, f"cannot read {path.name}", path.parent, remedy=READ_REMEDY) from exc

@@ -1,7 +1,7 @@
 """What checkpoints are below a prefix of an object store, and whether they are whole. Nothing is changed.
 
-Objects --remote_folders--> step -> names in its folder
-Objects, step --remote_manifest--> marker, manifest --remote_problems--> every byte compared
+Objects --list_remote_folders--> step -> names in its folder
+Objects, step --read_remote_manifest--> marker, manifest --verify_remote--> every byte compared
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hlat.checkpoint.format import INDEX_NAME, META_NAME, FileRecord, check_meta, parse_index
-from hlat.checkpoint.protocol import MANIFEST_NAME, MARKER_NAME, STEP_NAME, Manifest, check_manifest, step_name
-from hlat.checkpoint.tiers.object_store import Objects
+from hlat.checkpoint.protocol import (
+    MANIFEST_NAME,
+    MARKER_NAME,
+    STEP_FOLDER,
+    CheckpointManifest,
+    check_manifest,
+    step_folder_name,
+)
+from hlat.checkpoint.tiers.object_store import ObjectStoreClient
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 
-SET_ASIDE = f"{MARKER_NAME}.bad"
+BAD_MARKER_NAME = f"{MARKER_NAME}.bad"
 """What the marker of a damaged checkpoint is called in a store, which has no folders to rename."""
 
 TRANSFERS = 4
@@ -23,74 +30,74 @@ TRANSFERS = 4
 
 @sendable
 @dataclass(frozen=True)
-class Vouched:
+class RemoteManifest:
     """A manifest of the store, and the bytes of it and of its marker."""
 
     marker: bytes
     text: bytes
-    manifest: Manifest
+    manifest: CheckpointManifest
 
 
-def remote_folders(objects: Objects) -> dict[int, set[str]]:
+def list_remote_folders(client: ObjectStoreClient) -> dict[int, set[str]]:
     """What is directly below the folder of each step, ascending by step.
 
     Raises:
         StorageError: the store does not answer, or refuses.
     """
-    steps = sorted(int(match[1]) for entry in objects.entries() if (match := STEP_NAME.fullmatch(entry)))
-    return {step: set(objects.entries(step_name(step))) for step in steps}
+    steps = sorted(int(match[1]) for entry in client.list_names() if (match := STEP_FOLDER.fullmatch(entry)))
+    return {step: set(client.list_names(step_folder_name(step))) for step in steps}
 
 
-def committed_steps(objects: Objects) -> list[int]:
-    """The steps that have a checkpoint there, ascending; raises what ``remote_folders`` does."""
-    return [step for step, names in remote_folders(objects).items() if MARKER_NAME in names]
+def committed_steps(client: ObjectStoreClient) -> list[int]:
+    """The steps that have a checkpoint there, ascending; raises what ``list_remote_folders`` does."""
+    return [step for step, names in list_remote_folders(client).items() if MARKER_NAME in names]
 
 
-def remote_manifest(objects: Objects, step: int) -> Vouched:
+def read_remote_manifest(client: ObjectStoreClient, step: int) -> RemoteManifest:
     """The manifest of a checkpoint.
 
     Raises:
         CheckpointError: there is none, or the marker does not vouch for it.
         StorageError: the store does not answer, or refuses.
     """
-    read = {name: _content(objects, step, name) for name in (MARKER_NAME, MANIFEST_NAME)}
+    read = {name: _content(client, step, name) for name in (MARKER_NAME, MANIFEST_NAME)}
     manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
     if manifest.step != step:
         raise CheckpointError(f"its content is of step {manifest.step}")
-    return Vouched(read[MARKER_NAME], read[MANIFEST_NAME], manifest)
+    return RemoteManifest(read[MARKER_NAME], read[MANIFEST_NAME], manifest)
 
 
-def remote_problems(objects: Objects, step: int) -> list[str]:
+def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
     """Everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
     try:
-        manifest = remote_manifest(objects, step).manifest
+        manifest = read_remote_manifest(client, step).manifest
     except CheckpointError as error:
         return [str(error)]
     with ThreadPoolExecutor(TRANSFERS) as pool:
         names = list(manifest.files)
-        found = pool.map(lambda name: objects.digest(f"{step_name(step)}/{name}"), names)
-        problems = differences(manifest, dict(zip(names, found, strict=True)))
-    return problems or _problems_inside(objects, manifest)
+        found = pool.map(lambda name: client.hash_object(f"{step_folder_name(step)}/{name}"), names)
+        problems = find_differences(manifest, dict(zip(names, found, strict=True)))
+    return problems or _problems_inside(client, manifest)
 
 
-def _problems_inside(objects: Objects, manifest: Manifest) -> list[str]:
+def _problems_inside(client: ObjectStoreClient, manifest: CheckpointManifest) -> list[str]:
     """Problems of the meta.json and the index of a checkpoint whose checksums match."""
     try:
-        check_meta(_content(objects, manifest.step, META_NAME), manifest.step)
-        parse_index(_content(objects, manifest.step, INDEX_NAME), manifest.file_bytes)
+        check_meta(_content(client, manifest.step, META_NAME), manifest.step)
+        parse_index(_content(client, manifest.step, INDEX_NAME), manifest.file_bytes)
     except CheckpointError as error:
         return [str(error)]
     return []
 
 
-def _content(objects: Objects, step: int, name: str) -> bytes:
-    content = objects.read(f"{step_name(step)}/{name}")
+def _content(client: ObjectStoreClient, step: int, name: str) -> bytes:
+    content = client.read(f"{step_folder_name(step)}/{name}")
     if content is None:
         raise CheckpointError(f"{name} is missing")
     return content
 
 
-def differences(manifest: Manifest, found: Mapping[str, FileRecord | None]) -> list[str]:
+def find_differences(manifest: CheckpointManifest, found: Mapping[str, FileRecord | None]) -> list[str]:
     """What of some files is not as a manifest says; None stands for one that is not there."""
     problems = []
     for name, record in found.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from hlat.checkpoint.format import Disk, HashedFile, make_folders
-from hlat.checkpoint.protocol import STAGED, Part, finish_part, parse_part
+from hlat.checkpoint.protocol import STAGING_PREFIX, RankPart, finish_part, parse_part
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup
 
@@ -39,7 +39,7 @@ def next_in_ring(nodes: Sequence[int]) -> list[int]:
 
 
 def replicate(
-    disk: Disk, ranks: HostGroup, keepers: Sequence[int], own: tuple[Path, Part, bytes], target: Callable[[int], Path]
+    disk: Disk, ranks: HostGroup, keepers: Sequence[int], own: tuple[Path, RankPart, bytes], target: Callable[[int], Path]
 ) -> None:
     """Send this rank's part to its keeper, and keep those of others. Collective.
 
@@ -93,7 +93,7 @@ def _pump(
 class _Departure:
     """The files of a part, one after another, as pieces of equal length but for the last."""
 
-    def __init__(self, folder: Path, part: Part) -> None:
+    def __init__(self, folder: Path, part: RankPart) -> None:
         self._folder, self._part = folder, part
         self.errors: list[Exception] = []
 
@@ -128,7 +128,7 @@ class _Arrival:
 
     def __init__(self, disk: Disk, text: bytes, final: Path) -> None:
         self._disk, self._text, self._final = disk, text, final
-        self._staging = final.with_name(STAGED + final.name)
+        self._staging = final.with_name(STAGING_PREFIX + final.name)
         self._files = self._received()
         self._complete = False
         self.errors: list[Exception] = []

@@ -10,14 +10,14 @@ import secrets
 from pathlib import Path
 
 from hlat.checkpoint.format import Disk, storage_error, write_file
-from hlat.checkpoint.tiers.object_store import Objects
+from hlat.checkpoint.tiers.object_store import ObjectStoreClient
 from hlat.runtime import CheckpointError
 from hlat.runtime.storage import ID_NAME
 
 RUN_NAME = "run.json"
 
 
-class Owner:
+class RunId:
     """A run.
 
     Args:
@@ -30,7 +30,7 @@ class Owner:
         self.run_dir, self.name = run_dir, name
         self._disk = disk or Disk()
 
-    def known(self) -> str | None:
+    def stored(self) -> str | None:
         """The number of the run; None if it has none yet.
 
         Raises:
@@ -44,13 +44,13 @@ class Owner:
         except OSError as exc:
             raise storage_error(exc, f"cannot read {ID_NAME}", self.run_dir) from exc
 
-    def number(self, adopted: str | None = None) -> str:
+    def ensure(self, adopted: str | None = None) -> str:
         """The number of the run, written down if it had none: the one that is given, or a new one.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        known = self.known()
+        known = self.stored()
         if known is not None:
             return known
         number = adopted or secrets.token_hex(16)
@@ -64,33 +64,33 @@ class Owner:
             raise storage_error(exc, "cannot begin a run", self.run_dir) from exc
         return number
 
-    def key(self) -> str:
+    def snapshot_key(self) -> str:
         """The name of the run's folder among the snapshots on a machine."""
-        return hashlib.sha256(f"{self.run_dir.resolve()}\0{self.number()}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.run_dir.resolve()}\0{self.ensure()}".encode()).hexdigest()[:16]
 
 
-def claim(objects: Objects, owner: Owner) -> None:
+def claim(client: ObjectStoreClient, run_id: RunId) -> None:
     """See that a prefix is a run's. A run without a number takes that of the prefix: its folder is on a new machine.
 
     Raises:
         CheckpointError: it is another run's.
         StorageError: the store does not answer, or the folder cannot be written.
     """
-    known = owner.known()
-    found = objects.read(RUN_NAME)
+    known = run_id.stored()
+    found = client.read(RUN_NAME)
     if found is None:
-        found = objects.create(RUN_NAME, json.dumps({"run": owner.number(), "name": owner.name}).encode())
+        found = client.create(RUN_NAME, json.dumps({"run": run_id.ensure(), "name": run_id.name}).encode())
     try:
         there = json.loads(found)
         number, name = str(there["run"]), str(there["name"])
     except (ValueError, KeyError, TypeError) as exc:
-        where = objects.place(RUN_NAME)
+        where = client.url_of(RUN_NAME)
         raise CheckpointError(f"{where}: names no run. Use another checkpoint.remote.") from exc
-    if name != owner.name or (known is not None and known != number):
-        which = f"the run {name}" if name != owner.name else f"another run that is called {name} too"
+    if name != run_id.name or (known is not None and known != number):
+        which = f"the run {name}" if name != run_id.name else f"another run that is called {name} too"
         raise CheckpointError(
-            f"{objects.url}: holds the checkpoints of {which}. Give this one a checkpoint.remote of its own; to go on "
+            f"{client.url}: holds the checkpoints of {which}. Give this one a checkpoint.remote of its own; to go on "
             "with that run, use its run.name and a new run.dir."
         )
-    if owner.number(adopted=number) != number:
-        raise CheckpointError(f"{objects.url}: two runs begin there at the same time. Give each a prefix of its own.")
+    if run_id.ensure(adopted=number) != number:
+        raise CheckpointError(f"{client.url}: two runs begin there at the same time. Give each a prefix of its own.")

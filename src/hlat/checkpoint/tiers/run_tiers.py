@@ -13,16 +13,16 @@ from pathlib import Path
 from hlat.checkpoint.format import Disk
 from hlat.checkpoint.protocol import (
     Checkpoint,
+    CheckpointContent,
     CheckpointStore,
-    Content,
-    DamageReport,
-    step_in,
-    step_name,
-    warn_of_damage,
+    DamageHandler,
+    log_damage,
+    step_folder_name,
+    step_of_path,
 )
-from hlat.checkpoint.tiers.object_store import Objects
+from hlat.checkpoint.tiers.object_store import ObjectStoreClient
 from hlat.checkpoint.tiers.remote_tier import RemoteTier
-from hlat.checkpoint.tiers.run_id import Owner
+from hlat.checkpoint.tiers.run_id import RunId
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import CheckpointError, StorageError
@@ -30,7 +30,7 @@ from hlat.runtime.distributed import HostGroup, sendable
 
 
 @dataclass(frozen=True)
-class TierNote:
+class TierEvent:
     """Something that happened to a state elsewhere than in the run's folder.
 
     Attributes:
@@ -67,7 +67,7 @@ class TierSettings:
 
     def open(self, store: "CheckpointStore", node: int, ranks: HostGroup, disk: Disk) -> "Tiers":
         """The tiers, for processes that write and do not read; see ``Tiers``."""
-        return Tiers(self.config, store, Owner(self.run_dir, self.name), node, ranks, disk=disk)
+        return Tiers(self.config, store, RunId(self.run_dir, self.name), node, ranks, disk=disk)
 
 
 class Tiers:
@@ -93,33 +93,33 @@ class Tiers:
         self,
         config: CheckpointConfig,
         store: CheckpointStore,
-        owner: Owner,
+        run_id: RunId,
         node: int,
         ranks: HostGroup,
         *,
-        on_damage: DamageReport = warn_of_damage,
+        on_damage: DamageHandler = log_damage,
         disk: Disk | None = None,
-        objects: Callable[[str, int], Objects] = Objects,
+        make_client: Callable[[str, int], ObjectStoreClient] = ObjectStoreClient,
     ) -> None:
-        self._store, self._owner, self._ranks = store, owner, ranks
-        self.notes: list[TierNote] = []
+        self._store, self._run_id, self._ranks = store, run_id, ranks
+        self.events: list[TierEvent] = []
         self._remote: RemoteTier | None = None
         self._snapshots: SnapshotTier | None = None
         if config.remote is not None:
             keep = config.keep_last, config.keep_every_steps
-            reached = objects(config.remote, config.retries)
-            self._remote = RemoteTier(reached, ranks, owner, *keep, on_damage=on_damage, disk=disk)
+            client = make_client(config.remote, config.retries)
+            self._remote = RemoteTier(client, ranks, run_id, *keep, on_damage=on_damage, disk=disk)
             self._claim(self._remote)  # before anything else needs the number of the run
         if config.local is not None:
             local = config.local
             self._snapshots = SnapshotTier(
-                local.dir, ranks, owner, node, copies=local.replicate, on_damage=on_damage, disk=disk
+                local.dir, ranks, run_id, node, copies=local.replicate, on_damage=on_damage, disk=disk
             )
 
     @property
-    def advice(self) -> str:
+    def warning(self) -> str:
         """What the user should know of the tiers; empty if nothing."""
-        return self._snapshots.note if self._snapshots is not None else ""
+        return self._snapshots.warning if self._snapshots is not None else ""
 
     def newest(self, require_step: int | None = None) -> Checkpoint | None:
         """The newest state that is whole, as a checkpoint in the run's folder; None if there never was one.
@@ -151,29 +151,29 @@ class Tiers:
             return self._store.open(step)
         return self._store.newest(require_step)
 
-    def upload(self) -> list[TierNote]:
+    def upload(self) -> list[TierEvent]:
         """Bring the object store up to date with the run's folder; what does not succeed is tried the next time."""
         if self._remote is None:
             return []
-        notes: list[TierNote] = []
+        notes: list[TierEvent] = []
         step = None
         try:
             for folder in self._remote.missing(self._store.root):
-                step = step_in(folder)
+                step = step_of_path(folder)
                 if not self._upload_one(self._remote, folder, notes):
                     return notes
             step = None
             self._remote.prune()
         except (StorageError, CheckpointError) as error:
-            notes.append(TierNote("remote_failed", step, str(error)))
+            notes.append(TierEvent("remote_failed", step, str(error)))
         return notes
 
-    def snapshot(self, content: Content) -> SnapshotResult:
+    def snapshot(self, content: CheckpointContent) -> SnapshotResult:
         """Write a snapshot, once: the next one will come soon."""
         assert self._snapshots is not None, "the run has such a tier"
         begin, name, message = time.monotonic(), None, ""
         try:
-            name = self._snapshots.write(content.step, content.blocks, content.meta, content.files)
+            name = self._snapshots.write(content.step, content.chunks, content.meta, content.files)
         except StorageError as error:
             message = str(error)
         return SnapshotResult(content.step, name, time.monotonic() - begin, message)
@@ -187,36 +187,38 @@ class Tiers:
         try:
             remote.claim()
         except StorageError as error:
-            if self._ranks.run_on_rank0(self._owner.known) is None:
+            if self._ranks.run_on_rank0(self._run_id.stored) is None:
                 raise
             self._note("remote_failed", None, str(error))
 
-    def _fetch(self, remote: RemoteTier, than: int | None) -> int | None:
+    def _fetch(self, remote: RemoteTier, newer_than: int | None) -> int | None:
         begin = time.monotonic()
         try:
-            step = remote.fetch_newest(self._store.root, than)
+            step = remote.fetch_newest(self._store.root, newer_than)
         except StorageError as error:
-            if than is None:
+            if newer_than is None:
                 raise
-            self._note("remote_failed", None, f"going on from step {than}, without a look at the store: {error}")
-            return than
+            self._note("remote_failed", None, f"going on from step {newer_than}, without a look at the store: {error}")
+            return newer_than
         if step is None:
-            return than
+            return newer_than
         seconds = time.monotonic() - begin
-        self._note("fetched", step, f"the checkpoint of step {step} came from {remote.place(step_name(step))}", seconds)
+        self._note(
+            "fetched", step, f"the checkpoint of step {step} came from {remote.url_of(step_folder_name(step))}", seconds
+        )
         return step
 
-    def _upload_one(self, remote: RemoteTier, folder: Path, notes: list[TierNote]) -> bool:
+    def _upload_one(self, remote: RemoteTier, folder: Path, notes: list[TierEvent]) -> bool:
         """Upload a checkpoint; False if the store is away, so that others need not be tried."""
-        begin, step = time.monotonic(), step_in(folder)
+        begin, step = time.monotonic(), step_of_path(folder)
         try:
             url = remote.upload(folder)
         except (StorageError, CheckpointError) as error:
-            notes.append(TierNote("remote_failed", step, str(error), time.monotonic() - begin))
+            notes.append(TierEvent("remote_failed", step, str(error), time.monotonic() - begin))
             away = isinstance(error, StorageError)
             return not self._ranks.broadcast(away)  # each rank may have an error of its own: rank 0 decides for all
-        notes.append(TierNote("remote", step, url, time.monotonic() - begin))
+        notes.append(TierEvent("remote", step, url, time.monotonic() - begin))
         return True
 
     def _note(self, kind: str, step: int | None, message: str, seconds: float = 0.0) -> None:
-        self.notes.append(TierNote(kind, step, message, seconds))
+        self.events.append(TierEvent(kind, step, message, seconds))

@@ -21,32 +21,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.format import Block, Disk, WayOut, make_folders, storage_error
+from hlat.checkpoint.format import Disk, Remedy, TensorChunk, make_folders, storage_error
 from hlat.checkpoint.protocol import (
     BAD_SUFFIX,
-    STAGED,
-    TRASH,
+    STAGING_PREFIX,
+    TRASH_PREFIX,
     CheckpointStore,
-    DamageReport,
-    Part,
+    DamageHandler,
     PartCopy,
-    part_folder,
-    part_problems,
+    RankPart,
+    log_damage,
+    part_folder_name,
     read_part,
     remove_checkpoint,
-    step_name,
-    warn_of_damage,
+    step_folder_name,
+    verify_part,
     write_part,
 )
 from hlat.checkpoint.tiers.replication import next_in_ring, replicate
-from hlat.checkpoint.tiers.run_id import Owner
+from hlat.checkpoint.tiers.run_id import RunId
 from hlat.runtime import CheckpointError, LaunchError
 from hlat.runtime.distributed import HostGroup
 
 _SNAPSHOT = re.compile(r"step-\d{8,}\.[0-9a-f]{16}")
 _PART = re.compile(r"rank-\d{5,}")
 _PEER, _MACHINE = "peer", ".machine-"
-_WAY_OUT = WayOut("set checkpoint.local.dir to another folder", less=", or leave checkpoint.local out")
+_LOCAL_REMEDY = Remedy("set checkpoint.local.dir to another folder", less=", or leave checkpoint.local out")
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class _Found:
 
     name: str  # of its snapshot
     folder: Path
-    part: Part
+    part: RankPart
     problems: tuple[str, ...] = ()
 
     @classmethod
@@ -65,15 +65,18 @@ class _Found:
         """What a folder says of itself."""
         try:
             part = read_part(folder)
-            if (f"{step_name(part.step)}.{part.token}", part_folder(part.rank)) != (folder.parent.name, folder.name):
+            if (f"{step_folder_name(part.step)}.{part.token}", part_folder_name(part.rank)) != (
+                folder.parent.name,
+                folder.name,
+            ):
                 raise CheckpointError(f"its content is of step {part.step}, rank {part.rank}")
         except CheckpointError as error:
-            return cls(folder.parent.name, folder, Part("", 0, 0, 0, {}, [], None), (str(error),))
+            return cls(folder.parent.name, folder, RankPart("", 0, 0, 0, {}, [], None), (str(error),))
         return cls(folder.parent.name, folder, part)
 
     def verified(self) -> "_Found":
         """The same, after every byte was compared."""
-        return replace(self, problems=tuple(part_problems(self.folder, self.part)))
+        return replace(self, problems=tuple(verify_part(self.folder, self.part)))
 
 
 class SnapshotTier:
@@ -87,11 +90,11 @@ class SnapshotTier:
         self,
         folder: str,
         ranks: HostGroup,
-        owner: Owner,
+        run_id: RunId,
         node: int,
         *,
         copies: bool = True,
-        on_damage: DamageReport = warn_of_damage,
+        on_damage: DamageHandler = log_damage,
         disk: Disk | None = None,
     ) -> None:
         """Open the tier, and remove what an interrupted write left behind.
@@ -110,20 +113,20 @@ class SnapshotTier:
             LaunchError: several machines share it.
         """
         self._ranks, self._disk, self._on_damage = ranks, disk or Disk(), on_damage
-        self._home = Path(folder.replace("{node}", str(node))) / ranks.run_on_rank0(owner.key)
+        self._home = Path(folder.replace("{node}", str(node))) / ranks.run_on_rank0(run_id.snapshot_key)
         nodes = ranks.all_gather(node)
         self._here = [rank for rank, other in enumerate(nodes) if other == node]
         self._leads = self._here[0] == ranks.rank
         self._keepers = next_in_ring(nodes) if copies and len(set(nodes)) > 1 else []
         self._complete: list[str] = []  # names of snapshots whose parts are all there, oldest first
         alone = copies and not self._keepers
-        self.note = "snapshots stay on this machine only: the run has no other one to keep copies" if alone else ""
+        self.warning = "snapshots stay on this machine only: the run has no other one to keep copies" if alone else ""
         self._each(self._open)
         if len(set(nodes)) > 1:
             self._refuse_shared(nodes)
 
     def write(
-        self, step: int, blocks: Sequence[Block], meta: Mapping[str, Any], files: Mapping[str, Path] | None = None
+        self, step: int, chunks: Sequence[TensorChunk], meta: Mapping[str, Any], files: Mapping[str, Path] | None = None
     ) -> str:
         """Write a snapshot. Arguments are those of ``CheckpointStore.save``.
 
@@ -135,10 +138,10 @@ class SnapshotTier:
         """
         first, rank = self._ranks.is_first, self._ranks.rank
         token = self._ranks.run_on_rank0(lambda: secrets.token_hex(8))
-        name = f"{step_name(step)}.{token}"
-        part = Part(token, step, rank, self._ranks.world, {}, [], meta if first else None)
-        own = self._home / name / part_folder(rank)
-        mine = [block for block in blocks if first or not block.everywhere]
+        name = f"{step_folder_name(step)}.{token}"
+        part = RankPart(token, step, rank, self._ranks.world, {}, [], meta if first else None)
+        own = self._home / name / part_folder_name(rank)
+        mine = [chunk for chunk in chunks if first or not chunk.replicated]
         self._forget_all_but([*self._complete[-1:], name])  # which other ranks may have begun
         try:
             part, text = self._each(lambda: write_part(self._disk, own, part, mine, (files or {}) if first else {}))
@@ -152,7 +155,7 @@ class SnapshotTier:
         self._complete = [*self._complete[-1:], name]
         return name
 
-    def promote(self, store: CheckpointStore, than: int | None) -> int | None:
+    def promote(self, store: CheckpointStore, newer_than: int | None) -> int | None:
         """Make a checkpoint of the newest snapshot that is whole, if it is of a later step.
 
         Damaged parts are renamed to ``<name>.bad`` and reported.
@@ -175,7 +178,7 @@ class SnapshotTier:
         complete = sorted((step, name) for (name, step, world), ranks in parts.items() if ranks == set(range(world)))
         self._complete = [name for _, name in complete[-2:]]
         for step, name in reversed(complete):
-            if than is not None and step <= than:
+            if newer_than is not None and step <= newer_than:
                 return None
             if self._promote(store, [one for one in found if one.name == name]):
                 return step
@@ -190,14 +193,14 @@ class SnapshotTier:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def _kept(self, name: str) -> Callable[[int], Path]:
-        return lambda rank: self._home / _PEER / name / part_folder(rank)
+        return lambda rank: self._home / _PEER / name / part_folder_name(rank)
 
     def _discard(self, name: str) -> None:
         """Remove what this rank wrote of a snapshot that failed, as far as the disk allows."""
         sources = [rank for rank, keeper in enumerate(self._keepers) if keeper == self._ranks.rank]
-        parts = [self._home / name / part_folder(self._ranks.rank), *(self._kept(name)(rank) for rank in sources)]
+        parts = [self._home / name / part_folder_name(self._ranks.rank), *(self._kept(name)(rank) for rank in sources)]
         for part in parts:
-            self._disk.discard(part.with_name(STAGED + part.name))
+            self._disk.discard(part.with_name(STAGING_PREFIX + part.name))
             if part.exists():
                 with suppress(OSError):
                     remove_checkpoint(self._disk, part)
@@ -254,7 +257,7 @@ class SnapshotTier:
         if head is None or set(holders) != set(range(head.world)):
             return False
         assert head.meta is not None, "rank 0's part has it"
-        store.adopt(head.step, [PartCopy(one.folder, one.part) for _, one in sorted(mine.items())], head.meta)
+        store.save_from_parts(head.step, [PartCopy(one.folder, one.part) for _, one in sorted(mine.items())], head.meta)
         return True
 
     # --- the folder ------------------------------------------------------------------------------------------------
@@ -265,11 +268,11 @@ class SnapshotTier:
         make_folders(self._disk, self._home)
         for path in (self._home, self._home / _PEER):
             for entry in _listed(path):
-                if entry.name.startswith((TRASH, _MACHINE)):
+                if entry.name.startswith((TRASH_PREFIX, _MACHINE)):
                     self._disk.remove_tree(entry)
                 elif _SNAPSHOT.fullmatch(entry.name):
                     for part in _listed(entry):
-                        if part.name.startswith((STAGED, TRASH)):
+                        if part.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
                             self._disk.remove_tree(part)
 
     def _refuse_shared(self, nodes: Sequence[int]) -> None:
@@ -297,7 +300,7 @@ class SnapshotTier:
         try:
             return action()
         except OSError as exc:
-            raise storage_error(exc, "cannot keep snapshots", self._home, way_out=_WAY_OUT) from exc
+            raise storage_error(exc, "cannot keep snapshots", self._home, remedy=_LOCAL_REMEDY) from exc
 
 
 def _refuse(folder: Path, machines: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hlat.checkpoint.format import Block, whole_tensors
+from hlat.checkpoint.format import TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint
 from hlat.data.online import OnlineData, OnlineFeed, StreamProgress
 from hlat.data.samples import Batch, TrainingData
@@ -58,7 +58,7 @@ class Samples(Protocol):
     def advance(self, progress: StreamProgress | None) -> None:
         """Take note of a step that is done."""
 
-    def state(self) -> list[Block]:
+    def state(self) -> list[TensorChunk]:
         """What a checkpoint has to hold besides the number of the sample. Collective."""
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
@@ -86,7 +86,7 @@ class PreparedSamples:
     def advance(self, progress: StreamProgress | None) -> None:
         """Nothing to note: the number of the sample says everything."""
 
-    def state(self) -> list[Block]:
+    def state(self) -> list[TensorChunk]:
         """Nothing."""
         return []
 
@@ -140,12 +140,12 @@ class OnlineSamples:
         assert progress is not None, "online, every batch says how far it went"
         self._cursors.advance(progress)
 
-    def state(self) -> list[Block]:
+    def state(self) -> list[TensorChunk]:
         """The cursors of all streams, of which each rank knows those that it tokenizes."""
         known = np.zeros_like(self._cursors.values)
         if self._speaks:
             known[self._owned] = self._cursors.values[self._owned]
-        return whole_tensors({_CURSORS: self._ranks.all_reduce_sum(torch.from_numpy(known))})
+        return replicated_chunks({_CURSORS: self._ranks.all_reduce_sum(torch.from_numpy(known))})
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Take the cursors over; without a checkpoint, begin.

@@ -1,14 +1,14 @@
 """When it is time for a snapshot, and what is said of snapshots and of copies in an object store.
 
 before a step   rank 0's clock, busy savers --vote, in the background--> after it, on all ranks: now, or not yet
-TierNote        --tell_notes--> events, and lines for the user
+TierEvent        --tell_notes--> events, and lines for the user
 """
 
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from hlat.checkpoint.tiers import TierNote
+from hlat.checkpoint.tiers import TierEvent
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import AsyncMax, HostGroup
 from hlat.tracking import OtherRank, Tracker
@@ -49,7 +49,7 @@ class SnapshotClock:
         self._last = self._clock()
 
 
-def tell_notes(notes: Iterable[TierNote], tracker: Tracker | OtherRank) -> None:
+def tell_notes(notes: Iterable[TierEvent], tracker: Tracker | OtherRank) -> None:
     """Record what happened to a state elsewhere than in the run's folder."""
     for note in notes:
         with suppress(StorageError):  # a full disk must not end what an object store does not

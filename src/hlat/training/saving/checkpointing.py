@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from hlat.checkpoint.background import BackgroundSaver, Note, Settled, run_saver
-from hlat.checkpoint.protocol import Content, Refusal, SaveResult, save_in_tries
-from hlat.checkpoint.tiers import SnapshotResult, TierNote, TierSettings
+from hlat.checkpoint.background import AsyncSaver, SaveOutcome, SaverReport, run_saver
+from hlat.checkpoint.protocol import CheckpointContent, FailedAttempt, SaveResult, save_with_retries
+from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
 from hlat.config import Recipe
 from hlat.config.sections import CheckpointConfig
 from hlat.resilience import saves_beside, secured
@@ -59,13 +59,13 @@ def saver_beside(recipe: Recipe, here: RankInfo) -> Iterator[HelperProcess | Non
     process.wait()
 
 
-def background_saver(process: HelperProcess | None, job: Job) -> BackgroundSaver | None:
+def background_saver(process: HelperProcess | None, job: Job) -> AsyncSaver | None:
     """Wrap the saver process as the background saver of a job."""
     if process is None:
         return None
     recipe = job.recipe
     tiers = TierSettings(recipe.checkpoint, recipe.run_dir, recipe.run.name)
-    return BackgroundSaver(process, job.runtime, job.store, recipe.checkpoint.retries, tiers)
+    return AsyncSaver(process, job.runtime, job.store, recipe.checkpoint.retries, tiers)
 
 
 class Saving:
@@ -87,7 +87,7 @@ class Saving:
         job: Job,
         tracker: Tracker | OtherRank,
         integrity: Integrity,
-        background: BackgroundSaver | None,
+        background: AsyncSaver | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._tracker, self._integrity = job, tracker, integrity
@@ -139,7 +139,7 @@ class Saving:
         if self._background is None:
             return
         self._hear(wait=True)
-        settled = self._background.settle()
+        settled = self._background.agree_on_outcome()
         if settled.result is not None and self._unheard:  # this rank's saver went before it could tell
             self._conclude(settled.result)
         if settled.lost:
@@ -162,12 +162,12 @@ class Saving:
             raise StorageError(self._failures[-1].message)
         enter_phase("end")  # which may take any time: a store may be slow
         if self._background is not None:
-            self._tell_all(self._background.copied())
+            self._tell_all(self._background.finish_uploads())
         self._job.tiers.clear_snapshots()
 
     def _prepare(self) -> None:
         if not self._prepared and self._background is not None:  # not before the optimizer has its state
-            self._background.prepare(self._job.content().blocks)
+            self._background.prepare(self._job.content().chunks)
             self._prepared = True
 
     def _is_saved(self) -> bool:
@@ -187,12 +187,12 @@ class Saving:
         self._unheard = True
         self._stall = {"stall_seconds": self._clock() - begin, "waited_seconds": waited}
 
-    def _save_here(self, content: Content, snapshot: bool = False) -> None:
+    def _save_here(self, content: CheckpointContent, snapshot: bool = False) -> None:
         result: SaveResult | SnapshotResult
         if snapshot:
             result = self._job.tiers.snapshot(content)
         else:
-            result = save_in_tries(self._job.store, content, self._config.retries, self._tell_refusal)
+            result = save_with_retries(self._job.store, content, self._config.retries, self._tell_refusal)
         self._stall = {"stall_seconds": result.seconds, "waited_seconds": 0.0}
         self._conclude(result)
         if isinstance(result, SaveResult) and result.path is not None:
@@ -200,20 +200,20 @@ class Saving:
 
     def _hear(self, wait: bool) -> None:
         if self._background is not None:
-            self._tell_all(self._background.notes(wait))
+            self._tell_all(self._background.reports(wait))
 
-    def _tell_all(self, notes: Iterator[Note]) -> None:
+    def _tell_all(self, notes: Iterator[SaverReport]) -> None:
         for note in notes:
-            if isinstance(note, Refusal):
+            if isinstance(note, FailedAttempt):
                 self._tell_refusal(note)
-            elif isinstance(note, TierNote):
+            elif isinstance(note, TierEvent):
                 tell_notes([note], self._tracker)
             else:
                 self._conclude(note)
 
-    def _do_without_savers(self, settled: Settled) -> None:
+    def _do_without_savers(self, settled: SaveOutcome) -> None:
         assert self._background is not None, "its savers have gone"
-        self._job.runtime.ranks.run_on_all(self._background.give_up)
+        self._job.runtime.ranks.run_on_all(self._background.kill)
         self._background = None
         for rank, reason in settled.lost.items():
             self._tell("saver_lost", f"the saver of rank {rank} has gone: {reason}", rank=rank, message=reason)
@@ -232,12 +232,12 @@ class Saving:
         if result.path is None:
             self._failures.append(result)
             text = f"checkpoint of step {step} failed, training goes on: {result.message}"
-            self._tell("checkpoint_failed", text, step=step, message=result.message, tries=result.tries)
+            self._tell("checkpoint_failed", text, step=step, message=result.message, tries=result.attempts)
             return
         self._failures = []
         self._job.saved = Saved(step, result.path)
         secured(step)
-        fields = {"seconds": result.seconds, **self._stall, "tries": result.tries}
+        fields = {"seconds": result.seconds, **self._stall, "tries": result.attempts}
         self._tracker.event("checkpoint", step=step, path=str(result.path), **fields)
         if result.message:
             text = f"checkpoint of step {step} is saved, but {result.message}"
@@ -256,9 +256,9 @@ class Saving:
         if failed and not before:  # a folder that is full stays so for many of them
             self._tracker.message(f"snapshot of step {result.step} failed, training goes on: {result.message}")
 
-    def _tell_refusal(self, refusal: Refusal) -> None:
-        text = f"checkpoint of step {refusal.step}: try {refusal.tries} failed, trying again: {refusal.message}"
-        self._tell("checkpoint_retry", text, step=refusal.step, message=refusal.message, tries=refusal.tries)
+    def _tell_refusal(self, refusal: FailedAttempt) -> None:
+        text = f"checkpoint of step {refusal.step}: try {refusal.attempts} failed, trying again: {refusal.message}"
+        self._tell("checkpoint_retry", text, step=refusal.step, message=refusal.message, tries=refusal.attempts)
 
     def _tell(self, kind: str, text: str, **fields: Any) -> None:
         with suppress(StorageError):  # the disk that refused the checkpoint may refuse the event too

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import versions
+from hlat.checkpoint import software_versions
 from hlat.resilience import Copies, Incident, Mismatch
 from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageError
 from hlat.runtime.process import enter_phase
@@ -135,7 +135,7 @@ class Integrity:
     def _layout(self) -> str:
         """In what a step that is done again has the same bits."""
         parallel = self._job.recipe.parallel.model_dump_json()
-        return f"{self._job.runtime.world} processes, {parallel}, {json.dumps(versions())}"
+        return f"{self._job.runtime.world} processes, {parallel}, {json.dumps(software_versions())}"
 
 
 def _message(found: Incident, job: Job) -> str:
