@@ -204,7 +204,7 @@ def test_a_list_that_many_tensors_share_is_not_walked_for_each(folder: Path) -> 
     places = {MetadataIndex("model.0", [n]): _StorageInfo("model__0_0.distcp", n, 1) for n in range(1000)}
     (folder / ".metadata").write_bytes(pickle.dumps(Metadata(entries, storage_data=places)))
     seal(folder)
-    assert_refused(folder, "more pieces of tensors than places")
+    assert_refused(folder, "more chunks of tensors than positions")
 
 
 def test_a_number_of_the_memo_reserves_nothing() -> None:

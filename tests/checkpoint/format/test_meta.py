@@ -67,7 +67,7 @@ def test_a_field_of_another_type_is_damage(folder: Path, name: str, odd: Any) ->
     if any(odd is fit or (odd == fit and type(odd) is type(fit)) for fit in FITTING[name]):
         pytest.skip("that is a value it may have")
     change(folder, lambda meta: meta.update({name: odd}))
-    assert_refused(folder, f"meta.json is not what hlat writes: {name}")
+    assert_refused(folder, f"meta.json has invalid fields: {name}")
     assert [entry.state for entry in list_checkpoints(folder.parent)] == ["damaged"] or not folder.exists()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.background.staging_buffer import Slot, attach, chunks_in
+from hlat.checkpoint.background.staging_buffer import Slot, attach_buffer, chunks_in
 from hlat.checkpoint.format import Disk
 from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult, save_with_retries
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, Tiers, TierSettings
@@ -126,7 +126,7 @@ class _Saver:
         while True:
             order, descriptors = self._next()
             if isinstance(order, BufferMessage):
-                memory = attach(*descriptors)
+                memory = attach_buffer(*descriptors)
                 continue
             assert memory is not None, "what is to be written lies in it"
             content = CheckpointContent(order.step, chunks_in(memory, order.slots), order.meta, order.files)

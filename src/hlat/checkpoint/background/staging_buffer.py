@@ -70,7 +70,7 @@ def _view(memory: mmap.mmap, slot: Slot) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=slot.dtype, count=count, offset=slot.begin).view(slot.sizes)
 
 
-def attach(descriptor: int) -> mmap.mmap:
+def attach_buffer(descriptor: int) -> mmap.mmap:
     """The memory behind a descriptor, which is closed."""
     try:
         return mmap.mmap(descriptor, os.fstat(descriptor).st_size)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: the index of tensors, and tensors read and written without pickle."""
+"""File format of checkpoints: the index of tensors, and tensor files read without unpickling."""
 
 from hlat.checkpoint.format.filesystem import (
     NEW_FOLDER_REMEDY,

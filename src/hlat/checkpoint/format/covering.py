@@ -1,8 +1,8 @@
-"""Blocks that are a tensor together: each of its elements in exactly one of them.
+"""Check that chunks cover a tensor, each element exactly once.
 
-    shape, offsets and sizes of blocks --cover_problem--> what is wrong, or nothing
+    shape, offsets and sizes of chunks --cover_problem--> a description of the problem, or ""
 
-The time is proportional to the number of blocks.
+The time is proportional to the number of chunks.
 """
 
 import itertools
@@ -11,49 +11,50 @@ from collections import Counter
 from collections.abc import Sequence
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes of a block."""
+"""Offsets and sizes of a chunk."""
 
-_DIVIDED = 4  # along how many dimensions a tensor may be divided; weights have two, in stacks three
+_DIVIDED = 4  # a tensor may be split along at most this many dimensions; weights have two, stacks of them three
 
 
 def cover_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
-    """Say what keeps blocks from being a tensor, each element once.
+    """Describe why chunks do not cover a tensor, each element exactly once.
 
     Args:
-        shape: of the tensor; no number is negative.
-        boxes: offsets and sizes of the blocks; no number is negative.
+        shape: shape of the tensor, without negative numbers.
+        boxes: offsets and sizes of the chunks, without negative numbers.
 
     Returns:
-        A phrase that follows the tensor's name; empty where they are the tensor.
+        A phrase that can follow the tensor's name; empty if the chunks cover the tensor.
     """
     for offsets, sizes in boxes:
         if not len(offsets) == len(sizes) == len(shape):
-            return f"a piece of another number of dimensions than its shape {shape}"
+            return f"the number of dimensions of a chunk differs from that of its shape {shape}"
         if any(offset + size > full for full, offset, size in zip(shape, offsets, sizes, strict=True)):
-            return f"a piece lies outside its shape {shape}"
+            return f"a chunk lies outside its shape {shape}"
     covered = sum(math.prod(sizes) for _, sizes in boxes)
     if covered != math.prod(shape):
-        return f"shape {shape} has {math.prod(shape)} elements, its pieces have {covered}"
+        return f"shape {shape} has {math.prod(shape)} elements, its chunks have {covered}"
     if len(boxes) < 2:
         return ""
     divided = [d for d, full in enumerate(shape) if any(sizes[d] != full for _, sizes in boxes)]
     if len(divided) > _DIVIDED:
-        return f"it is divided along {len(divided)} dimensions, and hlat reads at most {_DIVIDED}"
+        return f"it is split along {len(divided)} dimensions, hlat reads at most {_DIVIDED}"
     wrong = _corner_differences(shape, boxes, divided)
-    return f"two of its pieces overlap at {min(wrong)}" if wrong else ""
+    return f"two of its chunks overlap at {min(wrong)}" if wrong else ""
 
 
 def _corner_differences(shape: tuple[int, ...], boxes: Sequence[Box], divided: Sequence[int]) -> list[tuple[int, ...]]:
-    """Corners that the boxes and the whole do not have alike; none if and only if the boxes are the whole, once.
+    """Corners whose signed counts differ between the boxes and the full tensor.
 
-    Let f(x) be how many boxes contain x. The indicator of a box [a, b) along one axis is H(x - a) - H(x - b), with H
-    the unit step, so that f is a sum of products of steps, one for each corner, with sign (-1)^(number of upper ends).
-    Such products are linearly independent for different corners: f is 1 in the whole and 0 elsewhere if and only if
-    the signed corners of all boxes add up to those of the whole. That takes 2^dimensions operations for each box.
+    The list is empty if and only if the boxes cover the tensor exactly once. Let f(x) be the number of boxes that
+    contain x. The indicator function of an interval [a, b) is H(x - a) - H(x - b), with H the unit step. So f is a sum
+    of products of steps, one product for each corner of each box, with sign (-1)^(number of upper ends). Such products
+    are linearly independent for different corners. Hence f is 1 inside the tensor and 0 elsewhere if and only if the
+    signed corners of all boxes add up to those of the full tensor. This takes 2^dimensions operations per box.
     """
     count: Counter[tuple[int, ...]] = Counter()
-    whole = ((0,) * len(shape), shape)
-    for (offsets, sizes), weight in itertools.chain(((box, 1) for box in boxes), [(whole, -1)]):
+    full_box = ((0,) * len(shape), shape)
+    for (offsets, sizes), weight in itertools.chain(((box, 1) for box in boxes), [(full_box, -1)]):
         corners: list[tuple[tuple[int, ...], int]] = [((), weight)]
         for d in divided:
             begin, end = offsets[d], offsets[d] + sizes[d]

@@ -1,9 +1,9 @@
-"""What saving does to the file system, one operation at a time, and what a refusal means to the user.
+"""File-system operations of checkpoints, and the errors that users see when one fails.
 
-Every change the checkpoint room makes on disk goes through a ``Disk``, so that the protocol on top of it can be
-proved against a disk that fails, or dies, after any single operation:
+    bytes --HashedFile--> file, hashed while written, fsynced when it closes --> FileRecord for the manifest
 
-    bytes --HashedFile--> disk, hashed on the way, synced when the file closes --> FileRecord for the manifest
+All changes that checkpoints make on disk go through a ``Disk``. Tests replace it with one that fails, or stops, after
+any single operation, and check the commit protocol against it.
 """
 
 import contextlib
@@ -26,30 +26,30 @@ _BUFFER_BYTES = 1 << 16
 
 
 class Disk:
-    """The operations that change a file system. Each is one system call, or close to it."""
+    """Operations that change a file system. Each is one system call, or close to it."""
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder in one that exists; an existing one is left alone."""
+        """Create a folder whose parent exists; do nothing if the folder exists."""
         path.mkdir(exist_ok=True)
 
     def create(self, path: Path) -> FileIO:
-        """Create a file that must not exist, for unbuffered writing."""
+        """Create a file for unbuffered writing; the file must not exist."""
         return FileIO(path, "x")
 
     def write(self, file: FileIO, data: memoryview) -> int:
-        """Write some of the bytes, return how many."""
+        """Write some of the bytes; return how many."""
         return file.write(data)
 
     def sync_file(self, file: FileIO) -> None:
-        """Return when the file's bytes are durable."""
+        """Fsync a file: its bytes are durable when this returns."""
         os.fsync(file.fileno())
 
     def sync_folder(self, path: Path) -> None:
-        """Return when the folder's entries (creations, renames, removals) are durable."""
+        """Fsync a folder: creations, renames and removals in it are durable when this returns."""
         sync_to_disk(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Move within one file system, atomically."""
+        """Rename atomically, within one file system."""
         source.rename(target)
 
     def remove_file(self, path: Path) -> None:
@@ -61,11 +61,11 @@ class Disk:
         path.rmdir()
 
     def free_bytes(self, path: Path) -> int:
-        """Bytes that this user may still write under ``path``."""
+        """Bytes that this user can still write under ``path``."""
         return shutil.disk_usage(path).free
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a folder and all in it; nothing happens if it is not there. Symbolic links are not followed."""
+        """Remove a folder and its content, if it exists. Symbolic links are not followed."""
         if path.is_symlink() or path.is_file():
             self.remove_file(path)
             return
@@ -76,22 +76,22 @@ class Disk:
         self.remove_folder(path)
 
     def discard(self, path: Path) -> None:
-        """Remove a tree as far as the disk allows; what stays is removed when the store is opened next."""
+        """Remove a tree as far as possible, without errors. The next opening of the store removes what is left."""
         with contextlib.suppress(OSError):
             self.remove_tree(path)
 
 
 def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
-    """Create a folder, and those above it that are missing.
+    """Create a folder and its missing parents.
 
     Args:
-        disk: where.
+        disk: file-system operations.
         path: the folder.
-        inside: a folder above it that has to exist: where it is gone, its file system may be, and nothing is made in
-            its place. None where all of them may be made.
+        inside: a parent that has to exist and is never created: if it is missing, its file system may be unmounted.
+            None if all parents may be created.
 
     Raises:
-        OSError: the disk refused, or there is no ``inside``.
+        OSError: an operation failed, or ``inside`` does not exist.
     """
     if path == inside:
         return
@@ -105,16 +105,16 @@ def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
 
 
 def make_checkpoints_folder(disk: Disk, root: Path, folder: RunFolder | None) -> None:
-    """Make the folder that checkpoints lie in, if it is missing, and never in place of a run's folder that has gone.
+    """Create the folder for checkpoints if it is missing. Never create a run folder that has disappeared.
 
     Args:
-        disk: where.
-        root: the folder.
-        folder: of the run, in which it lies; None for no run.
+        disk: file-system operations.
+        root: the folder for checkpoints.
+        folder: the run folder that contains ``root``; None outside a run.
 
     Raises:
-        LostError: the run's folder is gone.
-        OSError: the disk refused.
+        LostError: the run folder has disappeared.
+        OSError: an operation failed.
     """
     if folder is None:
         make_folders(disk, root)
@@ -125,7 +125,7 @@ def make_checkpoints_folder(disk: Disk, root: Path, folder: RunFolder | None) ->
     make_folders(disk, root, inside=folder.path)
     try:
         folder.check()
-    except StorageError:  # it went in between
+    except StorageError:  # it disappeared after the first check
         disk.discard(root)
         raise
 
@@ -133,30 +133,29 @@ def make_checkpoints_folder(disk: Disk, root: Path, folder: RunFolder | None) ->
 @sendable
 @dataclass(frozen=True)
 class FileRecord:
-    """What the manifest says of one file."""
+    """Size and hash of a file, as listed in the manifest."""
 
     bytes: int
     sha256: str
 
 
 class HashedFile:
-    """A new file, written once from start to end, hashed on the way and durable once closed.
+    """A new file that is written once, sequentially, hashed while written, and fsynced when it closes.
 
-    The error of a write is kept, later writes are dropped, and the error is raised by ``check`` and by leaving the
-    ``with`` block: torch's zip writer cannot be interrupted inside a record without burying the cause under errors
-    of its own.
+    If a write fails, its error is stored and later writes do nothing. ``check`` raises the error, and so does leaving
+    the ``with`` block. The reason: an exception inside torch's zip writer is hidden by errors of the zip writer.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._file = disk.create(path)
         self._hash = hashlib.sha256()
-        self._buffer = bytearray()  # torch.save writes many small pieces
+        self._buffer = bytearray()  # torch.save makes many small writes
         self._position = 0
         self._error: BaseException | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append all of ``data``; returns its length in bytes."""
+        """Append all of ``data``; return its length in bytes."""
         view = memoryview(data).cast("B")
         self._position += len(view)
         if len(self._buffer) + len(view) <= _BUFFER_BYTES:
@@ -183,16 +182,16 @@ class HashedFile:
         return self._position
 
     def flush(self) -> None:
-        """For writers that flush: the buffer goes to the disk when the file is complete."""
+        """Do nothing: the buffer is written when the file is complete. Some writers need this method."""
 
     def check(self) -> None:
-        """Raise the error of an earlier write, if there was one."""
+        """Raise the error of an earlier write, if one failed."""
         if self._error is not None:
             raise self._error
 
     @property
     def record(self) -> FileRecord:
-        """Length and hash of what was written."""
+        """Size and hash of the bytes written."""
         return FileRecord(self._position, self._hash.hexdigest())
 
     def __enter__(self) -> Self:
@@ -211,14 +210,14 @@ class HashedFile:
 
 
 def write_file(disk: Disk, path: Path, data: bytes) -> FileRecord:
-    """Write a new file durably."""
+    """Write a new file and fsync it."""
     with HashedFile(disk, path) as file:
         file.write(data)
     return file.record
 
 
 def copy_file(disk: Disk, source: Path, path: Path) -> FileRecord:
-    """Copy a file durably to a new name."""
+    """Copy a file to a new file and fsync it."""
     with source.open("rb") as original, HashedFile(disk, path) as file:
         while data := original.read(_COPY_BYTES):
             file.write(data)
@@ -228,7 +227,12 @@ def copy_file(disk: Disk, source: Path, path: Path) -> FileRecord:
 
 @dataclass(frozen=True)
 class Remedy:
-    """What a user can do when the disk refuses, besides mending it."""
+    """Advice for a user whose storage failed, besides repairing it; phrases that complete a sentence.
+
+    Attributes:
+        elsewhere: how to use other storage.
+        less: how to need less space; empty if there is no way.
+    """
 
     elsewhere: str
     less: str = ""
@@ -250,27 +254,27 @@ _REMEDY_BY_ERRNO = {
 
 
 def storage_error(
-    exc: OSError, doing: str, folder: Path, needed: int | None = None, remedy: Remedy = RUN_REMEDY
+    exc: OSError, failure: str, folder: Path, needed: int | None = None, remedy: Remedy = RUN_REMEDY
 ) -> StorageError:
-    """The error a user sees when the disk refused.
+    """Build the error that a user sees when a file-system operation failed.
 
     Args:
-        exc: what the system said.
-        doing: what was being done, as in "cannot save the checkpoint of step 40".
-        folder: where.
-        needed: bytes that the whole operation writes, if known.
-        way_out: what else would work for whoever asked for it.
+        exc: error of the system.
+        failure: what could not be done, such as "cannot save the checkpoint of step 40".
+        folder: folder that was written or read.
+        needed: bytes that the complete operation writes, if known.
+        remedy: what the user can do.
     """
     reason = exc.strerror or str(exc)
     where = f"{exc.filename}: " if exc.filename else ""
     need = "" if needed is None else f" It needs {human_bytes(needed)} ({needed} bytes) in {folder}."
-    other = "see that the storage is there and healthy, then run the same command again"
+    other = "check that the storage is mounted and healthy, then run the same command again"
     advice = _REMEDY_BY_ERRNO.get(exc.errno or 0, other).format(less=remedy.less, elsewhere=remedy.elsewhere)
-    return StorageError(f"{doing} in {folder}: {where}{reason}.{need} What would work: {advice}.")
+    return StorageError(f"{failure} in {folder}: {where}{reason}.{need} What would work: {advice}.")
 
 
 def human_bytes(count: int) -> str:
-    """A size for people: 1536 -> '1.5 KiB'."""
+    """Format a size for humans: 1536 -> '1.5 KiB'."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

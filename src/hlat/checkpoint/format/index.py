@@ -1,13 +1,13 @@
-"""The index of a checkpoint's tensors: name -> shape, dtype, and which bytes of which file.
+"""The index of a checkpoint: tensor name -> shape, dtype, and the byte range of each chunk in a file.
 
-    where the blocks of all processes lie --checks--> .metadata, a pickle as torch.distributed.checkpoint (DCP) has it
+    stored chunks of all processes --checks--> .metadata, a pickle in the format of torch.distributed.checkpoint (DCP)
     .metadata --read_pickle--> names, numbers --checks--> StoredTensor by name
 
-A tensor may be saved in several blocks (DCP calls them chunks); together they are the tensor, each element once.
+A tensor may be saved in several chunks, which cover it exactly once.
 
-The file is never unpickled: ``pickled.py`` reads the plain values of it, in which torch's classes are names and no
-more. What they say is then held against the files they speak of, so that nothing absurd is allocated and nothing
-outside the checkpoint is opened. Each check takes time in proportion to the file, or n log n.
+The file is never unpickled: ``pickled.py`` reads its plain values, in which torch's classes are only names. The values
+are then checked against the sizes of the checkpoint's files, so that a damaged or hostile index can neither cause huge
+allocations nor open files outside the checkpoint. Each check takes O(n) or O(n log n) time for an index of n bytes.
 """
 
 import gc
@@ -54,7 +54,7 @@ _KNOWN = frozenset(
         f"{_DCP}.metadata._MEM_FORMAT_ENCODING",
         "torch.Size",
         "torch.serialization._get_layout",
-        "builtins.getattr",  # some releases of Python (3.11.2 is one) pickle the members of an enum so
+        "builtins.getattr",  # some Python releases (3.11.2, for example) pickle enum members this way
     }
 )
 _DTYPES: dict[str, torch.dtype] = {
@@ -72,11 +72,11 @@ _DIMENSIONS = 64  # more than any tensor has
 @sendable
 @dataclass(frozen=True)
 class StoredChunk:
-    """A block of a tensor and where it was written: ``length`` bytes from ``begin`` on in ``file``."""
+    """A chunk of a tensor and its position on disk: ``length`` bytes of ``file``, starting at byte ``begin``."""
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]  # of the full tensor
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
@@ -86,7 +86,7 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor and the blocks that it was written in; together they are the tensor, each element once."""
+    """A tensor and the chunks it was written in, which cover it exactly once."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -94,13 +94,13 @@ class StoredTensor:
 
 
 def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> FileRecord:
-    """Write the index of what all processes wrote, durably.
+    """Write the index of the chunks that all processes wrote, and fsync it.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a file-system operation failed.
     """
     tensors: dict[str, TensorStorageMetadata] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
     boxes: dict[str, list[Box]] = {}
     for chunk in chunks:
         size, offsets = torch.Size(chunk.shape), torch.Size(chunk.offsets)
@@ -108,12 +108,12 @@ def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> File
         assert (entry.size, entry.properties.dtype) == (size, chunk.dtype), f"{chunk.name} is one tensor"
         entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(chunk.sizes)))
         boxes.setdefault(chunk.name, []).append((chunk.offsets, chunk.sizes))
-        places[MetadataIndex(chunk.name, offsets)] = _StorageInfo(chunk.file, chunk.begin, chunk.length)
+        storage[MetadataIndex(chunk.name, offsets)] = _StorageInfo(chunk.file, chunk.begin, chunk.length)
     for name, entry in tensors.items():
         problem = cover_problem(tuple(entry.size), boxes[name])
         assert not problem, f"{name}: {problem}"
-    # No paths and no random ids: the same state gives the same index.
-    index = Metadata(dict(tensors), storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
+    # The index has no paths and no random ids, so equal states give equal bytes.
+    index = Metadata(dict(tensors), storage_data=storage, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
     return write_file(disk, folder / INDEX_NAME, pickle.dumps(index))
 
 
@@ -125,8 +125,8 @@ def read_index(folder: Path, file_bytes: Mapping[str, int]) -> dict[str, StoredT
         file_bytes: size in bytes of every file that the index may refer to, from the manifest.
 
     Raises:
-        CheckpointError: the file is missing, is no index, names something that is not allowed, or does not agree
-            with the files.
+        CheckpointError: the file is missing, is not an index, names a class that is not allowed, or contradicts the
+            checkpoint's files.
     """
     path = folder / INDEX_NAME
     try:
@@ -138,7 +138,7 @@ def read_index(folder: Path, file_bytes: Mapping[str, int]) -> dict[str, StoredT
 
 
 def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """``read_index`` from the bytes of the file."""
+    """Check an index given as bytes and return its tensors by name; see ``read_index`` for arguments and errors."""
     try:
         with _no_collection():
             return _tensors(read_pickle(data, _is_known), file_bytes)
@@ -148,7 +148,7 @@ def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredT
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disable the cyclic garbage collector: with millions of new objects, that takes longer than to make them."""
+    """Disable the cyclic garbage collector, which takes longer than creating the millions of objects of an index."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -168,13 +168,13 @@ def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTenso
         raise CheckpointError(f"holds a {kind}, not an index of tensors; nothing was run")
     entries, storage = _fields(index, _METADATA, "state_dict_metadata", "storage_data")
     if type(entries) is not dict or type(storage) is not dict:
-        raise CheckpointError("has no tables of tensors and of where they are")
-    places = {_key(key): place for key, place in storage.items()}
-    pieces = {name: _pieces(name, entry) for name, entry in entries.items()}
-    # A list may be named by many tensors: this bounds what is done for them by the length of the file.
-    if sum(map(len, pieces.values())) > len(places):
-        raise CheckpointError("it has more pieces of tensors than places where they are")
-    found = {name: _tensor(name, entries[name], chunks, places, file_bytes) for name, chunks in pieces.items()}
+        raise CheckpointError("has no tables of tensors and of their positions")
+    positions = {_key(key): position for key, position in storage.items()}
+    chunks = {name: _chunk_list(name, entry) for name, entry in entries.items()}
+    # Many tensors may refer to the same list of chunks. This check bounds the work by the length of the file.
+    if sum(map(len, chunks.values())) > len(positions):
+        raise CheckpointError("it has more chunks of tensors than positions of chunks")
+    found = {name: _tensor(name, entries[name], of_tensor, positions, file_bytes) for name, of_tensor in chunks.items()}
     _refuse_shared_bytes(found)
     return found
 
@@ -182,16 +182,16 @@ def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTenso
 def _key(key: Any) -> tuple[str, tuple[int, ...]]:
     name, offsets = _fields(key, _METADATA_INDEX, "fqn", "offset")
     if type(name) is not str:
-        raise CheckpointError("a place is of a tensor without a name")
-    return name, _sizes(offsets, "a place", name)
+        raise CheckpointError("a position belongs to a tensor without a name")
+    return name, _sizes(offsets, "position", name)
 
 
-def _pieces(name: Any, entry: Any) -> list[Any]:
+def _chunk_list(name: Any, entry: Any) -> list[Any]:
     if type(name) is not str or type(entry) is not PickledObject or entry.name != _TENSOR_STORAGE_METADATA:
         raise CheckpointError(f"entry {_shown(str(name))} is not a tensor")
     (chunks,) = _fields(entry, _TENSOR_STORAGE_METADATA, "chunks")
     if type(chunks) is not list:
-        raise CheckpointError(f"tensor {_shown(name)}: has no list of pieces")
+        raise CheckpointError(f"tensor {_shown(name)}: has no list of chunks")
     return chunks
 
 
@@ -199,49 +199,49 @@ def _tensor(
     name: str,
     entry: Any,
     chunks: Sequence[Any],
-    places: Mapping[tuple[str, tuple[int, ...]], Any],
+    positions: Mapping[tuple[str, tuple[int, ...]], Any],
     file_bytes: Mapping[str, int],
 ) -> StoredTensor:
     shown = f"tensor {_shown(name)}"
     properties, size = _fields(entry, _TENSOR_STORAGE_METADATA, "properties", "size")
     dtype, shape = _dtype(properties, shown), _sizes(size, "shape", name)
     if math.prod(max(1, length) for length in shape) * dtype.itemsize > _LARGEST:
-        raise CheckpointError(f"{shown}: impossible shape {shape}: it has more bytes than can be counted")
+        raise CheckpointError(f"{shown}: impossible shape {shape}: its size in bytes exceeds 2^63 - 1")
     boxes = [_box(chunk, name) for chunk in chunks]
     if problem := cover_problem(shape, boxes):
         raise CheckpointError(f"{shown}: {problem}")
     stored = []
     for offsets, sizes in boxes:
-        if (name, offsets) not in places:
-            raise CheckpointError(f"{shown}: nothing says where its piece at {offsets} is")
+        if (name, offsets) not in positions:
+            raise CheckpointError(f"{shown}: no position is recorded for its chunk at {offsets}")
         needed = math.prod(sizes) * dtype.itemsize
-        place = _place(shown, places[name, offsets], needed, file_bytes)
-        stored.append(StoredChunk(name, dtype, shape, offsets, sizes, *place))
+        position = _position(shown, positions[name, offsets], needed, file_bytes)
+        stored.append(StoredChunk(name, dtype, shape, offsets, sizes, *position))
     return StoredTensor(dtype, shape, tuple(stored))
 
 
 def _box(chunk: Any, name: str) -> Box:
     offsets, sizes = _fields(chunk, _CHUNK_STORAGE_METADATA, "offsets", "sizes")
-    return _sizes(offsets, "a piece", name), _sizes(sizes, "a piece", name)
+    return _sizes(offsets, "chunk", name), _sizes(sizes, "chunk", name)
 
 
-def _place(shown: str, place: Any, needed: int, file_bytes: Mapping[str, int]) -> tuple[str, int, int]:
-    """File, first byte, and length. Tensors are stored uncompressed: a piece is never larger than its bytes there."""
-    file, begin, length = _fields(place, _STORAGE_INFO, "relative_path", "offset", "length")
-    if place.state.get("transform_descriptors"):
-        raise CheckpointError(f"{shown}: stored in a form that is not known")
+def _position(shown: str, position: Any, needed: int, file_bytes: Mapping[str, int]) -> tuple[str, int, int]:
+    """File name, first byte and length of a chunk. Tensors are stored uncompressed: its elements must fit in there."""
+    file, begin, length = _fields(position, _STORAGE_INFO, "relative_path", "offset", "length")
+    if position.state.get("transform_descriptors"):
+        raise CheckpointError(f"{shown}: stored in an unknown form")
     available = file_bytes.get(file) if type(file) is str else None
     if available is None:
-        raise CheckpointError(f"{shown}: stored in {_shown(file)}, which is no file of this checkpoint")
+        raise CheckpointError(f"{shown}: stored in {_shown(file)}, which is not a file of this checkpoint")
     if not (_is_size(begin) and _is_size(length)) or begin + length > available:
         raise CheckpointError(f"{shown}: reaches beyond the end of {file}")
     if needed > length:
-        raise CheckpointError(f"{shown}: claims {needed} bytes, the file holds {length} for it")
+        raise CheckpointError(f"{shown}: needs {needed} bytes, the file has {length} for it")
     return file, begin, length
 
 
 def _refuse_shared_bytes(tensors: Mapping[str, StoredTensor]) -> None:
-    """Two pieces never lie on the same bytes: a small file would be read as often as an index likes."""
+    """Raise CheckpointError if two chunks overlap in a file: an index could have a small file read many times."""
     chunks = sorted(_chunks(tensors), key=lambda chunk: (chunk.file, chunk.begin))
     for chunk, following in itertools.pairwise(chunks):
         if chunk.file == following.file and chunk.begin + chunk.length > following.begin:
@@ -255,9 +255,13 @@ def _chunks(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredChunk]:
 
 
 def _fields(made: Any, kind: str, *names: str) -> list[Any]:
-    """Fields of an object of one of DCP's classes."""
+    """Fields of an object of one of DCP's classes.
+
+    Raises:
+        CheckpointError: it is an object of another class, or lacks a field.
+    """
     if type(made) is not PickledObject or made.name != kind or type(made.state) is not dict:
-        raise CheckpointError(f"something else stands where a {kind.rpartition('.')[2]} belongs")
+        raise CheckpointError(f"expected a {kind.rpartition('.')[2]}, found something else")
     try:
         return [made.state[name] for name in names]
     except KeyError as absent:
@@ -265,7 +269,7 @@ def _fields(made: Any, kind: str, *names: str) -> list[Any]:
 
 
 def _sizes(value: Any, kind: str, name: str) -> tuple[int, ...]:
-    """The numbers of a torch.Size."""
+    """Numbers of a torch.Size; ``kind`` names the value in the error."""
     numbers = (
         value.arguments[0] if type(value) is PickledObject and value.name == "torch.Size" and value.arguments else None
     )
@@ -281,7 +285,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _dtype(properties: Any, shown: str) -> torch.dtype:
-    """The dtype of a dense tensor: the first of what DCP keeps of its properties, beside its layout."""
+    """Data type of a dense tensor: the first of the properties that DCP stores; the second one is the layout."""
     is_kind = type(properties) is PickledObject and properties.name == _TENSOR_PROPERTIES
     state = properties.state if is_kind else None
     dtype, layout = state[:2] if type(state) is tuple and len(state) > 1 else (None, None)
@@ -289,12 +293,12 @@ def _dtype(properties: Any, shown: str) -> torch.dtype:
     if found is None:
         raise CheckpointError(f"{shown}: impossible dtype")
     if type(layout) is not PickledObject or layout.arguments != ("torch.strided",):
-        raise CheckpointError(f"{shown}: stored in a layout that is not known")
+        raise CheckpointError(f"{shown}: stored in an unknown memory layout")
     return found
 
 
 def _shown(name: Any) -> str:
-    """A name in a message: short, and without characters that a terminal would obey."""
+    """Format a name for a message: shortened, and without control characters."""
     text = name if type(name) is str else type(name).__name__
     text = text if len(text) <= 200 else text[:200] + "..."
     return text if text.isprintable() else repr(text)

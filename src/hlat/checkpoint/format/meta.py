@@ -1,9 +1,9 @@
-"""``meta.json``: what a checkpoint says of itself, and which types its fields have.
+"""Metadata of a checkpoint, ``meta.json``, and the types of its fields.
 
-    bytes --parse_meta--> a mapping whose known fields have the types below; others are left as they are
+    bytes --parse_meta--> a mapping whose known fields have the types below; other fields are not checked
 
-Every reader of a checkpoint comes by here, ``verify`` too: a file that was edited and sealed anew is damage that is
-named, not a surprise in the middle of a verb.
+Every reader of a checkpoint uses this check, including ``verify``. So a file that was edited, with its checksums
+updated, is reported as damage; it cannot cause an unexpected error later.
 """
 
 import json
@@ -27,7 +27,7 @@ class _Strict(BaseModel):
 
 
 class _SpecialIds(_Strict):
-    """As ``hlat.model.hf.SpecialIds``."""
+    """Fields of ``hlat.model.hf.SpecialIds``."""
 
     model_config = ConfigDict(extra="forbid")
     bos: _Ids = None
@@ -41,7 +41,7 @@ class _Rollback(_Strict):
 
 
 class _Anomalies(_Strict):
-    """As ``hlat.resilience.AnomalyPolicy.state`` gives it."""
+    """Fields of ``hlat.resilience.AnomalyPolicy.state()``."""
 
     losses: list[float]
     norms: list[float]
@@ -50,7 +50,7 @@ class _Anomalies(_Strict):
 
 
 class _Meta(_Strict):
-    """A run's checkpoint has a recipe, imported weights have a model."""
+    """Fields of ``meta.json``. The checkpoint of a run has a recipe, imported weights have a model section."""
 
     step: _Count = 0
     samples: _Count = 0
@@ -65,26 +65,26 @@ class _Meta(_Strict):
 
 
 def check_meta(data: bytes, step: int) -> None:
-    """See that a checkpoint says of itself what its manifest says.
+    """Check the metadata, and that its step is the manifest's step.
 
     Raises:
-        CheckpointError: as ``parse_meta`` does, or it is of another step.
+        CheckpointError: ``parse_meta`` raised it, or the steps differ.
     """
-    if (said := parse_meta(data).get("step", step)) != step:
-        raise CheckpointError(f"{META_NAME} is of step {said}, the manifest of step {step}")
+    if (meta_step := parse_meta(data).get("step", step)) != step:
+        raise CheckpointError(f"{META_NAME} is of step {meta_step}, the manifest of step {step}")
 
 
 def parse_meta(data: bytes) -> dict[str, Any]:
-    """Read what a checkpoint says of itself.
+    """Parse and check the metadata of a checkpoint.
 
     Args:
-        data: the file.
+        data: content of ``meta.json``.
 
     Returns:
-        Its JSON object, as it is.
+        The JSON object, unchanged.
 
     Raises:
-        CheckpointError: it is none, or a field is of another type than hlat writes; all of them are named.
+        CheckpointError: it is not a JSON object, or fields have types that hlat does not write; lists all of them.
     """
     try:
         meta = json.loads(data)
@@ -95,8 +95,8 @@ def parse_meta(data: bytes) -> dict[str, Any]:
     try:
         _Meta.model_validate(meta)
     except ValidationError as exc:
-        problems = [f"{'.'.join(map(str, one['loc']))[:100]}: {one['msg'].lower()}" for one in exc.errors()]
+        problems = [f"{'.'.join(map(str, found['loc']))[:100]}: {found['msg'].lower()}" for found in exc.errors()]
         more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
-        named = "; ".join([*problems[:_LISTED], *more])
-        raise CheckpointError(f"{META_NAME} is not what hlat writes: {named}") from None
+        listed = "; ".join([*problems[:_LISTED], *more])
+        raise CheckpointError(f"{META_NAME} has invalid fields: {listed}") from None
     return meta

@@ -1,10 +1,10 @@
-"""Rectangular regions of tensors out of the files of a checkpoint, whatever blocks they were saved in.
+"""Read rectangular regions of tensors from the files of a checkpoint, whatever chunks they were saved in.
 
-    region --index--> the blocks that it meets --> rows of each, read in parallel straight into the region's memory
+    region --index--> the chunks that it overlaps --> rows of each, read in parallel directly into the region's memory
 
-A block lies in its file as torch.save writes a tensor: an uncompressed zip archive whose record ``data/0`` holds the
-elements in row-major order (APPNOTE.TXT of the zip format, sections 4.3.7 and 4.4). The elements are read from there,
-so that a process reads the rows it needs and no others, and nothing is ever unpickled.
+A chunk is stored as torch.save writes a tensor: an uncompressed zip archive whose record ``data/0`` has the elements in
+row-major order (APPNOTE.TXT of the zip format, sections 4.3.7 and 4.4). The elements are read from that record, so a
+process reads only the rows it needs, and nothing is unpickled.
 """
 
 import math
@@ -24,14 +24,14 @@ from hlat.checkpoint.format.index import StoredChunk, StoredTensor
 from hlat.runtime import CheckpointError
 
 _THREADS = min(8, os.cpu_count() or 1)
-_BATCH_BYTES = 1 << 24  # rows of which only some columns are wanted are read so many bytes at a time
+_BATCH_BYTES = 1 << 24  # read at a time if only some columns of the rows are needed
 
-_LOCAL_HEADER = struct.Struct("<26xHH")  # ends with the lengths of name and extra field, which follow it
+_LOCAL_HEADER = struct.Struct("<26xHH")  # its last fields: lengths of file name and extra field, which follow it
 
 
 @dataclass(frozen=True)
 class Region:
-    """A block of a saved tensor that is to be read; it lies inside the tensor."""
+    """A rectangular region of a saved tensor, to be read; it lies inside the tensor."""
 
     name: str
     offsets: tuple[int, ...]
@@ -40,23 +40,23 @@ class Region:
 
 @dataclass(frozen=True)
 class _Overlap:
-    """What a region and a saved block have in common, and where it goes."""
+    """Intersection of a region and a saved chunk, and the memory it is read into."""
 
-    target: torch.Tensor  # that part of the region: a view
+    target: torch.Tensor  # view of the region's memory
     chunk: StoredChunk
-    begin: tuple[int, ...]  # of the common part, inside the block
+    begin: tuple[int, ...]  # index of the intersection's first element in the chunk
 
 
 def read_regions(folder: Path, index: Mapping[str, StoredTensor], regions: Sequence[Region]) -> list[torch.Tensor]:
-    """Read regions, on the CPU, in the saved dtype.
+    """Read regions into new CPU tensors of the saved dtype.
 
     Args:
         folder: the checkpoint.
-        index: of its tensors, checked (``read_index``).
-        regions: of tensors in the index.
+        index: its tensors by name, from ``read_index``.
+        regions: regions of tensors in the index.
 
     Raises:
-        CheckpointError: the files do not hold what the index says.
+        CheckpointError: a file cannot be read, or contradicts the index.
     """
     found: list[torch.Tensor] = []
     overlaps: list[_Overlap] = []
@@ -79,11 +79,11 @@ def _overlaps(region: Region, target: torch.Tensor, saved: StoredTensor) -> Iter
         ends = zip(region.offsets, region.sizes, chunk.offsets, chunk.sizes, strict=True)
         sizes = [min(a + m, b + n) - start for start, (a, m, b, n) in zip(begin, ends, strict=True)]
         if min(sizes, default=1) > 0:
-            part = target
+            view = target
             for dimension, (start, size) in enumerate(zip(begin, sizes, strict=True)):
-                part = part.narrow(dimension, start - region.offsets[dimension], size)
+                view = view.narrow(dimension, start - region.offsets[dimension], size)
             inside = tuple(start - offset for start, offset in zip(begin, chunk.offsets, strict=True))
-            yield _Overlap(part, chunk, inside)
+            yield _Overlap(view, chunk, inside)
 
 
 def _read(folder: Path, overlap: _Overlap) -> None:
@@ -100,16 +100,16 @@ def _read(folder: Path, overlap: _Overlap) -> None:
             return
         step = max(1, _BATCH_BYTES // row)
         for done in range(0, target.shape[0], step):
-            part = target[done : done + step]
-            rows = torch.empty((part.shape[0], *sizes[1:]), dtype=target.dtype)
+            batch = target[done : done + step]
+            rows = torch.empty((batch.shape[0], *sizes[1:]), dtype=target.dtype)
             _fill(file, start + (first + done) * row, rows)
             for dimension, column in enumerate(columns, start=1):
-                rows = rows.narrow(dimension, column, part.shape[dimension])
-            part.copy_(rows)
+                rows = rows.narrow(dimension, column, batch.shape[dimension])
+            batch.copy_(rows)
 
 
 def _fill(file: FileIO, position: int, target: torch.Tensor) -> None:
-    """Read the bytes of a contiguous tensor."""
+    """Read bytes from a position of a file into a contiguous tensor."""
     view = memoryview(cast(Any, target.reshape(-1).view(torch.uint8).numpy()))
     file.seek(position)
     while view:
@@ -119,23 +119,27 @@ def _fill(file: FileIO, position: int, target: torch.Tensor) -> None:
         view = view[count:]
 
 
-def _elements(file: FileIO, place: StoredChunk, nbytes: int) -> int:
-    """Where in its file the elements of a block begin; they must be ``nbytes`` long and lie inside its bytes."""
-    with ZipFile(cast(Any, _Slice(file, place.begin, place.length))) as archive:
+def _elements(file: FileIO, chunk: StoredChunk, nbytes: int) -> int:
+    """Byte position in the file of a chunk's elements.
+
+    Raises:
+        ValueError: the chunk's bytes have no record of ``nbytes`` uncompressed bytes of elements.
+    """
+    with ZipFile(cast(Any, _Slice(file, chunk.begin, chunk.length))) as archive:
         records = [record for record in archive.infolist() if record.filename.endswith("/data/0")]
     if len(records) != 1 or records[0].compress_type != ZIP_STORED or records[0].file_size != nbytes:
-        raise ValueError(f"{file.name!r} does not hold {nbytes} bytes of elements at {place.begin}")
-    header = place.begin + records[0].header_offset
+        raise ValueError(f"{file.name!r} does not hold {nbytes} bytes of elements at {chunk.begin}")
+    header = chunk.begin + records[0].header_offset
     file.seek(header)
     name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start: int = header + _LOCAL_HEADER.size + name + extra
-    if not place.begin <= start <= place.begin + place.length - nbytes:
-        raise ValueError(f"{file.name!r} holds elements outside their place at {place.begin}")
+    if not chunk.begin <= start <= chunk.begin + chunk.length - nbytes:
+        raise ValueError(f"{file.name!r} holds elements outside their byte range at {chunk.begin}")
     return start
 
 
 class _Slice(RawIOBase):
-    """Some bytes of an open file as a file of their own."""
+    """A byte range of an open file, as a file object."""
 
     def __init__(self, file: FileIO, offset: int, length: int) -> None:
         self._file, self._offset, self._length = file, offset, length
@@ -150,7 +154,7 @@ class _Slice(RawIOBase):
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
         base = {SEEK_SET: 0, SEEK_CUR: self._position, SEEK_END: self._length}[whence]
         if base + offset < 0:
-            raise OSError("before the beginning")  # what a real file does; ZipFile relies on it
+            raise OSError("before the beginning")  # as a real file does; ZipFile relies on it
         self._position = base + offset
         return self._position
 

@@ -1,11 +1,11 @@
-"""A pickle as plain values. Nothing that it names is imported, and nothing that it asks for is called.
+"""Read a pickle as plain values. Nothing that it names is imported, and nothing is called.
 
     bytes --read_pickle--> dict, list, tuple, str, int, float, bool, None
-                           Name    where it names a class or a function
-                           Made    where it calls one: the name, the arguments, and the state that it was given
+                           PickledName     for a class or a function that the pickle names
+                           PickledObject   for a call: the name, the arguments, and the state set afterwards
 
-A pickle is a program for a machine with a stack (``pickletools`` in Python's standard library documents it). This one
-knows the instructions that ``pickle.dumps`` writes for data, in protocols 2 to 5, and refuses every other one.
+A pickle is a program for a stack machine (documented by ``pickletools`` in Python's standard library). This machine
+has the opcodes that ``pickle.dumps`` writes for data, in protocols 2 to 5, and refuses all others.
 """
 
 import struct
@@ -18,14 +18,14 @@ from hlat.runtime import CheckpointError
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PickledName:
-    """A class or a function that the pickle names, as ``module.name``."""
+    """A class or a function that a pickle names, as ``module.name``."""
 
     text: str
 
 
 @dataclass(eq=False, slots=True)
 class PickledObject:
-    """What the pickle would have made: ``name(*arguments)``, then given ``state`` (None where it gives none)."""
+    """An object that unpickling would create: ``name(*arguments)``, then ``state`` set on it (None if not set)."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -33,18 +33,18 @@ class PickledObject:
 
 
 def read_pickle(data: bytes, is_known: Callable[[str], bool]) -> Any:
-    """The value that a pickle describes.
+    """Read the value that a pickle describes.
 
-    Time and memory are proportional to its length. Values may be shared, and a list may contain itself: follow only as
-    many levels as are expected.
+    Time and memory are proportional to the length of the pickle. Values may be shared, and a list may contain itself:
+    callers must not recurse deeper than the structure they expect.
 
     Args:
-        data: all of it.
-        is_known: whether ``module.name`` may occur.
+        data: the complete pickle.
+        is_known: returns True if the pickle may contain the name ``module.name``.
 
     Raises:
-        CheckpointError: it names anything else.
-        ValueError: it is damaged, or has instructions that data does not need.
+        CheckpointError: it has a name that is not known.
+        ValueError: it is damaged, or has opcodes that plain data does not need.
     """
     machine = _Machine(data, is_known)
     try:
@@ -56,7 +56,7 @@ def read_pickle(data: bytes, is_known: Callable[[str], bool]) -> Any:
 
 
 def _run(machine: "_Machine", data: bytes) -> Any:
-    """Follow the instructions to the end. The most frequent ones, half of all, stand here: a call costs more."""
+    """Run the opcodes to the end. The most frequent ones, half of all, are inlined here to save function calls."""
     at, stack, memo, number = 0, machine.stack, machine.memo, _U32.unpack_from
     while True:
         code = data[at]
@@ -78,9 +78,9 @@ def _run(machine: "_Machine", data: bytes) -> Any:
 
 
 class _Machine:
-    """State of the pickle machine: position, stack, stacks below open marks, and memo.
+    """State of the stack machine: position, stack, stacks below open marks, and memo.
 
-    The memo is a dictionary, so that an entry with a large number takes no more room than any other.
+    The memo is a dictionary, so an entry with a large key takes no more memory than any other.
     """
 
     __slots__ = ("at", "below", "data", "is_known", "memo", "stack")
@@ -92,13 +92,13 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def unsigned(self, form: struct.Struct) -> int:
-        """The number that comes next."""
+        """Read the next unsigned number."""
         (number,) = form.unpack_from(self.data, self.at)
         self.at += form.size
         return int(number)
 
     def bytes(self, count: int) -> bytes:
-        """The bytes that come next."""
+        """Read the next ``count`` bytes."""
         end = self.at + count
         if end > len(self.data):
             raise IndexError
@@ -106,8 +106,8 @@ class _Machine:
         self.at = end
         return found
 
-    def popped(self, count: int) -> tuple[Any, ...]:
-        """The last values of the stack."""
+    def pop(self, count: int) -> tuple[Any, ...]:
+        """Pop the last ``count`` values of the stack."""
         stack = self.stack
         if len(stack) < count:
             raise IndexError
@@ -115,8 +115,8 @@ class _Machine:
         del stack[len(stack) - count :]
         return values
 
-    def since_mark(self) -> list[Any]:
-        """The values since the last mark, which is closed."""
+    def pop_mark(self) -> list[Any]:
+        """Pop the values since the last mark, and close that mark."""
         values, self.stack = self.stack, self.below.pop()
         return values
 
@@ -132,7 +132,7 @@ def _mark(it: _Machine) -> None:
 
 def _protocol(it: _Machine) -> None:
     if (version := it.unsigned(_U8)) > 5:
-        raise ValueError(f"protocol {version} is not known")
+        raise ValueError(f"unknown pickle protocol {version}")
 
 
 def _constant(value: Any) -> Callable[[_Machine], None]:
@@ -156,38 +156,38 @@ def _text(form: struct.Struct) -> Callable[[_Machine], None]:
 
 
 def _tuple(it: _Machine) -> None:
-    values = tuple(it.since_mark())
+    values = tuple(it.pop_mark())
     it.stack.append(values)
 
 
 def _short_tuple(count: int) -> Callable[[_Machine], None]:
-    return lambda it: it.stack.append(it.popped(count))
+    return lambda it: it.stack.append(it.pop(count))
 
 
 def _append(it: _Machine, values: Sequence[Any]) -> None:
     target = it.stack[-1]
     if type(target) is not list:
-        raise ValueError("something is added to what is no list")
+        raise ValueError("an item is appended to a value that is not a list")
     target.extend(values)
 
 
 def _set_items(it: _Machine, values: Sequence[Any]) -> None:
     target = it.stack[-1]
     if type(target) is not dict or len(values) % 2:
-        raise ValueError("an item is set in what is no dictionary")
+        raise ValueError("an item is set in a value that is not a dictionary")
     for at in range(0, len(values), 2):
         key = values[at]
         if type(key) is not str and type(key) is not PickledObject:
-            raise ValueError("a key is neither a text nor an object")
+            raise ValueError("a key is neither a string nor an object")
         target[key] = values[at + 1]
 
 
 def _name(it: _Machine, module: Any, attribute: Any) -> None:
     if type(module) is not str or type(attribute) is not str:
-        raise ValueError("a name is no text")
+        raise ValueError("a name is not a string")
     text = f"{module}.{attribute}"
     if not it.is_known(text):
-        raise CheckpointError(f"it asks for {text[:200]!r}, which no index of tensors needs; nothing was run")
+        raise CheckpointError(f"it names {text[:200]!r}, which no index of tensors needs; nothing was run")
     it.stack.append(PickledName(text))
 
 
@@ -204,7 +204,7 @@ def _global(it: _Machine) -> None:
 def _call(it: _Machine) -> None:
     arguments, function = it.stack.pop(), it.stack.pop()
     if type(function) is not PickledName or type(arguments) is not tuple:
-        raise ValueError("something is called that is no name")
+        raise ValueError("a call of something that is not a name")
     it.stack.append(PickledObject(function.text, arguments))
 
 
@@ -225,7 +225,7 @@ def _put(form: struct.Struct) -> Callable[[_Machine], None]:
 _STOP, _MEMOIZE, _BINGET, _LONG_BINGET = ord("."), 0x94, ord("h"), ord("j")
 _STEPS: dict[int, Callable[[_Machine], Any]] = {
     0x80: _protocol,
-    0x95: lambda it: it.bytes(8),  # how much may be read ahead: all of it has been read
+    0x95: lambda it: it.bytes(8),  # frame length, for readers that read ahead; all of the data is in memory
     ord("("): _mark,
     ord("N"): _constant(None),
     0x88: _constant(True),
@@ -244,13 +244,13 @@ _STEPS: dict[int, Callable[[_Machine], Any]] = {
     0x86: _short_tuple(2),
     0x87: _short_tuple(3),
     ord("]"): lambda it: it.stack.append([]),
-    ord("a"): lambda it: _append(it, it.popped(1)),
-    ord("e"): lambda it: _append(it, it.since_mark()),
+    ord("a"): lambda it: _append(it, it.pop(1)),
+    ord("e"): lambda it: _append(it, it.pop_mark()),
     ord("}"): lambda it: it.stack.append({}),
-    ord("s"): lambda it: _set_items(it, it.popped(2)),
-    ord("u"): lambda it: _set_items(it, it.since_mark()),
+    ord("s"): lambda it: _set_items(it, it.pop(2)),
+    ord("u"): lambda it: _set_items(it, it.pop_mark()),
     ord("c"): _global,
-    0x93: lambda it: _name(it, *it.popped(2)),
+    0x93: lambda it: _name(it, *it.pop(2)),
     ord("R"): _call,
     0x81: _call,
     ord("b"): _give_state,

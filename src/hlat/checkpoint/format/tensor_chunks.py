@@ -1,6 +1,8 @@
-"""What a process has of the state to be saved: rectangular blocks of named tensors.
+"""The state that a process saves: rectangular chunks of named tensors.
 
-HeldParameters, moments, generators --collect--> Block, Block, ...     of every process, covering each tensor once
+    LocalParameters, moments, RNG states --collect--> TensorChunk, TensorChunk, ...
+
+The chunks of all processes together cover each tensor exactly once.
 """
 
 from collections.abc import Mapping
@@ -11,15 +13,16 @@ import torch
 
 @dataclass(frozen=True)
 class TensorChunk:
-    """A block of a named tensor.
+    """A rectangular chunk of a named tensor.
 
     Attributes:
-        name: of the tensor in the checkpoint.
-        shape: of the whole tensor.
-        offsets: where the block begins in it, one number per dimension.
-        rows: the block, cut along its first dimension into tensors that lie one after another in it; views of live
-            tensors on any device. A parameter that fuses several tensors interleaves their rows.
-        replicated: whether every process has this block; the first one writes it. Otherwise no other process has it.
+        name: name of the tensor in the checkpoint.
+        shape: shape of the full tensor.
+        offsets: index of the chunk's first element in the full tensor, one number per dimension.
+        rows: the chunk, split along its first dimension into consecutive tensors: views of live tensors on any device.
+            There are several because a parameter that fuses several tensors interleaves their rows.
+        replicated: True if every process has this chunk, in which case rank 0 writes it. False if no other process
+            has it.
     """
 
     name: str
@@ -30,29 +33,32 @@ class TensorChunk:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Its own shape."""
+        """Shape of the chunk."""
         first = self.rows[0].shape
-        return tuple(first) if len(self.rows) == 1 else (sum(part.shape[0] for part in self.rows), *first[1:])
+        return tuple(first) if len(self.rows) == 1 else (sum(rows.shape[0] for rows in self.rows), *first[1:])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensor."""
+        """Data type of the tensor."""
         return self.rows[0].dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return sum(part.nbytes for part in self.rows)
+        """Size of the chunk in bytes."""
+        return sum(rows.nbytes for rows in self.rows)
 
     def tensor(self) -> torch.Tensor:
-        """The block on the CPU, contiguous, in a storage of its own size; shares the memory of ``rows`` if it can."""
-        whole = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows)
-        whole = whole.detach().cpu().contiguous()
-        return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
+        """The chunk as one contiguous CPU tensor, whose storage has exactly its size.
+
+        Shares memory with ``rows`` where that is possible.
+        """
+        joined = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows)
+        joined = joined.detach().cpu().contiguous()
+        return joined if joined.untyped_storage().nbytes() == joined.nbytes else joined.clone()
 
 
 def replicated_chunks(tensors: Mapping[str, torch.Tensor]) -> list[TensorChunk]:
-    """Whole tensors as blocks, which the first process writes."""
+    """One chunk per tensor, covering all of it, for tensors that every process has; rank 0 writes them."""
     return [
         TensorChunk(name, tuple(tensor.shape), (0,) * tensor.ndim, (tensor,), replicated=True)
         for name, tensor in tensors.items()

@@ -1,9 +1,9 @@
-"""Blocks of tensors to files, in the format of torch.distributed.checkpoint (DCP).
+"""Write tensor chunks to files, in the format of torch.distributed.checkpoint (DCP).
 
-    blocks of a process --groups--> files of its own, written and hashed in parallel --> where each block lies
+    chunks of a process --groups--> its files, written and hashed in parallel --> file and byte range of each chunk
 
-Each block is in the file as torch.save writes a tensor, whose index entry (``index.py``) says at which bytes: DCP's own
-reader reads such files too. No process waits for another one here.
+A chunk is stored in the bytes that torch.save writes for a tensor. The index (``index.py``) records their position, so
+that DCP's own reader can read these files too. Nothing here waits for another process.
 """
 
 import os
@@ -21,42 +21,42 @@ from hlat.checkpoint.format.index import StoredChunk
 from hlat.checkpoint.format.tensor_chunks import TensorChunk
 from hlat.runtime.distributed import sendable
 
-_FILE_BYTES = 1 << 30  # files are filled to about this, so that they can be hashed and read in parallel
+_FILE_BYTES = 1 << 30  # approximate file size: several files can be hashed and read in parallel
 _THREADS = min(8, os.cpu_count() or 1)
 
 
 @sendable
 @dataclass(frozen=True)
 class WriteResult:
-    """What a process wrote: its files, and the blocks in them."""
+    """Files that a process wrote, and the chunks in them."""
 
     files: dict[str, FileRecord]
     chunks: list[StoredChunk]
 
 
 def write_chunks(disk: Disk, folder: Path, chunks: Sequence[TensorChunk], rank: int) -> WriteResult:
-    """Write the blocks of a process into an existing folder, durably, but for the folder's entries.
+    """Write the chunks of a process into an existing folder and fsync the files, but not the folder itself.
 
-    At most one block per thread is copied at a time: one that is on a device, or not contiguous.
+    A chunk on a device, or one that is not contiguous, is copied first; there is at most one such copy per thread.
 
     Args:
-        disk: where its operations go.
-        folder: that of the checkpoint.
-        blocks: those that this process is to write.
-        rank: goes into the names of the files, so that no two processes write the same.
+        disk: file-system operations.
+        folder: folder of the checkpoint.
+        chunks: chunks to be written by this process.
+        rank: rank of this process; part of the file names, so that no two processes write the same file.
 
     Raises:
-        OSError: the disk refused. What was written stays for the caller to remove.
+        OSError: a file-system operation failed. The caller must remove the files written so far.
     """
     stop = threading.Event()
     tasks = [
         lambda name=name, group=group: _write_file(disk, folder, name, group, stop)
         for name, group in _groups(chunks, rank)
     ]
-    parts = _in_parallel(tasks, stop)
+    results = _in_parallel(tasks, stop)
     return WriteResult(
-        {name: record for part in parts for name, record in part.files.items()},
-        [chunk for part in parts for chunk in part.chunks],
+        {name: record for result in results for name, record in result.files.items()},
+        [chunk for result in results for chunk in result.chunks],
     )
 
 
@@ -72,8 +72,10 @@ def _write_file(
                 begin = file.tell()
                 torch.save(chunk.tensor(), cast(IO[bytes], file))
                 file.check()
-                place = (name, begin, file.tell() - begin)
-                stored.append(StoredChunk(chunk.name, chunk.dtype, chunk.shape, chunk.offsets, chunk.sizes, *place))
+                byte_range = (name, begin, file.tell() - begin)
+                stored.append(
+                    StoredChunk(chunk.name, chunk.dtype, chunk.shape, chunk.offsets, chunk.sizes, *byte_range)
+                )
     except BaseException:
         stop.set()
         raise
@@ -81,7 +83,7 @@ def _write_file(
 
 
 def _groups(chunks: Sequence[TensorChunk], rank: int) -> Iterator[tuple[str, list[TensorChunk]]]:
-    """Files to write: one kind of state (model, optimizer, rng) per file, so that weights are read alone."""
+    """Assign chunks to files; a file has one kind of state (model, optimizer, rng), so weights can be read alone."""
     kinds: dict[str, list[TensorChunk]] = {}
     for chunk in chunks:
         kinds.setdefault(chunk.name.partition(".")[0], []).append(chunk)
@@ -98,7 +100,7 @@ def _groups(chunks: Sequence[TensorChunk], rank: int) -> Iterator[tuple[str, lis
 
 
 def _in_parallel(tasks: Sequence[Callable[[], WriteResult]], stop: threading.Event) -> list[WriteResult]:
-    """Run all tasks; tell them to stop when this thread is interrupted (Ctrl-C), wait for them, and raise any error."""
+    """Run all tasks, wait for them, and raise any error. On an interrupt (Ctrl-C), tell the tasks to stop."""
     with ThreadPoolExecutor(_THREADS) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
