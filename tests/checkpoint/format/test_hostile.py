@@ -55,7 +55,7 @@ def assert_refused(folder: Path, words: str) -> None:
         resolve(folder)
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(folder).load("")
-    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+    with pytest.raises(CheckpointError, match="no checkpoint is valid"):
         CheckpointStore(folder.parent, 1).newest()
 
 
@@ -258,7 +258,7 @@ def test_a_deeply_nested_manifest_is_refused(folder: Path) -> None:
     data = b'{"format":' + b"[" * 100_000
     (folder / "manifest.json").write_bytes(data)
     (folder / "COMMITTED").write_text(sha256(data).hexdigest())
-    assert "not a manifest" in verify(folder)[0]
+    assert "not a valid manifest" in verify(folder)[0]
 
 
 def test_unlisted_files_are_never_read(folder: Path, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_a_checkpoint_that_not_every_rank_sees(tmp_path: Path, elsewhere: str) -
         return str(caught.value)
 
     messages = all_done(on_ranks(WORLD, work))
-    assert all("that rank 0 sees there is not there on" in message for message in messages)
+    assert all("does not see the checkpoint that rank 0 sees there" in message for message in messages)
     assert messages[0].startswith("rank 2: ")
 
 

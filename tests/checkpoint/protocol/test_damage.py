@@ -169,7 +169,7 @@ def test_a_reader_is_told_of_damage_in_one_line(root: Path) -> None:
     flip_a_bit(root / "step-00000003" / "model__0_0.distcp")
     program = f"from pathlib import Path; from hlat.checkpoint.protocol import resolve; resolve(Path({str(root)!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    said = "step-00000003 is damaged and passed over: model__0_0.distcp does not match its checksum"
+    said = "step-00000003 is damaged and skipped: model__0_0.distcp does not match its checksum"
     assert done.stderr == f"{root}/{said}\n" and done.stdout == ""
 
 

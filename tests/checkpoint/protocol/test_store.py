@@ -276,8 +276,8 @@ def test_where_the_required_step_is_not_the_newest_nothing_is_touched(store: Che
         store.newest(2)
     message = str(caught.value)
     assert "step-00000004: COMMITTED is missing" in message and "step-00000003: rng__0_0.distcp has 0 bytes" in message
-    assert "step-00000002: whole" in message and "before it there are step-00000001" in message
-    for step, named in ((1, "step-00000002: whole"), (3, "step-00000003: rng"), (7, "before it there are")):
+    assert "step-00000002: valid" in message and "earlier checkpoints: step-00000001" in message
+    for step, named in ((1, "step-00000002: valid"), (3, "step-00000003: rng"), (7, "earlier checkpoints:")):
         with pytest.raises(CheckpointError, match=named):
             store.newest(step)
     assert contents_of(store.root) == before
@@ -285,5 +285,7 @@ def test_where_the_required_step_is_not_the_newest_nothing_is_touched(store: Che
 
 
 def test_a_required_step_of_a_run_that_has_none(store: CheckpointStore) -> None:
-    with pytest.raises(CheckpointError, match=r"would not go on from step 5.*\n.*there is none"):
+    with pytest.raises(
+        CheckpointError, match=r"the newest checkpoint is not of step 5.*\n.*there is no earlier checkpoint"
+    ):
         store.newest(5)

@@ -1,4 +1,4 @@
-"""The commit protocol: a checkpoint is written, verified, listed and removed as a whole."""
+"""Write, verify, list and remove checkpoints, each as a unit: a checkpoint is complete or does not exist."""
 
 from hlat.checkpoint.protocol.commit import (
     REPLACED_PREFIX,

@@ -1,23 +1,24 @@
-"""The commit protocol: a checkpoint appears whole, at one instant, or not at all.
+"""The commit protocol: a checkpoint appears complete, by one atomic rename, or not at all.
 
-    rank 0       .staging-<name>-<token>/   is made; each save has a token of its own
-    every rank   its tensors        into files of its own, each hashed while written, fsynced; then it reports to rank 0
-    rank 0       .metadata          the index, if the blocks of all ranks are every tensor, each element once
-                 meta.json, files   hashed and fsynced too
+    rank 0       .staging-<name>-<token>/   is created; each save draws a new random token
+    every rank   its tensors        written to its own files, hashed while written, fsynced; then reported to rank 0
+    rank 0       .metadata          the index, if the chunks of all ranks cover every tensor exactly once
+                 meta.json, files   also hashed and fsynced
                  manifest.json      sizes and sha256 of all of them
                  COMMITTED          sha256 of the manifest, the last file written
                  fsync of every folder
-                 rename .staging-<name>-<token> -> <name>      the instant
+                 rename .staging-<name>-<token> -> <name>      the commit point
                  fsync of the parent folder
 
-After each of these steps the ranks agree on whether it succeeded on all of them. If it did not, none goes on, rank 0
-removes the staging folder, and every rank raises the same kind of error. A rank that dies is one that fails: the others
-see its connections close.
+After each step the ranks exchange whether it succeeded. If it failed on any rank, all ranks stop, rank 0 removes the
+staging folder, and every rank raises the same kind of error. A rank that dies counts as a failure: the others see its
+connections close.
 
-A crash before the rename leaves a staging folder, which nothing reads and the next open removes. A writer that outlives
-its run, and still writes then, finds its folder gone; it never writes into that of another save. When a checkpoint of
-that name exists it is first renamed to ``.replaced-<name>`` and removed after the instant; a crash between the two
-renames is undone at the next open.
+A crash before the rename leaves a staging folder. Nothing reads it, and the next opening of the store removes it. A
+writer that outlives its run and is still writing then gets an error, because its folder is gone; since every save has
+its own token, it cannot write into the folder of another save. If a checkpoint of the same name exists, it is first
+renamed to ``.replaced-<name>``, and removed after the commit point. The next opening of the store undoes a crash
+between the two renames.
 """
 
 import json
@@ -62,22 +63,22 @@ from hlat.runtime.storage import RunFolder
 REPLACED_PREFIX, TRASH_PREFIX = ".replaced-", ".trash-"
 
 _TOKEN_BYTES = 4
-_OVERHEAD_BYTES = 1 << 20  # manifest and the like, generously
-_BLOCK_BYTES = 2048  # zip headers and index entry of a block, generously
+_OVERHEAD_BYTES = 1 << 20  # upper bound for manifest, marker and index header
+_CHUNK_BYTES = 2048  # upper bound for zip headers and index entry of a chunk
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """What goes into a checkpoint.
+    """Content of a checkpoint, as far as this rank writes it.
 
     Attributes:
-        step: optimizer step of the state, 0 for weights alone.
-        blocks: of tensors: those of this rank.
-        meta: JSON values only; that of rank 0 counts.
-        files: path inside the checkpoint -> file to copy there; those of rank 0 count.
-        parts: of a snapshot, which this rank adds as they are.
+        step: optimizer step of the state; 0 for weights alone.
+        chunks: tensor chunks of this rank.
+        meta: metadata, JSON values only; the other ranks' values are ignored, rank 0's is written.
+        files: path inside the checkpoint -> file to copy there; only rank 0's are copied.
+        parts: rank parts of a snapshot that this rank copies unchanged.
     """
 
     step: int
@@ -98,25 +99,25 @@ def commit(
     """Write a checkpoint folder by the protocol above. Collective.
 
     Args:
-        disk: where its operations go.
-        final: the folder that is to appear, on a file system that all ranks share.
-        content: what this rank has of it.
-        way_out: what a user can do when the disk refuses.
-        ranks: the processes that write together; None for this one alone.
-        folder: of the run that the checkpoint belongs to, in which ``final`` lies; None where it belongs to none, and
-            folders above ``final`` that are missing are made.
+        disk: file-system operations.
+        final: folder of the checkpoint, on a file system that all ranks share.
+        content: content of this rank.
+        remedy: what a user can do if the storage fails.
+        ranks: processes that write together; None for this process alone.
+        folder: folder of the run, which contains ``final``. None if the checkpoint belongs to no run; then missing
+            parents of ``final`` are created.
 
     Raises:
-        LostError: the folder of the run is gone, for whichever rank.
-        StorageError: a disk refused, on whichever rank; nothing appeared and nothing is left behind, as far as the disk
-            allows.
-        CheckpointError: a name in ``files`` leaves the folder.
+        LostError: a rank found that the run folder has disappeared.
+        StorageError: a file-system operation failed on some rank. There is no new checkpoint, and what was written has
+            been removed as far as possible.
+        CheckpointError: a name in ``files`` is not a path inside the checkpoint.
     """
     _Commit(disk, final, content, remedy, ranks or HostGroup(), folder).run()
 
 
 class _Commit:
-    """One run of the protocol."""
+    """One execution of the protocol."""
 
     def __init__(
         self,
@@ -131,20 +132,22 @@ class _Commit:
         self._folder = folder
         token = ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
         self._staging = final.with_name(f"{STAGING_PREFIX}{final.name}-{token}")
-        self._doing = f"cannot save the checkpoint {final.name}"
+        self._failure = f"cannot save the checkpoint {final.name}"
         self._chunks = [chunk for chunk in content.chunks if ranks.is_first or not chunk.replicated]
-        parts = sum(copy.part.bytes for copy in content.parts)
-        self._needed = parts + sum(chunk.nbytes + _BLOCK_BYTES for chunk in self._chunks)  # bytes; soon of all ranks
+        copied = sum(copy.part.bytes for copy in content.parts)
+        self._needed = copied + sum(
+            chunk.nbytes + _CHUNK_BYTES for chunk in self._chunks
+        )  # bytes; of this rank, then summed over all
 
     def run(self) -> None:
-        meta = self._together(lambda: self._check() if self._ranks.is_first else b"")
+        meta = self._on_all_ranks(lambda: self._check() if self._ranks.is_first else b"")
         self._needed = sum(self._ranks.all_gather(self._needed))
         try:
-            self._together(self._begin)
-            written = self._ranks.gather(self._together(self._write))
-            self._together(lambda: self._finish(written, meta) if written is not None else None)
+            self._on_all_ranks(self._begin)
+            written = self._ranks.gather(self._on_all_ranks(self._write))
+            self._on_all_ranks(lambda: self._finish(written, meta) if written is not None else None)
         except BaseException:
-            if self._ranks.is_first:  # no other rank may: it cannot know whether rank 0 is about to finish
+            if self._ranks.is_first:  # no other rank: it cannot know whether rank 0 is about to rename
                 self._disk.discard(self._staging)
             raise
 
@@ -152,25 +155,27 @@ class _Commit:
         files = self._content.files
         refused = [name for name in files if not is_safe_name(name) or name in (MANIFEST_NAME, MARKER_NAME, META_NAME)]
         if refused:
-            raise CheckpointError(f"{self._final}: cannot hold a file named {refused[0]!r}. Use a plain relative path.")
+            raise CheckpointError(
+                f"{self._final}: cannot contain a file named {refused[0]!r}. Use a plain relative path."
+            )
         meta = json.dumps(self._content.meta, indent=1, allow_nan=False).encode()
         self._needed += sum(source.stat().st_size for source in files.values()) + len(meta) + _OVERHEAD_BYTES
         return meta
 
-    def _together(self, action: Callable[[], T]) -> T:
-        """Do a step on every rank. If any fails, all of them raise, and say which one it was."""
+    def _on_all_ranks(self, action: Callable[[], T]) -> T:
+        """Run a step on every rank. If it fails on any, all ranks raise an error that names the failed rank."""
         try:
-            return self._ranks.run_on_all(lambda: self._translated(action))
+            return self._ranks.run_on_all(lambda: self._with_storage_error(action))
         except StorageError as error:
             if self._ranks.world > 1 and error.from_rank is None:
                 raise type(error)(f"rank {self._ranks.rank}: {error}") from error
             raise
 
-    def _translated(self, action: Callable[[], T]) -> T:
+    def _with_storage_error(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except OSError as exc:
-            raise storage_error(exc, self._doing, self._final.parent, self._needed, self._remedy) from exc
+            raise storage_error(exc, self._failure, self._final.parent, self._needed, self._remedy) from exc
 
     def _begin(self) -> None:
         if not self._ranks.is_first:
@@ -178,11 +183,11 @@ class _Commit:
                 self._folder.check()
             return
         make_checkpoints_folder(self._disk, self._final.parent, self._folder)
-        own = re.compile(re.escape(STAGING_PREFIX + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+        leftover = re.compile(re.escape(STAGING_PREFIX + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
         for entry in sorted(self._final.parent.iterdir()):
-            if own.fullmatch(entry.name):  # of a try that failed on a disk that did not even let it be removed
+            if leftover.fullmatch(entry.name):  # left by a failed attempt whose removal failed too
                 self._disk.remove_tree(entry)
-        check_free_space(self._disk, self._final.parent, self._needed, self._doing, self._remedy)
+        check_free_space(self._disk, self._final.parent, self._needed, self._failure, self._remedy)
         self._disk.make_folder(self._staging)
 
     def _write(self) -> WriteResult:
@@ -190,14 +195,14 @@ class _Commit:
         for copy in self._content.parts:
             written.files.update(copy.write(self._disk, self._staging))
             written.chunks.extend(copy.part.chunks)
-        if not self._ranks.is_first:  # rank 0 does it at the end; other machines have their own view of the folder
+        if not self._ranks.is_first:  # rank 0 syncs it at the end; other machines may cache the folder
             self._disk.sync_folder(self._staging)
         return written
 
     def _finish(self, written: Sequence[WriteResult], meta: bytes) -> None:
         disk, staging = self._disk, self._staging
-        records = {name: record for part in written for name, record in part.files.items()}
-        records[INDEX_NAME] = write_index(disk, staging, (chunk for part in written for chunk in part.chunks))
+        records = {name: record for result in written for name, record in result.files.items()}
+        records[INDEX_NAME] = write_index(disk, staging, (chunk for result in written for chunk in result.chunks))
         records[META_NAME] = write_file(disk, staging / META_NAME, meta)
         records |= _copy(disk, staging, self._content.files)
         write_manifest(disk, staging, CheckpointManifest(self._content.step, records))
@@ -205,23 +210,23 @@ class _Commit:
         rename_into_place(disk, staging, self._final)
 
 
-def check_free_space(disk: Disk, folder: Path, needed: int, doing: str, remedy: Remedy) -> None:
-    """Refuse before writing what cannot fit. Others may fill the disk meanwhile: writing can fail all the same.
+def check_free_space(disk: Disk, folder: Path, needed: int, failure: str, remedy: Remedy) -> None:
+    """Fail early if there is too little space. Writing can fail later too: other processes may fill the disk.
 
     Args:
-        disk: which is asked.
-        folder: where it is to be written.
-        needed: bytes.
-        doing: what is being done, as in "cannot save the checkpoint of step 40".
-        way_out: what the user can do.
+        disk: file-system operations.
+        folder: folder to be written to.
+        needed: bytes to be written.
+        failure: what could not be done, such as "cannot save the checkpoint of step 40".
+        remedy: what the user can do.
 
     Raises:
-        StorageError: fewer bytes are free.
+        StorageError: fewer than ``needed`` bytes are free.
     """
     free = disk.free_bytes(folder)
     if free < needed:
         raise StorageError(
-            f"{doing} in {folder}: it needs {human_bytes(needed)} ({needed} bytes) and "
+            f"{failure} in {folder}: it needs {human_bytes(needed)} ({needed} bytes) and "
             f"{human_bytes(free)} are free. What would work: free some space there{remedy.less}, "
             f"or {remedy.elsewhere}."
         )
@@ -241,7 +246,11 @@ def _copy(disk: Disk, staging: Path, files: Mapping[str, Path]) -> dict[str, Fil
 
 
 def rename_into_place(disk: Disk, staging: Path, final: Path) -> None:
-    """Give a checkpoint that is complete and durable its name: the instant. Raises OSError as the disk does."""
+    """Rename a complete, fsynced staging folder to its final name: the commit point.
+
+    Raises:
+        OSError: a file-system operation failed.
+    """
     if final.exists():
         replaced = final.with_name(REPLACED_PREFIX + final.name)
         disk.remove_tree(replaced)
@@ -259,10 +268,10 @@ def rename_into_place(disk: Disk, staging: Path, final: Path) -> None:
 
 
 def clean_up(disk: Disk, root: Path) -> None:
-    """Bring a folder of checkpoints to order after a crash: nothing half-written or half-removed stays.
+    """Remove what an interrupted save or removal left in a folder of checkpoints.
 
     Raises:
-        StorageError: the disk refused.
+        StorageError: a file-system operation failed.
     """
     try:
         for entry in sorted(root.iterdir()):
@@ -275,7 +284,7 @@ def clean_up(disk: Disk, root: Path) -> None:
 
 
 def _settle_replacement(disk: Disk, replaced: Path, final: Path) -> None:
-    """The new checkpoint appeared: drop the old one. It did not: put the old one back."""
+    """Remove a replaced checkpoint if the new one exists; otherwise rename it back."""
     if not final.exists():
         disk.rename(replaced, final)
         disk.sync_folder(final.parent)
@@ -284,7 +293,7 @@ def _settle_replacement(disk: Disk, replaced: Path, final: Path) -> None:
 
 
 def remove_checkpoint(disk: Disk, folder: Path) -> None:
-    """Remove a checkpoint so that a crash in between cannot leave a part of it under its name."""
+    """Remove a checkpoint. It is renamed first, so that a crash cannot leave an incomplete folder under its name."""
     trash = folder.with_name(TRASH_PREFIX + folder.name.removeprefix(REPLACED_PREFIX))
     disk.remove_tree(trash)
     disk.rename(folder, trash)

@@ -1,9 +1,9 @@
-"""What a whole checkpoint is: every file listed with its size and hash, and a marker that vouches for the list.
+"""Manifest of a checkpoint: every file with its size and hash, and a marker file with the hash of the manifest.
 
     files --sizes, sha256--> manifest.json --sha256--> COMMITTED
 
-A folder whose marker matches its manifest and whose files match the manifest is a checkpoint. Everything else is not.
-Files that the manifest does not list are never read.
+A folder is a valid checkpoint if its marker matches its manifest and its files match the manifest. Files that the
+manifest does not list are never read.
 """
 
 import errno
@@ -46,7 +46,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 @sendable
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """The files of a checkpoint, by path inside its folder ('/' between parts), and the step they belong to."""
+    """Files of a checkpoint, by path inside its folder (with '/' as separator), and the step they belong to."""
 
     step: int
     files: Mapping[str, FileRecord]
@@ -58,18 +58,18 @@ class CheckpointManifest:
 
 
 def step_folder_name(step: int) -> str:
-    """The folder name of a step: 40 -> 'step-00000040'."""
+    """Folder name of a step: 40 -> 'step-00000040'."""
     return f"step-{step:08d}"
 
 
 def step_of_path(path: Path) -> int | None:
-    """The step whose checkpoint a path belongs to, be it still written; None if it belongs to none."""
-    found = [match for part in path.parts if (match := STEP_FOLDER.search(part))]
+    """Step of the checkpoint that contains a path, also while that is being written; None if no checkpoint does."""
+    found = [match for name in path.parts if (match := STEP_FOLDER.search(name))]
     return int(found[-1][1]) if found else None
 
 
 def write_manifest(disk: Disk, folder: Path, manifest: CheckpointManifest) -> None:
-    """Write the manifest, then the marker; the folder's other files must be written already."""
+    """Write the manifest, then the marker. The folder's other files must have been written."""
     text = {"format": FORMAT, "step": manifest.step, "files": {k: asdict(v) for k, v in sorted(manifest.files.items())}}
     record = write_file(disk, folder / MANIFEST_NAME, json.dumps(text, indent=1).encode())
     write_file(disk, folder / MARKER_NAME, record.sha256.encode())
@@ -79,29 +79,29 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     """Read the manifest of a committed checkpoint.
 
     Raises:
-        CheckpointError: there is no marker, the marker is not the manifest's, or the manifest is not one.
-        StorageError: the files are there and cannot be read.
+        CheckpointError: the marker is missing or does not match the manifest, or the manifest is invalid.
+        StorageError: the files exist but cannot be read.
     """
     return check_manifest(_read(folder / MARKER_NAME), _read(folder / MANIFEST_NAME))
 
 
 def check_manifest(marker: bytes, data: bytes) -> CheckpointManifest:
-    """The manifest that a marker vouches for, from the bytes of both.
+    """Parse a manifest after comparing it with its marker; both are given as bytes.
 
     Raises:
-        CheckpointError: the marker is not the manifest's, or the manifest is not one.
+        CheckpointError: the marker does not match the manifest, or the manifest is invalid.
     """
     if marker != hashlib.sha256(data).hexdigest().encode():
         raise CheckpointError(f"{MANIFEST_NAME} does not match the checksum in {MARKER_NAME}")
     try:
         return _parse(json.loads(data))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise CheckpointError(f"{MANIFEST_NAME} is not a manifest ({type(exc).__name__}: {exc})") from exc
+        raise CheckpointError(f"{MANIFEST_NAME} is not a valid manifest ({type(exc).__name__}: {exc})") from exc
 
 
 def _parse(text: Any) -> CheckpointManifest:
     if text["format"] != FORMAT:
-        raise CheckpointError(f"format {text['format']!r} is not known to this version, which reads format {FORMAT}")
+        raise CheckpointError(f"format {text['format']!r} is unknown; this version reads format {FORMAT}")
     files = {}
     for name, entry in text["files"].items():
         if not is_safe_name(name):
@@ -119,27 +119,27 @@ def _parse(text: Any) -> CheckpointManifest:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name is a relative path that stays inside its folder on every platform."""
+    """True if a name is a relative path that stays inside its folder on every platform."""
     path = PurePosixPath(name)
     plain = not path.is_absolute() and path.as_posix() == name and ".." not in path.parts and name not in ("", ".")
     return plain and not any(character in name for character in "\\:\0")
 
 
 def verify(folder: Path) -> list[str]:
-    """Everything that is wrong with a checkpoint folder; empty for one that is whole.
+    """List everything that is wrong with a checkpoint folder; an empty list means that it is valid.
 
-    Reads every byte: files are hashed in parallel, in pieces.
+    Every byte is read; files are hashed in parallel, in blocks of 1 MiB.
 
     Raises:
-        StorageError: the storage cannot be read at all (permission, stale mount), which says nothing of the checkpoint.
+        StorageError: the storage cannot be read at all (permission, stale mount). The checkpoint may still be valid.
     """
     try:
         manifest = read_manifest(folder)
     except CheckpointError as exc:
         return [str(exc)]
     problems = []
-    named = STEP_FOLDER.fullmatch(folder.name)
-    if named and int(named[1]) != manifest.step:
+    match = STEP_FOLDER.fullmatch(folder.name)
+    if match and int(match[1]) != manifest.step:
         problems.append(f"the folder is named {folder.name}, its content is of step {manifest.step}")
     with ThreadPoolExecutor(_READERS) as pool:
         found = pool.map(lambda item: _check_file(folder, *item), manifest.files.items())
@@ -155,7 +155,7 @@ def verify(folder: Path) -> list[str]:
 
 def _check_file(folder: Path, name: str, expected: FileRecord) -> str:
     path = folder / name
-    if any(part.is_symlink() for part in [path, *path.parents][: len(PurePosixPath(name).parts)]):
+    if any(entry.is_symlink() for entry in [path, *path.parents][: len(PurePosixPath(name).parts)]):
         return f"{name} is a symbolic link"
     try:
         size = path.stat().st_size
@@ -169,7 +169,7 @@ def _check_file(folder: Path, name: str, expected: FileRecord) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """sha256 of a file, in hexadecimal, read in pieces."""
+    """Compute the sha256 of a file, in hexadecimal, reading 1 MiB at a time."""
     digest = hashlib.sha256()
     buffer = bytearray(_READ_BYTES)
     view = memoryview(buffer)
@@ -187,7 +187,13 @@ def _read(path: Path) -> bytes:
 
 
 def _unreadable(path: Path, name: str, exc: OSError) -> str:
-    """A file that is gone or on a bad block is the checkpoint's fault; any other refusal is the storage's."""
+    """Describe why a file of a checkpoint cannot be read.
+
+    A missing file and an I/O error are damage of the checkpoint.
+
+    Raises:
+        StorageError: any other error, which is a problem of the storage.
+    """
     if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return f"{name} is missing"
     if exc.errno == errno.EIO:

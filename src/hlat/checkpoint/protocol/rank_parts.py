@@ -1,12 +1,12 @@
-"""A part of a snapshot: what one rank had of the state, in a folder that says by itself whether it is whole.
+"""Rank parts: a snapshot consists of one folder per rank, with the state stored on that rank and its own manifest.
 
-    blocks of a rank --write_part--> rank-00003/  model__3_0.distcp ...   as in a checkpoint
-                                                  part.json               where each block lies, sizes, sha256
+    chunks of a rank --write_part--> rank-00003/  model__3_0.distcp ...   as in a checkpoint
+                                                  part.json               position of each chunk, sizes, sha256
                                                   COMMITTED               sha256 of part.json, the last file written
-    folder --read_part--> Part --part_problems--> every byte compared
+    folder --read_part--> RankPart --verify_part--> every byte compared
 
-The folder appears by a rename, as a checkpoint does. Parts belong together if they have the same token: each snapshot
-draws a new one, so that parts of two attempts at one step are never taken for one state.
+Like a checkpoint, the folder appears by an atomic rename. Parts belong to the same snapshot if they have the same
+token. Each snapshot draws a new random token, so parts of two attempts at the same step are never combined.
 """
 
 import hashlib
@@ -40,16 +40,16 @@ _FORMAT = 1
 @sendable
 @dataclass(frozen=True)
 class RankPart:
-    """What a part says of itself.
+    """Manifest of a rank part, ``part.json``.
 
     Attributes:
-        token: of the snapshot.
+        token: random token of the snapshot.
         step: optimizer steps done.
-        rank: whose part it is.
-        world: how many parts there are.
+        rank: rank that wrote the part.
+        world: number of parts, which is the world size.
         files: path inside the folder -> size and hash.
-        blocks: what of which tensor is in which file.
-        meta: that of the checkpoint; of rank 0's part only.
+        chunks: position of each tensor chunk in the files.
+        meta: metadata of the checkpoint, in rank 0's part; None in the others.
     """
 
     token: str
@@ -62,49 +62,53 @@ class RankPart:
 
     @property
     def bytes(self) -> int:
-        """Of its files."""
+        """Total size of the files in bytes."""
         return sum(record.bytes for record in self.files.values())
 
 
 def part_folder_name(rank: int) -> str:
-    """The name of the folder of a rank's part."""
+    """Folder name of a rank part: 3 -> 'rank-00003'."""
     return f"rank-{rank:05d}"
 
 
 def write_part(
     disk: Disk, final: Path, part: RankPart, chunks: Sequence[TensorChunk], copied: Mapping[str, Path]
 ) -> tuple[RankPart, bytes]:
-    """Write a part durably.
+    """Write a rank part and fsync it.
 
     Args:
-        disk: where its operations go.
-        final: the folder that is to appear.
-        part: without files and blocks.
-        blocks: what is written.
+        disk: file-system operations.
+        final: folder of the part.
+        part: the part without files and chunks.
+        chunks: tensor chunks to be written.
         copied: path inside the folder -> file to copy there.
 
     Returns:
-        The part, and the text of its ``part.json``.
+        The part with its files and chunks, and the content of ``part.json``.
 
     Raises:
-        OSError: the disk refused. What was written stays for the caller to remove.
+        OSError: a file-system operation failed. The caller must remove what was written so far.
     """
     staging = final.with_name(STAGING_PREFIX + final.name)
     disk.remove_tree(staging)
-    make_folders(disk, staging, inside=final.parent.parent)  # the run's, on this machine
+    make_folders(disk, staging, inside=final.parent.parent)  # the run's snapshot folder on this machine
     written = write_chunks(disk, staging, chunks, part.rank)
     records = dict(written.files)
     for name, source in copied.items():
         make_folders(disk, (staging / name).parent, inside=staging)
         records[name] = copy_file(disk, source, staging / name)
-    whole = RankPart(part.token, part.step, part.rank, part.world, records, written.chunks, part.meta)
-    text = _text(whole)
+    complete = RankPart(part.token, part.step, part.rank, part.world, records, written.chunks, part.meta)
+    text = _text(complete)
     finish_part(disk, staging, final, text)
-    return whole, text
+    return complete, text
 
 
 def finish_part(disk: Disk, staging: Path, final: Path, text: bytes) -> None:
-    """Write what vouches for the files of a part, and give it its name. Raises OSError as the disk does."""
+    """Write ``part.json`` and the marker of a part, fsync, and rename the folder to its final name.
+
+    Raises:
+        OSError: a file-system operation failed.
+    """
     record = write_file(disk, staging / PART_NAME, text)
     write_file(disk, staging / MARKER_NAME, record.sha256.encode())
     for folder in sorted(path for path in staging.rglob("*") if path.is_dir()):
@@ -116,10 +120,10 @@ def finish_part(disk: Disk, staging: Path, final: Path, text: bytes) -> None:
 
 
 def read_part(folder: Path) -> RankPart:
-    """What a part says of itself; its files are not looked at.
+    """Read the manifest of a part; its other files are not read.
 
     Raises:
-        CheckpointError: it is not one, or damaged.
+        CheckpointError: the folder is not a rank part, or its manifest is damaged.
     """
     try:
         marker, text = (folder / MARKER_NAME).read_bytes(), (folder / PART_NAME).read_bytes()
@@ -131,19 +135,21 @@ def read_part(folder: Path) -> RankPart:
 
 
 def parse_part(text: bytes) -> RankPart:
-    """The part that a ``part.json`` describes.
+    """Parse the content of a ``part.json``.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: it is invalid.
     """
     try:
         return _parse(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise CheckpointError(f"{PART_NAME} describes no part of a snapshot ({type(exc).__name__}: {exc})") from exc
+        raise CheckpointError(
+            f"{PART_NAME} is not the manifest of a snapshot part ({type(exc).__name__}: {exc})"
+        ) from exc
 
 
 def verify_part(folder: Path, part: RankPart) -> list[str]:
-    """What of the files of a part is not as it was written; every byte is read."""
+    """List the files of a part that are damaged or missing; every byte is read."""
     return [problem for name, record in part.files.items() if (problem := _file_problem(folder, name, record))]
 
 
@@ -159,17 +165,20 @@ def _file_problem(folder: Path, name: str, record: FileRecord) -> str:
 
 @dataclass(frozen=True)
 class PartCopy:
-    """A part that goes into a checkpoint as it is: its files are copied, their hashes compared."""
+    """A rank part that becomes part of a checkpoint: its files are copied and their hashes compared."""
 
     folder: Path
     part: RankPart
 
     def write(self, disk: Disk, target: Path) -> dict[str, FileRecord]:
-        """Copy the files into a checkpoint that is being written.
+        """Copy the files into the staging folder of a checkpoint.
+
+        Returns:
+            Size and hash of each file.
 
         Raises:
-            OSError: the disk refused.
-            CheckpointError: a file is no longer what it was.
+            OSError: a file-system operation failed.
+            CheckpointError: a file does not match its hash.
         """
         for name, record in sorted(self.part.files.items()):
             make_folders(disk, (target / name).parent, inside=target)
@@ -189,21 +198,21 @@ def _text(part: RankPart) -> bytes:
 
 def _parse(text: Any) -> RankPart:
     if text["format"] != _FORMAT:
-        raise ValueError(f"format {text['format']!r} is not known to this version")
+        raise ValueError(f"format {text['format']!r} is unknown to this version")
     numbers: dict[str, int] = {name: _count(text[name]) for name in ("step", "rank", "world")}
     files = {_name(name): FileRecord(_count(it["bytes"]), str(it["sha256"])) for name, it in text["files"].items()}
     chunks = [_chunk(entry) for entry in text["blocks"]]
     if any(chunk.file not in files for chunk in chunks):
-        raise ValueError("a block lies in no file of the part")
+        raise ValueError("a chunk lies in a file that the part does not have")
     if text["meta"] is not None and not isinstance(text["meta"], dict):
-        raise ValueError("meta is no object")
+        raise ValueError("meta is not an object")
     return RankPart(str(text["token"]), **numbers, files=files, chunks=chunks, meta=text["meta"])
 
 
 def _chunk(entry: Any) -> StoredChunk:
     dtype = getattr(torch, entry["dtype"], None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{entry['dtype']!r} is no dtype")
+        raise ValueError(f"{entry['dtype']!r} is not a dtype")
     shape, offsets, sizes = (tuple(map(_count, entry[name])) for name in ("shape", "offsets", "sizes"))
     begin, length = _count(entry["begin"]), _count(entry["length"])
     return StoredChunk(str(entry["name"]), dtype, shape, offsets, sizes, _name(entry["file"]), begin, length)
@@ -211,7 +220,7 @@ def _chunk(entry: Any) -> StoredChunk:
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a non-negative integer")
     return value
 
 

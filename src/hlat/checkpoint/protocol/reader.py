@@ -1,8 +1,8 @@
-"""Reading checkpoints: which folder is meant, whether it is whole, and its tensors.
+"""Read checkpoints: find the folder, verify it, and read its tensors.
 
     path given by a user --resolve--> a verified folder --Checkpoint--> meta, tensors, regions of tensors
 
-Nothing here changes the disk: a run that is still being trained can be read meanwhile.
+Nothing here changes files, so the checkpoints of a run can be read while it trains.
 """
 
 import logging
@@ -29,14 +29,14 @@ from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_FOLDER, read_man
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup
 
-_LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
+_LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, one line each
 
-_LISTED = 20  # at most so many tensors are listed in an error
+_LISTED = 20  # maximum number of tensors listed in an error
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its folder and what it says of itself."""
+    """A committed checkpoint: its folder and its metadata."""
 
     path: Path
     meta: Mapping[str, Any]
@@ -48,16 +48,18 @@ class Checkpoint:
 
     @cached_property
     def index(self) -> dict[str, StoredTensor]:
-        """Where each tensor is; read once, checked against the sizes of the files."""
+        """Tensors by name with their positions on disk; read once, checked against the sizes of the files."""
         return read_index(self.path, read_manifest(self.path).file_bytes)
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor by name, on the meta device: shape and dtype without bytes."""
-        return {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in self.index.items()}
+        """Every tensor by name, on the meta device: shape and dtype without data."""
+        return {
+            name: torch.empty(stored.shape, dtype=stored.dtype, device="meta") for name, stored in self.index.items()
+        }
 
     def check(self, targets: Mapping[str, torch.Tensor]) -> None:
-        """See that every target is in the checkpoint with its shape and dtype; targets may be on the meta device.
+        """Check that the checkpoint has every target with its shape and dtype; targets may be on the meta device.
 
         Raises:
             CheckpointError: lists every tensor that is missing or differs.
@@ -69,56 +71,56 @@ class Checkpoint:
             if found is None:
                 problems.append(f"{name}: not in the checkpoint")
             elif found.shape != target.shape or found.dtype != target.dtype:
-                problems.append(f"{name}: saved as {_form(found)}, needed as {_form(target)}")
+                problems.append(f"{name}: saved as {_describe(found)}, needed as {_describe(target)}")
         if problems:
             more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
             head = f"{self.path}: {len(problems)} tensors do not fit the model and optimizer of the recipe"
             raise CheckpointError("\n  ".join([head, *problems[:_LISTED], *more]))
 
     def load(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The tensors whose names begin with ``prefix``, on the CPU, under their names without it."""
+        """Read the tensors whose names begin with ``prefix`` to the CPU; the result's keys lack the prefix."""
         loaded = self.read([name for name in self.tensors if name.startswith(prefix)])
         return {name.removeprefix(prefix): tensor for name, tensor in loaded.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """The named tensors, on the CPU.
+        """Read the named tensors to the CPU.
 
         Raises:
-            CheckpointError: lists the names that are not in the checkpoint.
+            CheckpointError: some names are not in the checkpoint; lists them.
         """
         names = list(names)
         absent = [name for name in names if name not in self.tensors]
         if absent:
             raise CheckpointError(f"{self.path}: has no tensor {', '.join(absent[:_LISTED])}")
-        whole = [Region(name, (0,) * self.tensors[name].ndim, tuple(self.tensors[name].shape)) for name in names]
-        return dict(zip(names, self.read_regions(whole), strict=True))
+        regions = [Region(name, (0,) * self.tensors[name].ndim, tuple(self.tensors[name].shape)) for name in names]
+        return dict(zip(names, self.read_regions(regions), strict=True))
 
     def read_regions(self, regions: Sequence[Region]) -> list[torch.Tensor]:
-        """Parts of tensors, on the CPU, in the saved dtype, whatever blocks they were saved in. No more is read.
+        """Read regions of tensors to the CPU, in the saved dtype, whatever chunks they were saved in.
 
         Args:
-            regions: each inside a tensor that is in the checkpoint.
+            regions: regions inside tensors of the checkpoint; only their rows are read.
 
         Raises:
-            CheckpointError: the files do not hold what the index says.
+            CheckpointError: a file cannot be read, or contradicts the index.
         """
         return read_regions(self.path, self.index, regions)
 
 
-def _form(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint whose bytes are taken on trust, because they were verified or written just now."""
+    """Open a checkpoint without verifying it; the caller has just verified or written it."""
     return Checkpoint(folder, read_meta(folder))
 
 
 def open_on_all_ranks(folder: Path, ranks: HostGroup) -> Checkpoint:
-    """Open on every rank the checkpoint that rank 0 means; see that it is the same one everywhere. Collective.
+    """Open the same checkpoint on every rank, and check that all ranks see the files that rank 0 sees. Collective.
 
     Raises:
-        CheckpointError: a rank does not see it there, or sees another one.
+        CheckpointError: a rank does not see the checkpoint, or sees a different one.
     """
     marker = ranks.run_on_rank0(lambda: _marker(folder))
     return ranks.run_on_all(lambda: _open_same(folder, marker))
@@ -128,7 +130,7 @@ def _marker(folder: Path) -> bytes:
     try:
         return (folder / MARKER_NAME).read_bytes()
     except OSError as exc:
-        raise CheckpointError(f"{folder}: not a checkpoint that can be read ({exc.strerror})") from exc
+        raise CheckpointError(f"{folder}: not a readable checkpoint ({exc.strerror})") from exc
 
 
 def _open_same(folder: Path, marker: bytes) -> Checkpoint:
@@ -138,18 +140,18 @@ def _open_same(folder: Path, marker: bytes) -> Checkpoint:
         same = False
     if not same:
         raise CheckpointError(
-            f"{folder}: the checkpoint that rank 0 sees there is not there on {socket.gethostname()}. Put it on a file "
+            f"{folder}: {socket.gethostname()} does not see the checkpoint that rank 0 sees there. Put it on a file "
             "system that all machines of the run share, under the same path."
         )
     return open_checkpoint(folder)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: step, tokens, samples, recipe, versions, ...
+    """Read the metadata of a checkpoint: step, tokens, samples, recipe, versions, ...
 
     Raises:
-        CheckpointError: there is no such file, or it is not what hlat writes.
-        StorageError: it is there and cannot be read.
+        CheckpointError: ``meta.json`` is missing or invalid.
+        StorageError: it exists but cannot be read.
     """
     path = folder / META_NAME
     try:
@@ -163,7 +165,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def step_folders(root: Path) -> list[Path]:
-    """The checkpoints of a folder by name, oldest first; whether they are whole is another question."""
+    """List the folders named like checkpoints, oldest first, without verifying them."""
     found = [(int(match[1]), path) for path in _entries(root) if (match := STEP_FOLDER.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 
@@ -176,14 +178,17 @@ def _entries(root: Path) -> Iterator[Path]:
 
 
 def resolve(path: Path) -> Path:
-    """The folder of the checkpoint that a user means, verified byte for byte.
+    """Find the checkpoint that a path given by a user refers to, and verify every byte of it.
 
     Args:
-        path: a checkpoint, a folder of checkpoints, or a run folder. Of several the newest whole one is taken;
-            each newer one that is damaged is logged as a warning.
+        path: a checkpoint, a folder of checkpoints, or a run folder. If there are several checkpoints, the newest valid
+            one is taken; each damaged newer one is logged as a warning.
+
+    Returns:
+        The folder of the checkpoint.
 
     Raises:
-        CheckpointError: nothing there, or nothing whole; says what is wrong with each.
+        CheckpointError: there is no checkpoint, or none is valid; lists what is wrong with each.
     """
     path = Path(path)
     if not path.exists():
@@ -199,13 +204,13 @@ def resolve(path: Path) -> Path:
         if not problems:
             return folder
         damaged.append(f"{folder.name}: {'; '.join(problems)}")
-        _LOG.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
+        _LOG.warning("%s is damaged and skipped: %s", folder, "; ".join(problems))
     if damaged:
-        raise CheckpointError("\n  ".join([f"{root}: no checkpoint in it is whole", *damaged]))
+        raise CheckpointError("\n  ".join([f"{root}: no checkpoint in it is valid", *damaged]))
     raise CheckpointError(f"{path}: no checkpoint there. {_hint(path)}")
 
 
 def _hint(path: Path) -> str:
     if (path / "config.json").exists():
-        return f"It looks like a Hugging Face model: make it one with `hlat import {path} --to DIR`."
+        return f"It looks like a Hugging Face model: convert it to a checkpoint with `hlat import {path} --to DIR`."
     return "Give a run folder, its checkpoints folder, or one checkpoint."

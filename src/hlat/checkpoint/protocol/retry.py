@@ -1,9 +1,9 @@
-"""A save that is tried again when the disk refuses, and what came of it.
+"""Save a checkpoint, with retries when the storage fails.
 
-    Content --store.save--> SaveResult            refused --pause 1, 2, 4, ... seconds--> once more --> SaveResult
-                            each refusal --tell--> Refusal
+    CheckpointContent --store.save--> SaveResult
+                      --fails-------> FailedAttempt reported --pause 1, 2, 4, ... seconds--> next attempt --> SaveResult
 
-The pauses are the same on every rank, as the refusals are: a save succeeds on all ranks or on none.
+A save succeeds on all ranks or on none, so every rank sees the same failures and makes the same pauses.
 """
 
 import time
@@ -19,33 +19,34 @@ from hlat.runtime.distributed import sendable
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """A try that failed and is followed by another one."""
+    """A failed attempt to save that is followed by another attempt."""
 
     step: int
-    attempts: int  # so far
+    attempts: int  # number of attempts so far
     message: str
 
 
 @sendable
 @dataclass(frozen=True)
 class SaveResult:
-    """What came of a save in the end."""
+    """Final outcome of a save."""
 
     step: int
-    path: Path | None  # None: there is no such checkpoint
-    seconds: float  # from the beginning until it was durable or given up, pauses included
+    path: Path | None  # None if the save failed
+    seconds: float  # until the checkpoint was durable or the save gave up, including pauses
     attempts: int
-    message: str = ""  # why there is none, or why old ones could not be removed
+    message: str = ""  # why the save failed, or why old checkpoints could not be removed
 
 
-Tell = Callable[[FailedAttempt], None]
+FailureHandler = Callable[[FailedAttempt], None]
+"""Called with every failed attempt that is followed by another one."""
 
 Pause = Callable[[float], bool]
-"""Waits for so many seconds; says whether there is to be another try, which all ranks have to be told alike."""
+"""Waits for a number of seconds; returns True for another attempt, the same on all ranks."""
 
 
-def wait(seconds: float) -> bool:
-    """Pause, and try again."""
+def sleep(seconds: float) -> bool:
+    """Sleep, then ask for another attempt."""
     time.sleep(seconds)
     return True
 
@@ -54,19 +55,19 @@ def save_with_retries(
     store: CheckpointStore,
     content: CheckpointContent,
     retries: int,
-    tell: Tell,
-    pause: Pause = wait,
+    on_failure: FailureHandler,
+    pause: Pause = sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> SaveResult:
-    """Save, several times if need be, then remove what the retention rule does not keep. Collective.
+    """Save a checkpoint, retrying if the storage fails, then remove old checkpoints by the retention rule. Collective.
 
     Args:
-        store: where to.
-        content: what.
-        retries: how many more tries a save has that failed.
-        tell: told of every try that is followed by another one.
-        pause: waits before the next try.
-        clock: seconds, monotonic.
+        store: store that gets the checkpoint.
+        content: content of this rank.
+        retries: maximum number of attempts after the first one.
+        on_failure: called with every failed attempt that is followed by another one.
+        pause: waits before the next attempt, 1, 2, 4, ... seconds.
+        clock: monotonic clock in seconds.
     """
     begin, attempts = clock(), 0
     while True:
@@ -81,14 +82,14 @@ def save_with_retries(
             return SaveResult(content.step, path, clock() - begin, attempts, _prune(store))
         if attempts > retries:
             break
-        tell(FailedAttempt(content.step, attempts, message))
+        on_failure(FailedAttempt(content.step, attempts, message))
         if not pause(2.0 ** (attempts - 1)):
             break
     return SaveResult(content.step, None, clock() - begin, attempts, message)
 
 
 def _prune(store: CheckpointStore) -> str:
-    """The new checkpoint is durable, whatever becomes of the old ones."""
+    """Remove old checkpoints; return the error message if that fails. The new checkpoint is durable in any case."""
     try:
         store.prune()
     except StorageError as error:

@@ -1,10 +1,10 @@
-"""The checkpoints of one run: save, find the newest whole one, keep some, drop the rest.
+"""The checkpoints folder of one run: save a checkpoint, find the newest valid one, remove old ones.
 
-save(step, state) -> step-00000040/            (commit.py says how it becomes visible)
-newest()          -> the newest that verifies; damaged ones are named and renamed aside on the way
-prune()           -> keeps the last k, every n-th step for ever, and always a verified one
+save(step, state) -> step-00000040/            (by the protocol in commit.py)
+newest()          -> the newest valid checkpoint; damaged newer ones are reported and renamed to <name>.bad
+prune()           -> keeps the last k, multiples of n steps for ever, and always a valid one
 
-All ranks of a run share a store. Rank 0 looks, decides, renames and removes; every rank is told the outcome.
+All ranks of a run share a store. Rank 0 reads, decides, renames and removes; the other ranks get the result.
 """
 
 import logging
@@ -28,19 +28,19 @@ _LOG = logging.getLogger(__name__)
 BAD_SUFFIX = ".bad"
 
 DamageHandler = Callable[[Path | str, list[str]], None]
-"""Told where something damaged lies now, a folder or a URL, and what is wrong with it."""
+"""Called with the present location of something damaged, a folder or a URL, and what is wrong with it."""
 
 
 def log_damage(folder: Path | str, problems: list[str]) -> None:
-    """Log a warning."""
+    """Log a warning about a damaged checkpoint."""
     _LOG.warning("checkpoint %s is damaged and set aside: %s", folder, "; ".join(problems))
 
 
 class CheckpointStore:
-    """The checkpoints folder of a run, for the processes of that run. Its methods, but for ``steps``, are collective.
+    """The checkpoints folder of a run, for the processes of that run. All methods except ``steps`` are collective.
 
-    Opening it removes what an interrupted save or removal left behind; so there must be no second writer (training
-    holds the run's lock). To read a run that is being trained use ``resolve`` and ``load_model``.
+    Opening it removes what an interrupted save or removal left behind, so there must be no other writer: training
+    holds the run's lock. To read the checkpoints of a run that is training, use ``resolve`` and ``load_model``.
     """
 
     def __init__(
@@ -54,20 +54,21 @@ class CheckpointStore:
         ranks: HostGroup | None = None,
         folder: RunFolder | None = None,
     ) -> None:
-        """Open the store, creating its folder.
+        """Open the store; create its folder if it is missing.
 
         Args:
-            root: the folder.
-            keep_last: how many of the newest checkpoints ``prune`` keeps.
-            keep_every_steps: checkpoints at multiples of this are kept for ever; None for no such rule.
-            on_damage: told, on rank 0, the new name of each damaged checkpoint that was set aside, and what is wrong
-                with it; by default a warning is logged.
-            disk: the file system's operations; another one for another kind of storage.
-            ranks: the processes of the run; None for this one alone.
-            folder: of the run, held: nothing is written once it is gone. None for a store outside of any run.
+            root: the checkpoints folder.
+            keep_last: number of newest checkpoints that ``prune`` keeps.
+            keep_every_steps: checkpoints at multiples of this step are kept for ever; None for no such rule.
+            on_damage: called on rank 0 for each damaged checkpoint that was renamed, with its new name and what is
+                wrong with it; by default a warning is logged.
+            disk: file-system operations.
+            ranks: processes of the run; None for this process alone.
+            folder: the open run folder; nothing is written once it has disappeared. None for a store outside a run.
 
         Raises:
-            StorageError: the folder cannot be created or cleaned, the run's is gone, or the ranks do not share it.
+            StorageError: the folder cannot be created or cleaned, the run folder has disappeared, or the ranks do not
+                see the same folder.
         """
         self.root = Path(root)
         self.keep_last = keep_last
@@ -76,16 +77,16 @@ class CheckpointStore:
         self._disk = disk or Disk()
         self._ranks = ranks or HostGroup()
         self.folder = folder
-        self._verified: set[int] = set()  # steps that were written by this run, or read in full by this process
+        self._verified: set[int] = set()  # steps that this run wrote, or that this process has verified
         self.clean_up()
         if self._ranks.world > 1:
-            self._see_that_it_is_shared()
+            self._check_shared()
 
     def clean_up(self) -> None:
         """Remove what an interrupted save or removal left behind. Collective; there must be no other writer.
 
         Raises:
-            StorageError: the folder cannot be created or cleaned, or that of the run is gone.
+            StorageError: the folder cannot be created or cleaned, or the run folder has disappeared.
         """
         self._ranks.run_on_rank0(self._open)
 
@@ -96,30 +97,30 @@ class CheckpointStore:
             raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         clean_up(self._disk, self.root)
 
-    def _see_that_it_is_shared(self) -> None:
-        """Each machine may have a folder of this name: what rank 0 makes now has to be there for every rank."""
+    def _check_shared(self) -> None:
+        """Check that all ranks see a folder that rank 0 creates: the path may be local to each machine."""
         probe = self.root / self._ranks.run_on_rank0(self._make_probe)
         try:
-            self._ranks.run_on_all(lambda: self._see(probe))
+            self._ranks.run_on_all(lambda: self._check_visible(probe))
         finally:
             if self._ranks.is_first:
                 self._disk.discard(probe)
 
     def _make_probe(self) -> str:
-        name = f"{STAGING_PREFIX}{secrets.token_hex(8)}"  # as a leftover, it is removed at the next open
+        name = f"{STAGING_PREFIX}{secrets.token_hex(8)}"  # a prefix whose leftovers the next opening removes
         try:
             self._disk.make_folder(self.root / name)
         except OSError as exc:
             raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         return name
 
-    def _see(self, probe: Path) -> None:
+    def _check_visible(self, probe: Path) -> None:
         if not probe.is_dir():
             here = f"rank {self._ranks.rank} on {socket.gethostname()}"
             raise StorageError(
                 f"{self.root}: {here} does not see what rank 0 writes there. "
-                "All processes write their part of a checkpoint into one folder: set run.dir to one on a file system "
-                "that all machines of the run share, under the same path."
+                "All processes write to the same checkpoint folder: set run.dir to a folder on a file system that all "
+                "machines of the run share, under the same path."
             )
 
     def save(
@@ -129,20 +130,20 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         files: Mapping[str, Path] | None = None,
     ) -> Path:
-        """Write the checkpoint of a step; one of that step that exists is replaced.
+        """Write the checkpoint of a step, replacing one of the same step.
 
         Args:
             step: optimizer steps done.
-            blocks: what this rank has of the tensors; ``collect`` gives them.
-            meta: what else defines the run; JSON values only.
+            chunks: tensor chunks of this rank, from ``collect``.
+            meta: metadata of the run; JSON values only.
             files: path inside the checkpoint -> file to copy there (the tokenizer).
 
         Returns:
             The folder of the checkpoint.
 
         Raises:
-            StorageError: the disk refused, on whichever rank. Nothing half-written is left, earlier checkpoints are
-                untouched.
+            StorageError: a file-system operation failed on some rank. No incomplete checkpoint is left, and earlier
+                checkpoints are unchanged.
         """
         final = self.root / step_folder_name(step)
         commit(
@@ -152,11 +153,11 @@ class CheckpointStore:
         return final
 
     def save_from_parts(self, step: int, parts: Sequence[PartCopy], meta: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a step from parts of a snapshot, each of which one rank gives.
+        """Write the checkpoint of a step from the rank parts of a snapshot; each part is passed by one rank.
 
         Raises:
-            StorageError: as ``save`` does.
-            CheckpointError: a part is no longer what it was.
+            StorageError: a file-system operation failed on some rank, as in ``save``.
+            CheckpointError: a file of a part does not match its hash.
         """
         final = self.root / step_folder_name(step)
         commit(self._disk, final, CheckpointContent(step, [], meta, {}, parts), ranks=self._ranks, folder=self.folder)
@@ -164,25 +165,25 @@ class CheckpointStore:
         return final
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint folder, ascending; ``newest`` and ``verify`` say whether they are whole."""
+        """Steps that have a checkpoint folder, ascending; not verified."""
         return [_step_of(folder) for folder in step_folders(self.root)]
 
     def newest(self, require_step: int | None = None) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None if this run has never had one.
+        """Open the newest valid checkpoint; return None if this run has never had a checkpoint.
 
-        Every newer one is damaged: it is renamed to ``<name>.bad`` and reported.
+        Damaged newer checkpoints are renamed to ``<name>.bad`` and reported.
 
         Args:
-            require_step: the step that the newest one has to be of, with nothing damaged after it; nothing is renamed
-                then. None takes what there is.
+            require_step: step that the newest checkpoint must have, with no damaged checkpoint after it; nothing is
+                renamed in this case. None for the newest valid one.
 
         Raises:
-            CheckpointError: there were checkpoints and none is whole: starting over silently would bury the loss. Or
-                the newest is not of the required step.
+            CheckpointError: there were checkpoints, but none is valid; starting over silently would hide the loss. Or
+                the newest checkpoint is not of the required step.
             StorageError: the storage cannot be read.
         """
         if require_step is not None:
-            return self.open(self._ranks.run_on_rank0(lambda: self._required(require_step)))
+            return self.open(self._ranks.run_on_rank0(lambda: self._find_required(require_step)))
         step = self.newest_step()
         if step is None:
             self._ranks.run_on_rank0(self._refuse_to_start_over)
@@ -190,7 +191,7 @@ class CheckpointStore:
         return self.open(step)
 
     def newest_step(self) -> int | None:
-        """The step of the newest checkpoint that is whole, damaged ones set aside as ``newest`` does; None if none is.
+        """Find the step of the newest valid checkpoint, or None. Damaged newer ones are renamed as ``newest`` does.
 
         Raises:
             StorageError: the storage cannot be read.
@@ -198,7 +199,7 @@ class CheckpointStore:
         return self._ranks.run_on_rank0(self._find_newest)
 
     def open(self, step: int) -> Checkpoint:
-        """The checkpoint of a step, which is known to be whole."""
+        """Open the checkpoint of a step on all ranks; the caller knows that it is valid."""
         return open_on_all_ranks(self.root / step_folder_name(step), self._ranks)
 
     def _find_newest(self) -> int | None:
@@ -214,11 +215,11 @@ class CheckpointStore:
         damaged = sorted(path.name for path in self.root.iterdir() if BAD_SUFFIX in path.suffixes)
         if damaged:
             raise CheckpointError(
-                f"{self.root}: no checkpoint is whole; set aside as damaged: {', '.join(damaged)}. "
+                f"{self.root}: no checkpoint is valid; set aside as damaged: {', '.join(damaged)}. "
                 "Restore one from a copy, or remove them (or use another run.dir) to start over from step 0."
             )
 
-    def _required(self, step: int) -> int:
+    def _find_required(self, step: int) -> int:
         found: list[str] = []
         for folder in reversed(step_folders(self.root)):
             if _step_of(folder) < step:
@@ -227,29 +228,29 @@ class CheckpointStore:
             if not problems and _step_of(folder) == step and not found:
                 self._verified.add(step)
                 return step
-            found.append(f"{folder.name}: {'; '.join(problems) or 'whole'}")
+            found.append(f"{folder.name}: {'; '.join(problems) or 'valid'}")
         others = [path.name for path in step_folders(self.root) if _step_of(path) < step]
-        there = f"before it there are {', '.join(others)}" if others else "before it there is none"
+        earlier = f"earlier checkpoints: {', '.join(others)}" if others else "there is no earlier checkpoint"
         raise CheckpointError(
-            "\n  ".join([f"{self.root}: the run would not go on from step {step}, as --require-step asks:", *found])
-            + f"\n{there}. Without --require-step the newest whole one is taken, and damaged ones are set aside."
+            "\n  ".join(
+                [f"{self.root}: the newest checkpoint is not of step {step}, which --require-step demands:", *found]
+            )
+            + f"\n{earlier}. Without --require-step the newest valid one is taken, and damaged ones are set aside."
         )
 
     def prune(self) -> list[int]:
-        """Remove the checkpoints that the retention rule does not keep.
-
-        See ``surplus`` for the rule.
+        """Remove the checkpoints that the retention rule does not keep; see ``prunable_steps`` for the rule.
 
         Returns:
             The steps removed.
 
         Raises:
-            StorageError: the disk refused; what was not removed stays whole.
+            StorageError: a file-system operation failed; the checkpoints that are left are complete.
         """
         return self._ranks.run_on_rank0(self._prune)
 
     def _prune(self) -> list[int]:
-        removed = prunable_steps(self.steps(), self.keep_last, self.keep_every_steps, self._is_whole)
+        removed = prunable_steps(self.steps(), self.keep_last, self.keep_every_steps, self._is_valid)
         try:
             for step in removed:
                 remove_checkpoint(self._disk, self.root / step_folder_name(step))
@@ -257,7 +258,7 @@ class CheckpointStore:
             raise storage_error(exc, "cannot remove an old checkpoint", self.root) from exc
         return removed
 
-    def _is_whole(self, step: int) -> bool:
+    def _is_valid(self, step: int) -> bool:
         if step not in self._verified and not verify(self.root / step_folder_name(step)):
             self._verified.add(step)
         return step in self._verified
@@ -277,22 +278,24 @@ class CheckpointStore:
 
 
 def prunable_steps(
-    steps: Sequence[int], keep_last: int, keep_every_steps: int | None, is_whole: Callable[[int], bool]
+    steps: Sequence[int], keep_last: int, keep_every_steps: int | None, is_valid: Callable[[int], bool]
 ) -> list[int]:
-    """Which of some checkpoints may go.
+    """Steps whose checkpoints the retention rule removes.
 
-    Kept are the last ``keep_last``, every multiple of ``keep_every_steps``, and from the newest that is whole on all.
+    It keeps the last ``keep_last`` checkpoints, those at multiples of ``keep_every_steps``, and the newest valid one
+    with all after it.
 
     Args:
-        steps: of all checkpoints, ascending.
-        keep_last: how many of the newest stay.
-        keep_every_steps: multiples of this stay; None for no such rule.
-        is_whole: whether the checkpoint of a step is; asked from the newest on, until one is.
+        steps: steps of all checkpoints, ascending.
+        keep_last: number of newest checkpoints to keep.
+        keep_every_steps: multiples of this step are kept; None for no such rule.
+        is_valid: returns True if the checkpoint of a step is valid; called from the newest step downwards, up to the
+            first valid one.
     """
     old = [step for step in steps[:-keep_last] if not keep_every_steps or step % keep_every_steps]
     if not old:
         return []
-    newest = next((step for step in reversed(steps) if is_whole(step)), old[0])  # none: nothing is removed
+    newest = next((step for step in reversed(steps) if is_valid(step)), old[0])  # no valid one: nothing is removed
     return [step for step in old if step < newest]
 
 
