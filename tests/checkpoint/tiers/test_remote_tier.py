@@ -367,11 +367,11 @@ def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
 
 def test_a_prefix_belongs_to_one_run(run: Run, tmp_path: Path) -> None:
     run.saved_and_uploaded(1)
-    with pytest.raises(CheckpointError, match=f"{run.url}: holds the checkpoints of the run tiny"):
+    with pytest.raises(CheckpointError, match=f"{run.url}: contains the checkpoints of the run tiny"):
         Run(tmp_path / "b", run.url, name="other").remote().claim()
     known = Run(tmp_path / "c", run.url)
     RunId(known.folder, known.name).ensure()
-    with pytest.raises(CheckpointError, match="of another run that is called tiny too"):
+    with pytest.raises(CheckpointError, match="of another run with the same name, tiny"):
         known.remote().fetch_newest(known.root, None)
     moved = run.elsewhere()
     moved.remote().claim()
@@ -464,7 +464,7 @@ def test_a_disk_that_refuses_what_is_fetched_leaves_nothing(run: Run, tmp_path: 
     run.saved_and_uploaded(1)
     other = run.elsewhere()
     root = other.store().root
-    with pytest.raises(StorageError, match=rf"cannot fetch {run.url}/step-00000001 in .* are free"):
+    with pytest.raises(StorageError, match=rf"cannot download {run.url}/step-00000001 in .* are free"):
         other.remote(disk=Full()).fetch_newest(root, None)
     assert list(root.iterdir()) == []
 

@@ -99,7 +99,7 @@ def test_one_machine_says_that_nobody_keeps_copies(place: Place) -> None:
     def note(machines: Machines, copies: bool = True) -> str:
         return place.run(machines, lambda ranks: place.tier(ranks, machines, copies).warning)[0]
 
-    assert "no other one to keep copies" in note((0, 0))
+    assert "no other machine for copies" in note((0, 0))
     assert note((0, 0), copies=False) == note((0, 1)) == ""
 
 
@@ -260,7 +260,7 @@ def test_every_operation_refused(begun: Callable[[str], Place], code: int, stays
             second_write(place, disk)
         except StorageError as error:
             refused += 1
-            assert "cannot keep snapshots" in str(error) and "What would work" in str(error)
+            assert "cannot store snapshots" in str(error) and "What would work" in str(error)
         else:
             assert at <= removal, "what is old could not be removed, which is tried again"
         step, newest = place.promote((0,))

@@ -96,7 +96,7 @@ def test_a_damaged_snapshot_is_told_and_passed_over(cli, recipe_file, tiny, unin
 def test_a_snapshot_that_fails_is_an_event(cli, recipe_file, tiny, uninterrupted, tmp_path):
     (tmp_path / "memory").write_text("a file where the folder should be")
     refused = cli("train", recipe_file, *tiny, *local(tmp_path))
-    assert refused.returncode == 3 and "cannot keep snapshots" in refused.stderr
+    assert refused.returncode == 3 and "cannot store snapshots" in refused.stderr
     (tmp_path / "memory").unlink()
     fault = "faults=[{kind: enospc, at_step: 12, steps: 2}]"
     done = cli("train", recipe_file, *tiny, *local(tmp_path), fault, "--allow-faults")

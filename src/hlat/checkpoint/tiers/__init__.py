@@ -1,4 +1,4 @@
-"""Other places for the state of a run: snapshots on each machine, and checkpoints in an object store."""
+"""Further copies of a run's state: snapshots on local disks, and checkpoints in an object store."""
 
 from hlat.checkpoint.tiers.object_store import ObjectStoreClient
 from hlat.checkpoint.tiers.remote_reader import (

@@ -1,13 +1,15 @@
-"""The objects below one prefix of a store: put, created, read, listed and removed, each with some patience.
+"""Client for the objects below one prefix of an object store: put, create, read, list and remove, with retries.
 
-    local file --read, hashed--> object          only if the hash is the one that the manifest has
-    object --read, hashed--> local file          the caller compares
-    bytes --create--> object, or False           if there is one of that name already
+    local file --read, hashed--> object          completed only if the hash equals that of the manifest
+    object --read, hashed--> local file          the caller compares the hash
+    bytes --create--> object                     unless there is an object of that name
 
-A request that fails for a passing reason is made again after 1, 2, 4, ... seconds. What lasts is a StorageError.
+A request that fails for a transient reason is retried after 1, 2, 4, ... seconds. Other errors, and the last failed
+retry, become a StorageError.
 
-``create`` is one conditional request on S3, GCS and Azure. On a store without such requests it is a look followed by a
-put: of two writers at the same instant the later one wins, and the other one's next look tells it.
+``create`` is one conditional request on S3, GCS and Azure. A store without conditional requests gets a lookup followed
+by a put. If two writers do this at the same time, the later one wins, and the other one sees it when it reads the
+object back.
 """
 
 import hashlib
@@ -21,26 +23,26 @@ from hlat.checkpoint.format import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, Ha
 from hlat.runtime import CheckpointError, HlatError, StorageError
 from hlat.runtime.storage import FailureKind, classify_error, explain_failure, open_filesystem
 
-_PART_BYTES = 1 << 24  # of a request: long beside its latency; S3 takes 10,000 of them for an object
-_FIRST, _LONGEST = 1.0, 60.0  # seconds between attempts
+_PART_BYTES = 1 << 24  # bytes per request: transfer time exceeds latency; S3 allows 10,000 of them per object
+_FIRST, _LONGEST = 1.0, 60.0  # backoff between attempts, in seconds
 
 T = TypeVar("T")
 
 
-class _Broken(Exception):
-    """Carries an error of the store past those of the local disk."""
+class _StoreError(Exception):
+    """Error of the object store, wrapped to tell it from errors of the local disk."""
 
 
 class ObjectStoreClient:
-    """The objects below a prefix. Names are relative to it, with '/' between parts.
+    """Client for the objects below a prefix. Object names are relative to the prefix, with '/' as separator.
+
+    The first request connects to the store, and raises CheckpointError if the URL cannot be used or its backend is not
+    installed.
 
     Args:
         url: the prefix.
-        retries: how often a request is made again.
-        sleep: waits for seconds.
-
-    Raises:
-        CheckpointError: the URL cannot be used, or its backend is not installed.
+        retries: maximum number of retries of a request.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(self, url: str, retries: int = 3, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -49,13 +51,13 @@ class ObjectStoreClient:
         self._backend: tuple[Any, str] | None = None
 
     def list_names(self, folder: str = "") -> list[str]:
-        """The names of what is directly below a folder of the prefix; none if there is no such folder.
+        """List the names directly below a folder of the prefix; empty if there is no such folder.
 
         Raises:
-            StorageError: the store does not answer, or refuses.
+            StorageError: the store does not answer, or denies the request.
         """
 
-        def ask() -> list[str]:
+        def request() -> list[str]:
             fs, root = self._connected()
             at = f"{root}/{folder}".rstrip("/")
             fs.invalidate_cache()
@@ -65,86 +67,95 @@ class ObjectStoreClient:
                 return []
             return [name for path in found if (name := str(path).rstrip("/").removeprefix(at).strip("/"))]
 
-        return self._try(f"listing {self.url_of(folder)}", folder, ask)
+        return self._try(f"listing {self.url_of(folder)}", folder, request)
 
     def read(self, name: str) -> bytes | None:
-        """A small object; None if there is none. Raises what ``entries`` does."""
+        """Read a small object; None if it does not exist. Raises StorageError as ``list_names`` does."""
 
-        def ask() -> bytes | None:
+        def request() -> bytes | None:
             fs, root = self._connected()
             try:
                 return bytes(fs.cat_file(f"{root}/{name}"))
             except FileNotFoundError:
                 return None
 
-        return self._try(f"reading {self.url_of(name)}", name, ask)
+        return self._try(f"reading {self.url_of(name)}", name, request)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small object. Raises what ``entries`` does."""
+        """Write a small object. Raises StorageError as ``list_names`` does."""
 
-        def ask() -> None:
+        def request() -> None:
             fs, root = self._connected()
             fs.pipe_file(f"{root}/{name}", data)
 
-        self._try(f"writing {self.url_of(name)}", name, ask)
+        self._try(f"writing {self.url_of(name)}", name, request)
 
     def create(self, name: str, data: bytes) -> bytes:
-        """Write a small object if there is none of that name. Raises what ``entries`` does.
+        """Write a small object unless one of that name exists. Raises StorageError as ``list_names`` does.
 
         Returns:
-            What the object holds now: ``data``, or what it held before.
+            The content of the object now: ``data``, or its earlier content.
         """
 
-        def ask() -> bytes:
+        def request() -> bytes:
             fs, root = self._connected()
             with suppress(FileExistsError):
                 fs.pipe_file(f"{root}/{name}", data, mode="create")
-            return bytes(fs.cat_file(f"{root}/{name}"))  # also after an answer that was lost on its way
+            return bytes(
+                fs.cat_file(f"{root}/{name}")
+            )  # read back, also because the response to the write may have been lost
 
-        return self._try(f"writing {self.url_of(name)}", name, ask)
+        return self._try(f"writing {self.url_of(name)}", name, request)
 
     def remove(self, name: str) -> None:
-        """Remove an object, or all below a name; nothing happens if there is none. Raises what ``entries`` does."""
+        """Remove an object, or all objects below a name, if any. Raises StorageError as ``list_names`` does."""
 
-        def ask() -> None:
+        def request() -> None:
             fs, root = self._connected()
             fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 fs.rm(f"{root}/{name}", recursive=True)
 
-        self._try(f"removing {self.url_of(name)}", name, ask)
+        self._try(f"removing {self.url_of(name)}", name, request)
 
     def upload(self, source: Path, name: str, record: FileRecord) -> None:
-        """Write a file to an object, if it is what it should be.
+        """Upload a file to an object, and complete the object only if the file matches its record.
 
         Raises:
-            CheckpointError: the file does not match the record. There may be a part of the object.
-            StorageError: the file cannot be read, or what ``entries`` raises.
+            CheckpointError: the file does not match the record. Parts of an incomplete upload may be left.
+            StorageError: the file cannot be read, or the store fails as in ``list_names``.
         """
         self._try(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
 
     def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
-        """Write an object to a new file, durably; None if there is none.
+        """Download an object to a new file and fsync it.
+
+        Returns:
+            Size and hash of the file; None if the object does not exist.
 
         Raises:
-            StorageError: the disk refused, or what ``entries`` raises.
+            StorageError: the local disk failed, or the store failed as in ``list_names``.
         """
         return self._try(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
 
     def hash_object(self, name: str) -> FileRecord | None:
-        """Length and hash of an object, all of which is read; None if there is none. Raises what ``entries`` does."""
+        """Size and hash of an object, which is read completely; None if it does not exist.
 
-        def ask() -> FileRecord:
+        Raises:
+            StorageError: the store failed as in ``list_names``.
+        """
+
+        def request() -> FileRecord:
             size, digest = 0, hashlib.sha256()
-            for piece in self._pieces(name):
-                size += len(piece)
-                digest.update(piece)
+            for block in self._read_blocks(name):
+                size += len(block)
+                digest.update(block)
             return FileRecord(size, digest.hexdigest())
 
-        return self._try(f"reading {self.url_of(name)}", name, lambda: _unless_missing(ask))
+        return self._try(f"reading {self.url_of(name)}", name, lambda: _none_if_missing(request))
 
     def url_of(self, name: str) -> str:
-        """The URL of a name."""
+        """URL of an object or folder."""
         return f"{self.url}/{name}".rstrip("/")
 
     def _connected(self) -> tuple[Any, str]:
@@ -157,45 +168,45 @@ class ObjectStoreClient:
         out = fs.open(f"{root}/{name}", "wb", block_size=_PART_BYTES)
         try:
             digest = hashlib.sha256()
-            for piece in _read(source):
-                digest.update(piece)
-                out.write(piece)
+            for block in _read_file(source):
+                digest.update(block)
+                out.write(block)
             if digest.hexdigest() != record.sha256:
-                raise CheckpointError(f"{source}: does not match its checksum any more; it is not uploaded.")
+                raise CheckpointError(f"{source}: does not match its checksum any more and is not uploaded.")
             out.close()
         except BaseException:
-            with suppress(Exception):  # what is wrong is known already
+            with suppress(Exception):  # the first error is the one to raise
                 out.discard()
-            out.closed = True  # or it would be closed, which completes the object, when it is collected
+            out.closed = True  # else the garbage collector closes it, which would complete the object
             raise
 
     def _receive(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
-        def ask() -> FileRecord:
+        def request() -> FileRecord:
             try:
-                if target.exists():  # an attempt that broke off
+                if target.exists():  # left by an interrupted attempt
                     disk.remove_file(target)
                 with HashedFile(disk, target) as file:
-                    for piece in self._pieces(name):
-                        file.write(piece)
+                    for block in self._read_blocks(name):
+                        file.write(block)
                         file.check()
             except OSError as exc:
-                doing = f"cannot keep a copy of {self.url_of(name)}"
-                raise storage_error(exc, doing, target.parent, remedy=RUN_REMEDY) from exc
+                failure = f"cannot write a local copy of {self.url_of(name)}"
+                raise storage_error(exc, failure, target.parent, remedy=RUN_REMEDY) from exc
             return file.record
 
-        return _unless_missing(ask)
+        return _none_if_missing(request)
 
-    def _pieces(self, name: str) -> Iterator[bytes]:
+    def _read_blocks(self, name: str) -> Iterator[bytes]:
         fs, root = self._connected()
         try:
             with fs.open(f"{root}/{name}", "rb", block_size=_PART_BYTES, cache_type="none") as remote:
-                while piece := remote.read(_PART_BYTES):
-                    yield piece
+                while block := remote.read(_PART_BYTES):
+                    yield block
         except Exception as error:
-            raise _Broken from error
+            raise _StoreError from error
 
     def _try(self, what: str, name: str, action: Callable[[], T]) -> T:
-        """The result of an action that may be done again after it failed."""
+        """Run an action, retrying it with backoff after transient errors; return its result."""
         for attempt in range(self._retries + 1):
             try:
                 return action()
@@ -209,26 +220,26 @@ class ObjectStoreClient:
                     ) from error
                 if attempt == self._retries:
                     raise StorageError(
-                        f"{what}: {fault.reason}, in {attempt + 1} attempts. See whether {self.url} can be reached "
-                        "from here."
+                        f"{what}: {fault.reason}, after {attempt + 1} attempts. Check that {self.url} can be "
+                        "reached from this machine."
                     ) from error
             self._sleep(min(_FIRST * 2**attempt, _LONGEST))
         raise AssertionError("the last attempt returns or raises")
 
 
-def _unless_missing(ask: Callable[[], FileRecord]) -> FileRecord | None:
+def _none_if_missing(request: Callable[[], FileRecord]) -> FileRecord | None:
     try:
-        return ask()
-    except _Broken as broken:
-        if isinstance(broken.__cause__, FileNotFoundError):
+        return request()
+    except _StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
 
 
-def _read(path: Path) -> Iterator[bytes]:
+def _read_file(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
-            while piece := file.read(_PART_BYTES):
-                yield piece
+            while block := file.read(_PART_BYTES):
+                yield block
     except OSError as exc:
         raise storage_error(exc, f"cannot read {path.name}", path.parent, remedy=READ_REMEDY) from exc

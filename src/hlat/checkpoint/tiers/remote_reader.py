@@ -1,7 +1,7 @@
-"""What checkpoints are below a prefix of an object store, and whether they are whole. Nothing is changed.
+"""List and verify the checkpoints below a prefix of an object store. Nothing is changed.
 
-Objects --list_remote_folders--> step -> names in its folder
-Objects, step --read_remote_manifest--> marker, manifest --verify_remote--> every byte compared
+client --list_remote_folders--> step -> names in its folder
+client, step --read_remote_manifest--> marker, manifest --verify_remote--> every byte compared
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 
 BAD_MARKER_NAME = f"{MARKER_NAME}.bad"
-"""What the marker of a damaged checkpoint is called in a store, which has no folders to rename."""
+"""Name that the marker of a damaged checkpoint gets; folders of an object store cannot be renamed."""
 
 TRANSFERS = 4
-"""Files that a process sends or receives at a time."""
+"""Number of files that a process uploads or downloads concurrently."""
 
 
 @sendable
 @dataclass(frozen=True)
 class RemoteManifest:
-    """A manifest of the store, and the bytes of it and of its marker."""
+    """Manifest of a checkpoint in the store, with the original bytes of the manifest and of its marker."""
 
     marker: bytes
     text: bytes
@@ -39,26 +39,26 @@ class RemoteManifest:
 
 
 def list_remote_folders(client: ObjectStoreClient) -> dict[int, set[str]]:
-    """What is directly below the folder of each step, ascending by step.
+    """List the names directly below the folder of each step, by step in ascending order.
 
     Raises:
-        StorageError: the store does not answer, or refuses.
+        StorageError: the store does not answer, or denies the request.
     """
     steps = sorted(int(match[1]) for entry in client.list_names() if (match := STEP_FOLDER.fullmatch(entry)))
     return {step: set(client.list_names(step_folder_name(step))) for step in steps}
 
 
 def committed_steps(client: ObjectStoreClient) -> list[int]:
-    """The steps that have a checkpoint there, ascending; raises what ``list_remote_folders`` does."""
+    """Steps with a committed checkpoint in the store, ascending. Raises StorageError as ``list_remote_folders``."""
     return [step for step, names in list_remote_folders(client).items() if MARKER_NAME in names]
 
 
 def read_remote_manifest(client: ObjectStoreClient, step: int) -> RemoteManifest:
-    """The manifest of a checkpoint.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: there is none, or the marker does not vouch for it.
-        StorageError: the store does not answer, or refuses.
+        CheckpointError: it is missing, invalid, of another step, or does not match the marker.
+        StorageError: the store does not answer, or denies the request.
     """
     read = {name: _content(client, step, name) for name in (MARKER_NAME, MANIFEST_NAME)}
     manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
@@ -68,7 +68,7 @@ def read_remote_manifest(client: ObjectStoreClient, step: int) -> RemoteManifest
 
 
 def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
-    """Everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+    """List everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
     try:
         manifest = read_remote_manifest(client, step).manifest
     except CheckpointError as error:
@@ -81,7 +81,7 @@ def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
 
 
 def _problems_inside(client: ObjectStoreClient, manifest: CheckpointManifest) -> list[str]:
-    """Problems of the meta.json and the index of a checkpoint whose checksums match."""
+    """List problems of meta.json and the index, for a checkpoint whose checksums match."""
     try:
         check_meta(_content(client, manifest.step, META_NAME), manifest.step)
         parse_index(_content(client, manifest.step, INDEX_NAME), manifest.file_bytes)
@@ -98,7 +98,7 @@ def _content(client: ObjectStoreClient, step: int, name: str) -> bytes:
 
 
 def find_differences(manifest: CheckpointManifest, found: Mapping[str, FileRecord | None]) -> list[str]:
-    """What of some files is not as a manifest says; None stands for one that is not there."""
+    """List the files that differ from a manifest; a record of None stands for a missing file."""
     problems = []
     for name, record in found.items():
         expected = manifest.files[name]

@@ -1,11 +1,11 @@
-"""Each machine keeps a copy of the parts of another one: losing one machine loses no part.
+"""Copy the rank parts of each machine to another machine, so that the loss of one machine loses no part.
 
     machines in a ring        0 -> 1 -> 2 -> 0
-    rank of a machine         its part --pieces--> the rank of the next machine in the same place --> files, hashed
+    rank of a machine         its part --blocks--> the rank with the same index on the next machine --> files, hashed
 
-The pieces go over the run's own connections, so that nothing has to listen for them. All ranks go through the same
-number of rounds, in which each sends a piece, receives one, or both: a rank whose disk refuses goes on to the end, so
-that it does not leave the others waiting.
+The blocks are sent over the run's existing connections, so no extra port is opened. All ranks take part in the same
+number of rounds; in each round a rank sends a block, receives blocks, or both. A rank whose disk fails continues to the
+last round, because the other ranks would wait for it otherwise.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -18,14 +18,14 @@ from hlat.checkpoint.protocol import STAGING_PREFIX, RankPart, finish_part, pars
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup
 
-_PIECE = 1 << 24  # bytes of a round, in memory twice
+_PIECE = 1 << 24  # bytes sent per round; held in memory twice
 
 
 def next_in_ring(nodes: Sequence[int]) -> list[int]:
-    """For each rank the one that keeps a copy of its part; itself where all are on one machine.
+    """Rank that stores the copy of each rank's part; the rank itself if there is only one machine.
 
     Args:
-        nodes: the machine of each rank.
+        nodes: machine number of each rank.
     """
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -41,63 +41,72 @@ def next_in_ring(nodes: Sequence[int]) -> list[int]:
 def replicate(
     disk: Disk, ranks: HostGroup, keepers: Sequence[int], own: tuple[Path, RankPart, bytes], target: Callable[[int], Path]
 ) -> None:
-    """Send this rank's part to its keeper, and keep those of others. Collective.
+    """Send this rank's part to its keeper, and store the parts that this rank keeps for others. Collective.
 
     Args:
-        disk: where its operations go.
-        ranks: the processes of the run.
-        keepers: of each rank, as ``next_in_ring`` gives them.
-        own: where this rank's part is, what it is, and the text of its ``part.json``.
-        target: the folder that a rank's part gets here.
+        disk: file-system operations.
+        ranks: processes of the run.
+        keepers: keeper of each rank, from ``next_in_ring``.
+        own: folder of this rank's part, the part, and the content of its ``part.json``.
+        target: returns the folder on this machine for the part of a rank.
 
     Raises:
-        OSError: the disk refused. What was written stays for the caller to remove.
-        CheckpointError: a part did not arrive as it was sent.
+        OSError: a file-system operation failed. The caller must remove what was written so far.
+        CheckpointError: a received file does not match its hash.
     """
     folder, part, text = own
     texts = ranks.all_gather(len(text))
     sources = [rank for rank, keeper in enumerate(keepers) if keeper == ranks.rank]
-    described = {rank: bytearray() for rank in sources}
-    _pump(ranks, keepers, texts, iter([text]), {rank: box.extend for rank, box in described.items()}, max(texts))
-    arrivals = {rank: _Arrival(disk, bytes(box), target(rank)) for rank, box in described.items()}
-    departure = _Departure(folder, part)
-    receivers = {rank: arrival.take for rank, arrival in arrivals.items()}
-    _pump(ranks, keepers, ranks.all_gather(part.bytes), departure.pieces(), receivers, _PIECE)
-    for errors in (departure.errors, *(arrival.errors for arrival in arrivals.values())):
+    received = {rank: bytearray() for rank in sources}
+    _pump(ranks, keepers, texts, iter([text]), {rank: buffer.extend for rank, buffer in received.items()}, max(texts))
+    receivers = {rank: _PartReceiver(disk, bytes(buffer), target(rank)) for rank, buffer in received.items()}
+    sender = _PartSender(folder, part)
+    sinks = {rank: receiver.take for rank, receiver in receivers.items()}
+    _pump(ranks, keepers, ranks.all_gather(part.bytes), sender.blocks(), sinks, _PIECE)
+    for errors in (sender.errors, *(receiver.errors for receiver in receivers.values())):
         for error in errors:
             raise error
-    for arrival in arrivals.values():
-        arrival.finish()
+    for receiver in receivers.values():
+        receiver.finish()
 
 
 def _pump(
     ranks: HostGroup,
     keepers: Sequence[int],
     sizes: Sequence[int],
-    pieces: Iterator[bytes],
-    receivers: Mapping[int, Callable[[memoryview], object]],
-    piece: int,
+    blocks: Iterator[bytes],
+    sinks: Mapping[int, Callable[[memoryview], object]],
+    block_bytes: int,
 ) -> None:
-    """Send and receive in rounds: of rank r ``sizes[r]`` bytes, in pieces of ``piece``."""
-    for begin in range(0, max(sizes), piece):
-        here = {rank: max(0, min(piece, sizes[rank] - begin)) for rank in [ranks.rank, *receivers]}
+    """Send and receive in rounds: rank r sends ``sizes[r]`` bytes, in blocks of ``block_bytes``.
+
+    Args:
+        ranks: processes of the run.
+        keepers: rank that each rank sends to.
+        sizes: bytes that each rank sends.
+        blocks: the blocks of this rank.
+        sinks: sending rank -> function that takes a block received from it.
+        block_bytes: bytes per block; the last one of a rank may be shorter.
+    """
+    for begin in range(0, max(sizes), block_bytes):
+        count = {rank: max(0, min(block_bytes, sizes[rank] - begin)) for rank in [ranks.rank, *sinks]}
         sent = {}
-        if here[ranks.rank]:
-            sent[keepers[ranks.rank]] = torch.frombuffer(bytearray(next(pieces)), dtype=torch.uint8)
-        boxes = {rank: torch.empty(here[rank], dtype=torch.uint8) for rank in receivers if here[rank]}
-        ranks.exchange(sent, boxes)
-        for rank, box in boxes.items():
-            receivers[rank](box.numpy().data)
+        if count[ranks.rank]:
+            sent[keepers[ranks.rank]] = torch.frombuffer(bytearray(next(blocks)), dtype=torch.uint8)
+        buffers = {rank: torch.empty(count[rank], dtype=torch.uint8) for rank in sinks if count[rank]}
+        ranks.exchange(sent, buffers)
+        for rank, buffer in buffers.items():
+            sinks[rank](buffer.numpy().data)
 
 
-class _Departure:
-    """The files of a part, one after another, as pieces of equal length but for the last."""
+class _PartSender:
+    """Source of the bytes of a part: its files, one after another, in blocks of equal size except for the last."""
 
     def __init__(self, folder: Path, part: RankPart) -> None:
         self._folder, self._part = folder, part
         self.errors: list[Exception] = []
 
-    def pieces(self) -> Iterator[bytes]:
+    def blocks(self) -> Iterator[bytes]:
         left, pending = self._part.bytes, bytearray()
         for data in self._read():
             pending += data
@@ -105,7 +114,7 @@ class _Departure:
                 left -= _PIECE
                 yield bytes(pending[:_PIECE])
                 del pending[:_PIECE]
-        while left > 0:  # also after an error: as many bytes as were promised
+        while left > 0:  # also after an error: the receiver expects part.bytes bytes
             size = min(_PIECE, left)
             left -= size
             yield bytes(pending[:size]).ljust(size, b"\0")
@@ -123,27 +132,27 @@ class _Departure:
             self.errors.append(error)
 
 
-class _Arrival:
-    """A part that comes in pieces."""
+class _PartReceiver:
+    """Writer of a part that is received in blocks; its errors are collected in ``errors``."""
 
     def __init__(self, disk: Disk, text: bytes, final: Path) -> None:
         self._disk, self._text, self._final = disk, text, final
         self._staging = final.with_name(STAGING_PREFIX + final.name)
-        self._files = self._received()
+        self._files = self._write_files()
         self._complete = False
         self.errors: list[Exception] = []
-        self._go_on(None)
+        self._resume(None)
 
     def take(self, data: memoryview) -> None:
-        """The next piece."""
-        self._go_on(data)
+        """Take the next block."""
+        self._resume(data)
 
     def finish(self) -> None:
-        """Give the part its name, once all has come. Raises OSError as the disk does."""
-        assert self._complete, "as many bytes come as the part has"
+        """Rename the complete part to its final name. Raises OSError if a file-system operation fails."""
+        assert self._complete, "as many bytes are received as the part has"
         finish_part(self._disk, self._staging, self._final, self._text)
 
-    def _go_on(self, data: memoryview | None) -> None:
+    def _resume(self, data: memoryview | None) -> None:
         if self.errors or self._complete:
             return
         try:
@@ -153,8 +162,8 @@ class _Arrival:
         except (OSError, CheckpointError) as error:
             self.errors.append(error)
 
-    def _received(self) -> Generator[None, memoryview | None, None]:
-        """Writes what is sent into it, file by file."""
+    def _write_files(self) -> Generator[None, memoryview | None, None]:
+        """Write the blocks sent into this generator, file by file."""
         self._disk.remove_tree(self._staging)
         make_folders(self._disk, self._staging, inside=self._final.parents[2])
         data = memoryview(b"")
@@ -169,4 +178,4 @@ class _Arrival:
                     file.check()
                     left, data = left - count, data[count:]
             if file.record != record:
-                raise CheckpointError(f"{name} of {self._final.name} did not arrive as it was sent")
+                raise CheckpointError(f"{name} of {self._final.name} was not received as it was sent")

@@ -1,7 +1,7 @@
-"""Which run a folder belongs to: a number drawn when it begins, so that nothing of another run is taken for its own.
+"""The id of a run: a random number drawn when the run begins, so that files of another run are never taken for its own.
 
-<run.dir>/.run-id  --> the run's number --with its folder--> the name of its snapshots on a machine
-                                        --with its name----> run.json of its prefix in an object store
+<run.dir>/.run-id  --> id --with the run folder's path--> folder name of its snapshots on a machine
+                          --with the run's name---------> run.json of its prefix in an object store
 """
 
 import hashlib
@@ -18,12 +18,12 @@ RUN_NAME = "run.json"
 
 
 class RunId:
-    """A run.
+    """The id of a run, stored in the run folder.
 
     Args:
-        run_dir: its folder, which exists.
-        name: what its recipe calls it.
-        disk: where its number is written.
+        run_dir: the run folder, which exists.
+        name: ``run.name`` of the recipe.
+        disk: file-system operations.
     """
 
     def __init__(self, run_dir: Path, name: str, disk: Disk | None = None) -> None:
@@ -31,10 +31,10 @@ class RunId:
         self._disk = disk or Disk()
 
     def stored(self) -> str | None:
-        """The number of the run; None if it has none yet.
+        """Read the id of the run; None if it has none yet.
 
         Raises:
-            StorageError: it is there and cannot be read.
+            StorageError: the file exists but cannot be read.
         """
         path = self.run_dir / ID_NAME
         try:
@@ -45,10 +45,10 @@ class RunId:
             raise storage_error(exc, f"cannot read {ID_NAME}", self.run_dir) from exc
 
     def ensure(self, adopted: str | None = None) -> str:
-        """The number of the run, written down if it had none: the one that is given, or a new one.
+        """Read the id of the run; if it has none, store ``adopted``, or a new random id.
 
         Raises:
-            StorageError: the folder cannot be written.
+            StorageError: the run folder cannot be read or written.
         """
         known = self.stored()
         if known is not None:
@@ -61,20 +61,22 @@ class RunId:
             self._disk.rename(temporary, self.run_dir / ID_NAME)
             self._disk.sync_folder(self.run_dir)
         except OSError as exc:
-            raise storage_error(exc, "cannot begin a run", self.run_dir) from exc
+            raise storage_error(exc, "cannot store the id of the run", self.run_dir) from exc
         return number
 
     def snapshot_key(self) -> str:
-        """The name of the run's folder among the snapshots on a machine."""
+        """Folder name of this run's snapshots on a machine: 16 hexadecimal digits."""
         return hashlib.sha256(f"{self.run_dir.resolve()}\0{self.ensure()}".encode()).hexdigest()[:16]
 
 
 def claim(client: ObjectStoreClient, run_id: RunId) -> None:
-    """See that a prefix is a run's. A run without a number takes that of the prefix: its folder is on a new machine.
+    """Check that a prefix belongs to a run, and claim it if it belongs to none.
+
+    A run without an id takes that of the prefix: its run folder was lost, and it resumes on a new machine.
 
     Raises:
-        CheckpointError: it is another run's.
-        StorageError: the store does not answer, or the folder cannot be written.
+        CheckpointError: the prefix belongs to another run.
+        StorageError: the store does not answer, or the run folder cannot be written.
     """
     known = run_id.stored()
     found = client.read(RUN_NAME)
@@ -85,12 +87,12 @@ def claim(client: ObjectStoreClient, run_id: RunId) -> None:
         number, name = str(there["run"]), str(there["name"])
     except (ValueError, KeyError, TypeError) as exc:
         where = client.url_of(RUN_NAME)
-        raise CheckpointError(f"{where}: names no run. Use another checkpoint.remote.") from exc
+        raise CheckpointError(f"{where}: does not name a run. Use another checkpoint.remote.") from exc
     if name != run_id.name or (known is not None and known != number):
-        which = f"the run {name}" if name != run_id.name else f"another run that is called {name} too"
+        which = f"the run {name}" if name != run_id.name else f"another run with the same name, {name}"
         raise CheckpointError(
-            f"{client.url}: holds the checkpoints of {which}. Give this one a checkpoint.remote of its own; to go on "
-            "with that run, use its run.name and a new run.dir."
+            f"{client.url}: contains the checkpoints of {which}. Give this run its own checkpoint.remote; to resume "
+            "that run, use its run.name and a new run.dir."
         )
     if run_id.ensure(adopted=number) != number:
-        raise CheckpointError(f"{client.url}: two runs begin there at the same time. Give each a prefix of its own.")
+        raise CheckpointError(f"{client.url}: two runs start with this prefix at the same time. Give each its own.")

@@ -1,8 +1,8 @@
-"""Where the state of a run is kept besides the checkpoints in its folder, and which of all these is the newest.
+"""Tiers of a run's state: its checkpoints folder, snapshots on local disks, an object store; and the newest of them.
 
-start:       folder, snapshots, object store --newest that is whole--> a checkpoint in the folder --> loaded
-checkpoint:  folder --what the store lacks--> object store
-now and then: state --> snapshots
+start:         folder, snapshots, object store --newest valid state--> a checkpoint in the folder --> loaded
+checkpoint:    folder --checkpoints that the store lacks--> object store
+periodically:  state --> snapshots
 """
 
 import time
@@ -31,13 +31,13 @@ from hlat.runtime.distributed import HostGroup, sendable
 
 @dataclass(frozen=True)
 class TierEvent:
-    """Something that happened to a state elsewhere than in the run's folder.
+    """An upload, download or promotion of a state, or the failure of one.
 
     Attributes:
-        kind: ``remote``, ``remote_failed``, ``fetched`` or ``promoted``: also the name of the event.
-        step: of the state; None where no single one is meant.
-        message: for people.
-        seconds: that it took.
+        kind: ``remote``, ``remote_failed``, ``fetched`` or ``promoted``; also the kind of the event in events.jsonl.
+        step: step of the state; None if the event is not about a single state.
+        message: text for the user; the URL for ``remote``.
+        seconds: duration.
     """
 
     kind: str
@@ -49,43 +49,47 @@ class TierEvent:
 @sendable
 @dataclass(frozen=True)
 class SnapshotResult:
-    """What came of a snapshot."""
+    """Outcome of writing a snapshot."""
 
     step: int
-    name: str | None  # None: there is no such snapshot
+    name: str | None  # None if it failed
     seconds: float
-    message: str = ""  # why there is none
+    message: str = ""  # why it failed
 
 
 @dataclass(frozen=True)
 class TierSettings:
-    """What the processes beside a run have to know of its tiers."""
+    """Settings from which a saver process opens the tiers of its run."""
 
     config: CheckpointConfig
     run_dir: Path
     name: str
 
     def open(self, store: "CheckpointStore", node: int, ranks: HostGroup, disk: Disk) -> "Tiers":
-        """The tiers, for processes that write and do not read; see ``Tiers``."""
+        """Open the tiers in a process that writes to them and does not read; see ``Tiers`` for arguments and errors."""
         return Tiers(self.config, store, RunId(self.run_dir, self.name), node, ranks, disk=disk)
 
 
 class Tiers:
-    """The tiers of one run, for its processes. Its methods are collective.
+    """The tiers of one run, for its processes. All methods are collective.
+
+    Attributes:
+        events: uploads, downloads, promotions and failures so far.
 
     Args:
-        config: names the tiers.
-        store: the run's folder of checkpoints.
-        owner: the run.
-        node: the number of this machine.
-        ranks: the processes of the run.
-        on_damage: told, on rank 0, of what is damaged.
-        disk: the local file system's operations.
-        objects: reaches the object store.
+        config: section ``checkpoint`` of the recipe, which names the tiers.
+        store: checkpoints folder of the run.
+        run_id: id of the run.
+        node: number of this machine.
+        ranks: processes of the run.
+        on_damage: called on rank 0 with each damaged checkpoint or rank part.
+        disk: operations of the local file system.
+        make_client: creates the object store's client from URL and number of retries.
 
     Raises:
-        CheckpointError: the object store holds another run's checkpoints.
-        StorageError: a disk refused, or the object store did, where this run cannot be known without it.
+        CheckpointError: the object store has the checkpoints of another run.
+        StorageError: a disk failed; or the object store failed while the run folder has no run id, which must come from
+            the store.
         LaunchError: several machines share the folder of the snapshots.
     """
 
@@ -109,7 +113,7 @@ class Tiers:
             keep = config.keep_last, config.keep_every_steps
             client = make_client(config.remote, config.retries)
             self._remote = RemoteTier(client, ranks, run_id, *keep, on_damage=on_damage, disk=disk)
-            self._claim(self._remote)  # before anything else needs the number of the run
+            self._claim(self._remote)  # before anything else needs the run id, which this may set
         if config.local is not None:
             local = config.local
             self._snapshots = SnapshotTier(
@@ -118,21 +122,22 @@ class Tiers:
 
     @property
     def warning(self) -> str:
-        """What the user should know of the tiers; empty if nothing."""
+        """Warning about the tiers for the user; empty if there is none."""
         return self._snapshots.warning if self._snapshots is not None else ""
 
     def newest(self, require_step: int | None = None) -> Checkpoint | None:
-        """The newest state that is whole, as a checkpoint in the run's folder; None if there never was one.
+        """Open the newest valid state of all tiers, as a checkpoint in the run's folder; None if there never was one.
 
-        ``notes`` tells where it came from. A store that does not answer is passed over where there is a state without.
+        ``events`` gets the tier that it came from. An object store that does not answer is skipped if another tier has
+        a state.
 
         Args:
-            require_step: as for ``CheckpointStore.newest``. Where the folder has this step, or a later one, it alone
-                decides.
+            require_step: as for ``CheckpointStore.newest``. If the folder has a checkpoint of this step or a later one,
+                the other tiers are not read.
 
         Raises:
-            CheckpointError: there were checkpoints, and nothing is whole; or the newest is not of the required step.
-            StorageError: a disk refused, or nothing is known without the object store, which does not answer.
+            CheckpointError: there were checkpoints, but none is valid; or the newest is not of the required step.
+            StorageError: a disk failed, or the object store did and no other tier has a state.
         """
         if require_step is None:
             step = local = self._store.newest_step()
@@ -144,7 +149,7 @@ class Tiers:
             promoted = self._snapshots.promote(self._store, step)
             if promoted is not None:
                 step = promoted
-                self._note("promoted", step, f"the snapshot of step {step} became a checkpoint")
+                self._add_event("promoted", step, f"the snapshot of step {step} became a checkpoint")
         if self._remote is not None:
             step = self._fetch(self._remote, step)
         if require_step is None and step is not None and step == local:
@@ -152,25 +157,29 @@ class Tiers:
         return self._store.newest(require_step)
 
     def upload(self) -> list[TierEvent]:
-        """Bring the object store up to date with the run's folder; what does not succeed is tried the next time."""
+        """Upload what the object store lacks, and prune it; what fails is tried again at the next call.
+
+        Returns:
+            One event per upload, successful or not, and for a failure to list or prune.
+        """
         if self._remote is None:
             return []
-        notes: list[TierEvent] = []
+        events: list[TierEvent] = []
         step = None
         try:
             for folder in self._remote.missing(self._store.root):
                 step = step_of_path(folder)
-                if not self._upload_one(self._remote, folder, notes):
-                    return notes
+                if not self._upload_checkpoint(self._remote, folder, events):
+                    return events
             step = None
             self._remote.prune()
         except (StorageError, CheckpointError) as error:
-            notes.append(TierEvent("remote_failed", step, str(error)))
-        return notes
+            events.append(TierEvent("remote_failed", step, str(error)))
+        return events
 
     def snapshot(self, content: CheckpointContent) -> SnapshotResult:
-        """Write a snapshot, once: the next one will come soon."""
-        assert self._snapshots is not None, "the run has such a tier"
+        """Write a snapshot. A failure is not retried, because the next snapshot follows soon."""
+        assert self._snapshots is not None, "the run has a tier of snapshots"
         begin, name, message = time.monotonic(), None, ""
         try:
             name = self._snapshots.write(content.step, content.chunks, content.meta, content.files)
@@ -179,7 +188,7 @@ class Tiers:
         return SnapshotResult(content.step, name, time.monotonic() - begin, message)
 
     def clear_snapshots(self) -> None:
-        """Remove the snapshots: the state of the last step is in a checkpoint."""
+        """Remove all snapshots, after the checkpoint of the last step is durable."""
         if self._snapshots is not None:
             self._snapshots.clear()
 
@@ -189,7 +198,7 @@ class Tiers:
         except StorageError as error:
             if self._ranks.run_on_rank0(self._run_id.stored) is None:
                 raise
-            self._note("remote_failed", None, str(error))
+            self._add_event("remote_failed", None, str(error))
 
     def _fetch(self, remote: RemoteTier, newer_than: int | None) -> int | None:
         begin = time.monotonic()
@@ -198,27 +207,29 @@ class Tiers:
         except StorageError as error:
             if newer_than is None:
                 raise
-            self._note("remote_failed", None, f"going on from step {newer_than}, without a look at the store: {error}")
+            self._add_event(
+                "remote_failed", None, f"resuming from step {newer_than} without checking the object store: {error}"
+            )
             return newer_than
         if step is None:
             return newer_than
         seconds = time.monotonic() - begin
-        self._note(
+        self._add_event(
             "fetched", step, f"the checkpoint of step {step} came from {remote.url_of(step_folder_name(step))}", seconds
         )
         return step
 
-    def _upload_one(self, remote: RemoteTier, folder: Path, notes: list[TierEvent]) -> bool:
-        """Upload a checkpoint; False if the store is away, so that others need not be tried."""
+    def _upload_checkpoint(self, remote: RemoteTier, folder: Path, events: list[TierEvent]) -> bool:
+        """Upload a checkpoint; return False if the store is unavailable, so that no other upload is tried."""
         begin, step = time.monotonic(), step_of_path(folder)
         try:
             url = remote.upload(folder)
         except (StorageError, CheckpointError) as error:
-            notes.append(TierEvent("remote_failed", step, str(error), time.monotonic() - begin))
-            away = isinstance(error, StorageError)
-            return not self._ranks.broadcast(away)  # each rank may have an error of its own: rank 0 decides for all
-        notes.append(TierEvent("remote", step, url, time.monotonic() - begin))
+            events.append(TierEvent("remote_failed", step, str(error), time.monotonic() - begin))
+            unavailable = isinstance(error, StorageError)
+            return not self._ranks.broadcast(unavailable)  # errors may differ between ranks: rank 0 decides
+        events.append(TierEvent("remote", step, url, time.monotonic() - begin))
         return True
 
-    def _note(self, kind: str, step: int | None, message: str, seconds: float = 0.0) -> None:
+    def _add_event(self, kind: str, step: int | None, message: str, seconds: float = 0.0) -> None:
         self.events.append(TierEvent(kind, step, message, seconds))

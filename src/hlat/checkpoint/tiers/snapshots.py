@@ -1,16 +1,18 @@
-"""Snapshots on the machines of a run, more frequent than its checkpoints: each rank keeps its own part.
+"""Snapshots on the local disks of a run's machines, more frequent than checkpoints: each rank stores its own part.
 
-    <dir>/<run>/step-00000025.<token>/rank-00003/          the parts of this machine's ranks
-    <dir>/<run>/peer/step-00000025.<token>/rank-00001/     those that it keeps for another machine
+    <dir>/<run>/step-00000025.<token>/rank-00003/          parts of this machine's ranks
+    <dir>/<run>/peer/step-00000025.<token>/rank-00001/     copies of parts of another machine's ranks
 
-    write(state)   -> a part of every rank, and with ``replicate`` a copy of each on the next machine
-    promote(store) -> the newest snapshot of which every part is whole somewhere becomes a checkpoint of the run
+    write(state)   -> a part per rank, and with ``replicate`` a copy of each part on the next machine
+    promote(store) -> the newest snapshot with a valid copy of every part becomes a checkpoint of the run
 
-Promoted, it is a checkpoint like any other: it loads into any layout and any number of processes. Nothing is shared
-between machines, so a part that is damaged or gone is replaced by its copy, or its whole snapshot is passed over.
+A promoted snapshot is a checkpoint like any other: it can be loaded into any layout and any number of processes.
+Machines share no files, so a part that is damaged or lost is replaced by its copy; without one, the snapshot is
+skipped.
 
-Two snapshots are kept, one while another is written, so that a machine needs room for two of its parts, and for as many
-of the next machine's. What is about to be written never has the name of what was: parts of two attempts cannot mix.
+Two snapshots are kept, the older one until the next is complete. So a machine needs space for two of its parts, and for
+two parts of each rank whose copies it stores. Every snapshot has a new token in its name, so parts of two attempts
+cannot be mixed.
 """
 
 import re
@@ -52,17 +54,17 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A part on this machine; one with problems says nothing of itself that could be relied on."""
+class _FoundPart:
+    """A rank part found on this machine. If it has problems, its content must not be used."""
 
-    name: str  # of its snapshot
+    name: str  # name of its snapshot
     folder: Path
     part: RankPart
     problems: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path) -> "_Found":
-        """What a folder says of itself."""
+    def read(cls, folder: Path) -> "_FoundPart":
+        """Read the manifest of a part's folder; problems are stored in the result."""
         try:
             part = read_part(folder)
             if (f"{step_folder_name(part.step)}.{part.token}", part_folder_name(part.rank)) != (
@@ -74,16 +76,16 @@ class _Found:
             return cls(folder.parent.name, folder, RankPart("", 0, 0, 0, {}, [], None), (str(error),))
         return cls(folder.parent.name, folder, part)
 
-    def verified(self) -> "_Found":
-        """The same, after every byte was compared."""
+    def verified(self) -> "_FoundPart":
+        """Verify every byte; return a copy that lists the problems found."""
         return replace(self, problems=tuple(verify_part(self.folder, self.part)))
 
 
 class SnapshotTier:
-    """The snapshots of one run, for its processes. Its methods are collective.
+    """The snapshots of one run, for its processes. All methods are collective.
 
     Attributes:
-        note: what the user should know of the copies; empty if nothing.
+        warning: warning for the user if copies were requested and there is no other machine; else empty.
     """
 
     def __init__(
@@ -100,16 +102,16 @@ class SnapshotTier:
         """Open the tier, and remove what an interrupted write left behind.
 
         Args:
-            folder: on each machine; {node} in it becomes the machine's number.
-            ranks: the processes of the run.
-            owner: the run; that of rank 0 counts.
-            node: the number of this machine.
-            copies: whether each part is kept by another machine too.
-            on_damage: told, on rank 0, of each damaged part: where it lies now, and what is wrong with it.
-            disk: the file system's operations.
+            folder: folder on each machine; {node} in it is replaced by the machine's number.
+            ranks: processes of the run.
+            run_id: id of the run; only rank 0's is used.
+            node: number of this machine.
+            copies: if True, another machine stores a copy of each part.
+            on_damage: called on rank 0 for each damaged part, with its new location and what is wrong with it.
+            disk: file-system operations.
 
         Raises:
-            StorageError: the folder cannot be made or cleaned.
+            StorageError: the folder cannot be created or cleaned.
             LaunchError: several machines share it.
         """
         self._ranks, self._disk, self._on_damage = ranks, disk or Disk(), on_damage
@@ -118,23 +120,25 @@ class SnapshotTier:
         self._here = [rank for rank, other in enumerate(nodes) if other == node]
         self._leads = self._here[0] == ranks.rank
         self._keepers = next_in_ring(nodes) if copies and len(set(nodes)) > 1 else []
-        self._complete: list[str] = []  # names of snapshots whose parts are all there, oldest first
-        alone = copies and not self._keepers
-        self.warning = "snapshots stay on this machine only: the run has no other one to keep copies" if alone else ""
+        self._complete: list[str] = []  # names of complete snapshots, oldest first
+        no_keepers = copies and not self._keepers
+        self.warning = (
+            "snapshots are stored on this machine only: the run has no other machine for copies" if no_keepers else ""
+        )
         self._each(self._open)
         if len(set(nodes)) > 1:
-            self._refuse_shared(nodes)
+            self._check_not_shared(nodes)
 
     def write(
         self, step: int, chunks: Sequence[TensorChunk], meta: Mapping[str, Any], files: Mapping[str, Path] | None = None
     ) -> str:
-        """Write a snapshot. Arguments are those of ``CheckpointStore.save``.
+        """Write a snapshot; see ``CheckpointStore.save`` for the arguments.
 
         Returns:
-            The name of the snapshot.
+            Name of the snapshot.
 
         Raises:
-            StorageError: a disk refused, on whichever rank. The last complete snapshot is untouched.
+            StorageError: a disk failed on some rank. The last complete snapshot is unchanged.
         """
         first, rank = self._ranks.is_first, self._ranks.rank
         token = self._ranks.run_on_rank0(lambda: secrets.token_hex(8))
@@ -142,12 +146,14 @@ class SnapshotTier:
         part = RankPart(token, step, rank, self._ranks.world, {}, [], meta if first else None)
         own = self._home / name / part_folder_name(rank)
         mine = [chunk for chunk in chunks if first or not chunk.replicated]
-        self._forget_all_but([*self._complete[-1:], name])  # which other ranks may have begun
+        self._remove_all_except([*self._complete[-1:], name])  # other ranks may have begun to write ``name``
         try:
             part, text = self._each(lambda: write_part(self._disk, own, part, mine, (files or {}) if first else {}))
             if self._keepers:
                 self._each(
-                    lambda: replicate(self._disk, self._ranks, self._keepers, (own, part, text), self._kept(name))
+                    lambda: replicate(
+                        self._disk, self._ranks, self._keepers, (own, part, text), self._copy_folder(name)
+                    )
                 )
         except BaseException:
             self._discard(name)
@@ -156,87 +162,93 @@ class SnapshotTier:
         return name
 
     def promote(self, store: CheckpointStore, newer_than: int | None) -> int | None:
-        """Make a checkpoint of the newest snapshot that is whole, if it is of a later step.
+        """Convert the newest valid snapshot to a checkpoint, if it is newer than the checkpoints.
 
         Damaged parts are renamed to ``<name>.bad`` and reported.
 
         Args:
-            store: gets the checkpoint.
-            than: the step of the newest checkpoint; None if there is none.
+            store: store that gets the checkpoint.
+            newer_than: step of the newest checkpoint; None if there is none.
 
         Returns:
-            The step of the snapshot; None if there was none that is whole and newer.
+            Step of the snapshot; None if there is no valid one that is newer.
 
         Raises:
-            StorageError: the disk refused.
+            StorageError: a file-system operation failed.
         """
         found = self._without_damage(self._each(self._find))
-        seen = self._ranks.all_gather([(one.name, one.part.step, one.part.world, one.part.rank) for one in found])
+        keys = [
+            (found_part.name, found_part.part.step, found_part.part.world, found_part.part.rank) for found_part in found
+        ]
+        gathered = self._ranks.all_gather(keys)
         parts: dict[tuple[str, int, int], set[int]] = {}
-        for name, step, world, rank in (entry for told in seen for entry in told):
+        for name, step, world, rank in (key for of_rank in gathered for key in of_rank):
             parts.setdefault((name, step, world), set()).add(rank)
         complete = sorted((step, name) for (name, step, world), ranks in parts.items() if ranks == set(range(world)))
         self._complete = [name for _, name in complete[-2:]]
         for step, name in reversed(complete):
             if newer_than is not None and step <= newer_than:
                 return None
-            if self._promote(store, [one for one in found if one.name == name]):
+            if self._promote(store, [found_part for found_part in found if found_part.name == name]):
                 return step
         return None
 
     def clear(self) -> None:
-        """Remove all snapshots of the run: a checkpoint of its last step is durable."""
+        """Remove all snapshots of the run, after the checkpoint of its last step is durable."""
         self._ranks.barrier()
-        self._forget_all_but([])
+        self._remove_all_except([])
         self._complete = []
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
-    def _kept(self, name: str) -> Callable[[int], Path]:
+    def _copy_folder(self, name: str) -> Callable[[int], Path]:
         return lambda rank: self._home / _PEER / name / part_folder_name(rank)
 
     def _discard(self, name: str) -> None:
-        """Remove what this rank wrote of a snapshot that failed, as far as the disk allows."""
+        """Remove what this rank wrote of a failed snapshot, as far as possible."""
         sources = [rank for rank, keeper in enumerate(self._keepers) if keeper == self._ranks.rank]
-        parts = [self._home / name / part_folder_name(self._ranks.rank), *(self._kept(name)(rank) for rank in sources)]
+        parts = [
+            self._home / name / part_folder_name(self._ranks.rank),
+            *(self._copy_folder(name)(rank) for rank in sources),
+        ]
         for part in parts:
             self._disk.discard(part.with_name(STAGING_PREFIX + part.name))
             if part.exists():
                 with suppress(OSError):
                     remove_checkpoint(self._disk, part)
 
-    def _forget_all_but(self, kept: Iterable[str]) -> None:
-        """Remove the other snapshots of this machine; what the disk does not let go is tried again the next time."""
+    def _remove_all_except(self, kept: Iterable[str]) -> None:
+        """Remove the other snapshots of this machine; failures are ignored and tried again the next time."""
         if not self._leads:
             return
         for folder in (self._home, self._home / _PEER):
-            for path in _listed(folder):
+            for path in _list_folder(folder):
                 if _SNAPSHOT.fullmatch(path.name) and path.name not in kept:
                     with suppress(OSError):
                         remove_checkpoint(self._disk, path)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def _find(self) -> list[_Found]:
-        """The parts on this machine that this rank answers for: they are shared out among the machine's ranks."""
+    def _find(self) -> list[_FoundPart]:
+        """List this rank's share of the parts on this machine, which its ranks divide among themselves."""
         folders = [
             part
-            for place in (self._home, self._home / _PEER)
-            for snapshot in _listed(place)
+            for folder in (self._home, self._home / _PEER)
+            for snapshot in _list_folder(folder)
             if _SNAPSHOT.fullmatch(snapshot.name)
-            for part in _listed(snapshot)
+            for part in _list_folder(snapshot)
             if _PART.fullmatch(part.name)
         ]
-        return [_Found.read(folder) for folder in folders[self._here.index(self._ranks.rank) :: len(self._here)]]
+        return [_FoundPart.read(folder) for folder in folders[self._here.index(self._ranks.rank) :: len(self._here)]]
 
-    def _without_damage(self, found: Iterable[_Found]) -> list[_Found]:
-        """Those that have no problem; the others are set aside and reported. Collective."""
+    def _without_damage(self, found: Iterable[_FoundPart]) -> list[_FoundPart]:
+        """Filter out the damaged parts, which are renamed and reported. Collective."""
         found = list(found)
-        damaged = self._each(lambda: [(self._set_aside(one.folder), one.problems) for one in found if one.problems])
-        for told in self._ranks.all_gather(damaged):
-            for path, problems in told if self._ranks.is_first else ():
+        damaged = self._each(lambda: [(self._set_aside(part.folder), part.problems) for part in found if part.problems])
+        for of_rank in self._ranks.all_gather(damaged):
+            for path, problems in of_rank if self._ranks.is_first else ():
                 self._on_damage(path, list(problems))
-        return [one for one in found if not one.problems]
+        return [part for part in found if not part.problems]
 
     def _set_aside(self, folder: Path) -> Path:
         target = folder.with_name(folder.name + BAD_SUFFIX)
@@ -244,20 +256,28 @@ class SnapshotTier:
         self._disk.rename(folder, target)
         return target
 
-    def _promote(self, store: CheckpointStore, found: Iterable[_Found]) -> bool:
-        """Make a checkpoint of a snapshot, from the parts of it that this rank answers for."""
-        whole = self._without_damage(self._each(lambda: [one.verified() for one in found]))
+    def _promote(self, store: CheckpointStore, found: Iterable[_FoundPart]) -> bool:
+        """Convert a snapshot to a checkpoint; return False if a part has no valid copy on any rank."""
+        valid = self._without_damage(self._each(lambda: [found_part.verified() for found_part in found]))
         holders: dict[int, int] = {}
-        for holder, ranks in enumerate(self._ranks.all_gather([one.part.rank for one in whole])):
+        for holder, ranks in enumerate(self._ranks.all_gather([found_part.part.rank for found_part in valid])):
             for rank in ranks:
                 holders.setdefault(rank, holder)
-        mine = {one.part.rank: one for one in whole if holders[one.part.rank] == self._ranks.rank}
-        told = self._ranks.all_gather(mine[0].part if 0 in mine else None)
-        head = next((part for part in told if part is not None), None)
+        mine = {
+            found_part.part.rank: found_part
+            for found_part in valid
+            if holders[found_part.part.rank] == self._ranks.rank
+        }
+        gathered = self._ranks.all_gather(mine[0].part if 0 in mine else None)
+        head = next((part for part in gathered if part is not None), None)
         if head is None or set(holders) != set(range(head.world)):
             return False
         assert head.meta is not None, "rank 0's part has it"
-        store.save_from_parts(head.step, [PartCopy(one.folder, one.part) for _, one in sorted(mine.items())], head.meta)
+        store.save_from_parts(
+            head.step,
+            [PartCopy(found_part.folder, found_part.part) for _, found_part in sorted(mine.items())],
+            head.meta,
+        )
         return True
 
     # --- the folder ------------------------------------------------------------------------------------------------
@@ -267,16 +287,20 @@ class SnapshotTier:
             return
         make_folders(self._disk, self._home)
         for path in (self._home, self._home / _PEER):
-            for entry in _listed(path):
+            for entry in _list_folder(path):
                 if entry.name.startswith((TRASH_PREFIX, _MACHINE)):
                     self._disk.remove_tree(entry)
                 elif _SNAPSHOT.fullmatch(entry.name):
-                    for part in _listed(entry):
+                    for part in _list_folder(entry):
                         if part.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
                             self._disk.remove_tree(part)
 
-    def _refuse_shared(self, nodes: Sequence[int]) -> None:
-        """Copies in a folder that all machines share would be lost with it, and its parts removed by each of them."""
+    def _check_not_shared(self, nodes: Sequence[int]) -> None:
+        """Check that machines do not share the folder: each would remove the others' parts.
+
+        Raises:
+            LaunchError: several machines share it.
+        """
         token = secrets.token_hex(8) if self._leads else ""
         mark = self._home / f"{_MACHINE}{token}"
         self._each(lambda: self._disk.make_folder(mark) if token else None)
@@ -287,32 +311,32 @@ class SnapshotTier:
         }
         shared = [node for node, other in others.items() if (self._home / f"{_MACHINE}{other}").exists()]
         try:
-            self._ranks.run_on_all(lambda: _refuse(self._home.parent, [nodes[self._ranks.rank], *shared]))
+            self._ranks.run_on_all(lambda: _raise_if_shared(self._home.parent, [nodes[self._ranks.rank], *shared]))
         finally:
             if token:
                 self._disk.discard(mark)
 
     def _each(self, action: Callable[[], T]) -> T:
-        """Do something on every rank, with the disk's refusals as what users see."""
-        return self._ranks.run_on_all(lambda: self._translated(action))
+        """Run an action on every rank; an OSError becomes a StorageError on all of them."""
+        return self._ranks.run_on_all(lambda: self._with_storage_error(action))
 
-    def _translated(self, action: Callable[[], T]) -> T:
+    def _with_storage_error(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except OSError as exc:
-            raise storage_error(exc, "cannot keep snapshots", self._home, remedy=_LOCAL_REMEDY) from exc
+            raise storage_error(exc, "cannot store snapshots", self._home, remedy=_LOCAL_REMEDY) from exc
 
 
-def _refuse(folder: Path, machines: Sequence[int]) -> None:
+def _raise_if_shared(folder: Path, machines: Sequence[int]) -> None:
     if len(machines) > 1:
         numbers = " and ".join(map(str, sorted(machines)))
         raise LaunchError(
-            f"checkpoint.local.dir {folder}: machines {numbers} share this folder. Name one on a disk, or in the "
-            "memory, of each machine, or put {node} into the path."
+            f"checkpoint.local.dir {folder}: machines {numbers} share this folder. Use a folder on a local "
+            "disk, or in the memory, of each machine, or put {node} into the path."
         )
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
