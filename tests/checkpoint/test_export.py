@@ -230,11 +230,11 @@ def test_a_broken_source_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None
 @pytest.mark.parametrize(
     ("meta", "words"),
     [
-        ({}, "names no model"),
+        ({}, "has no model section"),
         ({"model": "llama"}, "model: input should be a valid dictionary"),
-        ({"model": {"layers": 2}}, "not one that this version knows"),
-        ({"model": FIELDS | {"experts": 8}}, "not one that this version knows"),
-        ({"model": FIELDS}, "holds no weights"),
+        ({"model": {"layers": 2}}, "this version does not support its model section"),
+        ({"model": FIELDS | {"experts": 8}}, "this version does not support its model section"),
+        ({"model": FIELDS}, "has no weights"),
     ],
 )
 def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str, Any], words: str) -> None:

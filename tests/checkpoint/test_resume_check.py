@@ -57,7 +57,7 @@ def test_a_saved_recipe_of_other_types_is_compared_or_refused(path: str, odd: An
     try:
         check_resume(tree, "f", now, "f")
     except CheckpointError as refusal:
-        assert "the run cannot go on with this recipe" in str(refusal)
+        assert "the run cannot resume with this recipe" in str(refusal)
 
 
 @pytest.mark.parametrize(

@@ -121,4 +121,4 @@ def test_other_folders_are_refused(cli, run, tmp_path):
     assert (models / ".staging-model").exists() and not (models.parent / ".lock").exists()
     assert cli("checkpoint", "verify", run / "checkpoints" / "step-00000999").returncode == 2
     one = cli("checkpoint", "prune", run / "checkpoints" / "step-00000040", "--keep-last", "1")
-    assert one.returncode == 2 and "is one checkpoint" in one.stderr
+    assert one.returncode == 2 and "is a single checkpoint" in one.stderr

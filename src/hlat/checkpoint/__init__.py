@@ -1,4 +1,4 @@
-"""Checkpoints: whole and verified, or not there. Written under canonical names, so that they know no layout."""
+"""Checkpoints: complete and verified, or absent. Tensors have canonical names, so any parallel layout can load them."""
 
 from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.inventory import (

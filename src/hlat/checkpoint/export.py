@@ -1,9 +1,9 @@
-"""Weights between checkpoints and Hugging Face folders, and models out of checkpoints.
+"""Import and export of Hugging Face folders, and models loaded from checkpoints.
 
-    Hugging Face folder --import_hf--> checkpoint of weights alone --+
+    Hugging Face folder --import_hf--> checkpoint of weights only ---+
     run ----------------- saves -----> checkpoint ------------------+--> load_model, export_hf --> Hugging Face folder
 
-Everything an export needs is in the checkpoint itself: weights, the numbers of the model, the tokenizer's files.
+An export needs nothing but the checkpoint, which has the weights, the model section and the tokenizer's files.
 """
 
 import functools
@@ -47,15 +47,18 @@ _TOKENIZER_PATTERNS = (
 def load_model(
     path: str | Path, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The model of a checkpoint, and what the checkpoint says of itself.
+    """Load the model of a checkpoint.
 
     Args:
         path: a checkpoint, a checkpoints folder or a run folder.
-        device: where its weights go.
-        dtype: of the weights; None keeps the saved one (the narrowest that holds all, if they differ).
+        device: device of the weights.
+        dtype: data type of the weights; None for the saved one (if there are several, the one they promote to).
+
+    Returns:
+        The model, and the metadata of the checkpoint.
 
     Raises:
-        CheckpointError: nothing whole there, or no model in it.
+        CheckpointError: there is no valid checkpoint, or it has no model.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
     config = model_config(checkpoint)
@@ -65,61 +68,61 @@ def load_model(
 
 
 def model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The model section that a checkpoint was saved with; the longest context it claims is filled in.
+    """Read the model section of a checkpoint; a missing ``max_sequence_length`` is filled in.
 
     Raises:
-        CheckpointError: it names no model, not one that this version knows, or one that its weights are not of.
+        CheckpointError: there is no model section, this version does not support it, or the weights do not fit it.
     """
     recipe = checkpoint.meta.get("recipe", {})
     fields = checkpoint.meta.get("model") or recipe.get("model")
-    if not isinstance(fields, dict):  # a list is what a recipe may have elsewhere
-        raise CheckpointError(f"{checkpoint.path}: names no model")
+    if not isinstance(fields, dict):  # other sections of a recipe may be lists
+        raise CheckpointError(f"{checkpoint.path}: has no model section")
     if fields.get("max_sequence_length") is None:
-        fields = fields | {"max_sequence_length": _own_length(recipe)}
+        fields = fields | {"max_sequence_length": _sequence_length(recipe)}
     try:
         config = ModelConfig.model_validate(fields)
     except ValidationError as exc:
-        raise CheckpointError(f"{checkpoint.path}: its model is not one that this version knows: {exc}") from exc
+        raise CheckpointError(f"{checkpoint.path}: this version does not support its model section: {exc}") from exc
     if problems := model_problems(config):
         raise CheckpointError(f"{checkpoint.path}: invalid model configuration: {'; '.join(map(str, problems))}")
     _check_weights(checkpoint, config)
     return config
 
 
-def _own_length(recipe: Mapping[str, Any]) -> Any:
+def _sequence_length(recipe: Mapping[str, Any]) -> Any:
     data = recipe.get("data")
     return data.get("sequence_length") if isinstance(data, dict) else None
 
 
 def _check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """See that the weights are those of the model, before anything is made of its size."""
+    """Check that the weights fit the model section, before memory for the model is allocated."""
     found = {
-        name.removeprefix(MODEL): tuple(form.shape)
-        for name, form in checkpoint.tensors.items()
+        name.removeprefix(MODEL): tuple(tensor.shape)
+        for name, tensor in checkpoint.tensors.items()
         if name.startswith(MODEL)
     }
     if not found:
-        raise CheckpointError(f"{checkpoint.path}: holds no weights")
+        raise CheckpointError(f"{checkpoint.path}: has no weights")
     check_layers(config, len(found), str(checkpoint.path))
     check_canonical(canonical_shapes(config), found, str(checkpoint.path))
 
 
 def export_hf(path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str | None = None) -> Path:
-    """Write the model of a checkpoint as a folder that transformers loads, tokenizer included.
+    """Write the model of a checkpoint, with its tokenizer, to a folder that transformers can load.
 
-    Tensors are read one after another; a shard of the export at most is in memory.
+    Tensors are read one after another; at most one shard of the export is in memory.
 
     Args:
         path: a checkpoint, a checkpoints folder or a run folder.
-        out_dir: the folder to write.
-        dtype: of the files, as torch.bfloat16 or "bfloat16"; None keeps the saved one.
+        out_dir: folder to be written.
+        dtype: data type of the files, as torch.bfloat16 or "bfloat16"; None for the saved one.
 
     Returns:
         The folder.
 
     Raises:
-        CheckpointError: nothing whole there, or the folder is in use.
-        StorageError: the disk refused; nothing is left behind.
+        CheckpointError: there is no valid checkpoint, or the folder exists and is not empty.
+        StorageError: a file-system operation failed; nothing is left behind.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
     config = model_config(checkpoint)
@@ -139,19 +142,19 @@ def export_hf(path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str
 
 
 def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
-    """Turn a Hugging Face model folder into a checkpoint of its weights and tokenizer, in the dtypes it has.
+    """Convert a Hugging Face model folder to a checkpoint of its weights and tokenizer, without changing dtypes.
 
     Args:
-        hf_dir: config.json and safetensors; pickled weights are refused.
-        out_dir: the checkpoint to write; must not exist, or be an empty folder.
+        hf_dir: folder with config.json and safetensors files; pickled weights are refused.
+        out_dir: checkpoint to be written; it must not exist, or be an empty folder.
 
     Returns:
-        The checkpoint.
+        The folder of the checkpoint.
 
     Raises:
-        RecipeError: hlat does not compute this model.
-        CheckpointError: files missing or damaged, or ``out_dir`` is in use.
-        StorageError: the disk refused; nothing is left behind.
+        RecipeError: hlat does not support this model.
+        CheckpointError: files are missing or damaged, or ``out_dir`` exists and is not empty.
+        StorageError: a file-system operation failed; nothing is left behind.
     """
     source, target = Path(hf_dir), Path(out_dir).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -178,19 +181,19 @@ def _canonical(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[st
 
 
 def _saved_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    dtypes = [form.dtype for name, form in checkpoint.tensors.items() if name.startswith(MODEL)]
+    dtypes = [tensor.dtype for name, tensor in checkpoint.tensors.items() if name.startswith(MODEL)]
     return functools.reduce(torch.promote_types, dtypes)
 
 
 def end_token_ids(checkpoint: Checkpoint) -> set[int]:
-    """Tokens that end a text: of an import those of its generation_config.json, of a run the tokenizer's."""
+    """Token ids that end a text: from generation_config.json for an imported model, else from the tokenizer."""
     _, generation = _special_ids(checkpoint)
     ends = generation.eos
     return set() if ends is None else set(ends) if isinstance(ends, list) else {ends}
 
 
 def _special_ids(checkpoint: Checkpoint) -> tuple[SpecialIds, SpecialIds]:
-    """Of the model and for generation: as imported, else the tokenizer's."""
+    """Special token ids of the model and for generation: those imported with the model, else the tokenizer's."""
     meta = checkpoint.meta
     if "special_ids" in meta:
         return _saved_ids(checkpoint, "special_ids"), _saved_ids(checkpoint, "generation_ids")
@@ -205,4 +208,4 @@ def _saved_ids(checkpoint: Checkpoint, key: str) -> SpecialIds:
     try:
         return SpecialIds(**checkpoint.meta[key])
     except (TypeError, KeyError) as exc:
-        raise CheckpointError(f"{checkpoint.path}: {key} in its meta.json is not what this version writes") from exc
+        raise CheckpointError(f"{checkpoint.path}: {key} in its meta.json is invalid") from exc

@@ -1,10 +1,10 @@
-"""What lies in a folder of checkpoints, and in one checkpoint. Nothing is changed, and no tensor is read.
+"""List the checkpoints in a folder, and the tensors of one checkpoint. Nothing is changed, and no tensor is read.
 
-path given by a user --find_checkpoints_folder--> folder --inventory--> entries, oldest first
-path given by a user --look--> checkpoint --contents--> what it holds, by kind
+path given by a user --find_checkpoints_folder--> folder --list_checkpoints--> entries, oldest first
+path given by a user --open_unverified--> checkpoint --group_tensors--> its tensors by kind
 
-What is small is held against its checksum: the manifest, what the checkpoint says of itself, the index. A run may be
-training meanwhile, and remove what is looked at.
+The small files are compared with their checksums: manifest, metadata and index. A run that is training may remove
+checkpoints meanwhile.
 """
 
 from collections import Counter
@@ -34,16 +34,17 @@ CheckpointState = Literal["committed", "damaged", "set aside", "unfinished"]
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """One folder of a folder of checkpoints, or of an object store's prefix.
+    """A checkpoint, or the remains of one, in a checkpoints folder or an object store.
 
     Attributes:
         location: the folder, or its URL.
         step: optimizer steps done.
-        state: ``damaged`` where what is small is not what it was; ``verify`` says it of all files. ``unfinished`` what
-            a save or a removal that was interrupted left behind, or one that is at work.
-        bytes: of its files, as listed in the manifest; 0 without one.
-        saved: when it was committed, UTC; None where it was not, and in an object store.
-        tokens: consumed so far; None where it does not say.
+        state: ``committed``; ``damaged`` if a small file does not match its checksum (``verify`` checks all files);
+            ``set aside`` if it was damaged and renamed; ``unfinished`` if a save or a removal was interrupted, or is
+            still in progress.
+        bytes: size of its files, from the manifest; 0 without a manifest.
+        saved: time of the commit in UTC; None if not committed, or in an object store.
+        tokens: tokens consumed so far; None if unknown.
         problem: why it is damaged.
     """
 
@@ -57,19 +58,19 @@ class CheckpointEntry:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of the folder."""
         return self.location.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """The tensors of a checkpoint whose names begin alike: all of the model's, or one kind of optimizer state.
+    """Tensors of a checkpoint with a common prefix: those of the model, or one kind of optimizer state.
 
     Attributes:
-        name: how they begin.
-        tensors: how many.
-        elements: of all of them.
-        dtypes: which there are.
+        name: the prefix.
+        tensors: number of tensors.
+        elements: total number of elements.
+        dtypes: names of their data types.
     """
 
     name: str
@@ -79,7 +80,7 @@ class TensorGroup:
 
 
 def find_checkpoints_folder(path: Path) -> Path:
-    """The folder of checkpoints that a user means by a run folder or by itself, without symbolic links.
+    """Find the checkpoints folder from a run folder, or from the checkpoints folder itself; resolve symbolic links.
 
     Raises:
         CheckpointError: there is none.
@@ -90,41 +91,45 @@ def find_checkpoints_folder(path: Path) -> Path:
     if not folder.is_dir():
         raise CheckpointError(f"{path}: no such folder. Give a run folder, or its checkpoints folder.")
     if is_checkpoint(folder):
-        raise CheckpointError(f"{path}: is one checkpoint. Give the folder that it is in, {folder.parent}.")
+        raise CheckpointError(f"{path}: is a single checkpoint. Give the folder that contains it, {folder.parent}.")
     if folder.name != "checkpoints" and not list_checkpoints(folder):
         raise CheckpointError(f"{path}: no checkpoint there. Give a run folder, or its checkpoints folder.")
     return folder
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is one checkpoint, whole or not, rather than a folder of them."""
+    """True if a path is a single checkpoint, valid or not, and not a folder of checkpoints."""
     return (path / MARKER_NAME).exists() or (path.is_dir() and STEP_FOLDER.match(path.resolve().name) is not None)
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
-    """Everything in a folder of checkpoints that is one, was one or was to become one; by step."""
-    found = [entry for path in folder.iterdir() if path.is_dir() and (entry := _entry(path)) is not None]
+    """List committed, damaged, set-aside and unfinished checkpoints in a folder, by step."""
+    found = [entry for path in folder.iterdir() if path.is_dir() and (entry := _read_entry(path)) is not None]
     return sorted(found, key=lambda entry: (entry.step, entry.name))
 
 
 def open_unverified(path: Path) -> Checkpoint:
-    """The checkpoint that a user means, by itself or as the newest of a run; its tensors are not verified.
+    """Open a checkpoint, or the newest of a run, comparing only its small files with their checksums.
 
     Raises:
-        CheckpointError: there is none, or what it says of itself is damaged.
+        CheckpointError: there is none, or its manifest, metadata or index is damaged.
     """
     if is_checkpoint(path):
-        _checked(path)
+        _verify_small_files(path)
         return open_checkpoint(path)
     folder = find_checkpoints_folder(path)
     committed = [entry for entry in list_checkpoints(folder) if entry.state == "committed"]
     if not committed:
-        raise CheckpointError(f"{path}: no checkpoint there that can be read.")
+        raise CheckpointError(f"{path}: no readable checkpoint there.")
     return open_checkpoint(Path(committed[-1].location))
 
 
-def _checked(path: Path) -> CheckpointManifest:
-    """The manifest, after what is small was compared with it."""
+def _verify_small_files(path: Path) -> CheckpointManifest:
+    """Compare metadata and index with the manifest, and return the manifest.
+
+    Raises:
+        CheckpointError: a file is missing or does not match its checksum.
+    """
     manifest = read_manifest(path)
     for name in (META_NAME, INDEX_NAME):
         try:
@@ -136,11 +141,11 @@ def _checked(path: Path) -> CheckpointManifest:
     return manifest
 
 
-def _entry(path: Path) -> CheckpointEntry | None:
-    named = STEP_FOLDER.search(path.name)
-    if named is None:
+def _read_entry(path: Path) -> CheckpointEntry | None:
+    match = STEP_FOLDER.search(path.name)
+    if match is None:
         return None
-    step = int(named[1])
+    step = int(match[1])
     if path.name.startswith((STAGING_PREFIX, REPLACED_PREFIX, TRASH_PREFIX)):
         return CheckpointEntry(str(path), step, "unfinished")
     if BAD_SUFFIX in path.suffixes:
@@ -148,7 +153,7 @@ def _entry(path: Path) -> CheckpointEntry | None:
     if not STEP_FOLDER.fullmatch(path.name):
         return None
     try:
-        manifest = _checked(path)
+        manifest = _verify_small_files(path)
         tokens = open_checkpoint(path).meta.get("tokens")
         saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
     except (CheckpointError, FileNotFoundError) as error:
@@ -157,7 +162,7 @@ def _entry(path: Path) -> CheckpointEntry | None:
 
 
 def group_tensors(checkpoint: Checkpoint) -> list[TensorGroup]:
-    """The tensors of a checkpoint by kind: of the model, of each moment of the optimizer, and others."""
+    """Group the tensors of a checkpoint by kind: model, each kind of optimizer state, and others."""
     groups: dict[str, list[str]] = {}
     for name in checkpoint.tensors:
         first, _, rest = name.partition(".")

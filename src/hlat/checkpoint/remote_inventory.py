@@ -1,8 +1,8 @@
-"""What lies below a prefix of an object store, for people: as ``inventory.py`` tells it of a folder.
+"""List the checkpoints below a prefix of an object store, as ``inventory.py`` does for a folder.
 
-URL of a prefix, or of one checkpoint below it --RemotePrefix--> entries | problems of a step | what a step holds
+URL of a prefix, or of one checkpoint below it --RemotePrefix--> entries | problems of a step | tensors of a checkpoint
 
-Only what is small is read, but by ``problems``. Nothing is changed, there or here.
+Only small files are read, except by ``problems``. Nothing is changed, neither in the store nor locally.
 """
 
 import hashlib
@@ -26,71 +26,70 @@ from hlat.runtime import CheckpointError
 
 
 class RemotePrefix:
-    """The checkpoints below a URL, or the one that it names.
+    """The checkpoints below a URL, or the single checkpoint at a URL.
+
+    The methods raise CheckpointError if the URL cannot be used or its backend is not installed.
 
     Args:
         url: ``checkpoint.remote`` of a run, or the URL of a checkpoint below it.
-
-    Raises:
-        CheckpointError: the URL cannot be used, or its backend is not installed.
     """
 
     def __init__(self, url: str) -> None:
         parent, _, last = url.rstrip("/").rpartition("/")
-        named = STEP_FOLDER.fullmatch(last)
-        self._one = int(named[1]) if named else None
-        self._client = ObjectStoreClient(parent if named else url)
+        match = STEP_FOLDER.fullmatch(last)
+        self._step = int(match[1]) if match else None
+        self._client = ObjectStoreClient(parent if match else url)
 
     def entries(self) -> list[CheckpointEntry]:
-        """Everything there that is a checkpoint, was one, or was to become one; by step.
+        """List committed, damaged, set-aside and unfinished checkpoints, by step.
 
         Raises:
-            StorageError: the store does not answer, or refuses.
+            StorageError: the store does not answer, or denies a request.
         """
-        there = list_remote_folders(self._client)
-        wanted = there if self._one is None else {self._one} & there.keys()
-        return [self._entry(step, there[step]) for step in sorted(wanted)]
+        folders = list_remote_folders(self._client)
+        steps = folders if self._step is None else {self._step} & folders.keys()
+        return [self._read_entry(step, folders[step]) for step in sorted(steps)]
 
     def problems(self, step: int) -> list[str]:
-        """Everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+        """List everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
         return verify_remote(self._client, step)
 
     def newest(self) -> tuple[str, Mapping[str, Any], list[TensorGroup]]:
-        """The newest checkpoint that can be read: its URL, what it says of itself, and its tensors by kind.
+        """Read the newest readable checkpoint: its URL, its metadata, and its tensors by kind.
 
         Raises:
             CheckpointError: there is none.
-            StorageError: the store does not answer, or refuses.
+            StorageError: the store does not answer, or denies a request.
         """
         entries = [entry for entry in self.entries() if entry.state == "committed"]
         if not entries:
-            raise CheckpointError(f"{self._client.url}: no checkpoint there that can be read.")
+            raise CheckpointError(f"{self._client.url}: no readable checkpoint there.")
         step = entries[-1].step
-        vouched = read_remote_manifest(self._client, step)
+        remote = read_remote_manifest(self._client, step)
         with TemporaryDirectory() as folder:
-            head = Path(folder)
-            (head / MARKER_NAME).write_bytes(vouched.marker)
-            (head / MANIFEST_NAME).write_bytes(vouched.text)
+            local = Path(folder)
+            (local / MARKER_NAME).write_bytes(remote.marker)
+            (local / MANIFEST_NAME).write_bytes(remote.text)
             for name in (META_NAME, INDEX_NAME):
-                (head / name).write_bytes(self._small(step, name, vouched))
-            found = open_unverified(head)
-            return self._client.url_of(step_folder_name(step)), found.meta, group_tensors(found)
+                (local / name).write_bytes(self._read_small_file(step, name, remote))
+            checkpoint = open_unverified(local)
+            return self._client.url_of(step_folder_name(step)), checkpoint.meta, group_tensors(checkpoint)
 
-    def _entry(self, step: int, names: Set[str]) -> CheckpointEntry:
+    def _read_entry(self, step: int, names: Set[str]) -> CheckpointEntry:
         url = self._client.url_of(step_folder_name(step))
         if MARKER_NAME not in names:
             return CheckpointEntry(url, step, "set aside" if BAD_MARKER_NAME in names else "unfinished")
         try:
-            vouched = read_remote_manifest(self._client, step)
-            tokens = parse_meta(self._small(step, META_NAME, vouched)).get("tokens")
+            remote = read_remote_manifest(self._client, step)
+            tokens = parse_meta(self._read_small_file(step, META_NAME, remote)).get("tokens")
         except CheckpointError as error:
             return CheckpointEntry(url, step, "damaged", problem=str(error))
-        return CheckpointEntry(url, step, "committed", sum(vouched.manifest.file_bytes.values()), None, tokens)
+        return CheckpointEntry(url, step, "committed", sum(remote.manifest.file_bytes.values()), None, tokens)
 
-    def _small(self, step: int, name: str, vouched: RemoteManifest) -> bytes:
+    def _read_small_file(self, step: int, name: str, remote: RemoteManifest) -> bytes:
         content = self._client.read(f"{step_folder_name(step)}/{name}")
         if content is None:
             raise CheckpointError(f"{name} is missing")
-        if hashlib.sha256(content).hexdigest() != vouched.manifest.files[name].sha256:
+        if hashlib.sha256(content).hexdigest() != remote.manifest.files[name].sha256:
             raise CheckpointError(f"{name} does not match its checksum")
         return content

@@ -1,10 +1,10 @@
-"""Compatibility of a recipe with the one in a checkpoint that a run goes on from.
+"""Check that a recipe can resume from a checkpoint: compare it with the recipe that the checkpoint was saved with.
 
-    recipe in the checkpoint, recipe now --field by field--> refused (all at once), or recorded
+    recipe in the checkpoint, recipe now --field by field--> refused changes (one error), allowed changes (recorded)
 
-A field marked ``fixed`` in its section defines the model, the order of the data or the trajectory; a change there would
-make it another run. Which corpus a run reads is decided by the content of the prepared data, not by its path. Both
-recipes name the precision mode that was resolved, never ``auto``.
+A field marked ``fixed`` in its section defines the model, the order of the data or the training trajectory: with another
+value, it would be another run. Data is compared by the content of the prepared data, not by its path. Both recipes have
+the resolved precision mode, never ``auto``.
 """
 
 import platform
@@ -23,14 +23,14 @@ from hlat.runtime import CheckpointError
 
 _MODE = "precision.mode"
 _OTHER_MODE = (
-    "A mode computes other numbers from the same state, and what one keeps besides (wider weights or moments, "
-    "compensation) another would drop. With checkpoint.init_from a new run takes the weights into any mode."
+    "Each mode computes different numbers from the same state, and has extra state that other modes would drop (wider "
+    "weights or moments, compensation). Use checkpoint.init_from to start a new run with these weights in any mode."
 )
 
 
 @dataclass(frozen=True)
 class RecipeChange:
-    """A value that differs between the checkpoint and the recipe; JSON values, None where there is none."""
+    """A field whose value differs between the checkpoint and the recipe; JSON values, None for a missing one."""
 
     path: str
     old: Any
@@ -38,21 +38,21 @@ class RecipeChange:
 
 
 def software_versions() -> dict[str, str]:
-    """What the state was computed with, to be saved beside it."""
+    """Versions of hlat, torch and Python, to be saved with the state that they computed."""
     return {"hlat": version("hlat"), "torch": version("torch"), "python": platform.python_version()}
 
 
 def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
-    """The recipe that a run's checkpoint was saved with, JSON values, and the fingerprint of the data it read.
+    """Read the recipe of a run's checkpoint, as JSON values, and the fingerprint of its data.
 
     Raises:
-        CheckpointError: it is no checkpoint of a run.
+        CheckpointError: it is not the checkpoint of a run.
     """
     meta = checkpoint.meta
-    if absent := [name for name in ("recipe", "data_fingerprint") if not meta.get(name)]:
+    if missing := [name for name in ("recipe", "data_fingerprint") if not meta.get(name)]:
         raise CheckpointError(
-            f"{checkpoint.path}: is no checkpoint of a run: its meta.json has no {' and no '.join(absent)}. To begin "
-            "a run with its weights, move it out of the run folder and set checkpoint.init_from to it."
+            f"{checkpoint.path}: is not the checkpoint of a run: its meta.json has no {' and no '.join(missing)}. To "
+            "start a run with its weights, move it out of the run folder and set checkpoint.init_from to it."
         )
     return meta["recipe"], meta["data_fingerprint"]
 
@@ -60,30 +60,30 @@ def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
 def check_resume(
     saved_recipe: Mapping[str, Any], saved_data_fingerprint: str, recipe: Recipe, data_fingerprint: str
 ) -> list[RecipeChange]:
-    """Hold the recipe of a checkpoint against the one a run is to go on with.
+    """Compare the recipe of a checkpoint with the one that a run is to resume with.
 
     Args:
         saved_recipe: ``recipe`` in the checkpoint's meta, JSON values.
-        saved_data_fingerprint: fingerprint of the prepared data the checkpoint was trained on.
-        recipe: the recipe now.
-        data_fingerprint: fingerprint of the prepared data now.
+        saved_data_fingerprint: fingerprint of the data that the checkpoint was trained on.
+        recipe: the present recipe.
+        data_fingerprint: fingerprint of the present prepared data.
 
     Returns:
-        Changes that are allowed, to be recorded.
+        The allowed changes, to be recorded.
 
     Raises:
-        CheckpointError: lists every change that is not.
+        CheckpointError: some changes are not allowed; lists all of them.
     """
     refused, allowed = _compare(saved_recipe, recipe)
     if saved_data_fingerprint != data_fingerprint:
         refused.append(RecipeChange("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
     if refused:
-        raise CheckpointError(_refusal(refused))
+        raise CheckpointError(_refusal_message(refused))
     return allowed
 
 
-def _refusal(refused: list[RecipeChange]) -> str:
-    head = "the run cannot go on with this recipe: it would be another model, other data or another trajectory"
+def _refusal_message(refused: list[RecipeChange]) -> str:
+    head = "the run cannot resume with this recipe: the model, the data or the training trajectory would differ"
     lines = [f"{change.path}: saved with {change.old!r}, now {change.new!r}" for change in refused]
     remedy = "Set the saved values again, or use another run.dir (run.name) for a new run."
     if any(change.path == _MODE for change in refused):
@@ -92,7 +92,7 @@ def _refusal(refused: list[RecipeChange]) -> str:
 
 
 def saved_precision_mode(saved_recipe: Mapping[str, Any]) -> str:
-    """The precision mode of the run that a checkpoint belongs to, from ``recipe`` in its meta."""
+    """Precision mode of the run that a checkpoint belongs to, from ``recipe`` in its metadata."""
     section = _saved_value(saved_recipe, "precision", Recipe.model_fields["precision"])
     return str(_saved_value(section if isinstance(section, dict) else {}, "mode", PrecisionConfig.model_fields["mode"]))
 
@@ -124,31 +124,31 @@ def _walk(
         if isinstance(value, BaseModel) and isinstance(old, dict):
             _walk(here, old, value, is_fixed, refused, allowed)
         elif isinstance(value, tuple) and isinstance(old, list) and _pairs(value, old):
-            for index, (saved_one, one) in enumerate(_pairs(value, old)):
-                _walk(f"{here}.{index}", saved_one, one, is_fixed, refused, allowed)
-        elif _meaning(name, old, saved) != _meaning(name, new, current):
+            for index, (saved_inner, inner) in enumerate(_pairs(value, old)):
+                _walk(f"{here}.{index}", saved_inner, inner, is_fixed, refused, allowed)
+        elif _effective_value(name, old, saved) != _effective_value(name, new, current):
             (refused if is_fixed or _has_fixed(value, old, field) else allowed).append(RecipeChange(here, old, new))
 
 
 def _pairs(sections: tuple[Any, ...], saved: list[Any]) -> list[tuple[Any, BaseModel]]:
-    """Sections and what was saved of them, where there are as many; nothing for values of another kind."""
-    both = list(zip(saved, sections, strict=False))
-    alike = len(saved) == len(sections) and all(isinstance(one, BaseModel) for one in sections)
-    return both if alike and all(isinstance(one, dict) for one in saved) else []
+    """Pair saved sections with present ones; empty if their numbers differ or they are not sections."""
+    pairs = list(zip(saved, sections, strict=False))
+    matching = len(saved) == len(sections) and all(isinstance(section, BaseModel) for section in sections)
+    return pairs if matching and all(isinstance(fields, dict) for fields in saved) else []
 
 
 def _has_fixed(value: Any, old: Any, field: FieldInfo | None) -> bool:
-    """Whether sections that were added to a list, or taken from it, say anything in a fixed field."""
+    """True if sections were added to a list or removed from it, and any section sets a fixed field."""
     if field is None or not isinstance(value, tuple):
         return False
     kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
     names = {name: inner for kind in kinds for name, inner in kind.model_fields.items() if _is_fixed(inner)}
     if not names:
         return False
-    both = [one.model_dump(mode="json") for one in value] + (old if isinstance(old, list) else [])
+    sections = [section.model_dump(mode="json") for section in value] + (old if isinstance(old, list) else [])
     return any(
-        not isinstance(one, dict) or one.get(name, inner.get_default()) != inner.get_default()
-        for one in both
+        not isinstance(section, dict) or section.get(name, inner.get_default()) != inner.get_default()
+        for section in sections
         for name, inner in names.items()
     )
 
@@ -159,7 +159,7 @@ def _is_fixed(field: FieldInfo) -> bool:
 
 
 def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -> Any:
-    """A field that the checkpoint does not know yet had its default's effect when it was saved, or the former one."""
+    """Saved value of a field. A field that is newer than the checkpoint had its default, or its ``formerly`` value."""
     if name in saved or field is None or field.is_required():
         return saved.get(name)
     if isinstance(field.json_schema_extra, dict) and "formerly" in field.json_schema_extra:
@@ -170,8 +170,8 @@ def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -
     return {inner: _saved_value({}, inner, field) for inner, field in type(default).model_fields.items()}
 
 
-def _meaning(name: str, value: Any, values: Mapping[str, Any]) -> Any:
-    """A value with the documented meaning of null filled in: writing out a default changes nothing."""
+def _effective_value(name: str, value: Any, values: Mapping[str, Any]) -> Any:
+    """Replace null by the value it stands for, so that writing out a default is no change."""
     heads, width = values.get("heads"), values.get("hidden_size")
     if value is None and name == "kv_heads":
         return heads

@@ -1,14 +1,13 @@
-"""The state of a run as named tensors that know no layout and no coalescing.
+"""The state of a run as named tensors, independent of parallel layout and of fused parameters.
 
-    held parameters, AdamW --collect--> blocks of model.<name>, optimizer.exp_avg.<name>, optimizer.exp_avg_sq.<name>,
-                                        optimizer.step, rng.<source>
-    checkpoint --restore--> held parameters and AdamW, in any layout, coalesced or not, in place
+    local parameters, AdamW --collect--> chunks of model.<name>, optimizer.exp_avg.<name>, optimizer.exp_avg_sq.<name>,
+                                         optimizer.step, rng.<source>
+    checkpoint --restore--> local parameters and AdamW, updated in place, in any layout, fused or not
 
-With bf16-kahan there is optimizer.compensation.<name> too. Every tensor is saved in the dtype that it has.
+With bf16-kahan there is also optimizer.compensation.<name>. Every tensor is saved in its own dtype.
 
-``<name>`` is the canonical, Hugging Face name of a parameter. A process saves the blocks of it that it holds and owns,
-and reads the blocks that it holds. Learning rate, betas and weight decay are not state: they follow from the recipe and
-the step.
+``<name>`` is the canonical (Hugging Face) name of a parameter. A process saves the chunks that it owns, and reads the
+chunks that it stores. Learning rate, betas and weight decay are not saved: they follow from the recipe and the step.
 """
 
 import math
@@ -37,55 +36,71 @@ _READ_BYTES = 1 << 30
 
 
 def collect(
-    config: ModelConfig, held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer | None = None
+    config: ModelConfig, parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer | None = None
 ) -> list[TensorChunk]:
-    """What this process has to save of everything that defines a run; of the weights alone without an optimizer.
+    """Collect the state that this process saves: weights, optimizer state and RNG states.
 
-    Blocks are views of the live tensors: use them before the next step.
+    The chunks are views of the live tensors and must be used before the next step.
 
     Args:
-        config: the whole model.
-        held: what this process holds of it.
-        optimizer: over the parameters of ``held``.
+        config: the full model.
+        parameters: local parameters of this process.
+        optimizer: optimizer of ``parameters``; None for the weights only.
 
     Returns:
-        The blocks that this process owns, and those that every process has. The blocks of all processes together
-        are every tensor, each element once.
+        The chunks that this process owns, and the replicated ones. The chunks of all processes together cover every
+        tensor exactly once.
     """
     shapes = canonical_shapes(config)
-    parts = _weights(held) if optimizer is None else [*_weights(held), *_states(held, optimizer)]
+    local_tensors = (
+        _weights(parameters) if optimizer is None else [*_weights(parameters), *_states(parameters, optimizer)]
+    )
     chunks = [
-        TensorChunk(part.prefix + piece.name, shapes[piece.name], _offsets(part.held, piece), tuple(part.rows(piece)))
-        for part in parts
-        if part.held.owned
-        for piece in part.held.pieces()
-        if piece.owned
+        TensorChunk(
+            local.prefix + row_block.name,
+            shapes[row_block.name],
+            _offsets(local.parameter, row_block),
+            tuple(local.rows(row_block)),
+        )
+        for local in local_tensors
+        if local.parameter.owned
+        for row_block in local.parameter.pieces()
+        if row_block.owned
     ]
     if optimizer is None:
         return chunks
-    step = torch.tensor(int(_step(held, optimizer)), dtype=torch.int64)
+    step = torch.tensor(int(_step(parameters, optimizer)), dtype=torch.int64)
     return chunks + replicated_chunks({STEP: step} | {RNG + name: tensor for name, tensor in rng_state().items()})
 
 
 def restore(
     checkpoint: Checkpoint,
     config: ModelConfig,
-    held: Sequence[HeldParameter],
+    parameters: Sequence[HeldParameter],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Put a saved state back, bit for bit; the inverse of ``collect``. Without an optimizer, the weights alone.
+    """Load a saved state in place, bit for bit; the inverse of ``collect``.
 
-    Only what is held is read, a few parameters at a time: besides the state itself about 2 GiB are in memory.
+    Only the rows stored on this rank are read, a few parameters at a time. This takes about 2 GiB of memory in addition
+    to the state.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: the full model.
+        parameters: local parameters of this process.
+        optimizer: optimizer of ``parameters``; None to load the weights only.
 
     Raises:
-        CheckpointError: lists every tensor that is missing, or differs in shape or dtype; nothing was changed then.
+        CheckpointError: tensors are missing, or differ in shape or dtype; lists all of them. Nothing has been changed.
     """
-    parts = _weights(held) if optimizer is None else [*_weights(held), *_states(held, optimizer)]
-    forms = _forms(config, parts)
+    local_tensors = (
+        _weights(parameters) if optimizer is None else [*_weights(parameters), *_states(parameters, optimizer)]
+    )
+    expected = _full_tensors(config, local_tensors)
     if optimizer is not None:
-        forms[STEP] = torch.empty((), dtype=torch.int64, device="meta")
-    checkpoint.check(forms)
-    _read(checkpoint, parts)
+        expected[STEP] = torch.empty((), dtype=torch.int64, device="meta")
+    checkpoint.check(expected)
+    _read(checkpoint, local_tensors)
     if optimizer is not None:
         step = checkpoint.read([STEP])[STEP]
         for entry in optimizer.state.values():
@@ -94,109 +109,117 @@ def restore(
 
 
 def load_weights(
-    path: Path, config: ModelConfig, held: Sequence[HeldParameter], ranks: HostGroup | None = None
+    path: Path, config: ModelConfig, parameters: Sequence[HeldParameter], ranks: HostGroup | None = None
 ) -> None:
-    """Fill parameters with the weights of a checkpoint, whatever run or import they come from. Collective.
+    """Load the weights of a checkpoint of any run or import into local parameters. Collective.
 
     Weights are converted to the dtype of the parameters; bf16 to fp32 is exact.
 
     Args:
-        path: a checkpoint, a checkpoints folder or a run folder; rank 0 finds and verifies it.
-        config: the whole model.
-        held: what this process holds of it; filled in place.
-        ranks: the processes that load together; None for this one alone.
+        path: a checkpoint, a checkpoints folder or a run folder; rank 0 finds and verifies the checkpoint.
+        config: the full model.
+        parameters: local parameters of this process; filled in place.
+        ranks: processes that load together; None for this process alone.
 
     Raises:
-        CheckpointError: nothing whole there, or the weights do not fit the model.
+        CheckpointError: there is no valid checkpoint, or the weights do not fit the model.
     """
     ranks = ranks or HostGroup()
     checkpoint = open_on_all_ranks(ranks.run_on_rank0(lambda: resolve(path)), ranks)
-    ranks.run_on_all(lambda: fill(checkpoint, config, held))
+    ranks.run_on_all(lambda: fill(checkpoint, config, parameters))
 
 
-def fill(checkpoint: Checkpoint, config: ModelConfig, held: Sequence[HeldParameter]) -> None:
-    """``load_weights`` of this process from a checkpoint that was opened already."""
-    parts, saved = _weights(held), checkpoint.tensors
+def fill(checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[HeldParameter]) -> None:
+    """Load the weights of an open checkpoint on this process; see ``load_weights``."""
+    local_tensors, saved = _weights(parameters), checkpoint.tensors
     checkpoint.check(
         {
-            name: torch.empty_like(form, dtype=saved[name].dtype) if name in saved else form
-            for name, form in _forms(config, parts).items()
+            name: torch.empty_like(tensor, dtype=saved[name].dtype) if name in saved else tensor
+            for name, tensor in _full_tensors(config, local_tensors).items()
         }
     )
-    _read(checkpoint, parts)
+    _read(checkpoint, local_tensors)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Local rows, of the weight or of a state of the optimizer, that are saved under a prefix."""
+class _LocalTensor:
+    """Local rows of a weight or of an optimizer state, which are saved under a prefix."""
 
     prefix: str
-    held: HeldParameter
+    parameter: HeldParameter
     tensor: torch.Tensor
 
-    def rows(self, piece: Piece) -> list[torch.Tensor]:
-        return self.held.rows_of(piece, self.tensor)
+    def rows(self, row_block: Piece) -> list[torch.Tensor]:
+        return self.parameter.rows_of(row_block, self.tensor)
 
 
-def _weights(held: Sequence[HeldParameter]) -> list[_Part]:
-    return [_Part(MODEL, one, one.tensor) for one in held]
+def _weights(parameters: Sequence[HeldParameter]) -> list[_LocalTensor]:
+    return [_LocalTensor(MODEL, parameter, parameter.tensor) for parameter in parameters]
 
 
-def _states(held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> list[_Part]:
-    """What the optimizer keeps of each parameter, created as its first step would where it does not exist."""
+def _states(parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> list[_LocalTensor]:
+    """Optimizer states of the parameters; missing ones are created, as the optimizer's first step would."""
     return [
-        _Part(f"{OPTIMIZER}{name}.", one, tensor)
-        for name, tensors in state_tensors(optimizer, held).items()
-        for one, tensor in zip(held, tensors, strict=True)
+        _LocalTensor(f"{OPTIMIZER}{name}.", parameter, tensor)
+        for name, tensors in state_tensors(optimizer, parameters).items()
+        for parameter, tensor in zip(parameters, tensors, strict=True)
     ]
 
 
-def _step(held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> float:
-    steps = {float(optimizer.state[one.parameter]["step"]) for one in held}
-    assert len(steps) == 1, "every parameter takes part in every step"
+def _step(parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> float:
+    steps = {float(optimizer.state[local.parameter]["step"]) for local in parameters}
+    assert len(steps) == 1, "every parameter is updated in every step"
     return steps.pop()
 
 
-def _offsets(held: HeldParameter, piece: Piece) -> tuple[int, ...]:
-    """Where a piece begins in its canonical tensor."""
-    return (piece.canonical_start, held.layout.first_column) if held.layout.columns else (piece.canonical_start,)
+def _offsets(parameter: HeldParameter, row_block: Piece) -> tuple[int, ...]:
+    """Offsets of a row block in its canonical tensor."""
+    return (
+        (row_block.canonical_start, parameter.layout.first_column)
+        if parameter.layout.columns
+        else (row_block.canonical_start,)
+    )
 
 
-def _forms(config: ModelConfig, parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
-    """The saved tensors that parts belong to, whole, on the meta device."""
+def _full_tensors(config: ModelConfig, local_tensors: Sequence[_LocalTensor]) -> dict[str, torch.Tensor]:
+    """Full tensors in the checkpoint that the local tensors belong to, by name, on the meta device."""
     shapes = canonical_shapes(config)
     return {
-        part.prefix + name: torch.empty(shapes[name], dtype=part.tensor.dtype, device="meta")
-        for part in parts
-        for name in part.held.layout.canonical_shapes
+        local.prefix + name: torch.empty(shapes[name], dtype=local.tensor.dtype, device="meta")
+        for local in local_tensors
+        for name in local.parameter.layout.canonical_shapes
     }
 
 
-def _read(checkpoint: Checkpoint, parts: Sequence[_Part]) -> None:
-    for group in _groups(parts):
+def _read(checkpoint: Checkpoint, local_tensors: Sequence[_LocalTensor]) -> None:
+    for group in _groups(local_tensors):
         regions = [
-            Region(part.prefix + piece.name, _offsets(part.held, piece), (piece.rows, *part.held.layout.columns))
-            for part, piece in group
+            Region(
+                local.prefix + row_block.name,
+                _offsets(local.parameter, row_block),
+                (row_block.rows, *local.parameter.layout.columns),
+            )
+            for local, row_block in group
         ]
-        for (part, piece), saved in zip(group, checkpoint.read_regions(regions), strict=True):
-            rows = part.rows(piece)
-            for ours, theirs in zip(rows, saved.split([row.shape[0] for row in rows]), strict=True):
-                ours.copy_(theirs)
+        for (local, row_block), saved in zip(group, checkpoint.read_regions(regions), strict=True):
+            rows = local.rows(row_block)
+            for target, source in zip(rows, saved.split([view.shape[0] for view in rows]), strict=True):
+                target.copy_(source)
 
 
-def _groups(parts: Sequence[_Part]) -> Iterator[list[tuple[_Part, Piece]]]:
-    """The pieces to be read, about ``_READ_BYTES`` at a time; a larger tensor comes in several."""
-    group: list[tuple[_Part, Piece]] = []
+def _groups(local_tensors: Sequence[_LocalTensor]) -> Iterator[list[tuple[_LocalTensor, Piece]]]:
+    """Groups of row blocks to be read together, about ``_READ_BYTES`` each; a larger tensor is split."""
+    group: list[tuple[_LocalTensor, Piece]] = []
     size = 0
-    for part in parts:
-        row = math.prod(part.held.layout.columns) * part.tensor.element_size()
-        step, first = max(1, _READ_BYTES // row), part.held.first_row
-        for start in range(first, first + part.tensor.shape[0], step):
-            stop = min(start + step, first + part.tensor.shape[0])
+    for local in local_tensors:
+        row = math.prod(local.parameter.layout.columns) * local.tensor.element_size()
+        step, first = max(1, _READ_BYTES // row), local.parameter.first_row
+        for start in range(first, first + local.tensor.shape[0], step):
+            stop = min(start + step, first + local.tensor.shape[0])
             if group and size + (stop - start) * row > _READ_BYTES:
                 yield group
                 group, size = [], 0
-            group += [(part, piece) for piece in part.held.layout.pieces(start, stop)]
+            group += [(local, row_block) for row_block in local.parameter.layout.pieces(start, stop)]
             size += (stop - start) * row
     if group:
         yield group

@@ -301,7 +301,7 @@ def do_without_savers(rank: Rank) -> None:
     rank.saver.prepare(rank.content(0).chunks)
     settled = rank.saver.agree_on_outcome()
     assert list(settled.lost) == [rank.runtime.world - 1]
-    assert "no memory for a copy of the state" in settled.lost[rank.runtime.world - 1]
+    assert "not enough memory for a copy of the state" in settled.lost[rank.runtime.world - 1]
     rank.saver.kill()
 
 

@@ -79,7 +79,7 @@ def test_it_is_filled_again_and_again_and_whoever_has_the_descriptor_sees_it() -
 
 def test_a_state_that_has_grown_is_a_bug() -> None:
     copy = copied(replicated_chunks(state(1)))
-    with pytest.raises(AssertionError, match="keeps its size"):
+    with pytest.raises(AssertionError, match="size of a run.s state is constant"):
         copy.fill([*replicated_chunks(state(1)), *replicated_chunks({"model.more": torch.ones(99)})])
     copy.close()
 

@@ -86,7 +86,7 @@ def test_a_field_of_another_type_is_damage(folder: Path, name: str, odd: Any) ->
 )
 def test_what_is_inside_is_looked_at(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     change(folder, edit)
-    assert_refused(folder, "meta.json is ")
+    assert_refused(folder, "meta.json has invalid fields")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "null", '"text"', "[" * 100_000, "{", '{"step": 1', "1" * 10_000])
@@ -131,7 +131,7 @@ TINY = ModelConfig(vocab_size=32, layers=2, hidden_size=8, intermediate_size=16,
         ({"head_dim": 1}, "a head must be even"),
         ({"heads": 3}, "not a multiple"),
         ({"kv_heads": 2**20}, "cannot be shared out"),
-        ({"rope": {"theta": "x"}}, "its model is not one that this version knows"),
+        ({"rope": {"theta": "x"}}, "this version does not support its model section"),
     ],
 )
 def test_a_model_that_its_weights_are_not_of(

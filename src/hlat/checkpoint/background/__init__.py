@@ -1,4 +1,4 @@
-"""Saving while training goes on: a copy in shared memory and the process that writes it."""
+"""Asynchronous saving: a staging buffer in shared memory, and a saver process that writes it during training."""
 
 from hlat.checkpoint.background.async_saver import AsyncSaver, SaveOutcome, SaverReport
 from hlat.checkpoint.background.saver_process import run_saver

@@ -1,11 +1,11 @@
-"""Saving while training goes on: what a rank does of it, beside the process that does the rest (``saver.py``).
+"""Asynchronous saving, on the side of a training rank; the saver process is in ``saver_process.py``.
 
-    submit: blocks --copy--> memory shared with the saver, Order -->        training goes on
-    notes:  Refusal, ..., SaveResult                                        as the saver tells them
-    settle: the ranks tell each other the result, and whose saver has gone --> the same on every rank
+    submit:             chunks --copy--> staging buffer, SaveRequest --> saver      training continues
+    reports:            FailedAttempt, ..., SaveResult                              from the saver
+    agree_on_outcome:   result, lost savers --exchanged by all ranks--> SaveOutcome, the same on every rank
 
-There is one copy, so a save waits until the one before it has settled. Where a saver has gone, what was copied is still
-there, and the ranks can save it themselves.
+There is one staging buffer, so a save starts only after the previous one has its outcome. If a saver is lost, the copy
+is still in the buffer, and the ranks can save it themselves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,20 +26,21 @@ from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedA
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
 from hlat.runtime.distributed import HelperProcess, Runtime
 
-_LOOK = 0.05  # seconds in which a rank looks at its own saver only
+_POLL_SECONDS = 0.05  # how long a rank waits for its own saver before it exchanges with the other ranks
 
 SaverReport = FailedAttempt | SaveResult | SnapshotResult | TierEvent
-"""What a saver tells of its work."""
+"""Message of a saver process about its work."""
 
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """What the ranks agree on.
+    """Outcome of a save; ``result`` and ``lost`` are the same on all ranks.
 
     Attributes:
-        result: of what was submitted last; None if there was none.
-        lost: rank -> why its saver cannot go on. All savers are given up then.
-        pending: what this rank submitted, where no rank knows what became of it.
+        result: result of the last save; None if there was none, or if no rank knows it.
+        lost: rank -> why its saver cannot continue. If any is lost, the caller kills all savers.
+        pending: content that this rank submitted, if no rank knows the result of the save; its chunks are views of the
+            staging buffer.
     """
 
     result: SaveResult | SnapshotResult | None
@@ -48,14 +49,15 @@ class SaveOutcome:
 
 
 class AsyncSaver:
-    """The saver of this rank.
+    """The saver process of this rank, as training uses it.
 
     Args:
-        process: does ``run_saver``.
-        runtime: this rank.
-        store: where checkpoints go. The saver holds the run's folder too, with the lock on rank 0, while it may write.
-        retries: how many more tries a save has that failed.
-        tiers: where else the state is kept; None for nowhere.
+        process: helper process that runs ``run_saver``.
+        runtime: process group and device of this rank.
+        store: store that gets the checkpoints. The saver keeps the run folder open while it may write; on rank 0 that
+            includes the run's lock.
+        retries: maximum number of attempts after a failed one.
+        tiers: settings of snapshots and object store; None for neither.
     """
 
     def __init__(
@@ -67,14 +69,14 @@ class AsyncSaver:
         tiers: TierSettings | None = None,
     ) -> None:
         self._process, self._runtime = process, runtime
-        self._copy: StagingBuffer | None = None
-        self._pending: CheckpointContent | None = None  # submitted and not settled; its blocks lie in the copy
-        self._result: SaveResult | SnapshotResult | None = None  # of it
-        self._copies = tiers is not None and tiers.config.remote is not None
-        self._copying = False  # whether the saver is at work on the copies of what it has committed
-        self._joined = False  # whether the saver has found the others
-        self._met = False  # whether that has been waited for
-        self._gone = ""  # why this rank's saver cannot go on
+        self._buffer: StagingBuffer | None = None
+        self._pending: CheckpointContent | None = None  # submitted, without outcome; its chunks are in the buffer
+        self._result: SaveResult | SnapshotResult | None = None  # result of the pending save
+        self._has_remote = tiers is not None and tiers.config.remote is not None
+        self._uploading = False  # True while the saver uploads what it has committed
+        self._joined = False  # True once the saver has joined the savers' process group
+        self._all_joined = False  # True once all savers have joined, or one is lost
+        self._lost = ""  # why this rank's saver cannot continue; empty if it can
         settings = SaverSettings(runtime.rendezvous, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
         folder = store.folder
         if folder is not None:
@@ -82,107 +84,109 @@ class AsyncSaver:
         self._send(settings, [] if folder is None else [folder.descriptor])
 
     def prepare(self, chunks: Sequence[TensorChunk]) -> None:
-        """Have memory fetched for copies of such blocks, while training goes on."""
-        size = buffer_bytes(self._own(chunks))
+        """Allocate the staging buffer for chunks of these sizes, in the background."""
+        size = buffer_bytes(self._chunks_to_write(chunks))
         try:
-            self._copy = StagingBuffer(size, self._runtime.device)
+            self._buffer = StagingBuffer(size, self._runtime.device)
         except OSError as error:
-            self._lose(_no_memory(size, error))
+            self._drop_saver(_no_memory_message(size, error))
         else:
-            self._send(BufferMessage(), [self._copy.descriptor])
+            self._send(BufferMessage(), [self._buffer.descriptor])
 
     def submit(self, content: CheckpointContent, snapshot: bool = False) -> None:
-        """Copy a state and have it written. Returns when it has been copied. Collective, after ``settle``.
+        """Copy a state to the staging buffer and have it written. Returns after the copy. Collective.
+
+        Call ``agree_on_outcome`` before.
 
         Args:
-            content: the state.
-            snapshot: whether as a snapshot, and not as a checkpoint.
+            content: the state of this rank.
+            snapshot: write a snapshot instead of a checkpoint.
         """
-        assert self._pending is None and self._copy is not None, "the memory is there, and free"
-        slots = self._copy.fill(self._own(content.chunks))
-        self._pending = replace(content, chunks=self._copy.chunks(slots))
+        assert self._pending is None and self._buffer is not None, "the buffer is allocated and free"
+        slots = self._buffer.fill(self._chunks_to_write(content.chunks))
+        self._pending = replace(content, chunks=self._buffer.chunks(slots))
         self._send(SaveRequest(content.step, slots, content.meta, content.files, snapshot))
 
     def reports(self, wait: bool) -> Iterator[SaverReport]:
-        """What the saver has told since it was asked last.
+        """Yield the saver's new reports.
 
         Args:
-            wait: whether to wait for the result of the save submitted last.
+            wait: wait for the result of the last save.
         """
-        return self._heard(lambda: None if wait and self._pending is not None and self._result is None else 0.0)
+        return self._receive(lambda: None if wait and self._pending is not None and self._result is None else 0.0)
 
     def finish_uploads(self) -> Iterator[SaverReport]:
-        """Wait until the saver has brought the object store up to date; what it tells meanwhile."""
-        return self._heard(lambda: None if self._copying else 0.0)
+        """Wait until the saver has uploaded what the object store lacks; yield its reports meanwhile."""
+        return self._receive(lambda: None if self._uploading else 0.0)
 
-    def _meet(self) -> None:
-        """Wait until the savers have found each other, or one of them cannot: the others may look for it for long."""
-        while not self._met:
-            early = list(self._heard(lambda: 0.0 if self._joined else _LOOK))
-            assert not early, "nothing has been ordered yet"
-            told = self._runtime.ranks.all_gather((self._gone, self._joined))
-            self._met = all(joined for _, joined in told) or any(gone for gone, _ in told)
+    def _wait_until_joined(self) -> None:
+        """Wait until all savers have joined their process group, or one has failed (the rendezvous timeout is long)."""
+        while not self._all_joined:
+            early = list(self._receive(lambda: 0.0 if self._joined else _POLL_SECONDS))
+            assert not early, "nothing has been requested yet"
+            states = self._runtime.ranks.all_gather((self._lost, self._joined))
+            self._all_joined = all(joined for _, joined in states) or any(lost for lost, _ in states)
 
-    def _heard(self, seconds: Callable[[], float | None]) -> Iterator[SaverReport]:
-        """What the saver tells, for so long as it is silent for less than so many seconds; None is for ever."""
-        while not self._gone:
+    def _receive(self, seconds: Callable[[], float | None]) -> Iterator[SaverReport]:
+        """Yield reports from the saver until none arrives for ``seconds()``; None blocks."""
+        while not self._lost:
             try:
                 received = self._process.channel.receive(seconds())
             except EOFError:
-                self._lose(f"ended with exit code {self._process.wait()}")
+                self._drop_saver(f"ended with exit code {self._process.wait()}")
                 return
             if received is None:
                 return
-            note: SaverReport | SaverFailed | SaverJoined | UploadsDone = received[0]
-            if isinstance(note, SaverFailed):
-                self._lose(note.message)
+            message: SaverReport | SaverFailed | SaverJoined | UploadsDone = received[0]
+            if isinstance(message, SaverFailed):
+                self._drop_saver(message.reason)
                 return
-            if isinstance(note, SaverJoined):
+            if isinstance(message, SaverJoined):
                 self._joined = True
                 continue
-            if isinstance(note, UploadsDone):
-                self._copying = False
+            if isinstance(message, UploadsDone):
+                self._uploading = False
                 continue
-            if isinstance(note, SaveResult | SnapshotResult):
-                self._result = note
-                self._copying = self._copies and isinstance(note, SaveResult) and note.path is not None
-            yield note
+            if isinstance(message, SaveResult | SnapshotResult):
+                self._result = message
+                self._uploading = self._has_remote and isinstance(message, SaveResult) and message.path is not None
+            yield message
 
     def agree_on_outcome(self) -> SaveOutcome:
-        """Agree with the other ranks on what has been heard, once all ``notes`` have. Collective.
+        """Agree with the other ranks on the outcome of the last save. Collective; read all ``reports`` before.
 
-        What is submitted after this is written even if this process ends at once.
+        A state submitted after this is written even if this process ends at once.
         """
-        if not self._met:
-            self._meet()
-        if self._copy is not None:
+        if not self._all_joined:
+            self._wait_until_joined()
+        if self._buffer is not None:
             try:
-                self._copy.wait()
+                self._buffer.wait()
             except OSError as error:
-                self._lose(_no_memory(self._copy.size, error))
-        told = self._runtime.ranks.all_gather((self._gone, self._result))
-        result = next((result for _, result in told if result is not None), None)
-        lost = {rank: gone for rank, (gone, _) in enumerate(told) if gone}
+                self._drop_saver(_no_memory_message(self._buffer.size, error))
+        outcomes = self._runtime.ranks.all_gather((self._lost, self._result))
+        result = next((result for _, result in outcomes if result is not None), None)
+        lost = {rank: reason for rank, (reason, _) in enumerate(outcomes) if reason}
         pending = self._pending if result is None else None
         self._pending = self._result = None
         return SaveOutcome(result, lost, pending)
 
     def kill(self) -> None:
-        """End the saver, whatever it does. Nothing is written by it once this returns."""
+        """Kill the saver. It writes nothing after this returns."""
         self._process.kill()
 
-    def _own(self, chunks: Sequence[TensorChunk]) -> list[TensorChunk]:
-        """Those that this rank's saver is to write."""
+    def _chunks_to_write(self, chunks: Sequence[TensorChunk]) -> list[TensorChunk]:
+        """Filter the chunks that this rank's saver writes."""
         return [chunk for chunk in chunks if self._runtime.ranks.is_first or not chunk.replicated]
 
     def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        with suppress(EOFError):  # what it said before it went is heard with the notes
+        with suppress(EOFError):  # its last messages are read by ``reports``
             self._process.channel.send(message, descriptors)
 
-    def _lose(self, reason: str) -> None:
-        self._gone = self._gone or reason
+    def _drop_saver(self, reason: str) -> None:
+        self._lost = self._lost or reason
         self._process.kill()
 
 
-def _no_memory(size: int, error: OSError) -> str:
-    return f"there is no memory for a copy of the state, {size} bytes ({error.strerror})"
+def _no_memory_message(size: int, error: OSError) -> str:
+    return f"not enough memory for a copy of the state, {size} bytes ({error.strerror})"

@@ -1,13 +1,13 @@
-"""What the process does that stands beside a rank and writes its checkpoints.
+"""The saver process, a helper process of each rank that writes its checkpoints.
 
-    Settings, run lock --> joins the other savers, Joined   Memory --> the copy that they share
-    Order --store.save, as all savers together--> Refusal, ..., SaveResult               or Farewell
-                                                  TierEvent, ..., CaughtUp, where there is an object store
-          --a snapshot, where that is asked for--> SnapshotResult
+    SaverSettings, run lock --> joins the other savers, SaverJoined       BufferMessage --> the shared staging buffer
+    SaveRequest --store.save, with all savers--> FailedAttempt, ..., SaveResult        or SaverFailed
+                                                 TierEvent, ..., UploadsDone, if there is an object store
+                --a snapshot, if requested-----> SnapshotResult
 
-The savers of all ranks are a world of their own. What they write together they commit together, by the same protocol
-as ranks do. When its trainer has gone, a saver finishes what has been ordered and leaves: a checkpoint becomes whole,
-or nothing.
+The savers of all ranks have a process group of their own. They commit checkpoints together, by the same protocol as
+ranks do. If the training process ends, its saver finishes the requested save and exits: the checkpoint becomes
+complete, or does not exist.
 """
 
 import os
@@ -29,13 +29,24 @@ from hlat.runtime import HlatError, RankInfo
 from hlat.runtime.distributed import Channel, HostGroup, Rendezvous, join_helpers
 from hlat.runtime.storage import RunFolder
 
-_LINGERING = 600.0  # seconds in which a save is finished that outlives its run: others wait for the run's lock
+_LINGER_SECONDS = 600.0  # limit for finishing a save after the run has ended: the next run waits for the run's lock
 
 
 @dataclass(frozen=True)
 class SaverSettings:
-    """Settings of the saver process. With them comes a descriptor that holds the run's folder for as long as the saver
-    lives: on rank 0 that of the run's lock.
+    """Settings of the saver process, sent with an open descriptor of the run folder; on rank 0, of the run's lock.
+
+    The saver keeps the descriptor open as long as it lives.
+
+    Attributes:
+        meeting: rendezvous of the savers' process group.
+        root: checkpoints folder.
+        keep_last: number of newest checkpoints to keep.
+        keep_every_steps: checkpoints at multiples of this step are kept for ever; None for no such rule.
+        retries: maximum number of attempts after a failed one.
+        tiers: settings of snapshots and object store; None for neither.
+        run_dir: run folder; None outside a run.
+        number: id of the run.
     """
 
     meeting: Rendezvous
@@ -50,12 +61,12 @@ class SaverSettings:
 
 @dataclass(frozen=True)
 class BufferMessage:
-    """With it comes the memory that the following copies lie in."""
+    """Sent with the descriptor of the staging buffer that the following requests refer to."""
 
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """A checkpoint, or a snapshot, to be written of what lies in the memory now."""
+    """Request to write a checkpoint, or a snapshot, of the present content of the staging buffer."""
 
     step: int
     slots: list[Slot]
@@ -66,41 +77,41 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class UploadsDone:
-    """The object store has what it is to have, or the notes before this say why not."""
+    """The uploads to the object store are done; earlier reports name those that failed."""
 
 
 @dataclass(frozen=True)
 class SaverJoined:
-    """The savers have found each other: what is ordered from here on is written, whatever becomes of the trainers."""
+    """All savers have joined their process group: what is requested from now on is written even if training ends."""
 
 
 @dataclass(frozen=True)
 class SaverFailed:
-    """The saver's last word: why it cannot go on."""
+    """Last message of a saver that cannot continue."""
 
-    message: str
+    reason: str
 
 
-def _folder(settings: SaverSettings, held: list[int]) -> RunFolder | None:
-    """The run's folder, as the trainer holds it."""
+def _open_run_folder(settings: SaverSettings, descriptors: list[int]) -> RunFolder | None:
+    """Run folder behind the descriptor that training sent; None outside a run."""
     if settings.run_dir is None:
         return None
-    return RunFolder(settings.run_dir, held[0], settings.number)
+    return RunFolder(settings.run_dir, descriptors[0], settings.number)
 
 
 def run_saver(line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> None:
-    """Write what is ordered until the line ends.
+    """Write what training requests until it closes the channel.
 
     Args:
-        line: to the trainer.
-        here: the trainer's place in its run.
-        make_disk: the disk to write to.
+        line: channel to the training process.
+        here: rank information of the training process.
+        make_disk: creates the file-system operations.
     """
-    torch.set_num_threads(1)  # what computes is the trainer
+    torch.set_num_threads(1)  # the CPU cores are for training
     with suppress(EOFError):
         try:
             _Saver(line, here, make_disk).run()
-        except (HlatError, RuntimeError) as error:  # another saver has gone, as the trainers will hear
+        except (HlatError, RuntimeError) as error:  # another saver is lost, which its rank reports
             line.send(SaverFailed(str(error).partition("\n")[0]))
         except Exception:
             line.send(SaverFailed(traceback.format_exc()))
@@ -109,66 +120,68 @@ def run_saver(line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> N
 class _Saver:
     def __init__(self, line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> None:
         self._line, self._here, self._make_disk = line, here, make_disk
-        self._finishes = False  # whether there is something to be finished, should the trainer go
-        self._joined = False  # before that nothing can have been ordered
+        self._finishes = False  # True if work must be finished even if training ends
+        self._joined = False  # nothing is requested before
 
     def run(self) -> None:
-        self._line.on_peer_exit(lambda: os._exit(1), self._lingering)
-        settings, held = self._next()  # the lock is held by being open
+        self._line.on_peer_exit(lambda: os._exit(1), self._linger_seconds)
+        settings, descriptors = self._next()  # keeping them open holds the run's lock
         ranks = join_helpers("savers", settings.meeting, self._here)
         self._finishes = self._joined = True
         self._line.send(SaverJoined())
         disk = self._make_disk()
         keep = settings.keep_last, settings.keep_every_steps
-        store = CheckpointStore(settings.root, *keep, disk=disk, ranks=ranks, folder=_folder(settings, held))
+        store = CheckpointStore(
+            settings.root, *keep, disk=disk, ranks=ranks, folder=_open_run_folder(settings, descriptors)
+        )
         tiers = None if settings.tiers is None else settings.tiers.open(store, self._here.node, ranks, disk)
         memory: mmap | None = None
         while True:
-            order, descriptors = self._next()
-            if isinstance(order, BufferMessage):
+            request, descriptors = self._next()
+            if isinstance(request, BufferMessage):
                 memory = attach_buffer(*descriptors)
                 continue
-            assert memory is not None, "what is to be written lies in it"
-            content = CheckpointContent(order.step, chunks_in(memory, order.slots), order.meta, order.files)
+            assert memory is not None, "the buffer is sent before the first request"
+            content = CheckpointContent(request.step, chunks_in(memory, request.slots), request.meta, request.files)
             result: SaveResult | SnapshotResult
-            if order.snapshot:
-                assert tiers is not None, "there is a tier of snapshots"
+            if request.snapshot:
+                assert tiers is not None, "the run has a tier of snapshots"
                 result = tiers.snapshot(content)
             else:
                 result = save_with_retries(
-                    store, content, settings.retries, self._tell, lambda s: self._pause(ranks, s)
+                    store, content, settings.retries, self._report, lambda s: self._pause(ranks, s)
                 )
-            del content  # its views would keep the memory
+            del content  # its views would keep the buffer in memory
             self._line.send(result)
             if tiers is not None and isinstance(result, SaveResult) and result.path is not None:
-                self._copy(tiers)
+                self._upload(tiers)
 
-    def _lingering(self) -> float:
-        ordered = self._joined and self._line.has_unread()
-        return _LINGERING if self._finishes or ordered else 0.0
+    def _linger_seconds(self) -> float:
+        requested = self._joined and self._line.has_unread()
+        return _LINGER_SECONDS if self._finishes or requested else 0.0
 
-    def _copy(self, tiers: Tiers) -> None:
-        """Bring the object store up to date. What a trainer's end breaks off is done with the next checkpoint."""
+    def _upload(self, tiers: Tiers) -> None:
+        """Upload what the object store lacks. If training ends meanwhile, the next run does the rest."""
         self._finishes = False
-        for note in tiers.upload():
-            self._tell(note)
-        self._tell(UploadsDone())
+        for event in tiers.upload():
+            self._report(event)
+        self._report(UploadsDone())
         self._finishes = True
 
     def _next(self) -> tuple[Any, list[int]]:
         received = self._line.receive()
-        assert received is not None, "without a limit of time there is a message, or the end of the line"
+        assert received is not None, "without a timeout, receive returns a message or raises EOFError"
         return received
 
-    def _tell(self, message: FailedAttempt | TierEvent | UploadsDone) -> None:
-        with suppress(EOFError):  # the trainer has gone: what it ordered before is written all the same
+    def _report(self, message: FailedAttempt | TierEvent | UploadsDone) -> None:
+        with suppress(EOFError):  # training has ended; what it requested is written nevertheless
             self._line.send(message)
 
     def _pause(self, ranks: HostGroup, seconds: float) -> bool:
-        """Wait, unless there is nobody any more for whom to try again."""
+        """Wait before the next attempt; return False on all ranks if the training process of any rank has ended."""
         try:
             waited = self._line.receive(seconds)
-            assert waited is None, "nothing is ordered before the last order is answered"
+            assert waited is None, "training makes no request before the last one is answered"
             gone = False
         except EOFError:
             gone = True

@@ -1,10 +1,10 @@
-"""A copy of the state in memory that two processes share: one trains on, the other writes the copy.
+"""Staging buffer: a copy of the state in memory shared by two processes, so that one trains while the other writes it.
 
-    blocks of live tensors --fill--> one stretch of memory, and where each block lies in it (``Slot``)
-    the same memory in the other process, slots --chunks_in--> blocks, views of it
+    chunks of live tensors --fill--> one contiguous buffer, and the position of each chunk in it (``Slot``)
+    the same buffer in the other process, slots --chunks_in--> chunks that are views of it
 
-The memory has no name: it is a file that was never in a folder, handed over as an open descriptor, and it is gone with
-the last process that holds it.
+The buffer is an anonymous file in memory, passed on as an open descriptor. It is freed with the last process that has
+it open.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _ALIGNMENT = 64  # bytes: views of any dtype, and copies in whole cache lines
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a block lies in the memory, and what it is."""
+    """Position of a chunk in the buffer, and the fields of the chunk; see ``TensorChunk``."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,11 +34,11 @@ class Slot:
     sizes: tuple[int, ...]
     dtype: torch.dtype
     replicated: bool
-    begin: int  # byte
+    begin: int  # byte offset in the buffer
 
 
 def assign_slots(chunks: Sequence[TensorChunk]) -> list[Slot]:
-    """One after another, each where views of it may begin."""
+    """Assign consecutive positions to chunks, aligned to 64 bytes."""
     slots, begin = [], 0
     for chunk in chunks:
         slots.append(Slot(chunk.name, chunk.shape, chunk.offsets, chunk.sizes, chunk.dtype, chunk.replicated, begin))
@@ -47,7 +47,7 @@ def assign_slots(chunks: Sequence[TensorChunk]) -> list[Slot]:
 
 
 def buffer_bytes(chunks: Sequence[TensorChunk]) -> int:
-    """Bytes of memory that a copy of some blocks takes."""
+    """Size in bytes of a buffer for copies of the chunks."""
     return max(_ALIGNMENT, sum(_aligned(chunk.nbytes) for chunk in chunks))
 
 
@@ -56,7 +56,7 @@ def _aligned(count: int) -> int:
 
 
 def chunks_in(memory: mmap.mmap, slots: Sequence[Slot]) -> list[TensorChunk]:
-    """What lies in the memory, as blocks that are views of it."""
+    """Return the chunks in a buffer; their tensors are views of it."""
     return [
         TensorChunk(slot.name, slot.shape, slot.offsets, (_view(memory, slot),), replicated=slot.replicated)
         for slot in slots
@@ -71,7 +71,7 @@ def _view(memory: mmap.mmap, slot: Slot) -> torch.Tensor:
 
 
 def attach_buffer(descriptor: int) -> mmap.mmap:
-    """The memory behind a descriptor, which is closed."""
+    """Map the buffer behind a descriptor into memory, and close the descriptor."""
     try:
         return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     finally:
@@ -79,17 +79,17 @@ def attach_buffer(descriptor: int) -> mmap.mmap:
 
 
 class StagingBuffer:
-    """The memory, in the process that fills it.
+    """The staging buffer, in the process that fills it.
 
-    Its pages are fetched by a thread from the moment it is made: the first touch of a page costs many times what later
-    copies into it do, and would otherwise be part of the first save.
+    A thread allocates its pages from the start: the first write to a page takes many times as long as later ones, and
+    would otherwise slow down the first save.
 
     Args:
-        size: bytes.
-        device: that copies come from; the memory is pinned where that helps.
+        size: size in bytes.
+        device: device that the chunks are copied from; the buffer is pinned if that speeds up copies.
 
     Raises:
-        OSError: there is not so much memory.
+        OSError: there is too little memory.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -99,31 +99,33 @@ class StagingBuffer:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._error: OSError | None = None
         self._is_pinned = False
-        self._fetching = threading.Thread(target=self._fetch, name="host-copy", daemon=True)
-        self._fetching.start()
+        self._allocation = threading.Thread(target=self._allocate, name="staging-buffer", daemon=True)
+        self._allocation.start()
 
-    def _fetch(self) -> None:
+    def _allocate(self) -> None:
         try:
-            os.posix_fallocate(self.descriptor, 0, self.size)  # where memory is short this fails; a touch would kill
+            os.posix_fallocate(
+                self.descriptor, 0, self.size
+            )  # fails if memory is short; writing to pages would get the process killed
         except OSError as error:
             self._error = error
             return
-        ctypes.memset(self._bytes.data_ptr(), 0, self.size)  # on one thread, while Python and torch go on
+        ctypes.memset(self._bytes.data_ptr(), 0, self.size)  # releases the interpreter lock: Python and torch continue
         self._is_pinned = pin_memory(self._bytes, self._device)
 
     def wait(self) -> None:
-        """Wait until the memory is there.
+        """Wait until the buffer is allocated.
 
         Raises:
-            OSError: there is not so much.
+            OSError: there is too little memory.
         """
-        self._fetching.join()
+        self._allocation.join()
         if self._error is not None:
             raise self._error
 
     def fill(self, chunks: Sequence[TensorChunk]) -> list[Slot]:
-        """Copy blocks into the memory, from its beginning. They may change once this returns."""
-        assert buffer_bytes(chunks) <= self.size, "the state of a run keeps its size"
+        """Copy chunks into the buffer, from its beginning. The live tensors may change once this returns."""
+        assert buffer_bytes(chunks) <= self.size, "the size of a run's state is constant"
         slots = assign_slots(chunks)
         for slot, chunk in zip(slots, chunks, strict=True):
             _copy(chunk, _view(self._memory, slot))
@@ -131,12 +133,12 @@ class StagingBuffer:
         return slots
 
     def chunks(self, slots: Sequence[Slot]) -> list[TensorChunk]:
-        """What was copied."""
+        """Return the copied chunks, as views of the buffer."""
         return chunks_in(self._memory, slots)
 
     def close(self) -> None:
-        """Let go of the memory, which goes with the last view of it."""
-        self._fetching.join()
+        """Close the buffer, which is freed with the last view of it."""
+        self._allocation.join()
         if self._is_pinned:
             unpin_memory(self._bytes, self._device)
             self._is_pinned = False
@@ -154,7 +156,7 @@ def _copy(chunk: TensorChunk, target: torch.Tensor) -> None:
 
 
 def _anonymous_file(size: int) -> int:
-    """A file without a name: in memory, where the system has such files; /dev/shm is small in many containers."""
+    """Create an unnamed file: in memory if the system supports it, since /dev/shm is small in many containers."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("hlat")
     else:
