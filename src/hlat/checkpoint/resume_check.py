@@ -2,9 +2,9 @@
 
     recipe in the checkpoint, recipe now --field by field--> refused changes (one error), allowed changes (recorded)
 
-A field marked ``fixed`` in its section defines the model, the order of the data or the training trajectory: with another
-value, it would be another run. Data is compared by the content of the prepared data, not by its path. Both recipes have
-the resolved precision mode, never ``auto``.
+A field marked ``fixed`` in its section defines the model, the order of the data or the training trajectory: a run
+with another value is another run. Data is compared by the content of the prepared data, not by its path. Both recipes
+have the resolved precision mode, never ``auto``.
 """
 
 import platform

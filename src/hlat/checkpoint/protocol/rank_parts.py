@@ -165,7 +165,7 @@ def _file_problem(folder: Path, name: str, record: FileRecord) -> str:
 
 @dataclass(frozen=True)
 class PartCopy:
-    """A rank part that becomes part of a checkpoint: its files are copied and their hashes compared."""
+    """A rank part to be copied into a checkpoint; the hashes of its files are compared."""
 
     folder: Path
     part: RankPart
