@@ -20,7 +20,7 @@ from hlat.model import Decoder, build, held_parameters
 from hlat.model.hf import read_hf, write_hf
 from hlat.model.hf.names import to_canonical
 from hlat.runtime import CheckpointError, StorageError
-from tests.support.checkpoint.saved_states import assert_equal, together
+from tests.support.checkpoint.saved_states import assemble, assert_equal
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 40,
@@ -60,7 +60,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def weights(model: Decoder) -> dict[str, torch.Tensor]:
-    return together(collect(model.config, held_parameters(model)))
+    return assemble(collect(model.config, held_parameters(model)))
 
 
 def hf_folder(path: Path, tokenizer: Path, dtype: torch.dtype, **changes: Any) -> Path:

@@ -12,33 +12,35 @@ from hlat.checkpoint.format import Region, TensorChunk
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.runtime import CheckpointError
-from tests.support.checkpoint.saved_states import assert_equal, together
+from tests.support.checkpoint.saved_states import assemble, assert_equal
 from tests.support.checkpoint.stamped_parts import (
     FAMILIES,
-    Cut,
+    Layout,
     config_of,
     expected,
-    local_expected,
+    expected_local,
     processes,
+    saved_tensors,
     stamp,
-    tensors_of,
 )
-from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 
 TENSORS = {"gqa": (1, 2, 4), "mha": (1, 2, 4), "mqa, tied": (1, 2, 4), "bias, qk norm": (1, 2), "tied": (1, 4)}
 
 
 @st.composite
-def cuts(draw: st.DrawFn, family: str, most: int = 16) -> Cut:
+def cuts(draw: st.DrawFn, family: str, most: int = 16) -> Layout:
     """Layouts of a three-layer model, of about so many processes; some may be left without rows of a parameter."""
     tensor = draw(st.sampled_from([count for count in TENSORS[family] if count <= most]))
     stages = draw(st.sampled_from([(3,), (1, 2), (2, 1), (1, 1, 1)]))
     shards = draw(st.integers(1, min(5, max(1, most // tensor // len(stages)))))
     replicas = draw(st.integers(1, 2)) if 2 * tensor * len(stages) * shards <= most else 1
-    return Cut(tensor, stages, shards, replicas)
+    return Layout(tensor, stages, shards, replicas)
 
 
-def save(folder: Path, config: ModelConfig, cut: Cut, salt: int = 1, dtype: torch.dtype = torch.float32) -> Checkpoint:
+def save(
+    folder: Path, config: ModelConfig, cut: Layout, salt: int = 1, dtype: torch.dtype = torch.float32
+) -> Checkpoint:
     """A stamped state, saved by the processes of a layout."""
     made = processes(config, cut, dtype)
     for process in made:
@@ -50,7 +52,7 @@ def save(folder: Path, config: ModelConfig, cut: Cut, salt: int = 1, dtype: torc
         meta = {"step": 5, "recipe": {"model": config.model_dump(mode="json"), "data": {"sequence_length": 8}}}
         return store.save(5, collect(config, mine.held, mine.optimizer), meta)
 
-    return open_checkpoint(all_done(on_ranks(len(made), work))[0])
+    return open_checkpoint(results_of(run_on_ranks(len(made), work))[0])
 
 
 @settings(max_examples=25)
@@ -60,7 +62,7 @@ def test_all_processes_have_each_element_once(data: st.DataObject, family: str, 
     made = processes(config, data.draw(cuts(family)))
     for process in made:
         stamp(process, 1)
-    found = together(*(collect(config, process.held, process.optimizer) for process in made))
+    found = assemble(*(collect(config, process.held, process.optimizer) for process in made))
     assert found.pop("optimizer.step") == 5
     assert_equal({k: v for k, v in found.items() if not k.startswith("rng.")}, expected(config, 1))
 
@@ -97,15 +99,15 @@ def test_what_some_processes_saved_others_read(
     for process in processes(config, data.draw(cuts(family)), dtype):
         stamp(process, 2)
         restore(checkpoint, config, process.held, process.optimizer)
-        for kind, one, tensor in tensors_of(process):
-            assert_equal({one.name: tensor}, {one.name: local_expected(kind, one, tensor, 1)})
+        for kind, one, tensor in saved_tensors(process):
+            assert_equal({one.name: tensor}, {one.name: expected_local(kind, one, tensor, 1)})
         assert {float(entry["step"]) for entry in process.optimizer.state.values()} == {5.0}
 
 
 @pytest.mark.parametrize("family", ["gqa", "tied"])
 def test_exports_are_the_same_bytes(tmp_path: Path, family: str) -> None:
-    cut = Cut(tensor=4, stages=(1, 2), shards=2)
-    single = export_hf(save(tmp_path / "a", config_of(family), Cut()).path, tmp_path / "single")
+    cut = Layout(tensor=4, stages=(1, 2), shards=2)
+    single = export_hf(save(tmp_path / "a", config_of(family), Layout()).path, tmp_path / "single")
     several = export_hf(save(tmp_path / "b", config_of(family, False), cut).path, tmp_path / "several")
     files = {path.name: path.read_bytes() for path in single.iterdir()}
     assert {path.name: path.read_bytes() for path in several.iterdir()} == files
@@ -117,18 +119,18 @@ def test_large_parameters_are_read_in_slices(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("hlat.checkpoint.state._READ_BYTES", 200)
     monkeypatch.setattr("hlat.checkpoint.format.partial_read._BATCH_BYTES", 100)
     config = config_of("gqa")
-    checkpoint = save(tmp_path, config, Cut(stages=(1, 2)))
-    for process in processes(config, Cut(tensor=2, shards=2)):
+    checkpoint = save(tmp_path, config, Layout(stages=(1, 2)))
+    for process in processes(config, Layout(tensor=2, shards=2)):
         restore(checkpoint, config, process.held, process.optimizer)
-        for kind, one, tensor in tensors_of(process):
-            assert torch.equal(tensor, local_expected(kind, one, tensor, 1))
+        for kind, one, tensor in saved_tensors(process):
+            assert torch.equal(tensor, expected_local(kind, one, tensor, 1))
 
 
 def test_a_rank_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     """Every tensor of the rank's own part is listed, and none of the parts of others."""
-    checkpoint = save(tmp_path, config_of("gqa"), Cut())
+    checkpoint = save(tmp_path, config_of("gqa"), Layout())
     wider = ModelConfig.model_validate(config_of("gqa").model_dump() | {"intermediate_size": 48})
-    for index, process in enumerate(processes(wider, Cut(tensor=2, stages=(1, 2)))):
+    for index, process in enumerate(processes(wider, Layout(tensor=2, stages=(1, 2)))):
         stamp(process, 2)
         with pytest.raises(CheckpointError) as caught:
             restore(checkpoint, wider, process.held, process.optimizer)
@@ -136,22 +138,24 @@ def test_a_rank_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         for layer in range(3):
             named = f"optimizer.exp_avg.model.layers.{layer}.mlp.down_proj.weight: saved as float32 (24, 40)"
             assert (named in str(caught.value)) == (layer in layers)
-        for kind, one, tensor in tensors_of(process):
-            assert torch.equal(tensor, local_expected(kind, one, tensor, 2))
+        for kind, one, tensor in saved_tensors(process):
+            assert torch.equal(tensor, expected_local(kind, one, tensor, 2))
 
 
 def test_weights_alone_reach_every_rank(tmp_path: Path) -> None:
     """From bf16 into fp32, verified on rank 0; each rank fills what it holds and nothing else."""
     config = config_of("tied")
-    path = save(tmp_path / "run" / "checkpoints", config, Cut(tensor=2), dtype=torch.bfloat16).path
-    made = processes(config, Cut(stages=(2, 1), shards=2))
+    path = save(tmp_path / "run" / "checkpoints", config, Layout(tensor=2), dtype=torch.bfloat16).path
+    made = processes(config, Layout(stages=(2, 1), shards=2))
     for process in made:
         stamp(process, 2)
-    all_done(on_ranks(len(made), lambda ranks: load_weights(tmp_path / "run", config, made[ranks.rank].held, ranks)))
+    results_of(
+        run_on_ranks(len(made), lambda ranks: load_weights(tmp_path / "run", config, made[ranks.rank].held, ranks))
+    )
     for process in made:
-        for kind, one, tensor in tensors_of(process):
-            saved = local_expected(kind, one, tensor, 1).bfloat16().float()
-            assert torch.equal(tensor, saved if kind == "model." else local_expected(kind, one, tensor, 2))
+        for kind, one, tensor in saved_tensors(process):
+            saved = expected_local(kind, one, tensor, 1).bfloat16().float()
+            assert torch.equal(tensor, saved if kind == "model." else expected_local(kind, one, tensor, 2))
     assert path == tmp_path / "run" / "checkpoints" / "step-00000005"
 
 

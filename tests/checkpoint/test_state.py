@@ -18,7 +18,7 @@ from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
 from hlat.runtime import CheckpointError
 from hlat.runtime.randomness import rng_state, set_rng_state
-from tests.support.checkpoint.saved_states import assert_equal, together
+from tests.support.checkpoint.saved_states import assemble, assert_equal
 
 PLAIN = {
     "vocab_size": 61,
@@ -71,7 +71,7 @@ def save(folder: Path, state: dict[str, torch.Tensor]) -> Checkpoint:
 
 
 def snapshot(model: Decoder, optimizer: torch.optim.AdamW | None = None) -> dict[str, torch.Tensor]:
-    return together(collect(model.config, held_parameters(model), optimizer))
+    return assemble(collect(model.config, held_parameters(model), optimizer))
 
 
 def load(checkpoint: Checkpoint, model: Decoder, optimizer: torch.optim.AdamW) -> None:

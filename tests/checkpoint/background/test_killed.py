@@ -1,6 +1,6 @@
-"""Real processes, really ended: killed in the middle of saves, interrupted, and on disks that are really full.
+"""Saving in real processes that are killed or interrupted during saves, and on disks that are really full.
 
-Children come from a fork server that has torch loaded, so that ending one costs milliseconds.
+Child processes come from a fork server that has imported torch, so starting one takes milliseconds.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ SERVER.set_forkserver_preload(["torch", "hlat.checkpoint", "tests.support.checkp
 
 @contextmanager
 def child(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
-    """Run ``work(pipe, *arguments)`` in a process; what it sends is read here."""
+    """Run ``work(pipe, *arguments)`` in a process; yield the process and the connection it sends on."""
     here, there = SERVER.Pipe(duplex=False)
     process = SERVER.Process(target=work, args=(there, *arguments))
     process.start()
@@ -46,7 +46,7 @@ def child(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Con
 
 
 def received(pipe: Connection) -> list[Any]:
-    """Everything that was sent before the process ended."""
+    """Read everything that the process has sent before its end."""
     messages = []
     try:
         while True:
@@ -71,7 +71,7 @@ def save_and_prune_for_ever(pipe: Connection, root: Path) -> None:
 
 
 def kill_repeatedly(root: Path, kills: int, rng: random.Random) -> None:
-    """Each round goes on from the newest checkpoint, is killed at a random instant, and must have lost nothing."""
+    """Resume from the newest checkpoint and get killed at a random time, repeatedly; nothing may be lost."""
     for _ in range(kills):
         with child(save_and_prune_for_ever, root) as (process, pipe):
             assert pipe.poll(60)
@@ -96,7 +96,7 @@ def test_killed_at_many_random_instants(tmp_path: Path) -> None:
 
 
 class SlowDisk(Disk):
-    """Makes a save last long enough to be hit in any of its phases."""
+    """Disk slow enough for a save to be interrupted in any of its phases."""
 
     def write(self, file: FileIO, data: memoryview) -> int:
         time.sleep(0.004)
@@ -128,14 +128,14 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
             *begun, left = received(pipe)
         assert process.exitcode == 0
         complete = [f"step-{step:08d}" for step in begun]
-        assert left in (complete, complete[:-1]), "whole checkpoints and nothing else, at the moment of leaving"
+        assert left in (complete, complete[:-1]), "only complete checkpoints are left when the process exits"
         newest = CheckpointStore(root, 9, on_damage=no_damage).newest()
         if newest is not None:
             assert_is_step(newest, len(left))
 
 
 class HopefulDisk(Disk):
-    """Sees room where there is none, as when another process fills the disk after the check."""
+    """Disk that reports free space it does not have, as if another process filled it after the check."""
 
     def free_bytes(self, path: Path) -> int:
         return 1 << 60
@@ -151,14 +151,14 @@ def save_too_much(root: Path, disk: Disk | None = None) -> str:
         store.save(2, BIG, {})
     assert [path.name for path in root.iterdir()] == ["step-00000001"]
     assert_is_step(store.newest(), 1)
-    save(store, 3)  # a small one still fits
+    save(store, 3)  # a small checkpoint still fits
     assert_is_step(store.newest(), 3)
     return str(caught.value)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB."""
+    """Mount a file system of 3 MiB."""
     target = tmp_path / "disk"
     target.mkdir()
     mounted = subprocess.run(
@@ -166,13 +166,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if mounted.returncode:
         pytest.skip(
-            f"may not mount a file system here ({mounted.stderr.strip()}); the file size limit is tested instead"
+            f"cannot mount a file system here ({mounted.stderr.strip()}); the file size limit is tested instead"
         )
     yield target
     subprocess.run(["umount", str(target)], check=True)
 
 
-@pytest.mark.parametrize("disk", [Disk(), HopefulDisk()], ids=["foreseen", "met while writing"])
+@pytest.mark.parametrize("disk", [Disk(), HopefulDisk()], ids=["found by the check", "found while writing"])
 def test_a_full_disk(small_disk: Path, disk: Disk) -> None:
     message = save_too_much(small_disk / "checkpoints", disk)
     assert str(small_disk / "checkpoints") in message
@@ -192,7 +192,7 @@ def test_a_file_size_limit(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_permission(tmp_path: Path) -> None:
-    """Root may write anywhere, so the refusal is a file in the way."""
+    """Root can write to any folder, so a file in place of the folder causes the error."""
     (tmp_path / "run").write_text("")
     with pytest.raises(StorageError, match="cannot keep checkpoints"):
         CheckpointStore(tmp_path / "run" / "checkpoints", 1)

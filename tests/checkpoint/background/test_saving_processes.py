@@ -1,4 +1,4 @@
-"""Real processes over gloo: what FSDP2 shards is saved and read, a disk fails on one of them, one is killed."""
+"""Saving in real processes over gloo: states sharded by FSDP2, a failing disk on one rank, a killed rank."""
 
 import errno
 import multiprocessing
@@ -27,15 +27,15 @@ from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import FailingDisk
 from tests.support.checkpoint.saved_states import assert_equal
 from tests.support.checkpoint.stamped_parts import (
-    Cut,
+    Layout,
     Process,
+    add_optimizer,
     config_of,
     expected,
-    local_expected,
+    expected_local,
     processes,
+    saved_tensors,
     stamp,
-    tensors_of,
-    with_optimizer,
 )
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -51,7 +51,7 @@ SERVER.set_forkserver_preload(
 
 
 def start(world: int, work: Callable[..., None], folder: Path) -> list[Any]:
-    """Run ``work(ranks, folder)`` in processes that have joined."""
+    """Run ``work(ranks, folder)`` in processes that have joined a process group."""
     folder.mkdir(exist_ok=True)
     members = [SERVER.Process(target=join, args=(rank, world, work, folder)) for rank in range(world)]
     for member in members:
@@ -69,7 +69,7 @@ def join(rank: int, world: int, work: Callable[..., None], folder: Path) -> None
 
 
 def finish(members: list[Any]) -> list[int]:
-    """Exit codes, once all have ended."""
+    """Wait for all processes; return their exit codes."""
     for member in members:
         member.join(120)
         if member.is_alive():
@@ -79,18 +79,18 @@ def finish(members: list[Any]) -> list[int]:
 
 
 def sharded(config: ModelConfig, part: ModelPart, mesh: DeviceMesh) -> tuple[Decoder, Process]:
-    """A part of a model under FSDP2, as training has it."""
+    """Build a model shard under FSDP2, as training does."""
     with torch.device("meta"):
         model = Decoder(config, part)
     for block in model.layers.values():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     model.to_empty(device="cpu")
-    return model, with_optimizer(held_parameters(model))
+    return model, add_optimizer(held_parameters(model))
 
 
 def layout(name: str, config: ModelConfig, rank: int) -> tuple[Decoder, Process]:
-    """What a rank of four has in one of the layouts below."""
+    """Build the model shard and optimizer of one of four ranks, in one of the layouts below."""
     shards = torch.arange(4).view(2, 2)
     if name == "fsdp":
         return sharded(config, ModelPart(), DeviceMesh("cpu", torch.arange(4)))
@@ -108,7 +108,7 @@ LAYOUTS = ["fsdp", "hsdp", "tensor x fsdp", "pipeline x fsdp"]
 
 
 def save_and_exchange(ranks: HostGroup, folder: Path) -> None:
-    """Save in each layout, read in the next one."""
+    """Save in each layout, and load in the next one."""
     config = config_of("tied")
     for index, name in enumerate(LAYOUTS):
         _, process = layout(name, config, ranks.rank)
@@ -123,16 +123,16 @@ def save_and_exchange(ranks: HostGroup, folder: Path) -> None:
         newest = CheckpointStore(folder / name, 1, ranks=ranks).newest()
         restore(newest, config, process.held, process.optimizer)
         assert_stamped(process, index)
-        assert_is_whole(model, config, index)
+        assert_full_parameters(model, config, index)
 
 
 def assert_stamped(process: Process, salt: int) -> None:
-    for kind, one, tensor in tensors_of(process):
-        assert_equal({one.name: tensor}, {one.name: local_expected(kind, one, tensor, salt)})
+    for kind, parameter, tensor in saved_tensors(process):
+        assert_equal({parameter.name: tensor}, {parameter.name: expected_local(kind, parameter, tensor, salt)})
 
 
-def assert_is_whole(model: Decoder, config: ModelConfig, salt: int) -> None:
-    """What FSDP2 itself puts together is the parameter: the rows were those that it means."""
+def assert_full_parameters(model: Decoder, config: ModelConfig, salt: int) -> None:
+    """Check the full parameters as FSDP2 gathers them: the rows must have been loaded in its order."""
     canonical = {name.removeprefix("model."): t for name, t in expected(config, salt).items() if name[:6] == "model."}
     if model.part.tensor_count == 1:
         layouts = parameter_layouts(config, model.part)
@@ -141,8 +141,8 @@ def assert_is_whole(model: Decoder, config: ModelConfig, salt: int) -> None:
             assert torch.equal(parameter.full_tensor().detach(), layouts[name].fuse(canonical)), name
 
 
-def test_what_fsdp_shards_is_saved_and_read(tmp_path: Path) -> None:
-    """Rows that do not divide, replicas, a tied head on another rank than its embedding: the same tensors each time."""
+def test_states_sharded_by_fsdp_are_saved_and_loaded_in_other_layouts(tmp_path: Path) -> None:
+    """With uneven rows, replicas, and a tied head on another rank than its embedding."""
     assert finish(start(4, save_and_exchange, tmp_path / "run")) == [0] * 4
     config = config_of("tied")
     for index, name in enumerate(LAYOUTS):
@@ -150,15 +150,15 @@ def test_what_fsdp_shards_is_saved_and_read(tmp_path: Path) -> None:
         saved = checkpoint.load("")
         assert saved.pop("optimizer.step") == 5
         assert_equal({k: v for k, v in saved.items() if not k.startswith("rng.")}, expected(config, index))
-        (alone,) = processes(config_of("tied", coalesce=False), Cut())
+        (alone,) = processes(config_of("tied", coalesce=False), Layout())
         restore(checkpoint, config_of("tied", coalesce=False), alone.held, alone.optimizer)
         assert_stamped(alone, index)
 
 
-def fail_on_one(ranks: HostGroup, folder: Path) -> None:
-    """The disk of rank 1 is full once."""
+def fail_on_rank_1(ranks: HostGroup, folder: Path) -> None:
+    """Save with a full disk on rank 1, then again."""
     config = config_of("gqa")
-    process = processes(config, Cut(tensor=2))[ranks.rank]
+    process = processes(config, Layout(tensor=2))[ranks.rank]
     stamp(process, 1)
     disk = FailingDisk(10**9, errno.ENOSPC)
     store = CheckpointStore(folder / "checkpoints", 9, disk=disk, ranks=ranks)
@@ -177,12 +177,12 @@ def fail_on_one(ranks: HostGroup, folder: Path) -> None:
     assert_stamped(process, 1)
 
 
-def test_a_full_disk_on_one_rank(tmp_path: Path) -> None:
-    assert finish(start(2, fail_on_one, tmp_path / "run")) == [0, 0]
+def test_a_full_disk_on_one_rank_fails_the_save_on_all(tmp_path: Path) -> None:
+    assert finish(start(2, fail_on_rank_1, tmp_path / "run")) == [0, 0]
 
 
-class Dies(Disk):
-    """Its process is killed in the middle of a file."""
+class KillingDisk(Disk):
+    """Disk that kills its process in the middle of a file."""
 
     def write(self, file: FileIO, data: memoryview) -> int:
         super().write(file, data[: len(data) // 2])
@@ -190,25 +190,25 @@ class Dies(Disk):
         raise AssertionError("unreachable")
 
 
-def die_in_a_save(ranks: HostGroup, folder: Path) -> None:
+def get_killed_in_a_save(ranks: HostGroup, folder: Path) -> None:
     config = config_of("gqa")
-    process = processes(config, Cut(stages=(1, 1, 1)))[ranks.rank]
+    process = processes(config, Layout(stages=(1, 1, 1)))[ranks.rank]
     stamp(process, 1)
     store = CheckpointStore(folder / "checkpoints", 9, ranks=ranks)
     store.save(1, collect(config, process.held, process.optimizer), {})
     if ranks.rank == 1:
-        store = CheckpointStore(folder / "checkpoints", 9, ranks=ranks, disk=Dies())
+        store = CheckpointStore(folder / "checkpoints", 9, ranks=ranks, disk=KillingDisk())
     else:
         store = CheckpointStore(folder / "checkpoints", 9, ranks=ranks)
     try:
         store.save(2, collect(config, process.held, process.optimizer), {})
-    except RuntimeError:  # the connection to rank 1 is gone
+    except RuntimeError:  # the connection to rank 1 is closed
         os._exit(7)
 
 
-def test_a_rank_killed_in_a_save(tmp_path: Path) -> None:
-    """The others learn of it long before any time limit, and the run starts again from the earlier checkpoint."""
-    codes = finish(start(3, die_in_a_save, tmp_path / "run"))
+def test_a_rank_killed_in_a_save_fails_it_on_all_ranks(tmp_path: Path) -> None:
+    """The others fail without waiting for a timeout, and the run can resume from the earlier checkpoint."""
+    codes = finish(start(3, get_killed_in_a_save, tmp_path / "run"))
     assert codes == [7, -signal.SIGKILL, 7]
     root = tmp_path / "run" / "checkpoints"
     assert not (root / "step-00000002").exists()

@@ -1,4 +1,4 @@
-"""The copy of the state that training goes on beside: the same bits, in memory that another process can see."""
+"""The staging buffer: an exact copy of the state, in memory that another process can map."""
 
 import multiprocessing
 import os
@@ -17,74 +17,74 @@ from hlat.checkpoint.background.staging_buffer import (
     chunks_in,
 )
 from hlat.checkpoint.format import TensorChunk, replicated_chunks
-from tests.support.checkpoint.saved_states import assert_equal, state, together
-from tests.support.checkpoint.stamped_parts import Cut, config_of, processes, stamp
+from tests.support.checkpoint.saved_states import assemble, assert_equal, state
+from tests.support.checkpoint.stamped_parts import Layout, config_of, processes, stamp
 
 CPU = torch.device("cpu")
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch", "hlat.checkpoint", "tests.support.checkpoint.saved_states"])
 
 
-def copied(blocks: list[TensorChunk]) -> StagingBuffer:
-    copy = StagingBuffer(buffer_bytes(blocks), CPU)
-    copy.wait()
-    return copy
+def allocate(chunks: list[TensorChunk]) -> StagingBuffer:
+    buffer = StagingBuffer(buffer_bytes(chunks), CPU)
+    buffer.wait()
+    return buffer
 
 
-def test_a_copy_is_the_state_and_stays_it() -> None:
-    """Scalars, empty tensors, views, bf16: what is changed afterwards is not changed in it."""
+def test_the_copy_does_not_change_with_the_live_tensors() -> None:
+    """With scalars, empty tensors, views and bf16."""
     live = state(1)
-    blocks = replicated_chunks(live)
-    copy = copied(blocks)
-    slots = copy.fill(blocks)
+    chunks = replicated_chunks(live)
+    buffer = allocate(chunks)
+    slots = buffer.fill(chunks)
     for tensor in live.values():
         tensor.zero_()
-    assert_equal(together(copy.chunks(slots)), state(1))
-    copy.close()
+    assert_equal(assemble(buffer.chunks(slots)), state(1))
+    buffer.close()
 
 
-def test_fused_rows_are_put_together() -> None:
-    """Parameters that fuse several tensors interleave their rows: in a copy each tensor lies in one piece."""
-    for process in processes(config_of("mha"), Cut(shards=2)):
+def test_interleaved_rows_become_contiguous() -> None:
+    """Fused parameters interleave the rows of several tensors; in the buffer each tensor is contiguous."""
+    for process in processes(config_of("mha"), Layout(shards=2)):
         stamp(process, 3)
-        blocks = collect(config_of("mha"), process.held, process.optimizer)
-        assert any(len(block.rows) > 1 for block in blocks), "there is something to be put together"
-        copy = copied(blocks)
-        for block, in_copy in zip(blocks, copy.chunks(copy.fill(blocks)), strict=True):
-            assert (in_copy.name, in_copy.shape, in_copy.offsets) == (block.name, block.shape, block.offsets)
-            assert (in_copy.sizes, in_copy.replicated) == (block.sizes, block.replicated)
-            assert_equal({block.name: in_copy.tensor()}, {block.name: block.tensor()})
-        copy.close()
+        chunks = collect(config_of("mha"), process.held, process.optimizer)
+        assert any(len(chunk.rows) > 1 for chunk in chunks), "some chunks have several tensors of rows"
+        buffer = allocate(chunks)
+        for chunk, in_copy in zip(chunks, buffer.chunks(buffer.fill(chunks)), strict=True):
+            assert (in_copy.name, in_copy.shape, in_copy.offsets) == (chunk.name, chunk.shape, chunk.offsets)
+            assert (in_copy.sizes, in_copy.replicated) == (chunk.sizes, chunk.replicated)
+            assert_equal({chunk.name: in_copy.tensor()}, {chunk.name: chunk.tensor()})
+        buffer.close()
 
 
-def test_a_view_of_the_copy_is_written_without_another_copy() -> None:
-    """``Block.tensor`` copies what is part of a larger storage: a view of the memory is not."""
-    blocks = replicated_chunks(state(2))
-    copy = copied(blocks)
-    for block in copy.chunks(copy.fill(blocks)):
-        assert block.tensor().data_ptr() == block.rows[0].data_ptr()
-    copy.close()
+def test_a_chunk_in_the_buffer_is_written_without_another_copy() -> None:
+    """``TensorChunk.tensor`` copies views of larger storages, but not views of the buffer."""
+    chunks = replicated_chunks(state(2))
+    buffer = allocate(chunks)
+    for chunk in buffer.chunks(buffer.fill(chunks)):
+        assert chunk.tensor().data_ptr() == chunk.rows[0].data_ptr()
+    buffer.close()
 
 
-def test_it_is_filled_again_and_again_and_whoever_has_the_descriptor_sees_it() -> None:
-    blocks = replicated_chunks(state(1))
-    copy = copied(blocks)
-    theirs = attach_buffer(os.dup(copy.descriptor))
+def test_a_buffer_can_be_refilled_and_is_visible_through_its_descriptor() -> None:
+    chunks = replicated_chunks(state(1))
+    buffer = allocate(chunks)
+    theirs = attach_buffer(os.dup(buffer.descriptor))
     for step in (1, 2, 3):
-        slots = copy.fill(replicated_chunks(state(step)))
-        assert_equal(together(chunks_in(theirs, slots)), state(step))
-    copy.close()
-    assert_equal(together(chunks_in(theirs, assign_slots(blocks))), state(3))
+        slots = buffer.fill(replicated_chunks(state(step)))
+        assert_equal(assemble(chunks_in(theirs, slots)), state(step))
+    buffer.close()
+    assert_equal(assemble(chunks_in(theirs, assign_slots(chunks))), state(3))
 
 
-def test_a_state_that_has_grown_is_a_bug() -> None:
-    copy = copied(replicated_chunks(state(1)))
+def test_a_larger_state_than_the_buffer_is_an_assertion_error() -> None:
+    buffer = allocate(replicated_chunks(state(1)))
     with pytest.raises(AssertionError, match="size of a run.s state is constant"):
-        copy.fill([*replicated_chunks(state(1)), *replicated_chunks({"model.more": torch.ones(99)})])
-    copy.close()
+        buffer.fill([*replicated_chunks(state(1)), *replicated_chunks({"model.more": torch.ones(99)})])
+    buffer.close()
 
 
-def ask_for_too_much(pipe: Connection) -> None:
+def allocate_too_much(pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     try:
         StagingBuffer(1 << 21, CPU).wait()
@@ -92,9 +92,9 @@ def ask_for_too_much(pipe: Connection) -> None:
         pipe.send(error.strerror)
 
 
-def test_memory_that_is_not_there_is_an_error_and_not_the_end() -> None:
+def test_lack_of_memory_raises_an_error_instead_of_killing_the_process() -> None:
     here, there = SERVER.Pipe(duplex=False)
-    process = SERVER.Process(target=ask_for_too_much, args=(there,))
+    process = SERVER.Process(target=allocate_too_much, args=(there,))
     process.start()
     there.close()
     assert here.recv() == "File too large"

@@ -13,12 +13,12 @@ from hlat.runtime import CheckpointError, LaunchError, StorageError
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, PowerLoss
 from tests.support.checkpoint.saved_states import assert_equal, state
-from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 
 WORLD = 3
 
 
-def blocks_of(step: int, rank: int) -> list[TensorChunk]:
+def chunks_of(step: int, rank: int) -> list[TensorChunk]:
     """A share of a state: matrices by rows, and what every rank has."""
     shared = [block for block in replicated_chunks(state(step)) if not block.name.startswith("model.")]
     rows = []
@@ -32,7 +32,7 @@ def blocks_of(step: int, rank: int) -> list[TensorChunk]:
 
 
 def save(store: CheckpointStore, ranks: HostGroup, step: int) -> Path:
-    return store.save(step, blocks_of(step, ranks.rank), {"step": step})
+    return store.save(step, chunks_of(step, ranks.rank), {"step": step})
 
 
 def assert_is_step(checkpoint: Checkpoint | None, step: int) -> None:
@@ -44,7 +44,7 @@ def no_damage(folder: Path, problems: list[str]) -> None:
     raise AssertionError(f"{folder}: {problems}")
 
 
-def reopened(root: Path) -> CheckpointStore:
+def reopen(root: Path) -> CheckpointStore:
     """A restart, which cleans up; as one process, because a checkpoint does not know how many wrote it."""
     return CheckpointStore(root, 9, on_damage=no_damage)
 
@@ -59,13 +59,13 @@ def operations(tmp_path: Path) -> list[list[str]]:
         save(store, ranks, 1)
         return disk.operations[begun:]
 
-    return all_done(on_ranks(WORLD, work))
+    return results_of(run_on_ranks(WORLD, work))
 
 
 def test_a_save_of_all_ranks_is_a_checkpoint(tmp_path: Path) -> None:
     done = operations(tmp_path)
     assert verify(tmp_path / "count" / "step-00000001") == []
-    assert_is_step(reopened(tmp_path / "count").newest(), 1)
+    assert_is_step(reopen(tmp_path / "count").newest(), 1)
     written = [{what.split()[1] for what in rank if what.startswith("create")} for rank in done]
     assert len({rank[-1] for rank in done[1:]}) == 1, "each machine's own entries, of the one folder that they share"
     assert done[1][-1].startswith("fsync folder .staging-step-00000001-")
@@ -102,9 +102,9 @@ def test_every_operation_refused_on_every_rank(tmp_path: Path, failing: int, cod
             assert len(staging) <= (stays or "rm" in count[at - 1])
             return str(caught.value)
 
-        for message in all_done(on_ranks(WORLD, work)):
+        for message in results_of(run_on_ranks(WORLD, work)):
             assert message.startswith(f"rank {failing}: ") and str(root) in message and "What would work" in message
-        store = reopened(root)
+        store = reopen(root)
         assert_is_step(store.newest(), 3)
         assert {path.name for path in root.iterdir()} == {f"step-{step:08d}" for step in store.steps()}
 
@@ -135,10 +135,10 @@ def test_a_rank_that_dies_before_any_operation(tmp_path: Path, dying: int) -> No
                 disk.at = len(disk.operations) + at
             save(store, ranks, 2)
 
-        outcomes = on_ranks(WORLD, work)
+        outcomes = run_on_ranks(WORLD, work)
         assert isinstance(outcomes[dying], PowerLoss)
         assert all(isinstance(outcome, BaseException) for outcome in outcomes)
-        store = reopened(root)
+        store = reopen(root)
         found.append(store.newest().step)
         assert_is_step(store.newest(), found[-1])
         assert {path.name for path in root.iterdir()} == {f"step-{step:08d}" for step in store.steps()}
@@ -148,7 +148,7 @@ def test_a_rank_that_dies_before_any_operation(tmp_path: Path, dying: int) -> No
 
 def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
     """What each rank writes would fit, all of it does not; nothing is written then."""
-    whole = sum(block.nbytes for rank in range(WORLD) for block in blocks_of(1, rank) if not block.replicated)
+    whole = sum(block.nbytes for rank in range(WORLD) for block in chunks_of(1, rank) if not block.replicated)
 
     class Small(CountingDisk):
         def free_bytes(self, path: Path) -> int:
@@ -162,7 +162,7 @@ def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
             save(store, ranks, 1)
         return str(caught.value), disk.operations[begun:]
 
-    for message, done in all_done(on_ranks(WORLD, work)):
+    for message, done in results_of(run_on_ranks(WORLD, work)):
         assert message.startswith("rank 0: ") and "are free" in message
         assert not any(what.startswith("create") for what in done)
     assert list(tmp_path.iterdir()) == []
@@ -183,10 +183,10 @@ def test_blocks_that_are_not_the_tensors_never_become_a_checkpoint(tmp_path: Pat
     def work(ranks: HostGroup) -> type[BaseException]:
         store = CheckpointStore(tmp_path, 9, ranks=ranks)
         with pytest.raises((AssertionError, LaunchError)) as caught:
-            store.save(1, spoiled(blocks_of(1, ranks.rank), ranks.rank), {})
+            store.save(1, spoiled(chunks_of(1, ranks.rank), ranks.rank), {})
         return caught.type
 
-    assert all_done(on_ranks(WORLD, work)) == [AssertionError, LaunchError, LaunchError]
+    assert results_of(run_on_ranks(WORLD, work)) == [AssertionError, LaunchError, LaunchError]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,7 +200,7 @@ def test_ranks_without_a_common_file_system_are_told(tmp_path: Path) -> None:
 
     for rank in range(WORLD):
         (tmp_path / f"machine-{rank}").mkdir()
-    for message in all_done(on_ranks(WORLD, work)):
+    for message in results_of(run_on_ranks(WORLD, work)):
         assert "does not see what rank 0 writes there" in message and "all machines of the run share" in message
     assert list((tmp_path / "machine-0").iterdir()) == []
 
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_not_every_rank_sees(tmp_path: Path, elsewhere: str) -
             open_on_all_ranks(machine / "step-00000001", ranks)
         return str(caught.value)
 
-    messages = all_done(on_ranks(WORLD, work))
+    messages = results_of(run_on_ranks(WORLD, work))
     assert all("does not see the checkpoint that rank 0 sees there" in message for message in messages)
     assert messages[0].startswith("rank 2: ")
 
@@ -236,7 +236,7 @@ def test_one_decision_for_all_ranks(tmp_path: Path) -> None:
         assert_is_step(store.newest(), 3)
         return store.prune()
 
-    assert all_done(on_ranks(WORLD, work)) == [[1, 2]] * WORLD
+    assert results_of(run_on_ranks(WORLD, work)) == [[1, 2]] * WORLD
     assert reports == [tmp_path / "step-00000004.bad"]
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", "step-00000004.bad"}
 
@@ -249,4 +249,4 @@ def test_an_unreadable_store_is_one_error_everywhere(tmp_path: Path) -> None:
             CheckpointStore(tmp_path / "run" / "checkpoints", 1, disk=Disk(), ranks=ranks)
         return str(caught.value)
 
-    assert len(set(all_done(on_ranks(WORLD, work)))) == 1
+    assert len(set(results_of(run_on_ranks(WORLD, work)))) == 1

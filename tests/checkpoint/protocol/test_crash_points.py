@@ -76,7 +76,7 @@ def count_operations(scenario: Scenario, prepared: Callable[[str], tuple[Path, P
     return disk.operations
 
 
-def assert_whole(root: Path) -> int:
+def assert_is_valid(root: Path) -> int:
     """A restart: the newest checkpoint is whole, at most one save old, and no leftovers are in the folder."""
     store = open_store(root)
     newest = store.newest()
@@ -101,9 +101,9 @@ def test_stopped_before_every_operation(
         with pytest.raises(PowerLoss):
             scenario(root, disk, tokenizer)
             disk.sync_folder(root.parent)  # one operation more, so that the end comes after the last one too
-        found.append(assert_whole(root))
+        found.append(assert_is_valid(root))
         save(open_store(root), 3)  # and the run goes on
-        assert assert_whole(root) == 3
+        assert assert_is_valid(root) == 3
     if scenario is not save_again:
         assert sorted(found) == found and set(found) == {2, 3}, "before the instant the old one, after it the new one"
 
@@ -123,9 +123,9 @@ def test_every_operation_refused(
         assert str(root) in str(caught.value) and "What would work" in str(caught.value), operations[at - 1]
         assert (root / "step-00000002").exists(), "at once, without a restart"
         assert not list(root.glob(".staging-*")) or "rm" in operations[at - 1] or "unlink" in operations[at - 1]
-        assert_whole(root)
+        assert_is_valid(root)
         save(open_store(root), 3)
-        assert assert_whole(root) == 3
+        assert assert_is_valid(root) == 3
 
 
 def lose_power_after_save(root: Path, disk: PowerLossDisk) -> None:

@@ -13,16 +13,16 @@ from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.runtime import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save
-from tests.support.checkpoint.saving_ranks import Rank, assert_whole, ranks, reopened
+from tests.support.checkpoint.saving_ranks import Rank, assert_is_full_state, reopen, run_ranks
 from tests.support.checkpoint.stamped_parts import (
     KINDS,
-    Cut,
+    Layout,
     config_of,
     expected,
-    local_expected,
+    expected_local,
     processes,
+    saved_tensors,
     stamp,
-    tensors_of,
 )
 
 
@@ -35,12 +35,12 @@ def save_once_and_stay(rank: Rank, pipe: Connection) -> None:
 
 def test_a_save_is_complete_when_it_is_durable(tmp_path: Path) -> None:
     """The marker of an asynchronous save was written at the next save, so that a crash lost up to two intervals."""
-    with ranks(2, save_once_and_stay, tmp_path) as (members, pipes):
+    with run_ranks(2, save_once_and_stay, tmp_path) as (members, pipes):
         assert [pipe.recv() for pipe in pipes] == ["durable"] * 2
         for member in members:
             for process in [*psutil.Process(member.pid).children(), psutil.Process(member.pid)]:
                 process.kill()
-        assert_whole(reopened(tmp_path).newest(), 1)
+        assert_is_full_state(reopen(tmp_path).newest(), 1)
 
 
 def test_some_are_kept_for_ever_in_the_same_folder(cli, recipe_file, tiny, tmp_path: Path) -> None:
@@ -62,19 +62,19 @@ def test_two_folders_may_take_turns(tmp_path: Path) -> None:
     assert outer.steps() == [1, 3, 5] and inner.steps() == [2, 4, 6]
 
 
-@pytest.mark.parametrize("cut", [Cut(tensor=2), Cut(shards=3), Cut(stages=(1, 2))], ids=str)
-def test_moments_survive_a_change_of_layout(tmp_path: Path, cut: Cut) -> None:
+@pytest.mark.parametrize("cut", [Layout(tensor=2), Layout(shards=3), Layout(stages=(1, 2))], ids=str)
+def test_moments_survive_a_change_of_layout(tmp_path: Path, cut: Layout) -> None:
     """With another number of processes the optimizer began again from zero moments, without a word."""
     config = config_of("gqa")
-    [alone] = processes(config, Cut())
+    [alone] = processes(config, Layout())
     stamp(alone, 1)
     path = CheckpointStore(tmp_path, 1).save(5, collect(config, alone.held, alone.optimizer), {"step": 5})
     for process in processes(config, cut):
         stamp(process, 2)
         restore(open_checkpoint(path), config, process.held, process.optimizer)
         moments = 0
-        for kind, one, tensor in tensors_of(process):
-            assert_equal({one.name: tensor}, {one.name: local_expected(kind, one, tensor, 1)})
+        for kind, one, tensor in saved_tensors(process):
+            assert_equal({one.name: tensor}, {one.name: expected_local(kind, one, tensor, 1)})
             moments += kind != "model." and bool(tensor.count_nonzero())
         assert moments >= 2 * len(KINDS)
 
@@ -84,12 +84,12 @@ def test_weights_without_moments_are_no_state_of_a_run(tmp_path: Path) -> None:
     config = config_of("gqa")
     weights = {name: tensor for name, tensor in expected(config, 1).items() if name.startswith("model.")}
     path = CheckpointStore(tmp_path, 1).save(5, replicated_chunks(weights), {"step": 5})
-    [alone] = processes(config, Cut())
+    [alone] = processes(config, Layout())
     stamp(alone, 2)
     with pytest.raises(CheckpointError, match=r"optimizer\.exp_avg"):
         restore(open_checkpoint(path), config, alone.held, alone.optimizer)
-    for kind, one, tensor in tensors_of(alone):
-        assert torch.equal(tensor, local_expected(kind, one, tensor, 2)), "nothing was changed"
+    for kind, one, tensor in saved_tensors(alone):
+        assert torch.equal(tensor, expected_local(kind, one, tensor, 2)), "nothing was changed"
 
 
 def test_the_same_command_resumes(cli, recipe_file, tiny, tmp_path: Path) -> None:

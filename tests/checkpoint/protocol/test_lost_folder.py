@@ -15,8 +15,8 @@ from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import LOCK_NAME, RunFolder
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import state
-from tests.support.checkpoint.saving_ranks import Rank, ranks, succeeded
-from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+from tests.support.checkpoint.saving_ranks import Rank, assert_succeeded, run_ranks
+from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 
 WORLD = 3
 
@@ -97,7 +97,7 @@ def test_every_rank_is_told_and_none_tries_again(tmp_path: Path) -> None:
                 ranks.run_on_all(folder.check)
             return save_with_retries(store, content(1), 3, pytest.fail, never)
 
-    for result in all_done(on_ranks(WORLD, work)):
+    for result in results_of(run_on_ranks(WORLD, work)):
         assert result.path is None and result.attempts == 1 and "the folder of this run is gone" in result.message
     assert not any(run.iterdir())
 
@@ -107,9 +107,9 @@ def lose_it_before_a_save(rank: Rank, pipe: Connection) -> None:
     assert rank.wait() is not None
     rank.runtime.ranks.run_on_rank0(lambda: unmount(rank.folder))
     rank.submit(2)
-    settled = rank.saver.agree_on_outcome() if list(rank.saver.reports(wait=True)) else None
-    assert settled is not None and settled.result is not None and settled.result.path is None
-    assert "the folder of this run is gone" in settled.result.message
+    outcome = rank.saver.agree_on_outcome() if list(rank.saver.reports(wait=True)) else None
+    assert outcome is not None and outcome.result is not None and outcome.result.path is None
+    assert "the folder of this run is gone" in outcome.result.message
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -117,7 +117,7 @@ def test_processes_that_save_beside_training_see_it_too(tmp_path: Path, world: i
     """Before their trainers do, or after."""
     run = tmp_path / "run"
     run.mkdir()
-    with ranks(world, lose_it_before_a_save, run) as (members, _):
-        succeeded(members)
+    with run_ranks(world, lose_it_before_a_save, run) as (members, _):
+        assert_succeeded(members)
     assert not any(run.iterdir())
     assert (tmp_path / "unmounted" / "checkpoints" / "step-00000001").is_dir()

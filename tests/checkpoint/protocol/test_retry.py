@@ -10,10 +10,10 @@ from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedA
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import assert_is_step, save, state
-from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 
 
-class RefusingDisk(CountingDisk):
+class FailingFsyncDisk(CountingDisk):
     """Refuses the first operation of so many saves, and removals of old checkpoints if asked to."""
 
     def __init__(self, saves: int, keeps: bool = False) -> None:
@@ -51,7 +51,7 @@ class Told:
 
 @pytest.mark.parametrize("refused", range(6))
 def test_tried_again_after_1_2_4_seconds(tmp_path: Path, refused: int) -> None:
-    store, told = CheckpointStore(tmp_path, 3, disk=RefusingDisk(refused)), Told()
+    store, told = CheckpointStore(tmp_path, 3, disk=FailingFsyncDisk(refused)), Told()
     result = told.save(store, 4, retries=3)
     tries = min(refused + 1, 4)
     assert told.pauses == [1, 2, 4][: tries - 1] and result.seconds == sum(told.pauses)
@@ -66,13 +66,13 @@ def test_tried_again_after_1_2_4_seconds(tmp_path: Path, refused: int) -> None:
 
 
 def test_not_tried_again_where_nobody_wants_it_any_more(tmp_path: Path) -> None:
-    store, told = CheckpointStore(tmp_path, 3, disk=RefusingDisk(9)), Told(ends_after=2)
+    store, told = CheckpointStore(tmp_path, 3, disk=FailingFsyncDisk(9)), Told(ends_after=2)
     result = told.save(store, 4, retries=9)
     assert result.path is None and result.attempts == 2 and told.pauses == [1, 2]
 
 
 def test_old_ones_that_cannot_be_removed_do_not_make_the_new_one_a_failure(tmp_path: Path) -> None:
-    store, told = CheckpointStore(tmp_path, 1, disk=RefusingDisk(0, keeps=True)), Told()
+    store, told = CheckpointStore(tmp_path, 1, disk=FailingFsyncDisk(0, keeps=True)), Told()
     save(store, 1)
     result = told.save(store, 2, retries=3)
     assert result.path == tmp_path / "step-00000002" and result.attempts == 1 and told.pauses == []
@@ -83,18 +83,18 @@ def test_the_same_on_every_rank(tmp_path: Path) -> None:
     """The disk of rank 1 refuses: all of them try again, as often."""
 
     def work(ranks: HostGroup) -> tuple[SaveResult, list[float]]:
-        disk = RefusingDisk(9 if ranks.rank == 1 else 0)
+        disk = FailingFsyncDisk(9 if ranks.rank == 1 else 0)
         disk.before = lambda number, what: refuse(disk, what)  # type: ignore[method-assign]
         store, told = CheckpointStore(tmp_path, 3, disk=disk, ranks=ranks), Told()
         disk.saves = 2 if ranks.rank == 1 else 0
         return told.save(store, 4, retries=3), told.pauses
 
-    def refuse(disk: RefusingDisk, what: str) -> None:
+    def refuse(disk: FailingFsyncDisk, what: str) -> None:
         if what.startswith("fsync folder .staging-step") and disk.saves > 0:
             disk.saves -= 1
             raise OSError(errno.ENOSPC, "No space left on device", what)
 
-    results = all_done(on_ranks(3, work))
+    results = results_of(run_on_ranks(3, work))
     assert [pauses for _, pauses in results] == [[1, 2]] * 3
     assert {result for result, _ in results} == {results[0][0]} and results[0][0].attempts == 3
     assert_is_step(CheckpointStore(tmp_path, 3).newest(), 4)

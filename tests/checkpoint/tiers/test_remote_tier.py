@@ -24,9 +24,9 @@ from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import open_filesystem
 from tests.checkpoint.background.test_killed import child
 from tests.checkpoint.format.test_hostile import seal
-from tests.support.checkpoint.machines import blocks_of, meta_of
+from tests.support.checkpoint.machines import chunks_of, meta_of
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state
-from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 from tests.support.object_store import ObjectStore
 
 T = TypeVar("T")
@@ -153,12 +153,12 @@ def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> 
 
     def work(ranks: HostGroup) -> str:
         store = run.store(ranks)
-        folder = store.save(7, blocks_of(7, ranks.rank, ranks.world), meta_of(7))
+        folder = store.save(7, chunks_of(7, ranks.rank, ranks.world), meta_of(7))
         watched = Watched(run.url, 0, no_pause)
         watched.rank = ranks.rank
         return run.remote(watched, ranks).upload(folder)
 
-    assert set(all_done(on_ranks(3, work))) == {f"{run.url}/step-00000007"}
+    assert set(results_of(run_on_ranks(3, work))) == {f"{run.url}/step-00000007"}
     tensors = [(rank, name) for rank, name in sent if name.endswith(".distcp")]
     assert {rank for rank, _ in tensors} == {0, 1, 2}
     assert all(f"__{rank}_" in name for rank, name in tensors)
@@ -168,7 +168,7 @@ def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> 
         return other.remote(ranks=ranks).fetch_newest(other.store(ranks).root, None)
 
     other = run.elsewhere()
-    assert all_done(on_ranks(2, fetch)) == [7, 7]
+    assert results_of(run_on_ranks(2, fetch)) == [7, 7]
     newest = other.store().newest()
     assert newest is not None
     assert newest.meta == meta_of(7)

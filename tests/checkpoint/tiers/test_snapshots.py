@@ -17,7 +17,7 @@ from hlat.checkpoint.tiers.replication import next_in_ring
 from hlat.runtime import LaunchError, StorageError
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk
-from tests.support.checkpoint.machines import Machines, Place, assert_is_state_of
+from tests.support.checkpoint.machines import Cluster, Machines, assert_is_state_of_step
 from tests.support.checkpoint.saved_states import save
 
 TWO_BY_TWO: Machines = (0, 0, 1, 1)
@@ -30,8 +30,8 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
 
 
 def flip(path: Path, at: int = -20) -> None:
@@ -47,57 +47,57 @@ def the(paths: list[Path]) -> Path:
 
 
 @pytest.mark.parametrize("after", [TWO_BY_TWO, (0,), (0, 0), (0, 1, 1), (0, 0, 1, 1, 2, 2)])
-def test_a_snapshot_becomes_a_checkpoint_whatever_the_run_goes_on_with(place: Place, after: Machines) -> None:
-    place.snapshot(TWO_BY_TWO, 3, 5)
+def test_a_snapshot_becomes_a_checkpoint_whatever_the_run_goes_on_with(cluster: Cluster, after: Machines) -> None:
+    cluster.snapshot(TWO_BY_TWO, 3, 5)
     if len(set(after)) == 1:
-        place.lose(1)
-    step, newest = place.promote(after)
-    assert step == 5 and place.damaged == []
-    assert_is_state_of(newest, 5)
-    assert verify(place.run_dir / "checkpoints" / "step-00000005") == []
+        cluster.lose(1)
+    step, newest = cluster.promote(after)
+    assert step == 5 and cluster.damaged == []
+    assert_is_state_of_step(newest, 5)
+    assert verify(cluster.run_dir / "checkpoints" / "step-00000005") == []
 
 
-def test_two_snapshots_are_kept_on_each_machine_and_as_many_of_another(place: Place) -> None:
-    names = place.snapshot(TWO_BY_TWO, 3, 5, 7, 9)
-    kept = {path.relative_to(place.folder).parts[0::2][0:1] + path.parts[-2:] for path in place.parts()}
+def test_two_snapshots_are_kept_on_each_machine_and_as_many_of_another(cluster: Cluster) -> None:
+    names = cluster.snapshot(TWO_BY_TWO, 3, 5, 7, 9)
+    kept = {path.relative_to(cluster.folder).parts[0::2][0:1] + path.parts[-2:] for path in cluster.parts()}
     assert kept == {
         (f"machine{machine}", name, f"rank-{rank:05d}")
         for machine in (0, 1)
         for name in names[-2:]
         for rank in range(4)
     }
-    assert len(place.parts("*/peer/*/*")) == 8
+    assert len(cluster.parts("*/peer/*/*")) == 8
 
 
-def test_only_what_is_newer_than_the_checkpoint_is_promoted(place: Place) -> None:
-    store = CheckpointStore(place.run_dir / "checkpoints", keep_last=2)
+def test_only_what_is_newer_than_the_checkpoint_is_promoted(cluster: Cluster) -> None:
+    store = CheckpointStore(cluster.run_dir / "checkpoints", keep_last=2)
     save(store, 5)
-    place.snapshot(TWO_BY_TWO, 3, 5)
-    step, newest = place.promote(TWO_BY_TWO)
+    cluster.snapshot(TWO_BY_TWO, 3, 5)
+    step, newest = cluster.promote(TWO_BY_TWO)
     assert step is None and newest is not None and newest.step == 5
-    place.snapshot(TWO_BY_TWO, 6)
-    assert place.promote(TWO_BY_TWO)[0] == 6
+    cluster.snapshot(TWO_BY_TWO, 6)
+    assert cluster.promote(TWO_BY_TWO)[0] == 6
 
 
-def test_a_lost_machine_loses_nothing(place: Place) -> None:
+def test_a_lost_machine_loses_nothing(cluster: Cluster) -> None:
     for lost in (0, 1):
-        place.snapshot(TWO_BY_TWO, lost + 1)
-        place.lose(lost)
-        step, newest = place.promote(TWO_BY_TWO)
+        cluster.snapshot(TWO_BY_TWO, lost + 1)
+        cluster.lose(lost)
+        step, newest = cluster.promote(TWO_BY_TWO)
         assert step == lost + 1
-        assert_is_state_of(newest, lost + 1)
+        assert_is_state_of_step(newest, lost + 1)
 
 
-def test_without_copies_a_lost_machine_loses_its_snapshots(place: Place) -> None:
-    place.snapshot(TWO_BY_TWO, 3, copies=False)
-    assert place.parts("*/peer/*/*") == []
-    place.lose(1)
-    assert place.promote(TWO_BY_TWO, copies=False) == (None, None)
+def test_without_copies_a_lost_machine_loses_its_snapshots(cluster: Cluster) -> None:
+    cluster.snapshot(TWO_BY_TWO, 3, copies=False)
+    assert cluster.parts("*/peer/*/*") == []
+    cluster.lose(1)
+    assert cluster.promote(TWO_BY_TWO, copies=False) == (None, None)
 
 
-def test_one_machine_says_that_nobody_keeps_copies(place: Place) -> None:
+def test_one_machine_says_that_nobody_keeps_copies(cluster: Cluster) -> None:
     def note(machines: Machines, copies: bool = True) -> str:
-        return place.run(machines, lambda ranks: place.tier(ranks, machines, copies).warning)[0]
+        return cluster.run(machines, lambda ranks: cluster.tier(ranks, machines, copies).warning)[0]
 
     assert "no other machine for copies" in note((0, 0))
     assert note((0, 0), copies=False) == note((0, 1)) == ""
@@ -105,14 +105,14 @@ def test_one_machine_says_that_nobody_keeps_copies(place: Place) -> None:
 
 @pytest.mark.parametrize("victim", ["model__1_0.distcp", "part.json", "COMMITTED"])
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "append"])
-def test_a_damaged_part_is_named_and_its_copy_taken(place: Place, victim: str, harm: str) -> None:
-    place.snapshot(TWO_BY_TWO, 3, 5)
-    part = the([path for path in place.parts("*/step-00000005.*/*") if path.name == "rank-00001"])
+def test_a_damaged_part_is_named_and_its_copy_taken(cluster: Cluster, victim: str, harm: str) -> None:
+    cluster.snapshot(TWO_BY_TWO, 3, 5)
+    part = the([path for path in cluster.parts("*/step-00000005.*/*") if path.name == "rank-00001"])
     spoil(part / victim, harm)
-    step, newest = place.promote(TWO_BY_TWO)
+    step, newest = cluster.promote(TWO_BY_TWO)
     assert step == 5
-    assert_is_state_of(newest, 5)
-    [(path, [problem])] = place.damaged
+    assert_is_state_of_step(newest, 5)
+    [(path, [problem])] = cluster.damaged
     assert path == f"{part}.bad" and victim in problem and not part.exists()
 
 
@@ -129,45 +129,45 @@ def spoil(path: Path, harm: str) -> None:
             path.unlink()
 
 
-def test_with_part_and_copy_damaged_the_snapshot_before_it_is_taken(place: Place) -> None:
-    place.snapshot(TWO_BY_TWO, 3, 5)
-    for part in place.parts("**/step-00000005.*/*"):
+def test_with_part_and_copy_damaged_the_snapshot_before_it_is_taken(cluster: Cluster) -> None:
+    cluster.snapshot(TWO_BY_TWO, 3, 5)
+    for part in cluster.parts("**/step-00000005.*/*"):
         if part.name == "rank-00002":
             flip(part / "optimizer__2_0.distcp")
-    step, newest = place.promote(TWO_BY_TWO)
-    assert step == 3 and len(place.damaged) == 2
-    assert_is_state_of(newest, 3)
+    step, newest = cluster.promote(TWO_BY_TWO)
+    assert step == 3 and len(cluster.damaged) == 2
+    assert_is_state_of_step(newest, 3)
 
 
-def test_parts_of_two_attempts_at_a_step_are_never_one_state(place: Place) -> None:
+def test_parts_of_two_attempts_at_a_step_are_never_one_state(cluster: Cluster) -> None:
     """The first attempt ended before rank 1's part was there, the second before rank 0's."""
-    first, second = (place.snapshot((0, 0), 4)[0] for _ in range(2))
-    home = the(list(place.machine(0).iterdir()))
+    first, second = (cluster.snapshot((0, 0), 4)[0] for _ in range(2))
+    home = the(list(cluster.machine(0).iterdir()))
     assert [path.name for path in home.iterdir() if path.name.startswith("step")] == [second]
     shutil.copytree(home / second, home / first)
     shutil.rmtree(home / first / "rank-00001")
     shutil.rmtree(home / second / "rank-00000")
-    assert place.promote((0, 0)) == (None, None)
+    assert cluster.promote((0, 0)) == (None, None)
 
 
-def test_nothing_of_another_run_is_taken(place: Place) -> None:
+def test_nothing_of_another_run_is_taken(cluster: Cluster) -> None:
     """A copy of a run folder, and a folder that was emptied, are other runs."""
-    place.snapshot((0,), 4)
-    shutil.copytree(place.run_dir, place.folder / "copy")
-    original, place.run_dir = place.run_dir, place.folder / "copy"
-    assert place.promote((0,)) == (None, None)
-    place.run_dir = original
+    cluster.snapshot((0,), 4)
+    shutil.copytree(cluster.run_dir, cluster.folder / "copy")
+    original, cluster.run_dir = cluster.run_dir, cluster.folder / "copy"
+    assert cluster.promote((0,)) == (None, None)
+    cluster.run_dir = original
     shutil.rmtree(original)
-    assert place.promote((0,)) == (None, None)
+    assert cluster.promote((0,)) == (None, None)
 
 
-def test_a_folder_that_two_machines_share_is_refused(place: Place) -> None:
-    class Shared(Place):
+def test_a_folder_that_two_machines_share_is_refused(cluster: Cluster) -> None:
+    class Shared(Cluster):
         @property
         def pattern(self) -> str:
             return str(self.folder / "all")
 
-    shared = Shared(place.folder)
+    shared = Shared(cluster.folder)
 
     def work(ranks: HostGroup) -> str:
         with pytest.raises(LaunchError) as caught:
@@ -175,13 +175,13 @@ def test_a_folder_that_two_machines_share_is_refused(place: Place) -> None:
         return str(caught.value)
 
     assert all("machines 0 and 1 share this folder" in message for message in shared.run(TWO_BY_TWO, work))
-    assert place.run((0, 0, 0, 0), lambda ranks: shared.tier(ranks, (0, 0, 0, 0)).warning)
+    assert cluster.run((0, 0, 0, 0), lambda ranks: shared.tier(ranks, (0, 0, 0, 0)).warning)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "part.json"])
-def test_a_part_that_names_files_elsewhere_is_refused(place: Place, name: str) -> None:
-    place.snapshot((0,), 4)
-    part = the(place.parts())
+def test_a_part_that_names_files_elsewhere_is_refused(cluster: Cluster, name: str) -> None:
+    cluster.snapshot((0,), 4)
+    part = the(cluster.parts())
     text = json.loads((part / "part.json").read_text())
     text["files"][name] = text["files"].pop("model__0_0.distcp")
     for block in text["blocks"]:
@@ -189,35 +189,35 @@ def test_a_part_that_names_files_elsewhere_is_refused(place: Place, name: str) -
     data = json.dumps(text).encode()
     (part / "part.json").write_bytes(data)
     (part / "COMMITTED").write_text(hashlib.sha256(data).hexdigest())
-    assert place.promote((0,)) == (None, None)
-    [(_, [problem])] = place.damaged
+    assert cluster.promote((0,)) == (None, None)
+    [(_, [problem])] = cluster.damaged
     assert "not a plain path" in problem
 
 
 # --- disks that refuse or stop -------------------------------------------------------------------------------------
 
 
-def second_write(place: Place, disk: CountingDisk) -> None:
+def second_write(cluster: Cluster, disk: CountingDisk) -> None:
     """One rank, whose first snapshot is there, opens the tier on this disk and writes another one."""
     ranks = HostGroup()
-    tier = place.tier(ranks, (0,), disk=disk)
-    store = CheckpointStore(place.run_dir / "checkpoints", keep_last=2)
+    tier = cluster.tier(ranks, (0,), disk=disk)
+    store = CheckpointStore(cluster.run_dir / "checkpoints", keep_last=2)
     tier.promote(store, 100)  # newer than all: it only looks
-    place.write(tier, ranks, 5)
+    cluster.write(tier, ranks, 5)
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Callable[[str], Place]:
+def begun(tmp_path: Path) -> Callable[[str], Cluster]:
     """Makes places where a first snapshot is."""
-    template = Place(tmp_path)
+    template = Cluster(tmp_path)
     template.snapshot((0,), 2, 3)
 
-    def make(name: str) -> Place:
+    def make(name: str) -> Cluster:
         folder = tmp_path / name
         for part in ("machine0", "run"):
             shutil.copytree(tmp_path / part, folder / part)
         (folder / "shelter").mkdir()
-        made = Place(folder)
+        made = Cluster(folder)
         old = the(list((folder / "machine0").iterdir()))
         made.run((0,), lambda ranks: made.tier(ranks, (0,)))  # so that its folder has the name of this run
         new = the([path for path in (folder / "machine0").iterdir() if path != old])
@@ -229,52 +229,52 @@ def begun(tmp_path: Path) -> Callable[[str], Place]:
 
 
 @pytest.mark.parametrize("forgets", get_args(Forgets))
-def test_stopped_before_every_operation(begun: Callable[[str], Place], forgets: Forgets) -> None:
+def test_stopped_before_every_operation(begun: Callable[[str], Cluster], forgets: Forgets) -> None:
     count = CountingDisk()
     second_write(begun("count"), count)
     found = []
     for at in range(1, len(count.operations) + 2):
-        place = begun(f"stop-{at}")
-        disk = PowerLossDisk(at, place.folder / "shelter", forgets)
+        cluster = begun(f"stop-{at}")
+        disk = PowerLossDisk(at, cluster.folder / "shelter", forgets)
         with pytest.raises(PowerLoss):
-            second_write(place, disk)
-            disk.sync_folder(place.folder)
-        step, newest = place.promote((0,))
-        assert step is not None and place.damaged == []
-        assert_is_state_of(newest, step)
+            second_write(cluster, disk)
+            disk.sync_folder(cluster.folder)
+        step, newest = cluster.promote((0,))
+        assert step is not None and cluster.damaged == []
+        assert_is_state_of_step(newest, step)
         found.append(step)
-        shutil.rmtree(place.folder)
+        shutil.rmtree(cluster.folder)
     assert sorted(found) == found and set(found) == {3, 5}
 
 
 @pytest.mark.parametrize(("code", "stays"), [(errno.EIO, False), (errno.ENOSPC, True)])
-def test_every_operation_refused(begun: Callable[[str], Place], code: int, stays: bool) -> None:
+def test_every_operation_refused(begun: Callable[[str], Cluster], code: int, stays: bool) -> None:
     count = CountingDisk()
     second_write(begun("count"), count)
     refused = 0
     removal = next(n for n, what in enumerate(count.operations) if what.startswith("mkdir .staging"))
     for at in range(1, len(count.operations) + 1):
-        place = begun(f"refuse-{at}")
+        cluster = begun(f"refuse-{at}")
         disk = FailingDisk(at, code, stays)
         try:
-            second_write(place, disk)
+            second_write(cluster, disk)
         except StorageError as error:
             refused += 1
             assert "cannot store snapshots" in str(error) and "What would work" in str(error)
         else:
             assert at <= removal, "what is old could not be removed, which is tried again"
-        step, newest = place.promote((0,))
-        assert step in (3, 5) and place.damaged == []
-        assert_is_state_of(newest, step)
-        place.snapshot((0,), 8)
-        assert place.promote((0,))[0] == 8, "and the run goes on"
-        shutil.rmtree(place.folder)
+        step, newest = cluster.promote((0,))
+        assert step in (3, 5) and cluster.damaged == []
+        assert_is_state_of_step(newest, step)
+        cluster.snapshot((0,), 8)
+        assert cluster.promote((0,))[0] == 8, "and the run goes on"
+        shutil.rmtree(cluster.folder)
     assert refused > 20
 
 
 @pytest.mark.parametrize("failing", range(4))
 def test_a_disk_that_refuses_a_copy_leaves_nobody_waiting(
-    place: Place, failing: int, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces smaller than any file. All ranks hear of it; the snapshot before it, and the next one, are whole."""
     monkeypatch.setattr(replication, "_PIECE", 1000)
@@ -297,19 +297,19 @@ def test_a_disk_that_refuses_a_copy_leaves_nobody_waiting(
     def work(ranks: HostGroup) -> str:
         disk = disks.setdefault(ranks.rank, NoCopies())
         disk.full = False
-        tier = place.tier(ranks, TWO_BY_TWO, disk=disk)
-        place.write(tier, ranks, 2)
+        tier = cluster.tier(ranks, TWO_BY_TWO, disk=disk)
+        cluster.write(tier, ranks, 2)
         disk.full = ranks.rank == failing
         with pytest.raises(StorageError, match="no space" if disk.full else f"rank {failing}: .*no space"):
-            place.write(tier, ranks, 3)
+            cluster.write(tier, ranks, 3)
         disk.full = False
-        return place.write(tier, ranks, 4)
+        return cluster.write(tier, ranks, 4)
 
-    name = place.run(TWO_BY_TWO, work)[0]
-    assert {path.parent.name.partition(".")[0] for path in place.parts()} == {"step-00000002", "step-00000004"}
-    assert len(place.parts(f"**/{name}/*")) == 8
-    place.lose(0)
-    assert place.promote(TWO_BY_TWO)[0] == 4
+    name = cluster.run(TWO_BY_TWO, work)[0]
+    assert {path.parent.name.partition(".")[0] for path in cluster.parts()} == {"step-00000002", "step-00000004"}
+    assert len(cluster.parts(f"**/{name}/*")) == 8
+    cluster.lose(0)
+    assert cluster.promote(TWO_BY_TWO)[0] == 4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Disks that fail: at one operation, from one operation on, or by losing power.
+"""Disks that fail: at one operation, from one operation on, or by a loss of power.
 
-Every operation of ``Disk`` that changes something is counted, reads are not.
+The operations of ``Disk`` that change something are counted.
 """
 
 import errno
@@ -20,18 +20,18 @@ Forgets = Literal["nothing", "everything", "all but removals"]
 
 
 class PowerLoss(BaseException):
-    """The machine is gone. Not an Exception: nothing may handle it."""
+    """Loss of power. Not an Exception, so that no code under test handles it."""
 
 
 class CountingDisk(Disk):
-    """Calls ``self.before(n, what)`` ahead of its n-th operation."""
+    """Disk that calls ``self.before(n, what)`` before its n-th operation."""
 
     def __init__(self) -> None:
         self.operations: list[str] = []
         self._lock = threading.RLock()
 
     def before(self, number: int, what: str) -> None:
-        """Hook; may raise."""
+        """Hook that may raise an error."""
 
     @contextmanager
     def operation(self, what: str) -> Iterator[None]:
@@ -74,7 +74,7 @@ class CountingDisk(Disk):
 
 
 class FailingDisk(CountingDisk):
-    """Refuses operation number ``at`` with an OSError; if ``stays``, every later one that adds something too."""
+    """Disk whose operation number ``at`` raises OSError; if ``stays``, later operations that add something do too."""
 
     def __init__(self, at: int, code: int = errno.EIO, stays: bool = False) -> None:
         super().__init__()
@@ -87,17 +87,17 @@ class FailingDisk(CountingDisk):
 
 
 class PowerLossDisk(CountingDisk):
-    """Ends before operation number ``at``; then the disk has forgotten what was not synced, as far as POSIX allows.
+    """Disk that loses power before operation number ``at``, with what POSIX allows to be lost without fsync.
 
-    forgets "nothing": the process alone died. "everything": bytes not fsynced are lost, and entries (creations,
-    renames, removals) not followed by an fsync of their folder are as they were. "all but removals": the same, but
-    files that were removed are gone. A real machine ends anywhere in between.
+    forgets "nothing": only the process died. "everything": bytes that were not fsynced are lost, and creations, renames
+    and removals that were not followed by an fsync of their folder are undone. "all but removals": the same, but
+    removals stay. Real machines lose something in between.
     """
 
     def __init__(self, at: int, shelter: Path, forgets: Forgets) -> None:
         super().__init__()
         self.at, self.forgets = at, forgets
-        self._shelter = shelter  # removed files wait here until their removal is durable
+        self._shelter = shelter  # removed files stay here until their removal is durable
         self._unsynced_bytes: set[int] = set()  # inodes
         self._undo: list[_Entry] = []
         self.dead = False
@@ -152,7 +152,7 @@ class PowerLossDisk(CountingDisk):
         self._remember(target.parent, undo)
 
     def _moved(self, source: Path, target: Path) -> None:
-        """What lies in a folder that moved has moved with it."""
+        """Update the paths of entries in a folder that was renamed."""
         for entry in self._undo:
             if entry.folder.is_relative_to(source):
                 entry.folder = target / entry.folder.relative_to(source)
@@ -170,13 +170,13 @@ class PowerLossDisk(CountingDisk):
 
 
 def _is_gone(synced: Path, folder: Path) -> bool:
-    """Whether a folder was in one that has been removed from a folder whose entries are durable now."""
+    """True if a folder was inside a folder that has been removed, durably, from the synced one."""
     return folder.is_relative_to(synced) and not (synced / folder.relative_to(synced).parts[0]).exists()
 
 
 @dataclass
 class _Entry:
-    """A change of a folder that is not durable yet."""
+    """A change of a folder that is not durable yet, and the function that undoes it."""
 
     folder: Path
-    undo: Callable[[Path], None]  # given the folder where it is now
+    undo: Callable[[Path], None]  # takes the present path of the folder

@@ -1,4 +1,4 @@
-"""Machines in one process: each rank a thread, each machine a folder of its own, which can be lost."""
+"""Simulated machines in one process: a thread per rank, and a folder per machine, which can be lost."""
 
 import shutil
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from hlat.checkpoint.tiers import RunId
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.saved_states import assert_equal, state
-from tests.support.checkpoint.thread_ranks import all_done, on_ranks
+from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 
 T = TypeVar("T")
 
 Machines = tuple[int, ...]
-"""The machine of each rank."""
+"""Machine number of each rank."""
 
 
-def blocks_of(step: int, rank: int, world: int) -> list[TensorChunk]:
-    """What a rank has of the state of a step: rows of some tensors, and all of others."""
+def chunks_of(step: int, rank: int, world: int) -> list[TensorChunk]:
+    """Chunks of a rank, of the state of a step: its rows of sharded tensors, and all of the replicated ones."""
     blocks = []
     for name, tensor in state(step).items():
         shape = tuple(tensor.shape)
@@ -40,8 +40,8 @@ def meta_of(step: int) -> dict[str, object]:
     return {"step": step, "text": f"é{step}"}
 
 
-class Place:
-    """Where a run and its machines keep things."""
+class Cluster:
+    """The run folder and the local folders of simulated machines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,11 +59,11 @@ class Place:
         return self.folder / f"machine{number}"
 
     def lose(self, number: int) -> None:
-        """A machine is gone, with what was on it."""
+        """Remove a machine's folder."""
         shutil.rmtree(self.machine(number))
 
     def parts(self, pattern: str = "**/rank-*") -> list[Path]:
-        """Folders of parts, of all machines."""
+        """List the folders of rank parts on all machines."""
         found = (path for path in self.folder.glob(f"machine*/{pattern}") if path.is_dir())
         return sorted(path for path in found if path.suffix != ".bad")
 
@@ -78,10 +78,10 @@ class Place:
 
     def write(self, tier: SnapshotTier, ranks: HostGroup, step: int) -> str:
         files = {"tokenizer/tokenizer.json": self.tokenizer} if ranks.is_first else {}
-        return tier.write(step, blocks_of(step, ranks.rank, ranks.world), meta_of(step), files)
+        return tier.write(step, chunks_of(step, ranks.rank, ranks.world), meta_of(step), files)
 
     def snapshot(self, machines: Machines, *steps: int, copies: bool = True) -> list[str]:
-        """A run on these machines writes snapshots of some steps."""
+        """Write snapshots of some steps, in a run on these machines."""
 
         def work(ranks: HostGroup) -> list[str]:
             tier = self.tier(ranks, machines, copies)
@@ -90,7 +90,7 @@ class Place:
         return self.run(machines, work)[0]
 
     def promote(self, machines: Machines, copies: bool = True) -> tuple[int | None, Checkpoint | None]:
-        """A run on these machines starts: the step that was promoted, and the newest checkpoint then."""
+        """Start a run on these machines; return the promoted step, and the newest checkpoint after that."""
 
         def work(ranks: HostGroup) -> tuple[int | None, Checkpoint | None]:
             store = CheckpointStore(self.run_dir / "checkpoints", keep_last=2, ranks=ranks)
@@ -100,11 +100,11 @@ class Place:
         return self.run(machines, work)[0]
 
     def run(self, machines: Machines, work: Callable[[HostGroup], T]) -> list[T]:
-        return all_done(on_ranks(len(machines), work))
+        return results_of(run_on_ranks(len(machines), work))
 
 
-def assert_is_state_of(checkpoint: Checkpoint | None, step: int) -> None:
-    """The checkpoint is whole, and all of that step."""
+def assert_is_state_of_step(checkpoint: Checkpoint | None, step: int) -> None:
+    """Check that the checkpoint is valid and has the state of one step only."""
     assert checkpoint is not None and checkpoint.step == step
     assert checkpoint.meta == meta_of(step)
     assert (checkpoint.path / "tokenizer" / "tokenizer.json").read_text() == '{"a": 1}'

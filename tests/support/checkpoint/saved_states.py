@@ -1,4 +1,4 @@
-"""Small states whose every bit depends on the step, so that a mixture of two steps cannot pass for either."""
+"""Small states whose bits all depend on the step, so that a mixture of two steps is detected."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,25 +29,25 @@ def save(store: CheckpointStore, step: int, files: dict[str, Path] | None = None
     return store.save(step, replicated_chunks(state(step)), {"step": step, "text": f"é{step}"}, files)
 
 
-def together(*processes: Iterable[TensorChunk]) -> dict[str, torch.Tensor]:
-    """The tensors that the blocks of some processes make up, as copies: each element from one block, none left out."""
+def assemble(*processes: Iterable[TensorChunk]) -> dict[str, torch.Tensor]:
+    """Assemble tensors from the chunks of some processes, and check that they cover each element exactly once."""
     tensors: dict[str, torch.Tensor] = {}
     times: dict[str, torch.Tensor] = {}
-    for rank, blocks in enumerate(processes):
-        for block in blocks:
-            if block.replicated and rank > 0:
+    for rank, chunks in enumerate(processes):
+        for chunk in chunks:
+            if chunk.replicated and rank > 0:
                 continue
-            tensor = tensors.setdefault(block.name, torch.empty(block.shape, dtype=block.dtype))
-            place = tuple(slice(o, o + n) for o, n in zip(block.offsets, block.sizes, strict=True))
-            tensor[place] = block.tensor()
-            times.setdefault(block.name, torch.zeros(block.shape, dtype=torch.int8))[place] += 1
+            tensor = tensors.setdefault(chunk.name, torch.empty(chunk.shape, dtype=chunk.dtype))
+            region = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
+            tensor[region] = chunk.tensor()
+            times.setdefault(chunk.name, torch.zeros(chunk.shape, dtype=torch.int8))[region] += 1
     for name, count in times.items():
         assert count.eq(1).all(), f"{name}: elements saved {count.unique().tolist()} times"
     return tensors
 
 
 def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    """Same names, dtypes, shapes and bits (NaN payloads and signed zeros count)."""
+    """Check that names, dtypes, shapes and bits are equal, including NaN payloads and signed zeros."""
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         assert tensor.dtype == right[name].dtype, name
@@ -60,7 +60,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def assert_is_step(checkpoint: Checkpoint | None, step: int) -> None:
-    """The checkpoint is whole and is exactly what was saved at that step."""
+    """Check that the checkpoint has exactly the state of that step."""
     assert checkpoint is not None
     assert checkpoint.step == step
     assert checkpoint.meta == {"step": step, "text": f"é{step}"}

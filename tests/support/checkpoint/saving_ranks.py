@@ -1,7 +1,7 @@
-"""Ranks with savers beside them: real processes over gloo, each running a script of a test.
+"""Ranks with saver processes: real processes over gloo, each running the script of a test.
 
-The state that they save is cut among them, and every bit of it depends on the step: a copy that is torn, or is of
-another step, is seen. Disks that savers write to can be held up from outside.
+The state is sharded among them, and all of its bits depend on the step, so an inconsistent copy, or one of another
+step, is detected. Tests can block the disks that savers write to.
 """
 
 import fcntl
@@ -42,28 +42,28 @@ SERVER.set_forkserver_preload(
     ]
 )
 
-ROWS = 24_000  # of 16 bytes: more than a file's write buffer, on each rank
+ROWS = 24_000  # of 16 bytes each: more than a file's write buffer on each rank
 
 
 @dataclass
 class Rank:
-    """What a script works with."""
+    """Arguments of a script: one rank with its saver."""
 
     runtime: Runtime
     store: CheckpointStore
     process: HelperProcess
     saver: AsyncSaver
-    live: dict[str, torch.Tensor]  # the state that is trained on
+    live: dict[str, torch.Tensor]  # the state being trained
     folder: Path
 
-    def go_to(self, step: int) -> None:
-        """Train: the live tensors become those of another step, in place."""
-        for name, tensor in whole(step).items():
-            part = tensor if name not in CUT else tensor[self._rows]
+    def train_to(self, step: int) -> None:
+        """Train to another step: overwrite the live tensors in place."""
+        for name, tensor in full_state(step).items():
+            local = tensor if name not in SHARDED else tensor[self._rows]
             if name in self.live:
-                self.live[name].copy_(part)
+                self.live[name].copy_(local)
             else:
-                self.live[name] = part.clone()
+                self.live[name] = local.clone()
 
     @property
     def _rows(self) -> slice:
@@ -71,45 +71,45 @@ class Rank:
         return slice(self.runtime.rank * share, (self.runtime.rank + 1) * share)
 
     def content(self, step: int) -> CheckpointContent:
-        """The live state, as it is saved."""
-        blocks = replicated_chunks({name: tensor for name, tensor in self.live.items() if name not in CUT})
-        for name in CUT:
-            blocks.append(TensorChunk(name, (ROWS, 4), (self._rows.start, 0), (self.live[name],)))
-        return CheckpointContent(step, blocks, {"step": step}, {})
+        """Checkpoint content with the live state."""
+        chunks = replicated_chunks({name: tensor for name, tensor in self.live.items() if name not in SHARDED})
+        for name in SHARDED:
+            chunks.append(TensorChunk(name, (ROWS, 4), (self._rows.start, 0), (self.live[name],)))
+        return CheckpointContent(step, chunks, {"step": step}, {})
 
     def submit(self, step: int) -> None:
-        """Train until a step and save it."""
-        self.go_to(step)
+        """Train to a step and submit its state."""
+        self.train_to(step)
         self.saver.submit(self.content(step))
 
     def wait(self) -> SaveResult | None:
-        """The result of the save submitted last, on all ranks alike."""
-        heard = [note for note in self.saver.reports(wait=True) if isinstance(note, SaveResult)]
-        settled = self.saver.agree_on_outcome()
-        assert not settled.lost, settled.lost
-        assert [note.path for note in heard] == ([] if settled.result is None else [settled.result.path])
-        return settled.result
+        """Wait for the result of the last save, and check that all ranks agree on it."""
+        results = [report for report in self.saver.reports(wait=True) if isinstance(report, SaveResult)]
+        outcome = self.saver.agree_on_outcome()
+        assert not outcome.lost, outcome.lost
+        assert [result.path for result in results] == ([] if outcome.result is None else [outcome.result.path])
+        return outcome.result
 
 
-CUT = ("model.cut", "optimizer.exp_avg.cut")
+SHARDED = ("model.cut", "optimizer.exp_avg.cut")
 
 Script = Callable[[Rank, Connection], None]
 
 
-def whole(step: int) -> dict[str, torch.Tensor]:
-    """The state of a step."""
+def full_state(step: int) -> dict[str, torch.Tensor]:
+    """Full state of a step, with the sharded tensors."""
     generator = torch.Generator().manual_seed(1000 + step)
-    return {**state(step), **{name: torch.randn(ROWS, 4, generator=generator) for name in CUT}}
+    return {**state(step), **{name: torch.randn(ROWS, 4, generator=generator) for name in SHARDED}}
 
 
-def assert_whole(checkpoint: Checkpoint | None, step: int) -> None:
-    """A checkpoint is exactly the state of a step."""
+def assert_is_full_state(checkpoint: Checkpoint | None, step: int) -> None:
+    """Check that a checkpoint has exactly the full state of a step."""
     assert checkpoint is not None and checkpoint.step == step
-    assert_equal(checkpoint.load(""), whole(step))
+    assert_equal(checkpoint.load(""), full_state(step))
 
 
-class HeldDisk(Disk):
-    """Says, by a file beside the checkpoints, that a rank's saver is writing; goes on when a file ``go`` is there."""
+class BlockedDisk(Disk):
+    """Disk that creates a file ``writing-<pid>`` and waits for a file ``go`` before it creates a file."""
 
     def create(self, path: Path) -> FileIO:
         folder = path.parent.parent.parent
@@ -119,13 +119,13 @@ class HeldDisk(Disk):
 
 
 @dataclass(frozen=True)
-class HeldTiers:
-    """An object store, as settings and as what is opened by them, that takes nothing before a file ``go`` is there."""
+class BlockedTiers:
+    """Tier settings, and the tiers opened from them, whose uploads wait for a file ``go``."""
 
     folder: Path
     config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(remote="s3://bucket/runs"))
 
-    def open(self, *_: object) -> "HeldTiers":
+    def open(self, *_: object) -> "BlockedTiers":
         return self
 
     def upload(self) -> Iterator[TierEvent]:
@@ -135,7 +135,7 @@ class HeldTiers:
 
 
 class SlowDisk(Disk):
-    """Writes a little at a time."""
+    """Disk that writes few bytes at a time, slowly."""
 
     def write(self, file: FileIO, data: memoryview) -> int:
         time.sleep(0.002)
@@ -143,7 +143,7 @@ class SlowDisk(Disk):
 
 
 @contextmanager
-def ranks(
+def run_ranks(
     world: int,
     script: Script,
     folder: Path,
@@ -152,10 +152,17 @@ def ranks(
     tiers: Any = None,
     at_start: Callable[[int, HelperProcess], None] | None = None,
 ) -> Iterator[tuple[list[Any], list[Connection]]]:
-    """Run a script on so many ranks; the processes, and what their scripts send.
+    """Run a script on ``world`` ranks; yield the processes, and the connections that their scripts send on.
 
     Args:
-        at_start: does something to the saver of a rank before the savers have met; the script is then the first to ask.
+        world: number of ranks.
+        script: function to be run on every rank.
+        folder: run folder.
+        make_disk: creates the disk of a saver.
+        retries: number of retries of a save.
+        tiers: tier settings of the savers.
+        at_start: called with rank and saver before the savers have joined; if given, the first wait is left to the
+            script.
     """
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -203,12 +210,12 @@ def _rank(
     if at_start is not None:
         at_start(number, process)
     with run_lock(folder) if number == 0 else nullcontext() as lock, joined_run("cpu") as runtime:
-        runtime.ranks.barrier()  # the lock is there
+        runtime.ranks.barrier()  # rank 0 has locked the run folder
         with hold_run_folder(folder, lock, number) as held:
             store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks, folder=held)
             saver = AsyncSaver(process, runtime, store, retries, tiers)
             rank = Rank(runtime, store, process, saver, {}, folder)
-            rank.go_to(0)
+            rank.train_to(0)
             saver.prepare(rank.content(0).chunks)
             assert at_start is not None or rank.wait() is None
             script(rank, pipe)
@@ -216,15 +223,15 @@ def _rank(
     process.wait()
 
 
-def succeeded(members: list[Any]) -> None:
-    """See that every rank came to the end of its script."""
+def assert_succeeded(members: list[Any]) -> None:
+    """Check that every rank has completed its script."""
     for member in members:
         member.join(60)
     assert [member.exitcode for member in members] == [0] * len(members)
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether somebody holds the lock of a run."""
+    """True if a process holds the lock of a run."""
     with (folder / ".lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,15 +241,15 @@ def is_locked(folder: Path) -> bool:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    """Wait; the bound is there for a test that would otherwise never end."""
+    """Wait until a condition is true, for a minute at most."""
     deadline = time.monotonic() + 60
     while not happened():
-        assert time.monotonic() < deadline, "it did not happen in a minute"
+        assert time.monotonic() < deadline, "the condition did not become true within a minute"
         time.sleep(0.01)
 
 
-def reopened(folder: Path) -> CheckpointStore:
-    """The checkpoints, as the next attempt finds them; no damage may be found."""
+def reopen(folder: Path) -> CheckpointStore:
+    """Open the checkpoints as the next attempt would; fail if any is damaged."""
 
     def damaged(path: Path, problems: list[str]) -> None:
         raise AssertionError(f"{path}: {problems}")

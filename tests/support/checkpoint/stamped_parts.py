@@ -1,6 +1,6 @@
-"""A state whose every element says where it belongs, held in any layout.
+"""A state whose elements encode their canonical positions, sharded by any layout, in one process.
 
-layout --processes--> what each process of it would hold, made in this one --stamp--> filled by canonical place
+layout --processes--> local parameters of each of its processes --stamp--> filled by canonical position
 """
 
 import zlib
@@ -39,16 +39,16 @@ def config_of(family: str, coalesce: bool = True) -> ModelConfig:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A layout: tensor-parallel shares of stages, whose rows are sharded as FSDP2 does; the shards of all replicas."""
+class Layout:
+    """Parallel layout: tensor-parallel shards of pipeline stages, their rows sharded like FSDP2 does, and replicas."""
 
     tensor: int = 1
-    stages: tuple[int, ...] = (3,)  # layers of each
+    stages: tuple[int, ...] = (3,)  # layers per stage
     shards: int = 1
     replicas: int = 1
 
-    def parts(self) -> list[ModelPart]:
-        """The shares, stage by stage."""
+    def model_shards(self) -> list[ModelPart]:
+        """List the model shards, stage by stage."""
         firsts = [sum(self.stages[:index]) for index in range(len(self.stages))]
         return [
             ModelPart(index, self.tensor, range(first, first + count), first == 0, first + count == sum(self.stages))
@@ -59,78 +59,78 @@ class Cut:
 
 @dataclass(frozen=True)
 class Process:
-    """What one process has."""
+    """Local parameters and optimizer of one process."""
 
     held: list[HeldParameter]
     optimizer: torch.optim.AdamW
 
 
-def processes(config: ModelConfig, cut: Cut, dtype: torch.dtype = torch.float32) -> list[Process]:
-    """Every process of a layout, with unspecified content."""
+def processes(config: ModelConfig, layout: Layout, dtype: torch.dtype = torch.float32) -> list[Process]:
+    """Create all processes of a layout; their values are arbitrary."""
     made = []
-    for part in cut.parts():
+    for part in layout.model_shards():
         with torch.device("meta"):
             model = Decoder(config, part).to(dtype)
         held = held_parameters(model.to_empty(device="cpu"))
-        for replica in range(cut.replicas):
-            for index in range(cut.shards):
-                made.append(with_optimizer([shard(one, index, cut.shards, replica == 0) for one in held]))
+        for replica in range(layout.replicas):
+            for index in range(layout.shards):
+                made.append(add_optimizer([shard(parameter, index, layout.shards, replica == 0) for parameter in held]))
     return made
 
 
-def with_optimizer(held: list[HeldParameter]) -> Process:
-    """With AdamW's moments, as they are after a step."""
+def add_optimizer(held: list[HeldParameter]) -> Process:
+    """Create the optimizer of local parameters, with AdamW's moments as after a step."""
     optimizer = build_optimizer(held, OptimizerConfig(lr=0.01))
-    for one in held:
-        moments = {name: torch.zeros_like(one.parameter) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[one.parameter] = {"step": torch.tensor(5.0)} | moments
+    for local_parameter in held:
+        moments = {name: torch.zeros_like(local_parameter.parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[local_parameter.parameter] = {"step": torch.tensor(5.0)} | moments
     return Process(held, optimizer)
 
 
-def shard(one: HeldParameter, index: int, count: int, owned: bool) -> HeldParameter:
-    """The rows that one of several processes holds, as a parameter of its own; there may be none."""
-    rows = one.tensor.shape[0]
+def shard(full: HeldParameter, index: int, count: int, owned: bool) -> HeldParameter:
+    """Take the rows that one of ``count`` processes stores, possibly none, as a parameter of its own."""
+    rows = full.tensor.shape[0]
     size = -(-rows // count)
     first, stop = min(index * size, rows), min((index + 1) * size, rows)
-    parameter = nn.Parameter(one.tensor[first:stop].clone())
-    return replace(one, parameter=parameter, first_row=first, owned=owned)
+    parameter = nn.Parameter(full.tensor[first:stop].clone())
+    return replace(full, parameter=parameter, first_row=first, owned=owned)
 
 
-def tensors_of(process: Process) -> Iterable[tuple[str, HeldParameter, torch.Tensor]]:
-    """Every local tensor that is saved, and what its names begin with."""
-    for one in process.held:
-        yield KINDS[0], one, one.tensor
+def saved_tensors(process: Process) -> Iterable[tuple[str, HeldParameter, torch.Tensor]]:
+    """Yield every local tensor that is saved: prefix of its names, parameter, tensor."""
+    for parameter in process.held:
+        yield KINDS[0], parameter, parameter.tensor
         for kind, moment in zip(KINDS[1:], ("exp_avg", "exp_avg_sq"), strict=True):
-            yield kind, one, local(process.optimizer.state[one.parameter][moment])
+            yield kind, parameter, local(process.optimizer.state[parameter.parameter][moment])
 
 
 @torch.no_grad()
 def stamp(process: Process, salt: int) -> None:
-    """Give every element the value that belongs to its place in the canonical tensors."""
-    for kind, one, tensor in tensors_of(process):
-        tensor.copy_(local_expected(kind, one, tensor, salt))
+    """Set every element to the value of its position in the canonical tensors."""
+    for kind, parameter, tensor in saved_tensors(process):
+        tensor.copy_(expected_local(kind, parameter, tensor, salt))
 
 
-def local_expected(kind: str, one: HeldParameter, tensor: torch.Tensor, salt: int) -> torch.Tensor:
-    """What a stamped tensor holds."""
+def expected_local(kind: str, parameter: HeldParameter, tensor: torch.Tensor, salt: int) -> torch.Tensor:
+    """Values of a stamped local tensor."""
     out = torch.empty_like(tensor)
-    width, first = (one.layout.columns or (1,))[0], one.layout.first_column
-    for run in one.layout.runs(one.first_row, one.first_row + tensor.shape[0]):
+    width, first = (parameter.layout.columns or (1,))[0], parameter.layout.first_column
+    for run in parameter.layout.runs(parameter.first_row, parameter.first_row + tensor.shape[0]):
         rows = torch.arange(run.canonical_start, run.canonical_start + run.count)[:, None]
-        places = rows * (one.layout.row_size or width) + torch.arange(first, first + width)
-        here = out[run.start - one.first_row : run.start - one.first_row + run.count]
-        here.copy_(values(f"{kind}{run.name}", places, salt).view(here.shape))
+        positions = rows * (parameter.layout.row_size or width) + torch.arange(first, first + width)
+        target = out[run.start - parameter.first_row : run.start - parameter.first_row + run.count]
+        target.copy_(values(f"{kind}{run.name}", positions, salt).view(target.shape))
     return out
 
 
-def values(name: str, places: torch.Tensor, salt: int) -> torch.Tensor:
-    """Scattered numbers, float32, by name and row-major place."""
-    mixed = (places + zlib.crc32(f"{salt} {name}".encode())) * 0x9E3779B1 % (1 << 32)
+def values(name: str, positions: torch.Tensor, salt: int) -> torch.Tensor:
+    """Pseudo-random float32 values, by tensor name and row-major position."""
+    mixed = (positions + zlib.crc32(f"{salt} {name}".encode())) * 0x9E3779B1 % (1 << 32)
     return mixed.double().div(1 << 31).sub(1).float()
 
 
 def expected(config: ModelConfig, salt: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """The stamped state as canonical tensors, made without any layout."""
+    """The stamped state as canonical tensors, computed without a layout."""
     return {
         kind + name: values(kind + name, torch.arange(torch.Size(shape).numel()), salt).view(shape).to(dtype)
         for kind in KINDS

@@ -1,7 +1,6 @@
-"""The ranks of a run as threads of one process, so that a protocol between them can be tested by exhaustion.
+"""Ranks as threads of one process, so that a protocol between them can be tested exhaustively.
 
-A thread that ends with an error leaves the others as a process that dies does: what they wait for never comes, and
-they are told so.
+If a thread ends with an error, the collective operations of the others fail, as they do when a process dies.
 """
 
 import threading
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class ThreadRanks(HostGroup):
-    """A rank whose talk goes through memory."""
+    """A rank that communicates with the others through shared memory."""
 
     def __init__(self, rank: int, table: list[Any], meeting: threading.Barrier) -> None:
         self.rank, self.world = rank, len(table)
@@ -47,8 +46,8 @@ class ThreadRanks(HostGroup):
         self.all_gather(None)
 
 
-def on_ranks(world: int, work: Callable[[HostGroup], T]) -> list[T | BaseException]:
-    """Run ``work`` on every rank; what each returned, or the error that ended it."""
+def run_on_ranks(world: int, work: Callable[[HostGroup], T]) -> list[T | BaseException]:
+    """Run ``work`` on every rank; return its result, or its error, of each rank."""
     meeting, table = threading.Barrier(world), [None] * world
 
     def run(rank: int) -> T | BaseException:
@@ -62,8 +61,8 @@ def on_ranks(world: int, work: Callable[[HostGroup], T]) -> list[T | BaseExcepti
         return list(pool.map(run, range(world)))
 
 
-def all_done(outcomes: list[T | BaseException]) -> list[T]:
-    """The results of all ranks, none of which may have failed."""
+def results_of(outcomes: list[T | BaseException]) -> list[T]:
+    """Return the results of all ranks; raise the first error."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
