@@ -1,4 +1,4 @@
-"""Law 9: a checkpoint made by an attacker, with checksums that fit, is refused and runs nothing."""
+"""Law 9: a checkpoint made by an attacker, with valid checksums, is refused and runs no code."""
 
 import builtins
 import enum
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def seal(folder: Path, **extra: dict[str, Any]) -> None:
-    """Write a manifest and a marker that fit whatever is in the folder now."""
+    """Write a manifest and a marker that match the present files of a folder."""
     names = [p for p in folder.rglob("*") if p.is_file() and p.name not in ("manifest.json", "COMMITTED")]
     files = {p.relative_to(folder).as_posix(): describe(p) for p in names} | extra
     data = json.dumps({"format": 1, "step": 1, "files": files}).encode()
@@ -48,19 +48,19 @@ def describe(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}
 
 
-def assert_refused(folder: Path, words: str) -> None:
-    """By every way in: verification, resolution, loading without either, and a store that falls back."""
-    assert words in "; ".join(verify(folder))
+def assert_refused(folder: Path, message: str) -> None:
+    """Check that ``verify``, ``resolve``, loading without them, and a store refuse the checkpoint."""
+    assert message in "; ".join(verify(folder))
     with pytest.raises(CheckpointError, match="damaged"):
         resolve(folder)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(folder).load("")
     with pytest.raises(CheckpointError, match="no checkpoint is valid"):
         CheckpointStore(folder.parent, 1).newest()
 
 
 class Payload:
-    """Calls a function when it is unpickled."""
+    """Object that calls a function when it is unpickled."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = (function, arguments)
@@ -94,15 +94,15 @@ def test_a_pickle_payload_runs_nothing(folder: Path, tmp_path: Path, name: str) 
     assert not proof.exists()
 
 
-def test_the_payload_is_alive(tmp_path: Path) -> None:
-    """The instrument works: a plain unpickler runs it."""
+def test_a_plain_unpickler_runs_the_payload(tmp_path: Path) -> None:
+    """Check of the test itself."""
     proof = tmp_path / "proof"
     pickle.loads(pickle.dumps(payloads(proof)["os.system"]))
     assert proof.exists()
 
 
 @pytest.mark.parametrize("name", ["torch.hub", "torch.Tensor", "torch.float32.__reduce__", "torch.serialization.load"])
-def test_of_torch_only_dtypes_and_sizes_are_resolved(folder: Path, name: str) -> None:
+def test_other_torch_names_than_dtypes_and_sizes_are_refused(folder: Path, name: str) -> None:
     module, _, attribute = name.partition(".")
     if name == "torch.serialization.load":
         module, attribute = "torch.serialization", "load"
@@ -114,14 +114,14 @@ def test_of_torch_only_dtypes_and_sizes_are_resolved(folder: Path, name: str) ->
 
 
 @pytest.mark.parametrize("owner", [Metadata, torch.Size, torch.float32])
-def test_getattr_reaches_into_nothing_but_the_memory_formats(folder: Path, owner: object) -> None:
+def test_getattr_is_resolved_for_memory_formats_only(folder: Path, owner: object) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Payload(getattr, owner, "__class__")))
     seal(folder)
     assert_refused(folder, "nothing was run")
 
 
 class _EnumsByGetattr(pickle.Pickler):
-    """Pickles the members of an enum as Python 3.11.2 does."""
+    """Pickler that writes enum members as Python 3.11.2 does."""
 
     def reducer_override(self, value: Any) -> Any:
         return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
@@ -139,8 +139,8 @@ def test_an_index_written_by_python_3_11_2_is_read(folder: Path) -> None:
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_payload_among_the_tensors_runs_nothing(folder: Path, tmp_path: Path) -> None:
-    """The bytes of a tensor are a pickle too; an index that fits leads to it."""
+def test_a_payload_in_a_tensor_file_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    """The bytes of a tensor contain a pickle too, and a valid index points to it."""
     proof = tmp_path / "proof"
     stream = io.BytesIO()
     torch.save(Payload(os.system, f"touch {proof}"), stream)
@@ -160,20 +160,20 @@ def write_index(
     offset: int = 0,
     length: int = 64,
 ) -> None:
-    entries, places = {}, {}
-    for name, (size, pieces) in tensors.items():
-        chunks = [ChunkStorageMetadata(torch.Size(begin), torch.Size(extent)) for begin, extent in pieces]
+    entries, storage = {}, {}
+    for name, (size, boxes) in tensors.items():
+        chunks = [ChunkStorageMetadata(torch.Size(begin), torch.Size(extent)) for begin, extent in boxes]
         entries[name] = TensorStorageMetadata(TensorProperties(torch.float32), size, chunks)
-        for begin, _ in pieces:
-            places[MetadataIndex(name, begin)] = _StorageInfo(file, offset, length)
-    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(entries, storage_data=places)))
+        for begin, _ in boxes:
+            storage[MetadataIndex(name, begin)] = _StorageInfo(file, offset, length)
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(entries, storage_data=storage)))
 
 
 HUGE = 2**40
 
 
 @pytest.mark.parametrize(
-    ("size", "pieces", "place", "words"),
+    ("size", "boxes", "position", "message"),
     [
         ([HUGE, HUGE], [([0, 0], [HUGE, HUGE])], {}, "its size in bytes exceeds"),
         ([HUGE], [([0], [HUGE])], {}, "needs"),
@@ -193,19 +193,19 @@ HUGE = 2**40
         ([4], [([0], [4])], {"file": "/etc/passwd"}, "not a file of this checkpoint"),
     ],
 )
-def test_an_absurd_index_is_refused_before_anything_is_allocated(
-    folder: Path, size: list[int], pieces: list[tuple[list[int], list[int]]], place: dict[str, Any], words: str
+def test_an_impossible_index_is_refused_before_any_allocation(
+    folder: Path, size: list[int], boxes: list[tuple[list[int], list[int]]], position: dict[str, Any], message: str
 ) -> None:
     (folder.parent / "secret").write_bytes(bytes(1000))
-    write_index(folder, {"model.a": (torch.Size(size), pieces)}, **place)
+    write_index(folder, {"model.a": (torch.Size(size), boxes)}, **position)
     seal(folder)
     begin = time.monotonic()
-    assert_refused(folder, words)
+    assert_refused(folder, message)
     assert time.monotonic() - begin < 5
 
 
-def test_other_things_than_tensors_are_refused(folder: Path) -> None:
-    """Torch reads such entries with an unrestricted unpickler."""
+def test_entries_that_are_not_tensors_are_refused(folder: Path) -> None:
+    """DCP reads such entries with an unrestricted unpickler."""
     index = Metadata({"model.a": BytesStorageMetadata()}, storage_data={})
     (folder / ".metadata").write_bytes(pickle.dumps(index))
     seal(folder)
@@ -213,7 +213,7 @@ def test_other_things_than_tensors_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps(None)])
-def test_what_is_no_index_is_refused(folder: Path, data: bytes) -> None:
+def test_a_file_that_is_not_an_index_is_refused(folder: Path, data: bytes) -> None:
     (folder / ".metadata").write_bytes(data)
     seal(folder)
     assert_refused(folder, ".metadata")
@@ -222,7 +222,7 @@ def test_what_is_no_index_is_refused(folder: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     "name", ["../secret", "/etc/passwd", "a/../../secret", "..", "", "a//b", "./a", "C:a", "a\\..\\b"]
 )
-def test_a_manifest_cannot_reach_outside(folder: Path, name: str) -> None:
+def test_a_manifest_cannot_name_files_outside_the_checkpoint(folder: Path, name: str) -> None:
     (folder.parent / "secret").write_text("secret")
     seal(folder, **{name: describe(folder.parent / "secret")})
     assert_refused(folder, "not a plain path inside the checkpoint")
@@ -243,7 +243,7 @@ def test_a_manifest_cannot_reach_outside(folder: Path, name: str) -> None:
         lambda m: m["files"]["meta.json"].update(sha256="zz"),
     ],
 )
-def test_an_odd_manifest_is_refused(folder: Path, change: Callable[[Any], None]) -> None:
+def test_a_manifest_with_invalid_fields_is_refused(folder: Path, change: Callable[[Any], None]) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest)
     data = json.dumps(manifest).encode()
@@ -261,8 +261,8 @@ def test_a_deeply_nested_manifest_is_refused(folder: Path) -> None:
     assert "not a valid manifest" in verify(folder)[0]
 
 
-def test_unlisted_files_are_never_read(folder: Path, tmp_path: Path) -> None:
-    """What a checkpoint does not vouch for has no effect on it."""
+def test_files_that_the_manifest_does_not_list_are_not_read(folder: Path, tmp_path: Path) -> None:
+    """An additional file changes nothing."""
     shutil.copyfile(folder / "meta.json", folder / "extra.json")
     assert verify(folder) == []
     assert open_checkpoint(resolve(folder)).load("").keys() == state(1).keys()

@@ -1,4 +1,4 @@
-"""Law 9: an index of tensors that was made by hand leaves nothing behind, and is read or refused without delay."""
+"""Law 9: a crafted index has no side effects, and is read or refused in time proportional to its size."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def attribute_on(target: bytes) -> bytes:
-    """A pickle that sets an attribute of what its first instructions leave: BUILD with the state of slots."""
+    """Pickle that sets an attribute of the object that ``target`` puts on the stack, by BUILD with slot state."""
     name, value = b"X\x03\x00\x00\x00pwn", b"K\x01"
     return b"\x80\x02" + target + b"N}" + name + value + b"s\x86b."
 
@@ -69,15 +69,15 @@ def test_no_attribute_of_torch_is_set(folder: Path, target: str) -> None:
     assert not [holder for holder in holders if hasattr(holder, "pwn")]
 
 
-def test_the_attribute_is_alive() -> None:
-    """The instrument works: torch's own class takes it from a plain unpickler."""
+def test_a_plain_unpickler_sets_the_attribute() -> None:
+    """Check of the test itself: the attribute of torch's class changes."""
     pickle.loads(attribute_on(TARGETS["a class"]))
     assert Metadata.pwn == 1  # type: ignore[attr-defined]
     del Metadata.pwn  # type: ignore[attr-defined]
 
 
 def raw_index(size: Any, offsets: Any = (0, 0), sizes: Any = None, begin: Any = 0, length: Any = 640) -> bytes:
-    """The pickle of an index of one tensor, with sizes of any kind: Size(...) itself would refuse them."""
+    """Pickle an index of one tensor with arbitrary values as sizes, which torch.Size itself would refuse."""
 
     class Size:
         def __init__(self, numbers: Any) -> None:
@@ -99,7 +99,7 @@ def raw_index(size: Any, offsets: Any = (0, 0), sizes: Any = None, begin: Any = 
     )
 
 
-ODD_SIZES = [
+INVALID_SIZES = [
     (math.inf,),
     (2.0, 2.0),
     (True, True),
@@ -115,36 +115,36 @@ ODD_SIZES = [
 ]
 
 
-@pytest.mark.parametrize("size", ODD_SIZES, ids=lambda value: repr(value)[:20])
-def test_sizes_are_whole_numbers(folder: Path, size: Any) -> None:
+@pytest.mark.parametrize("size", INVALID_SIZES, ids=lambda value: repr(value)[:20])
+def test_sizes_must_be_integers(folder: Path, size: Any) -> None:
     offsets = (0,) * len(size) if isinstance(size, tuple) else (0,)
     (folder / ".metadata").write_bytes(raw_index(size, offsets))
     seal(folder)
     assert_refused(folder, "impossible")
 
 
-@pytest.mark.parametrize("odd", [2.0, True, -1, 2**70, "0"])
+@pytest.mark.parametrize("invalid", [2.0, True, -1, 2**70, "0"])
 @pytest.mark.parametrize("where", ["offsets", "sizes", "begin", "length"])
-def test_offsets_and_places_are_whole_numbers(folder: Path, where: str, odd: Any) -> None:
-    value = (odd, 0) if where in ("offsets", "sizes") else odd
+def test_offsets_and_byte_ranges_must_be_integers(folder: Path, where: str, invalid: Any) -> None:
+    value = (invalid, 0) if where in ("offsets", "sizes") else invalid
     (folder / ".metadata").write_bytes(raw_index((2, 2), **{where: value}))
     seal(folder)
     assert_refused(folder, "impossible" if where in ("offsets", "sizes") else "beyond the end")
 
 
-def test_two_pieces_never_lie_on_the_same_bytes(folder: Path) -> None:
-    """A small file would be read as often as an index likes."""
+def test_two_chunks_cannot_share_bytes_of_a_file(folder: Path) -> None:
+    """Otherwise an index could have a small file read many times."""
     write_index(folder, {"model.a": (torch.Size([4]), [([0], [2]), ([2], [2])])})
     seal(folder)
     assert_refused(folder, "lie on the same bytes of model__0_0.distcp")
 
 
-def unit_pieces(shape: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def unit_chunks(shape: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [(at, (1,) * len(shape)) for at in itertools.product(*map(range, shape))]
 
 
-def counted(work: Any) -> int:
-    """How many lines of Python ran: a measure of work that no other process disturbs."""
+def count_lines(work: Any) -> int:
+    """Count the lines of Python that ran: a measure of work that does not depend on other processes."""
     lines = 0
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -161,24 +161,24 @@ def counted(work: Any) -> int:
 
 
 @pytest.mark.parametrize("shape", [(1, None), (None, 1), (None,), (2, None)], ids=str)
-def test_the_work_for_pieces_grows_as_their_number(shape: tuple[int | None, ...]) -> None:
-    """Twice the pieces are twice the work; with n log n it would be 2.2 times, where each meets each four times."""
-    work = [counted(lambda n=n: cover_problem(*at(shape, n))) for n in (500, 1000)]
+def test_the_work_is_proportional_to_the_number_of_chunks(shape: tuple[int | None, ...]) -> None:
+    """Twice the chunks take twice the work; n log n would be 2.2 times, and comparing all pairs four times."""
+    work = [count_lines(lambda n=n: cover_problem(*at(shape, n))) for n in (500, 1000)]
     assert work[1] / work[0] < 2.5, work
 
 
 def at(shape: tuple[int | None, ...], count: int) -> tuple[tuple[int, ...], list[Any]]:
     full = tuple(count if length is None else length for length in shape)
-    return full, unit_pieces(full)
+    return full, unit_chunks(full)
 
 
-def test_many_pieces_and_many_tensors_are_read(folder: Path) -> None:
-    """6,000 pieces of one tensor took 20 s, 200,000 tensors without elements 19 s: both are read in a second or two."""
-    pieces = [([0, column], [1, 1]) for column in range(6000)]
+def test_many_chunks_and_many_tensors_are_read_fast(folder: Path) -> None:
+    """6,000 chunks of a tensor once took 20 s and 200,000 empty tensors 19 s; now each takes a second or two."""
+    chunks = [([0, column], [1, 1]) for column in range(6000)]
     entry = TensorStorageMetadata(
         TensorProperties(torch.float32),
         torch.Size([1, 6000]),
-        [ChunkStorageMetadata(torch.Size(begin), torch.Size(extent)) for begin, extent in pieces],
+        [ChunkStorageMetadata(torch.Size(begin), torch.Size(extent)) for begin, extent in chunks],
     )
     empty = TensorStorageMetadata(
         TensorProperties(torch.float32),
@@ -186,9 +186,9 @@ def test_many_pieces_and_many_tensors_are_read(folder: Path) -> None:
         [ChunkStorageMetadata(torch.Size([0]), torch.Size([0]))],
     )
     names = [f"model.{number}" for number in range(20_000)]
-    places = {MetadataIndex("model.a", begin): _StorageInfo("data", 4 * begin[1], 4) for begin, _ in pieces}
-    places |= {MetadataIndex(name, [0]): _StorageInfo("data", 24_000, 0) for name in names}
-    index = Metadata({"model.a": entry} | dict.fromkeys(names, empty), storage_data=places)
+    storage = {MetadataIndex("model.a", begin): _StorageInfo("data", 4 * begin[1], 4) for begin, _ in chunks}
+    storage |= {MetadataIndex(name, [0]): _StorageInfo("data", 24_000, 0) for name in names}
+    index = Metadata({"model.a": entry} | dict.fromkeys(names, empty), storage_data=storage)
     (folder / ".metadata").write_bytes(pickle.dumps(index))
     (folder / "data").write_bytes(bytes(24_000))
     seal(folder)
@@ -196,26 +196,26 @@ def test_many_pieces_and_many_tensors_are_read(folder: Path) -> None:
     assert len(open_checkpoint(folder).tensors) == 20_001
 
 
-def test_a_list_that_many_tensors_share_is_not_walked_for_each(folder: Path) -> None:
-    """A list is written once and named a hundred thousand times: the work would be the product."""
+def test_a_list_shared_by_many_tensors_is_refused_early(folder: Path) -> None:
+    """A list that is stored once and referenced 100,000 times must not be processed for each reference."""
     chunks = [ChunkStorageMetadata(torch.Size([n]), torch.Size([1])) for n in range(1000)]
     entry = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([1000]), chunks)
     entries = {f"model.{number}": entry for number in range(1000)}
-    places = {MetadataIndex("model.0", [n]): _StorageInfo("model__0_0.distcp", n, 1) for n in range(1000)}
-    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(entries, storage_data=places)))
+    storage = {MetadataIndex("model.0", [n]): _StorageInfo("model__0_0.distcp", n, 1) for n in range(1000)}
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(entries, storage_data=storage)))
     seal(folder)
     assert_refused(folder, "more chunks of tensors than positions")
 
 
-def test_a_number_of_the_memo_reserves_nothing() -> None:
-    """LONG_BINPUT 2^31-1: C's unpickler makes room for 4 G entries, 32 GiB, before it reads on."""
+def test_a_large_memo_index_allocates_nothing() -> None:
+    """For LONG_BINPUT 2^31-1, the unpickler in C allocates 4 G entries, 32 GiB."""
     assert read_pickle(b"\x80\x02Nr" + struct.pack("<I", 2**31 - 1) + b".", lambda _: False) is None
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b".",  # a text of 4 EiB
+        b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b".",  # a string of 4 EiB
         b"\x80\x02" + b"]" * 100_000 + b".",
         b"\x80\x02]q\x00h\x00a.",  # a list that contains itself
         b"\x80\x02(((((.",
@@ -229,7 +229,7 @@ def test_a_number_of_the_memo_reserves_nothing() -> None:
         b"\x80\x02" + b"N" * 1000,
     ],
 )
-def test_odd_instructions_are_refused(folder: Path, data: bytes) -> None:
+def test_unsupported_opcodes_are_refused(folder: Path, data: bytes) -> None:
     (folder / ".metadata").write_bytes(data)
     seal(folder)
     assert_refused(folder, ".metadata")
@@ -242,18 +242,18 @@ def test_odd_instructions_are_refused(folder: Path, data: bytes) -> None:
     ),
     protocol=st.integers(2, 5),
 )
-def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
+def test_plain_values_are_read_as_pickle_does(value: Any, protocol: int) -> None:
     assert read_pickle(pickle.dumps(value, protocol), lambda _: False) == value
 
 
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(CheckpointError, ValueError):
         read_pickle(b"\x80\x04" + data, lambda name: name.startswith("torch"))
 
 
 def boxes_of(cells: int, rng: random.Random, shape: tuple[int, ...]) -> Iterator[Any]:
-    """Boxes that tile a shape: it is cut in two, and each half again, a number of times."""
+    """Split a shape into boxes: cut a box in two, a number of times."""
     whole = [((0,) * len(shape), shape)]
     for _ in range(cells):
         offsets, sizes = whole.pop(rng.randrange(len(whole)))
@@ -270,8 +270,8 @@ def boxes_of(cells: int, rng: random.Random, shape: tuple[int, ...]) -> Iterator
     return iter(whole)
 
 
-def is_tiled(shape: tuple[int, ...], boxes: list[Any]) -> bool:
-    """Count for every element how many boxes have it."""
+def covers_each_element_once(shape: tuple[int, ...], boxes: list[Any]) -> bool:
+    """Count the boxes of every element; True if each is in exactly one."""
     count = torch.zeros(shape, dtype=torch.int64)
     for offsets, sizes in boxes:
         count[tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))] += 1
@@ -280,12 +280,12 @@ def is_tiled(shape: tuple[int, ...], boxes: list[Any]) -> bool:
 
 @settings(max_examples=300)
 @given(seed=st.integers(0, 2**32), axes=st.integers(1, 3), cells=st.integers(0, 12), change=st.booleans())
-def test_a_tensor_is_covered_if_every_element_is_counted_once(seed: int, axes: int, cells: int, change: bool) -> None:
+def test_cover_problem_agrees_with_counting_every_element(seed: int, axes: int, cells: int, change: bool) -> None:
     rng = random.Random(seed)
     shape = tuple(rng.randrange(1, 7) for _ in range(axes))
     boxes = list(boxes_of(cells, rng, shape))
-    if change:  # another box of the same size: the number of elements stays right
+    if change:  # another box of the same size: the number of elements stays correct
         place = rng.randrange(len(boxes))
         sizes = boxes[place][1]
         boxes[place] = (tuple(rng.randrange(full - size + 1) for full, size in zip(shape, sizes, strict=True)), sizes)
-    assert (not cover_problem(shape, boxes)) == is_tiled(shape, boxes)
+    assert (not cover_problem(shape, boxes)) == covers_each_element_once(shape, boxes)

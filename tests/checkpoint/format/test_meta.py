@@ -1,4 +1,4 @@
-"""meta.json with other types, sealed anew: damage that verification names, and that every reader refuses."""
+"""meta.json with invalid fields and valid checksums: ``verify`` reports it, and every reader refuses it."""
 
 import json
 from collections.abc import Callable
@@ -50,23 +50,23 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     seal(folder)
 
 
-def test_what_hlat_writes_is_read(folder: Path) -> None:
+def test_metadata_of_hlat_is_valid(folder: Path) -> None:
     assert verify(folder) == [] and open_checkpoint(folder).meta == META
 
 
-ODD = [None, True, -1, 2**63, 1.5, float("inf"), "many", [], [1], {}, {"a": 1}, [[[]]]]
-FITTING = {
+INVALID = [None, True, -1, 2**63, 1.5, float("inf"), "many", [], [1], {}, {"a": 1}, [[[]]]]
+VALID = {
     "samples": [], "tokens": [], "versions": [{}], "recipe": [{}], "data_fingerprint": ["many"],
     "anomalies": [None], "special_ids": [{}],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("odd", ODD, ids=repr)
-@pytest.mark.parametrize("name", FITTING)
-def test_a_field_of_another_type_is_damage(folder: Path, name: str, odd: Any) -> None:
-    if any(odd is fit or (odd == fit and type(odd) is type(fit)) for fit in FITTING[name]):
+@pytest.mark.parametrize("invalid", INVALID, ids=repr)
+@pytest.mark.parametrize("name", VALID)
+def test_a_field_of_the_wrong_type_is_reported_as_damage(folder: Path, name: str, invalid: Any) -> None:
+    if any(invalid is fit or (invalid == fit and type(invalid) is type(fit)) for fit in VALID[name]):
         pytest.skip("that is a value it may have")
-    change(folder, lambda meta: meta.update({name: odd}))
+    change(folder, lambda meta: meta.update({name: invalid}))
     assert_refused(folder, f"meta.json has invalid fields: {name}")
     assert [entry.state for entry in list_checkpoints(folder.parent)] == ["damaged"] or not folder.exists()
 
@@ -84,24 +84,24 @@ def test_a_field_of_another_type_is_damage(folder: Path, name: str, odd: Any) ->
         lambda meta: meta["special_ids"].update(other=1),
     ],
 )
-def test_what_is_inside_is_looked_at(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+def test_nested_fields_are_checked(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     change(folder, edit)
     assert_refused(folder, "meta.json has invalid fields")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "null", '"text"', "[" * 100_000, "{", '{"step": 1', "1" * 10_000])
-def test_what_is_no_object_is_damage(folder: Path, text: str) -> None:
+def test_metadata_that_is_not_an_object_is_damage(folder: Path, text: str) -> None:
     (folder / "meta.json").write_text(text)
     seal(folder)
     assert_refused(folder, "meta.json is not")
 
 
-def test_it_is_of_the_step_of_the_manifest(folder: Path) -> None:
+def test_the_step_must_equal_that_of_the_manifest(folder: Path) -> None:
     change(folder, lambda meta: meta.update(step=2))
     assert verify(folder) == ["meta.json is of step 2, the manifest of step 1"]
 
 
-def test_listing_and_looking_name_it(folder: Path) -> None:
+def test_listing_and_opening_report_invalid_metadata(folder: Path) -> None:
     change(folder, lambda meta: meta.update(tokens="many"))
     (entry,) = list_checkpoints(find_checkpoints_folder(folder.parent))
     assert entry.state == "damaged" and "tokens: input should be a valid integer" in entry.problem
@@ -109,7 +109,7 @@ def test_listing_and_looking_name_it(folder: Path) -> None:
         open_unverified(folder)
 
 
-def test_imported_weights_are_no_state_of_a_run(folder: Path) -> None:
+def test_imported_weights_are_not_the_checkpoint_of_a_run(folder: Path) -> None:
     change(folder, lambda meta: [meta.pop(name) for name in ("recipe", "data_fingerprint")])
     assert verify(folder) == []
     with pytest.raises(CheckpointError, match=r"no recipe and no data_fingerprint.*checkpoint\.init_from"):
@@ -120,7 +120,7 @@ TINY = ModelConfig(vocab_size=32, layers=2, hidden_size=8, intermediate_size=16,
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"layers": 10_000}, "it has 10,000 layers, and there are 21 tensors"),
         ({"layers": 10**9}, "less than or equal to 10000"),
@@ -134,16 +134,16 @@ TINY = ModelConfig(vocab_size=32, layers=2, hidden_size=8, intermediate_size=16,
         ({"rope": {"theta": "x"}}, "this version does not support its model section"),
     ],
 )
-def test_a_model_that_its_weights_are_not_of(
-    tmp_path: Path, fields: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+def test_weights_that_do_not_fit_the_model_section_are_refused(
+    tmp_path: Path, fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the model's size is made before it is held against the weights."""
+    """The model section is compared with the weights before the model is built."""
     model = build(TINY, device="cpu", seed=0)
     blocks = collect(TINY, held_parameters(model))
     meta = {"step": 1, "model": TINY.model_dump(mode="json") | fields}
     saved = CheckpointStore(tmp_path / "checkpoints", 1).save(1, blocks, meta)
     monkeypatch.setattr("hlat.checkpoint.export.build", lambda *_, **__: pytest.fail("it was built"))
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=message):
         load_model(saved, torch.device("cpu"))
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=message):
         export_hf(saved, tmp_path / "hf")

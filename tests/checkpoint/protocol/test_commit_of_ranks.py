@@ -1,4 +1,4 @@
-"""Law 4 with several ranks: whichever fails, at whichever operation, no rank has a checkpoint and all of them know."""
+"""Law 4 with several ranks: if any rank fails, at any operation, there is no new checkpoint, and all ranks know it."""
 
 import errno
 from dataclasses import replace
@@ -19,8 +19,8 @@ WORLD = 3
 
 
 def chunks_of(step: int, rank: int) -> list[TensorChunk]:
-    """A share of a state: matrices by rows, and what every rank has."""
-    shared = [block for block in replicated_chunks(state(step)) if not block.name.startswith("model.")]
+    """Chunks of a rank: its rows of the matrices, and the replicated tensors."""
+    shared = [chunk for chunk in replicated_chunks(state(step)) if not chunk.name.startswith("model.")]
     rows = []
     for name, tensor in state(step).items():
         count = tensor.shape[0] if tensor.ndim else 0
@@ -45,12 +45,12 @@ def no_damage(folder: Path, problems: list[str]) -> None:
 
 
 def reopen(root: Path) -> CheckpointStore:
-    """A restart, which cleans up; as one process, because a checkpoint does not know how many wrote it."""
+    """Open the store as a single process, which removes leftovers; checkpoints do not depend on the number of ranks."""
     return CheckpointStore(root, 9, on_damage=no_damage)
 
 
-def operations(tmp_path: Path) -> list[list[str]]:
-    """What each rank does to its disk in a save."""
+def operations_per_rank(tmp_path: Path) -> list[list[str]]:
+    """List the disk operations of each rank in a save."""
 
     def work(ranks: HostGroup) -> list[str]:
         disk = CountingDisk()
@@ -62,21 +62,23 @@ def operations(tmp_path: Path) -> list[list[str]]:
     return results_of(run_on_ranks(WORLD, work))
 
 
-def test_a_save_of_all_ranks_is_a_checkpoint(tmp_path: Path) -> None:
-    done = operations(tmp_path)
+def test_a_save_by_all_ranks_makes_a_checkpoint(tmp_path: Path) -> None:
+    done = operations_per_rank(tmp_path)
     assert verify(tmp_path / "count" / "step-00000001") == []
     assert_is_step(reopen(tmp_path / "count").newest(), 1)
     written = [{what.split()[1] for what in rank if what.startswith("create")} for rank in done]
-    assert len({rank[-1] for rank in done[1:]}) == 1, "each machine's own entries, of the one folder that they share"
+    assert len({rank[-1] for rank in done[1:]}) == 1, "each rank fsyncs the shared folder"
     assert done[1][-1].startswith("fsync folder .staging-step-00000001-")
     assert written[1] == {"model__1_0.distcp"}
-    assert written[2] == {"model__2_0.distcp"}, "what every rank has is written by rank 0"
+    assert written[2] == {"model__2_0.distcp"}, "replicated tensors are written by rank 0"
 
 
 @pytest.mark.parametrize(("code", "stays"), [(errno.EIO, False), (errno.ENOSPC, True)])
 @pytest.mark.parametrize("failing", range(WORLD))
-def test_every_operation_refused_on_every_rank(tmp_path: Path, failing: int, code: int, stays: bool) -> None:
-    count = operations(tmp_path)[failing]
+def test_a_failure_of_any_operation_on_any_rank_fails_the_save_on_all(
+    tmp_path: Path, failing: int, code: int, stays: bool
+) -> None:
+    count = operations_per_rank(tmp_path)[failing]
     for at in range(1, len(count) + 1):
         root = tmp_path / str(at)
 
@@ -96,7 +98,7 @@ def test_every_operation_refused_on_every_rank(tmp_path: Path, failing: int, cod
             assert_is_step(store.newest(), 3)
             staging = {name for name in appeared if name.startswith(".staging-step-00000002-")}
             assert appeared - staging <= {"step-00000001", "step-00000002"}
-            # The rename is the instant: what fails after it says so, and has made a whole checkpoint nevertheless.
+            # The rename is the commit point: a later failure is reported, but the checkpoint is complete.
             renamed = any(what.startswith("rename") for what in count[: at - 1])
             assert ("step-00000002" in appeared) == renamed
             assert len(staging) <= (stays or "rm" in count[at - 1])
@@ -110,7 +112,7 @@ def test_every_operation_refused_on_every_rank(tmp_path: Path, failing: int, cod
 
 
 class DyingDisk(CountingDisk):
-    """Its process dies before operation number ``at``."""
+    """Disk whose process dies before operation number ``at``."""
 
     at = 10**9
 
@@ -120,9 +122,9 @@ class DyingDisk(CountingDisk):
 
 
 @pytest.mark.parametrize("dying", range(WORLD))
-def test_a_rank_that_dies_before_any_operation(tmp_path: Path, dying: int) -> None:
-    """The others do not wait for it. The earlier checkpoint is there, and the one being saved whole or not at all."""
-    count = operations(tmp_path)[dying]
+def test_a_rank_that_dies_before_any_operation_leaves_no_incomplete_checkpoint(tmp_path: Path, dying: int) -> None:
+    """The others do not wait for it. The earlier checkpoint is left, and the new one is complete or absent."""
+    count = operations_per_rank(tmp_path)[dying]
     found = []
     for at in range(1, len(count) + 1):
         root = tmp_path / str(at)
@@ -146,16 +148,16 @@ def test_a_rank_that_dies_before_any_operation(tmp_path: Path, dying: int) -> No
     assert set(found) == ({1, 2} if dying == 0 else {1})
 
 
-def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
-    """What each rank writes would fit, all of it does not; nothing is written then."""
-    whole = sum(block.nbytes for rank in range(WORLD) for block in chunks_of(1, rank) if not block.replicated)
+def test_free_space_is_checked_for_all_ranks_together(tmp_path: Path) -> None:
+    """The chunks of each rank would fit, but not those of all ranks; nothing is written."""
+    whole = sum(chunk.nbytes for rank in range(WORLD) for chunk in chunks_of(1, rank) if not chunk.replicated)
 
-    class Small(CountingDisk):
+    class SmallDisk(CountingDisk):
         def free_bytes(self, path: Path) -> int:
             return (1 << 20) + whole
 
     def work(ranks: HostGroup) -> tuple[str, list[str]]:
-        disk = Small()
+        disk = SmallDisk()
         store = CheckpointStore(tmp_path, 9, disk=disk, ranks=ranks)
         begun = len(disk.operations)
         with pytest.raises(StorageError) as caught:
@@ -169,11 +171,11 @@ def test_the_space_of_all_ranks_is_asked_for_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("defect", ["a hole", "an overlap", "another dtype"])
-def test_blocks_that_are_not_the_tensors_never_become_a_checkpoint(tmp_path: Path, defect: str) -> None:
-    def spoiled(blocks: list[TensorChunk], rank: int) -> list[TensorChunk]:
+def test_chunks_that_do_not_cover_the_tensors_are_not_saved(tmp_path: Path, defect: str) -> None:
+    def damaged_chunks(chunks: list[TensorChunk], rank: int) -> list[TensorChunk]:
         if rank != 1:
-            return blocks
-        first, *others = blocks
+            return chunks
+        first, *others = chunks
         if defect == "a hole":
             return others
         if defect == "an overlap":
@@ -183,15 +185,15 @@ def test_blocks_that_are_not_the_tensors_never_become_a_checkpoint(tmp_path: Pat
     def work(ranks: HostGroup) -> type[BaseException]:
         store = CheckpointStore(tmp_path, 9, ranks=ranks)
         with pytest.raises((AssertionError, LaunchError)) as caught:
-            store.save(1, spoiled(chunks_of(1, ranks.rank), ranks.rank), {})
+            store.save(1, damaged_chunks(chunks_of(1, ranks.rank), ranks.rank), {})
         return caught.type
 
     assert results_of(run_on_ranks(WORLD, work)) == [AssertionError, LaunchError, LaunchError]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_without_a_common_file_system_are_told(tmp_path: Path) -> None:
-    """Though each of them has a folder of that name."""
+def test_ranks_without_a_shared_file_system_are_an_error(tmp_path: Path) -> None:
+    """Each rank has a local folder of the same name."""
 
     def work(ranks: HostGroup) -> str:
         with pytest.raises(StorageError) as caught:
@@ -206,8 +208,8 @@ def test_ranks_without_a_common_file_system_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", ["another", "none"])
-def test_a_checkpoint_that_not_every_rank_sees(tmp_path: Path, elsewhere: str) -> None:
-    """Another checkpoint in its place is as wrong as none."""
+def test_a_checkpoint_that_some_rank_does_not_see_is_an_error(tmp_path: Path, elsewhere: str) -> None:
+    """A different checkpoint of the same name is an error too."""
     for name, value in (("one", 1.0), ("another", 2.0)):
         CheckpointStore(tmp_path / name, 9).save(1, replicated_chunks({"model.w": torch.full((2,), value)}), {})
 
@@ -222,8 +224,8 @@ def test_a_checkpoint_that_not_every_rank_sees(tmp_path: Path, elsewhere: str) -
     assert messages[0].startswith("rank 2: ")
 
 
-def test_one_decision_for_all_ranks(tmp_path: Path) -> None:
-    """The damaged are set aside once, all ranks go on from the same one, and all know what was pruned."""
+def test_all_ranks_get_the_same_newest_checkpoint_and_pruned_steps(tmp_path: Path) -> None:
+    """Damaged checkpoints are renamed once, all ranks resume from the same one, and all get the pruned steps."""
     first = CheckpointStore(tmp_path, 9)
     for step in (1, 2, 3, 4):
         first.save(step, replicated_chunks(state(step)), {"step": step})
@@ -241,7 +243,7 @@ def test_one_decision_for_all_ranks(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", "step-00000004.bad"}
 
 
-def test_an_unreadable_store_is_one_error_everywhere(tmp_path: Path) -> None:
+def test_an_unreadable_store_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
 
     def work(ranks: HostGroup) -> str:

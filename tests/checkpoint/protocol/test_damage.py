@@ -1,4 +1,4 @@
-"""Every kind of damage to every file of a checkpoint is found, named, and recovered from."""
+"""Every kind of damage to every file of a checkpoint is reported, and the previous checkpoint is used."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ FILES = [
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three whole checkpoints, with a tokenizer that differs between them."""
+    """Three valid checkpoints, each with a different tokenizer."""
     folder = tmp_path_factory.mktemp("template")
     store = CheckpointStore(folder / "checkpoints", keep_last=3)
     for step in (1, 2, 3):
@@ -75,34 +75,34 @@ def delete(path: Path) -> None:
     path.unlink()
 
 
-def take_from_older(path: Path) -> None:
+def copy_from_older_step(path: Path) -> None:
     relative = path.relative_to(path.parents[path.parts[::-1].index("step-00000003")])
     older = Path(*(part.replace("step-00000003", "step-00000002") for part in path.parts))
     assert older.read_bytes() != path.read_bytes(), f"{relative} should differ between steps"
     shutil.copyfile(older, path)
 
 
-def turn_into_a_folder(path: Path) -> None:
+def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def link_elsewhere(path: Path) -> None:
+def replace_by_link(path: Path) -> None:
     moved = path.parents[len(path.parts) - 1 - path.parts.index("step-00000003")] / "elsewhere"
     path.rename(moved)
     path.symlink_to(moved)
 
 
-DAMAGES = [flip_a_bit, truncate, empty, append, delete, take_from_older, turn_into_a_folder]
+DAMAGES = [flip_a_bit, truncate, empty, append, delete, copy_from_older_step, replace_by_folder]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_found_named_and_recovered_from(
+def test_damage_is_reported_and_the_previous_checkpoint_is_used(
     root: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = root / "step-00000003"
-    if (name, damage) == (".metadata", take_from_older):
+    if (name, damage) == (".metadata", copy_from_older_step):
         flip_a_bit(bad / name)  # the index of two steps is the same, byte for byte
     else:
         damage(bad / name)
@@ -111,7 +111,7 @@ def test_damage_is_found_named_and_recovered_from(
 
     with pytest.raises(CheckpointError, match="damaged"):
         resolve(bad)
-    assert resolve(root.parent) == root / "step-00000002", "reading falls back too, and renames nothing"
+    assert resolve(root.parent) == root / "step-00000002", "readers use the previous checkpoint too, and rename nothing"
     assert [str(bad) in message for message in warnings_in(caplog)] == [True]
     assert bad.exists()
 
@@ -119,21 +119,21 @@ def test_damage_is_found_named_and_recovered_from(
     store = CheckpointStore(root, 3, on_damage=lambda folder, problems: reports.append((folder, problems)))
     assert_is_step(store.newest(), 2)
     assert reports == [(root / "step-00000003.bad", problems)]
-    assert store.steps() == [1, 2], "it is not considered again"
+    assert store.steps() == [1, 2], "the damaged checkpoint is not read again"
     assert_is_step(store.newest(), 2)
     assert len(reports) == 1
     save(store, 3)
     assert_is_step(store.newest(), 3)
 
 
-def test_links_are_not_followed(root: Path) -> None:
-    link_elsewhere(root / "step-00000003" / "meta.json")
+def test_a_symbolic_link_is_damage(root: Path) -> None:
+    replace_by_link(root / "step-00000003" / "meta.json")
     assert verify(root / "step-00000003") == ["meta.json is a symbolic link"]
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_changed_byte_is_found(
+def test_a_changed_byte_is_reported(
     template: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("flip") / "step-00000003"
@@ -145,7 +145,7 @@ def test_any_changed_byte_is_found(
     assert verify(folder)
 
 
-def test_swapped_files_are_found(root: Path) -> None:
+def test_swapped_files_are_reported(root: Path) -> None:
     model, optimizer = (root / "step-00000003" / f"{kind}__0_0.distcp" for kind in ("model", "optimizer"))
     kept = model.read_bytes()
     model.write_bytes(optimizer.read_bytes())
@@ -153,27 +153,29 @@ def test_swapped_files_are_found(root: Path) -> None:
     assert [problem.split()[0] for problem in verify(root / "step-00000003")] == [model.name, optimizer.name]
 
 
-def test_exchanged_folders_are_found(root: Path) -> None:
+def test_exchanged_folders_are_reported(root: Path) -> None:
     (root / "step-00000003").rename(root / "aside")
     (root / "step-00000002").rename(root / "step-00000003")
     assert verify(root / "step-00000003") == ["the folder is named step-00000003, its content is of step 2"]
-    assert verify(root / "aside") == [], "another name than a step's is the user's own"
+    assert verify(root / "aside") == [], "a folder with another name belongs to the user"
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_reader_is_told_of_damage_in_one_line(root: Path) -> None:
-    """In a process of its own, as a user sees it: no source line, no category."""
+def test_damage_is_a_one_line_warning_for_readers(root: Path) -> None:
+    """In a separate process, as users see it: without source line and warning category."""
     flip_a_bit(root / "step-00000003" / "model__0_0.distcp")
     program = f"from pathlib import Path; from hlat.checkpoint.protocol import resolve; resolve(Path({str(root)!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    said = "step-00000003 is damaged and skipped: model__0_0.distcp does not match its checksum"
-    assert done.stderr == f"{root}/{said}\n" and done.stdout == ""
+    expected = "step-00000003 is damaged and skipped: model__0_0.distcp does not match its checksum"
+    assert done.stderr == f"{root}/{expected}\n" and done.stdout == ""
 
 
-def test_damage_on_damage_falls_back_further(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_newest_valid_checkpoint_is_found_after_several_damaged_ones(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     delete(root / "step-00000003" / "meta.json")
     append(root / "step-00000002" / "rng__0_0.distcp")
     (root / "step-00000002.bad").mkdir()
@@ -186,7 +188,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(root: Path)
     for step in (1, 2, 3):
         flip_a_bit(root / f"step-{step:08d}" / "model__0_0.distcp")
     reports: list[Path] = []
-    for _ in range(2):  # the next restart refuses as well
+    for _ in range(2):  # the next restart fails too
         with pytest.raises(CheckpointError, match=r"step-00000001\.bad.*step-00000003\.bad.*start over"):
             CheckpointStore(root, 3, on_damage=lambda folder, _: reports.append(folder)).newest()
     assert len(reports) == 3
@@ -194,7 +196,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(root: Path)
         resolve(root)
 
 
-def test_what_is_no_checkpoint_is_left_alone(root: Path) -> None:
+def test_other_files_and_folders_are_left_alone(root: Path) -> None:
     for name in ("notes", "step-latest", "step-3"):
         (root / name).mkdir()
     (root / "step-00000009").write_text("a file")

@@ -1,4 +1,4 @@
-"""The defects of HLAT's checkpoints, each as a test: what it did is in the first line of each docstring."""
+"""Known defects of HLAT's checkpoints, one test each; the docstring of a test describes the defect in HLAT."""
 
 import signal
 from multiprocessing.connection import Connection
@@ -26,16 +26,16 @@ from tests.support.checkpoint.stamped_parts import (
 )
 
 
-def save_once_and_stay(rank: Rank, pipe: Connection) -> None:
+def save_once_and_wait(rank: Rank, pipe: Connection) -> None:
     rank.submit(1)
     assert rank.wait() is not None
     pipe.send("durable")
     signal.pause()
 
 
-def test_a_save_is_complete_when_it_is_durable(tmp_path: Path) -> None:
-    """The marker of an asynchronous save was written at the next save, so that a crash lost up to two intervals."""
-    with run_ranks(2, save_once_and_stay, tmp_path) as (members, pipes):
+def test_the_marker_is_written_with_its_own_save(tmp_path: Path) -> None:
+    """The marker of an asynchronous save was written at the next save, so a crash lost up to two intervals."""
+    with run_ranks(2, save_once_and_wait, tmp_path) as (members, pipes):
         assert [pipe.recv() for pipe in pipes] == ["durable"] * 2
         for member in members:
             for process in [*psutil.Process(member.pid).children(), psutil.Process(member.pid)]:
@@ -43,8 +43,8 @@ def test_a_save_is_complete_when_it_is_durable(tmp_path: Path) -> None:
         assert_is_full_state(reopen(tmp_path).newest(), 1)
 
 
-def test_some_are_kept_for_ever_in_the_same_folder(cli, recipe_file, tiny, tmp_path: Path) -> None:
-    """Those to be kept went to a second directory, and the pending marker of the first into that: the run crashed."""
+def test_checkpoints_kept_for_ever_are_in_the_same_folder(cli, recipe_file, tiny, tmp_path: Path) -> None:
+    """Checkpoints kept for ever went to a second folder, as did the pending marker of the first: the run crashed."""
     rules = ["checkpoint.every_steps=2", "checkpoint.keep_last=1", "checkpoint.keep_every_steps=5", "training.steps=21"]
     done = cli("train", recipe_file, *tiny, *rules)
     assert done.returncode == 0, done.stderr
@@ -52,8 +52,8 @@ def test_some_are_kept_for_ever_in_the_same_folder(cli, recipe_file, tiny, tmp_p
     assert kept == {"step-00000005", "step-00000010", "step-00000015", "step-00000020", "step-00000021"}
 
 
-def test_two_folders_may_take_turns(tmp_path: Path) -> None:
-    """Saving to one directory and its subdirectory by turns ended in a FileNotFoundError."""
+def test_saving_alternates_between_a_folder_and_its_subfolder(tmp_path: Path) -> None:
+    """Saving alternately to a folder and its subfolder raised FileNotFoundError."""
     outer, inner = CheckpointStore(tmp_path / "output", 9), CheckpointStore(tmp_path / "output" / "saved", 9)
     for step in range(1, 7):
         store = outer if step % 2 else inner
@@ -62,25 +62,25 @@ def test_two_folders_may_take_turns(tmp_path: Path) -> None:
     assert outer.steps() == [1, 3, 5] and inner.steps() == [2, 4, 6]
 
 
-@pytest.mark.parametrize("cut", [Layout(tensor=2), Layout(shards=3), Layout(stages=(1, 2))], ids=str)
-def test_moments_survive_a_change_of_layout(tmp_path: Path, cut: Layout) -> None:
-    """With another number of processes the optimizer began again from zero moments, without a word."""
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(shards=3), Layout(stages=(1, 2))], ids=str)
+def test_moments_survive_a_change_of_layout(tmp_path: Path, layout: Layout) -> None:
+    """With another number of processes the optimizer silently restarted from zero moments."""
     config = config_of("gqa")
     [alone] = processes(config, Layout())
     stamp(alone, 1)
     path = CheckpointStore(tmp_path, 1).save(5, collect(config, alone.held, alone.optimizer), {"step": 5})
-    for process in processes(config, cut):
+    for process in processes(config, layout):
         stamp(process, 2)
         restore(open_checkpoint(path), config, process.held, process.optimizer)
         moments = 0
-        for kind, one, tensor in saved_tensors(process):
-            assert_equal({one.name: tensor}, {one.name: expected_local(kind, one, tensor, 1)})
+        for kind, parameter, tensor in saved_tensors(process):
+            assert_equal({parameter.name: tensor}, {parameter.name: expected_local(kind, parameter, tensor, 1)})
             moments += kind != "model." and bool(tensor.count_nonzero())
         assert moments >= 2 * len(KINDS)
 
 
-def test_weights_without_moments_are_no_state_of_a_run(tmp_path: Path) -> None:
-    """Where the optimizer's files did not fit, the weights were loaded alone, and training went on."""
+def test_weights_without_moments_cannot_be_restored_with_an_optimizer(tmp_path: Path) -> None:
+    """If the optimizer's files did not fit, only the weights were loaded, and training continued."""
     config = config_of("gqa")
     weights = {name: tensor for name, tensor in expected(config, 1).items() if name.startswith("model.")}
     path = CheckpointStore(tmp_path, 1).save(5, replicated_chunks(weights), {"step": 5})
@@ -88,13 +88,13 @@ def test_weights_without_moments_are_no_state_of_a_run(tmp_path: Path) -> None:
     stamp(alone, 2)
     with pytest.raises(CheckpointError, match=r"optimizer\.exp_avg"):
         restore(open_checkpoint(path), config, alone.held, alone.optimizer)
-    for kind, one, tensor in saved_tensors(alone):
-        assert torch.equal(tensor, expected_local(kind, one, tensor, 2)), "nothing was changed"
+    for kind, parameter, tensor in saved_tensors(alone):
+        assert torch.equal(tensor, expected_local(kind, parameter, tensor, 2)), "the parameters are unchanged"
 
 
-def test_the_same_command_resumes(cli, recipe_file, tiny, tmp_path: Path) -> None:
-    """Resuming looked for a file named ``newest`` that nothing wrote: every start began from step 0."""
-    for stop, said in ((4, "stopped at step 4 of 12"), (4, "resumed at step 4"), (4, "resumed at step 8")):
+def test_the_same_command_resumes_the_run(cli, recipe_file, tiny, tmp_path: Path) -> None:
+    """Resuming looked for a file named ``newest``, which was never written: every start began from step 0."""
+    for stop, line in ((4, "stopped at step 4 of 12"), (4, "resumed at step 4"), (4, "resumed at step 8")):
         done = cli(
             "train",
             recipe_file,
@@ -103,5 +103,5 @@ def test_the_same_command_resumes(cli, recipe_file, tiny, tmp_path: Path) -> Non
             f"training.stop_after={stop}",
             "checkpoint.every_steps=null",
         )
-        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+        assert done.returncode == 0 and line in done.stdout, done.stdout + done.stderr
     assert CheckpointStore(tmp_path / "run" / "checkpoints", 9).steps() == [8, 12]

@@ -1,4 +1,4 @@
-"""A save whose run's folder goes away, at whatever instant, writes nothing into the folder left in its place."""
+"""If the run folder disappears at any time during a save, nothing is written to the folder left in its place."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ WORLD = 3
 
 
 @contextmanager
-def held(run: Path) -> Iterator[RunFolder]:
+def lock_run_folder(run: Path) -> Iterator[RunFolder]:
     descriptor = os.open(run / LOCK_NAME, os.O_RDWR | os.O_CREAT)
     try:
         yield RunFolder(run, descriptor, "a1")
@@ -31,13 +31,13 @@ def held(run: Path) -> Iterator[RunFolder]:
 
 
 def unmount(run: Path) -> None:
-    """Leave an empty folder, as a mount point is."""
+    """Move the run folder away and leave an empty folder, like an unmounted mount point."""
     run.rename(run.with_name("unmounted"))
     run.mkdir()
 
 
-class Unmounting(CountingDisk):
-    """A disk that goes away before one of its operations."""
+class UnmountingDisk(CountingDisk):
+    """Disk that disappears before one of its operations."""
 
     def __init__(self, run: Path, at: int) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ def content(step: int) -> CheckpointContent:
     return CheckpointContent(step, replicated_chunks(state(step)), {"step": step}, files)
 
 
-def operations(tmp_path: Path) -> int:
-    """Of opening a store and saving twice."""
+def count_operations(tmp_path: Path) -> int:
+    """Count the operations of opening a store and saving twice."""
     run = tmp_path / "counted"
     run.mkdir()
     disk = CountingDisk()
-    with held(run) as folder:
+    with lock_run_folder(run) as folder:
         _train(disk, run, folder)
     return len(disk.operations)
 
@@ -66,31 +66,31 @@ def operations(tmp_path: Path) -> int:
 def _train(disk: Disk, run: Path, folder: RunFolder) -> None:
     store = CheckpointStore(run / "checkpoints", 1, disk=disk, folder=folder)
     for step in (1, 2):
-        one = content(step)
-        store.save(step, one.chunks, one.meta, one.files)
+        saved = content(step)
+        store.save(step, saved.chunks, saved.meta, saved.files)
         store.prune()
 
 
-def test_whenever_it_goes_nothing_is_made_in_its_place(tmp_path: Path) -> None:
-    count = operations(tmp_path)
+def test_nothing_is_created_in_place_of_a_lost_run_folder(tmp_path: Path) -> None:
+    count = count_operations(tmp_path)
     assert count > 40
     for at in range(1, count + 1):
         run = tmp_path / f"{at}" / "run"
         run.mkdir(parents=True)
-        with held(run) as folder, pytest.raises(StorageError):
-            _train(Unmounting(run, at), run, folder)
+        with lock_run_folder(run) as folder, pytest.raises(StorageError):
+            _train(UnmountingDisk(run, at), run, folder)
         assert not any(run.iterdir()), (at, sorted(run.rglob("*")))
 
 
-def test_every_rank_is_told_and_none_tries_again(tmp_path: Path) -> None:
+def test_a_lost_run_folder_is_reported_on_all_ranks_without_retry(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
 
     def never(seconds: float) -> bool:
-        raise AssertionError("what is lost is not there a second later")
+        raise AssertionError("a lost folder does not return after a pause")
 
     def work(ranks: HostGroup) -> SaveResult:
-        with held(run) as folder:
+        with lock_run_folder(run) as folder:
             store = CheckpointStore(run / "checkpoints", 9, ranks=ranks, folder=folder)
             ranks.run_on_rank0(lambda: unmount(run))
             with pytest.raises(StateLostError, match="the folder of this run is gone"):
@@ -102,7 +102,7 @@ def test_every_rank_is_told_and_none_tries_again(tmp_path: Path) -> None:
     assert not any(run.iterdir())
 
 
-def lose_it_before_a_save(rank: Rank, pipe: Connection) -> None:
+def lose_the_folder_before_a_save(rank: Rank, pipe: Connection) -> None:
     rank.submit(1)
     assert rank.wait() is not None
     rank.runtime.ranks.run_on_rank0(lambda: unmount(rank.folder))
@@ -113,11 +113,11 @@ def lose_it_before_a_save(rank: Rank, pipe: Connection) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_processes_that_save_beside_training_see_it_too(tmp_path: Path, world: int) -> None:
-    """Before their trainers do, or after."""
+def test_saver_processes_report_a_lost_run_folder(tmp_path: Path, world: int) -> None:
+    """On one rank and on several."""
     run = tmp_path / "run"
     run.mkdir()
-    with run_ranks(world, lose_it_before_a_save, run) as (members, _):
+    with run_ranks(world, lose_the_folder_before_a_save, run) as (members, _):
         assert_succeeded(members)
     assert not any(run.iterdir())
     assert (tmp_path / "unmounted" / "checkpoints" / "step-00000001").is_dir()

@@ -1,4 +1,4 @@
-"""A save is tried again, after pauses that double, and given up: a policy, so nobody waits here."""
+"""A failed save is retried after pauses that double, up to a limit. The clock is simulated."""
 
 import errno
 from pathlib import Path
@@ -13,8 +13,8 @@ from tests.support.checkpoint.saved_states import assert_is_step, save, state
 from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 
 
-class FailingFsyncDisk(CountingDisk):
-    """Refuses the first operation of so many saves, and removals of old checkpoints if asked to."""
+class FirstOperationFails(CountingDisk):
+    """Disk on which the first operation of some saves fails, and removals of old checkpoints if ``keeps`` is set."""
 
     def __init__(self, saves: int, keeps: bool = False) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ def content(step: int) -> CheckpointContent:
     return CheckpointContent(step, replicated_chunks(state(step)), {"step": step, "text": f"é{step}"}, {})
 
 
-class Told:
-    """What was told, and how long the pauses were."""
+class Recorder:
+    """Recorder of failed attempts and pauses."""
 
     def __init__(self, ends_after: int = 99) -> None:
-        self.refusals: list[FailedAttempt] = []
+        self.failures: list[FailedAttempt] = []
         self.pauses: list[float] = []
         self._ends_after, self._now = ends_after, 0.0
 
@@ -46,50 +46,50 @@ class Told:
         return len(self.pauses) < self._ends_after
 
     def save(self, store: CheckpointStore, step: int, retries: int) -> SaveResult:
-        return save_with_retries(store, content(step), retries, self.refusals.append, self.pause, lambda: self._now)
+        return save_with_retries(store, content(step), retries, self.failures.append, self.pause, lambda: self._now)
 
 
-@pytest.mark.parametrize("refused", range(6))
-def test_tried_again_after_1_2_4_seconds(tmp_path: Path, refused: int) -> None:
-    store, told = CheckpointStore(tmp_path, 3, disk=FailingFsyncDisk(refused)), Told()
-    result = told.save(store, 4, retries=3)
-    tries = min(refused + 1, 4)
-    assert told.pauses == [1, 2, 4][: tries - 1] and result.seconds == sum(told.pauses)
-    assert [refusal.attempts for refusal in told.refusals] == list(range(1, tries))
-    assert all(refusal.step == 4 and "No space left" in refusal.message for refusal in told.refusals)
-    assert (result.step, result.attempts) == (4, tries)
-    if refused < 4:
+@pytest.mark.parametrize("failed", range(6))
+def test_a_failed_save_is_retried_after_1_2_4_seconds(tmp_path: Path, failed: int) -> None:
+    store, recorder = CheckpointStore(tmp_path, 3, disk=FirstOperationFails(failed)), Recorder()
+    result = recorder.save(store, 4, retries=3)
+    attempts = min(failed + 1, 4)
+    assert recorder.pauses == [1, 2, 4][: attempts - 1] and result.seconds == sum(recorder.pauses)
+    assert [failure.attempts for failure in recorder.failures] == list(range(1, attempts))
+    assert all(failure.step == 4 and "No space left" in failure.message for failure in recorder.failures)
+    assert (result.step, result.attempts) == (4, attempts)
+    if failed < 4:
         assert result.path == tmp_path / "step-00000004" and result.message == ""
         assert_is_step(store.newest(), 4)
     else:
         assert result.path is None and "No space left" in result.message and not any(tmp_path.iterdir())
 
 
-def test_not_tried_again_where_nobody_wants_it_any_more(tmp_path: Path) -> None:
-    store, told = CheckpointStore(tmp_path, 3, disk=FailingFsyncDisk(9)), Told(ends_after=2)
-    result = told.save(store, 4, retries=9)
-    assert result.path is None and result.attempts == 2 and told.pauses == [1, 2]
+def test_retries_end_when_the_pause_says_so(tmp_path: Path) -> None:
+    store, recorder = CheckpointStore(tmp_path, 3, disk=FirstOperationFails(9)), Recorder(ends_after=2)
+    result = recorder.save(store, 4, retries=9)
+    assert result.path is None and result.attempts == 2 and recorder.pauses == [1, 2]
 
 
-def test_old_ones_that_cannot_be_removed_do_not_make_the_new_one_a_failure(tmp_path: Path) -> None:
-    store, told = CheckpointStore(tmp_path, 1, disk=FailingFsyncDisk(0, keeps=True)), Told()
+def test_a_failed_removal_of_old_checkpoints_is_no_failure_of_the_save(tmp_path: Path) -> None:
+    store, recorder = CheckpointStore(tmp_path, 1, disk=FirstOperationFails(0, keeps=True)), Recorder()
     save(store, 1)
-    result = told.save(store, 2, retries=3)
-    assert result.path == tmp_path / "step-00000002" and result.attempts == 1 and told.pauses == []
+    result = recorder.save(store, 2, retries=3)
+    assert result.path == tmp_path / "step-00000002" and result.attempts == 1 and recorder.pauses == []
     assert "cannot remove an old checkpoint" in result.message and store.steps() == [1, 2]
 
 
-def test_the_same_on_every_rank(tmp_path: Path) -> None:
-    """The disk of rank 1 refuses: all of them try again, as often."""
+def test_all_ranks_retry_alike(tmp_path: Path) -> None:
+    """If the disk of rank 1 fails, all ranks retry equally often."""
 
     def work(ranks: HostGroup) -> tuple[SaveResult, list[float]]:
-        disk = FailingFsyncDisk(9 if ranks.rank == 1 else 0)
-        disk.before = lambda number, what: refuse(disk, what)  # type: ignore[method-assign]
-        store, told = CheckpointStore(tmp_path, 3, disk=disk, ranks=ranks), Told()
+        disk = FirstOperationFails(9 if ranks.rank == 1 else 0)
+        disk.before = lambda number, what: fail_fsync(disk, what)  # type: ignore[method-assign]
+        store, recorder = CheckpointStore(tmp_path, 3, disk=disk, ranks=ranks), Recorder()
         disk.saves = 2 if ranks.rank == 1 else 0
-        return told.save(store, 4, retries=3), told.pauses
+        return recorder.save(store, 4, retries=3), recorder.pauses
 
-    def refuse(disk: FailingFsyncDisk, what: str) -> None:
+    def fail_fsync(disk: FirstOperationFails, what: str) -> None:
         if what.startswith("fsync folder .staging-step") and disk.saves > 0:
             disk.saves -= 1
             raise OSError(errno.ENOSPC, "No space left on device", what)

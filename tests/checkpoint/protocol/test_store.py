@@ -1,4 +1,4 @@
-"""What a store gives back, and what it keeps."""
+"""A store loads what it has saved, and keeps the checkpoints of the retention rule."""
 
 import json
 import shutil
@@ -40,10 +40,10 @@ def store(tmp_path: Path) -> CheckpointStore:
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 2**31),
 )
-def test_any_bits_come_back(
+def test_tensors_are_loaded_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory, shapes: list[list[int]], dtype: torch.dtype, seed: int
 ) -> None:
-    """NaN payloads, infinities, denormals: whatever the bits."""
+    """For all bit patterns: NaN payloads, infinities, denormals."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for index, shape in enumerate(shapes):
@@ -57,18 +57,18 @@ def test_any_bits_come_back(
     assert_equal(newest.load(""), tensors)
 
 
-def test_an_empty_store_has_nothing(store: CheckpointStore) -> None:
+def test_an_empty_store_has_no_newest_checkpoint(store: CheckpointStore) -> None:
     assert store.newest() is None
     assert store.steps() == []
     assert store.prune() == []
 
 
-def test_loading_a_prefix(store: CheckpointStore) -> None:
+def test_tensors_can_be_loaded_by_prefix(store: CheckpointStore) -> None:
     loaded = open_checkpoint(save(store, 3)).load("optimizer.")
     assert_equal(loaded, {k.removeprefix("optimizer."): v for k, v in state(3).items() if k.startswith("optimizer.")})
 
 
-def test_what_does_not_fit_is_listed_at_once(store: CheckpointStore) -> None:
+def test_all_tensors_that_do_not_fit_are_listed(store: CheckpointStore) -> None:
     targets = {
         "model.weight": torch.zeros(7, 5),
         "model.half": torch.zeros(9),
@@ -84,8 +84,8 @@ def test_what_does_not_fit_is_listed_at_once(store: CheckpointStore) -> None:
     assert "optimizer.step" not in message
 
 
-def test_the_files_are_dcp_files(store: CheckpointStore) -> None:
-    """Torch's own reader, with its own planner, finds the same tensors."""
+def test_dcp_can_read_the_files(store: CheckpointStore) -> None:
+    """DCP's own reader and planner load the same tensors."""
     path = save(store, 5)
     found = {name: torch.zeros_like(tensor).contiguous() for name, tensor in state(5).items()}
     with warnings.catch_warnings():
@@ -94,15 +94,15 @@ def test_the_files_are_dcp_files(store: CheckpointStore) -> None:
     assert_equal(found, state(5))
 
 
-def test_the_same_state_gives_the_same_index(tmp_path: Path) -> None:
-    """No path, host, user or time gets into a checkpoint by way of the index."""
+def test_equal_states_give_equal_indexes(tmp_path: Path) -> None:
+    """The index contains no path, host, user or time."""
     first = save(CheckpointStore(tmp_path / "a", 1), 1)
     second = save(CheckpointStore(tmp_path / "b" / "c", 1), 1)
     assert (first / ".metadata").read_bytes() == (second / ".metadata").read_bytes()
     assert str(tmp_path).encode() not in b"".join(p.read_bytes() for p in first.iterdir())
 
 
-def test_large_state_is_spread_over_files(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_state_is_written_to_several_files(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hlat.checkpoint.format.writer._FILE_BYTES", 100)
     path = save(store, 2)
     assert len(list(path.glob("model__0_*.distcp"))) == 4
@@ -110,7 +110,7 @@ def test_large_state_is_spread_over_files(store: CheckpointStore, monkeypatch: p
     assert_is_step(store.newest(), 2)
 
 
-def test_files_travel_with_the_checkpoint(store: CheckpointStore, tmp_path: Path) -> None:
+def test_files_are_copied_into_the_checkpoint(store: CheckpointStore, tmp_path: Path) -> None:
     source = tmp_path / "source.json"
     source.write_bytes(bytes(range(256)) * 10_000)
     path = save(store, 1, {"tokenizer/tokenizer.json": source, "tokenizer/deep/er/a.txt": source})
@@ -120,7 +120,7 @@ def test_files_travel_with_the_checkpoint(store: CheckpointStore, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "meta.json", "manifest.json", "COMMITTED"])
-def test_files_cannot_leave_the_checkpoint_or_replace_its_own(
+def test_file_names_must_stay_inside_the_checkpoint_and_not_replace_its_own_files(
     store: CheckpointStore, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(CheckpointError, match="plain relative path"):
@@ -128,7 +128,7 @@ def test_files_cannot_leave_the_checkpoint_or_replace_its_own(
     assert store.steps() == []
 
 
-def test_a_step_saved_again_is_replaced(store: CheckpointStore) -> None:
+def test_saving_a_step_again_replaces_its_checkpoint(store: CheckpointStore) -> None:
     save(store, 1)
     store.save(1, replicated_chunks({"model.new": torch.ones(2)}), {"step": 1, "new": True})
     newest = store.newest()
@@ -137,7 +137,9 @@ def test_a_step_saved_again_is_replaced(store: CheckpointStore) -> None:
     assert [path.name for path in store.root.iterdir()] == ["step-00000001"]
 
 
-def test_resolve_takes_what_people_type(store: CheckpointStore, tmp_path: Path) -> None:
+def test_resolve_takes_a_run_folder_a_checkpoints_folder_or_a_checkpoint(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     for step in (5, 100_000_000, 20):
         save(store, step)
     newest = store.root / "step-100000000"
@@ -149,7 +151,7 @@ def test_resolve_takes_what_people_type(store: CheckpointStore, tmp_path: Path) 
     assert read_meta(resolve(renamed))["step"] == 100_000_000
 
 
-def test_resolve_says_what_is_wrong(tmp_path: Path) -> None:
+def test_resolve_reports_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         resolve(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no checkpoint there"):
@@ -163,7 +165,7 @@ def test_resolve_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_reading_changes_nothing(store: CheckpointStore) -> None:
-    """A reader beside a running save leaves its staging folder alone."""
+    """A reader does not remove the staging folder of a running save."""
     save(store, 1)
     staging = store.root / ".staging-step-00000002"
     staging.mkdir()
@@ -172,14 +174,14 @@ def test_reading_changes_nothing(store: CheckpointStore) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "nul"])
-def test_meta_that_is_no_object(store: CheckpointStore, text: str) -> None:
+def test_metadata_must_be_an_object(store: CheckpointStore, text: str) -> None:
     path = save(store, 1)
     (path / "meta.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"meta\.json"):
         read_meta(path)
 
 
-def test_meta_is_json_and_nothing_else(store: CheckpointStore) -> None:
+def test_metadata_must_be_json(store: CheckpointStore) -> None:
     path = save(store, 1)
     assert json.loads((path / "meta.json").read_text()) == {"step": 1, "text": "é1"}
     with pytest.raises(ValueError, match="JSON"):
@@ -187,7 +189,7 @@ def test_meta_is_json_and_nothing_else(store: CheckpointStore) -> None:
     assert store.steps() == [1]
 
 
-def kept_by_rule(steps: list[int], keep_last: int, every: int | None) -> set[int]:
+def steps_kept_by_rule(steps: list[int], keep_last: int, every: int | None) -> set[int]:
     return set(steps[-keep_last:]) | {step for step in steps if every and step % every == 0}
 
 
@@ -199,40 +201,40 @@ def kept_by_rule(steps: list[int], keep_last: int, every: int | None) -> set[int
     damaged=st.sets(st.integers(0, 60)),
     fresh=st.booleans(),
 )
-def test_retention(
+def test_pruning_follows_the_retention_rule(
     tmp_path_factory: pytest.TempPathFactory,
-    whole: Path,
+    valid_checkpoint: Path,
     steps: list[int],
     keep_last: int,
     every: int | None,
     damaged: set[int],
     fresh: bool,
 ) -> None:
-    """The rule's steps stay, and the newest whole one stays; of the rest nothing that is older than that stays."""
+    """The steps of the rule and the newest valid checkpoint are kept; others are removed if older than that one."""
     root = tmp_path_factory.mktemp("kept")
     for step in steps:
-        copy_as_step(whole, root / f"step-{step:08d}", step)
+        copy_as_step(valid_checkpoint, root / f"step-{step:08d}", step)
         if step in damaged:
             (root / f"step-{step:08d}" / "rng__0_0.distcp").write_bytes(b"")
     store = CheckpointStore(root, keep_last, every)
-    sound = [step for step in steps if step not in damaged]
+    valid = [step for step in steps if step not in damaged]
     removed = store.prune()
     left = store.steps()
     assert sorted([*left, *removed]) == steps
-    assert set(left) >= kept_by_rule(steps, keep_last, every)
-    assert any(step in left for step in sound) or not sound
-    if sound and max(sound) in kept_by_rule(steps, keep_last, every):
-        assert set(left) == kept_by_rule(steps, keep_last, every)
-    elif sound:
-        assert max(sound) in left and not any(
-            step < max(sound) and step not in kept_by_rule(steps, keep_last, every) for step in left
+    assert set(left) >= steps_kept_by_rule(steps, keep_last, every)
+    assert any(step in left for step in valid) or not valid
+    if valid and max(valid) in steps_kept_by_rule(steps, keep_last, every):
+        assert set(left) == steps_kept_by_rule(steps, keep_last, every)
+    elif valid:
+        assert max(valid) in left and not any(
+            step < max(valid) and step not in steps_kept_by_rule(steps, keep_last, every) for step in left
         )
     assert {path.name for path in root.iterdir()} == {f"step-{step:08d}" for step in left}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(CheckpointStore(tmp_path_factory.mktemp("whole"), 1), 1)
+def valid_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(CheckpointStore(tmp_path_factory.mktemp("valid"), 1), 1)
 
 
 def copy_as_step(source: Path, target: Path, step: int) -> None:
@@ -246,32 +248,34 @@ def copy_as_step(source: Path, target: Path, step: int) -> None:
     (target / "COMMITTED").write_text(sha256(data).hexdigest())
 
 
-def test_the_verified_are_not_read_again(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pruning after a save costs no reading: what this process wrote is known to be whole."""
+def test_checkpoints_written_by_this_process_are_not_verified_again(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pruning after a save reads no files: what this process has written is valid."""
     for step in range(5):
         save(store, step)
-    monkeypatch.setattr("hlat.checkpoint.protocol.store.verify", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("hlat.checkpoint.protocol.store.verify", lambda _: pytest.fail("verified again"))
     assert store.prune() == [0, 1, 2]
 
 
-def contents_of(root: Path) -> dict[str, int]:
-    """Every file and when it was changed last."""
+def modification_times(root: Path) -> dict[str, int]:
+    """Modification time of every file, in nanoseconds."""
     return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
 
 
-def test_a_required_step_is_taken_where_it_is_the_newest(store: CheckpointStore) -> None:
+def test_a_required_step_is_opened_if_it_is_the_newest(store: CheckpointStore) -> None:
     for step in (1, 2, 3):
         save(store, step)
     assert_is_step(store.newest(3), 3)
 
 
-def test_where_the_required_step_is_not_the_newest_nothing_is_touched(store: CheckpointStore) -> None:
-    """Every newer one is named with what is wrong with it, and what there is before."""
+def test_nothing_is_renamed_if_the_required_step_is_not_the_newest(store: CheckpointStore) -> None:
+    """The error lists the newer checkpoints with what is wrong with them, and the earlier ones."""
     for step in (1, 2, 3, 4):
         save(store, step)
     (store.root / "step-00000003" / "rng__0_0.distcp").write_bytes(b"")
     (store.root / "step-00000004" / "COMMITTED").unlink()
-    before = contents_of(store.root)
+    before = modification_times(store.root)
     with pytest.raises(CheckpointError) as caught:
         store.newest(2)
     message = str(caught.value)
@@ -280,11 +284,11 @@ def test_where_the_required_step_is_not_the_newest_nothing_is_touched(store: Che
     for step, named in ((1, "step-00000002: valid"), (3, "step-00000003: rng"), (7, "earlier checkpoints:")):
         with pytest.raises(CheckpointError, match=named):
             store.newest(step)
-    assert contents_of(store.root) == before
+    assert modification_times(store.root) == before
     assert_is_step(store.newest(), 2)
 
 
-def test_a_required_step_of_a_run_that_has_none(store: CheckpointStore) -> None:
+def test_a_required_step_of_an_empty_store_is_an_error(store: CheckpointStore) -> None:
     with pytest.raises(
         CheckpointError, match=r"the newest checkpoint is not of step 5.*\n.*there is no earlier checkpoint"
     ):
