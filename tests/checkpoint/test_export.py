@@ -1,4 +1,4 @@
-"""The two ends: Hugging Face folder -> checkpoint -> Hugging Face folder, and models out of checkpoints."""
+"""Import and export: Hugging Face folder -> checkpoint -> Hugging Face folder, and loading models."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a Hugging Face folder."""
+    """Read all tensors of a Hugging Face folder."""
     found: dict[str, torch.Tensor] = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -72,8 +72,10 @@ def hf_folder(path: Path, tokenizer: Path, dtype: torch.dtype, **changes: Any) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_export_of_an_import_is_the_original(tmp_path: Path, tokenizer: Path, family: str, dtype: torch.dtype) -> None:
-    """Not the tensors alone: every file, byte for byte."""
+def test_the_export_of_an_import_equals_the_original(
+    tmp_path: Path, tokenizer: Path, family: str, dtype: torch.dtype
+) -> None:
+    """All files are equal, byte for byte."""
     source = hf_folder(tmp_path / "source", tokenizer, dtype, **FAMILIES[family])
     checkpoint = import_hf(source, tmp_path / "imported")
     assert verify(checkpoint) == []
@@ -83,8 +85,8 @@ def test_export_of_an_import_is_the_original(tmp_path: Path, tokenizer: Path, fa
     assert {p.name: p.read_bytes() for p in exported.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
 
 
-def test_a_model_of_transformers_comes_through(tmp_path: Path, tokenizer: Path) -> None:
-    """Written by transformers, in several shards and mixed dtypes; read by transformers at the other end."""
+def test_a_transformers_model_is_imported_and_exported(tmp_path: Path, tokenizer: Path) -> None:
+    """Written by transformers in several shards and mixed dtypes; the export is loaded by transformers."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=40,
@@ -114,14 +116,14 @@ def test_a_model_of_transformers_comes_through(tmp_path: Path, tokenizer: Path) 
     again = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     tokens = transformers.AutoTokenizer.from_pretrained(exported)("w3 w4 w39", return_tensors="pt").input_ids
     model, _ = load_model(checkpoint, "cpu")
-    assert {p.dtype for p in model.parameters()} == {torch.float32}, "the narrowest that holds bf16 and fp32"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}, "the dtype that bf16 and fp32 promote to"
     with torch.no_grad():
-        # float32 on both sides: logits of 2 layers of width 24 agree to a few hundred roundings of 2^-24
+        # float32 in both: logits of 2 layers of width 24 agree to a few hundred roundings of 2^-24
         torch.testing.assert_close(model(tokens), again(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_a_checkpoint_of_a_run_is_complete_in_itself(tmp_path: Path, tokenizer: Path) -> None:
-    """Export needs neither the run folder nor the data: numbers of the model, tokenizer and weights are inside."""
+def test_a_checkpoint_can_be_exported_without_its_run(tmp_path: Path, tokenizer: Path) -> None:
+    """The checkpoint has the model section, the tokenizer and the weights; neither run folder nor data is needed."""
     config = ModelConfig.model_validate(FIELDS | {"max_sequence_length": None})
     model = build(config, device="cpu", seed=3)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -142,10 +144,10 @@ def test_a_checkpoint_of_a_run_is_complete_in_itself(tmp_path: Path, tokenizer: 
     assert_equal(weights(loaded), {name: t.double() for name, t in weights(model).items()})
 
 
-def test_the_command_that_goes_on_from_an_import_names_its_tokenizer(
+def test_the_command_suggested_after_an_import_names_its_tokenizer(
     tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights trained on with another tokenizer would read noise."""
+    """With another tokenizer, training from the weights would read meaningless ids."""
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     import_command(source, tmp_path / "with")
     assert f"data.tokenizer.path={tmp_path / 'with' / 'tokenizer'}" in capsys.readouterr().out
@@ -156,16 +158,16 @@ def test_the_command_that_goes_on_from_an_import_names_its_tokenizer(
 
 
 def special_ids(folder: Path) -> dict[str, dict[str, Any]]:
-    """The special tokens that a Hugging Face folder names; null and silence mean the same."""
+    """Special token ids of a Hugging Face folder; null and a missing field mean the same."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     contents = {file: json.loads((folder / file).read_text()) for file in ("config.json", "generation_config.json")}
     return {file: {n: text[n] for n in names if text.get(n) is not None} for file, text in contents.items()}
 
 
-def test_generation_keeps_its_own_special_tokens(tmp_path: Path, tokenizer: Path) -> None:
-    """Chat models end a text with more tokens than config.json names, and pad with another one."""
+def test_generation_ids_are_kept_apart_from_model_ids(tmp_path: Path, tokenizer: Path) -> None:
+    """Chat models have more end tokens than config.json lists, and another padding token."""
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
-    (source / "tokenizer_config.json").unlink()  # then it is written from the first end of text
+    (source / "tokenizer_config.json").unlink()  # then the export uses the first end token
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": [EOS, 7], "pad_token_id": 9}))
     generation = {"bos_token_id": BOS, "eos_token_id": [EOS, 7, 8], "pad_token_id": 0, "temperature": 0.6}
@@ -178,19 +180,19 @@ def test_generation_keeps_its_own_special_tokens(tmp_path: Path, tokenizer: Path
     assert json.loads((exported / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
 
 
-@pytest.mark.parametrize("odd", [True, "</s>", -1, [], [1, None], {"id": 1}, 1.0])
-def test_what_is_no_token_id_is_left_out(tmp_path: Path, tokenizer: Path, odd: object) -> None:
+@pytest.mark.parametrize("invalid", [True, "</s>", -1, [], [1, None], {"id": 1}, 1.0])
+def test_invalid_token_ids_are_left_out(tmp_path: Path, tokenizer: Path, invalid: object) -> None:
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     for name in ("config.json", "generation_config.json"):
-        (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | {"eos_token_id": odd}))
+        (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | {"eos_token_id": invalid}))
     exported = export_hf(import_hf(source, tmp_path / "imported"), tmp_path / "exported")
     assert special_ids(exported) == {name: {"bos_token_id": BOS} for name in special_ids(exported)}
 
 
-def test_a_full_disk_says_what_an_import_can_do(
+def test_the_error_for_a_full_disk_has_advice_for_an_import(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no run to keep fewer checkpoints of."""
+    """Advice on keep_last would be wrong, since there is no run."""
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 1000)
     with pytest.raises(StorageError, match="free some space there, or name another folder to write to") as foreseen:
@@ -206,7 +208,7 @@ def full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_import_does_not_overwrite(tmp_path: Path, tokenizer: Path) -> None:
+def test_an_import_does_not_overwrite_files(tmp_path: Path, tokenizer: Path) -> None:
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "notes").write_text("mine")
@@ -217,7 +219,7 @@ def test_an_import_does_not_overwrite(tmp_path: Path, tokenizer: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"source", "used", "empty", "tokenizer"}
 
 
-def test_a_broken_source_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_failed_import_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None:
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     weights = source / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
@@ -228,7 +230,7 @@ def test_a_broken_source_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("meta", "words"),
+    ("meta", "message"),
     [
         ({}, "has no model section"),
         ({"model": "llama"}, "model: input should be a valid dictionary"),
@@ -237,9 +239,9 @@ def test_a_broken_source_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None
         ({"model": FIELDS}, "has no weights"),
     ],
 )
-def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str, Any], words: str) -> None:
+def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str, Any], message: str) -> None:
     path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, replicated_chunks({"rng.torch": torch.zeros(3)}), meta)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=message):
         load_model(path, "cpu")
 
 

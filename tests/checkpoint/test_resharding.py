@@ -1,4 +1,4 @@
-"""Law 5: a checkpoint knows no layout. Saved by any processes, read by any others, exported as if by one."""
+"""Law 5: checkpoints do not depend on the layout. Any layout can load and export what any other has saved."""
 
 from pathlib import Path
 
@@ -29,8 +29,8 @@ TENSORS = {"gqa": (1, 2, 4), "mha": (1, 2, 4), "mqa, tied": (1, 2, 4), "bias, qk
 
 
 @st.composite
-def cuts(draw: st.DrawFn, family: str, most: int = 16) -> Layout:
-    """Layouts of a three-layer model, of about so many processes; some may be left without rows of a parameter."""
+def layouts(draw: st.DrawFn, family: str, most: int = 16) -> Layout:
+    """Layouts of a three-layer model, with up to about ``most`` processes; some may have no rows of a parameter."""
     tensor = draw(st.sampled_from([count for count in TENSORS[family] if count <= most]))
     stages = draw(st.sampled_from([(3,), (1, 2), (2, 1), (1, 1, 1)]))
     shards = draw(st.integers(1, min(5, max(1, most // tensor // len(stages)))))
@@ -39,10 +39,10 @@ def cuts(draw: st.DrawFn, family: str, most: int = 16) -> Layout:
 
 
 def save(
-    folder: Path, config: ModelConfig, cut: Layout, salt: int = 1, dtype: torch.dtype = torch.float32
+    folder: Path, config: ModelConfig, layout: Layout, salt: int = 1, dtype: torch.dtype = torch.float32
 ) -> Checkpoint:
-    """A stamped state, saved by the processes of a layout."""
-    made = processes(config, cut, dtype)
+    """Save a stamped state by the processes of a layout."""
+    made = processes(config, layout, dtype)
     for process in made:
         stamp(process, salt)
 
@@ -57,9 +57,9 @@ def save(
 
 @settings(max_examples=25)
 @given(data=st.data(), family=st.sampled_from(sorted(FAMILIES)), coalesce=st.booleans())
-def test_all_processes_have_each_element_once(data: st.DataObject, family: str, coalesce: bool) -> None:
+def test_the_chunks_of_all_processes_cover_each_element_once(data: st.DataObject, family: str, coalesce: bool) -> None:
     config = config_of(family, coalesce)
-    made = processes(config, data.draw(cuts(family)))
+    made = processes(config, data.draw(layouts(family)))
     for process in made:
         stamp(process, 1)
     found = assemble(*(collect(config, process.held, process.optimizer) for process in made))
@@ -75,7 +75,7 @@ def test_all_processes_have_each_element_once(data: st.DataObject, family: str, 
     after=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_what_some_processes_saved_others_read(
+def test_a_state_saved_in_one_layout_is_loaded_in_another(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
     family: str,
@@ -83,9 +83,9 @@ def test_what_some_processes_saved_others_read(
     after: bool,
     dtype: torch.dtype,
 ) -> None:
-    """Bit for bit, weights and moments, into any layout and coalescing."""
+    """Weights and moments, bit for bit, in any layout, with fused parameters or without."""
     checkpoint = save(
-        tmp_path_factory.mktemp("layout"), config_of(family, before), data.draw(cuts(family, 8)), dtype=dtype
+        tmp_path_factory.mktemp("layout"), config_of(family, before), data.draw(layouts(family, 8)), dtype=dtype
     )
     assert_equal(
         {
@@ -96,38 +96,38 @@ def test_what_some_processes_saved_others_read(
         expected(config_of(family, before), 1, dtype),
     )
     config = config_of(family, after)
-    for process in processes(config, data.draw(cuts(family)), dtype):
+    for process in processes(config, data.draw(layouts(family)), dtype):
         stamp(process, 2)
         restore(checkpoint, config, process.held, process.optimizer)
-        for kind, one, tensor in saved_tensors(process):
-            assert_equal({one.name: tensor}, {one.name: expected_local(kind, one, tensor, 1)})
+        for kind, parameter, tensor in saved_tensors(process):
+            assert_equal({parameter.name: tensor}, {parameter.name: expected_local(kind, parameter, tensor, 1)})
         assert {float(entry["step"]) for entry in process.optimizer.state.values()} == {5.0}
 
 
 @pytest.mark.parametrize("family", ["gqa", "tied"])
-def test_exports_are_the_same_bytes(tmp_path: Path, family: str) -> None:
-    cut = Layout(tensor=4, stages=(1, 2), shards=2)
+def test_exports_of_all_layouts_are_the_same_bytes(tmp_path: Path, family: str) -> None:
+    layout = Layout(tensor=4, stages=(1, 2), shards=2)
     single = export_hf(save(tmp_path / "a", config_of(family), Layout()).path, tmp_path / "single")
-    several = export_hf(save(tmp_path / "b", config_of(family, False), cut).path, tmp_path / "several")
+    several = export_hf(save(tmp_path / "b", config_of(family, False), layout).path, tmp_path / "several")
     files = {path.name: path.read_bytes() for path in single.iterdir()}
     assert {path.name: path.read_bytes() for path in several.iterdir()} == files
     assert "model.safetensors" in files
 
 
 def test_large_parameters_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little memory there is for it: a row or two at a time, also where only some columns are wanted."""
+    """A row or two at a time, also if only some columns are needed."""
     monkeypatch.setattr("hlat.checkpoint.state._READ_BYTES", 200)
     monkeypatch.setattr("hlat.checkpoint.format.partial_read._BATCH_BYTES", 100)
     config = config_of("gqa")
     checkpoint = save(tmp_path, config, Layout(stages=(1, 2)))
     for process in processes(config, Layout(tensor=2, shards=2)):
         restore(checkpoint, config, process.held, process.optimizer)
-        for kind, one, tensor in saved_tensors(process):
-            assert torch.equal(tensor, expected_local(kind, one, tensor, 1))
+        for kind, parameter, tensor in saved_tensors(process):
+            assert torch.equal(tensor, expected_local(kind, parameter, tensor, 1))
 
 
-def test_a_rank_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    """Every tensor of the rank's own part is listed, and none of the parts of others."""
+def test_a_checkpoint_that_does_not_fit_a_rank_changes_nothing(tmp_path: Path) -> None:
+    """All tensors stored on this rank are listed, and none of those on other ranks."""
     checkpoint = save(tmp_path, config_of("gqa"), Layout())
     wider = ModelConfig.model_validate(config_of("gqa").model_dump() | {"intermediate_size": 48})
     for index, process in enumerate(processes(wider, Layout(tensor=2, stages=(1, 2)))):
@@ -138,12 +138,12 @@ def test_a_rank_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         for layer in range(3):
             named = f"optimizer.exp_avg.model.layers.{layer}.mlp.down_proj.weight: saved as float32 (24, 40)"
             assert (named in str(caught.value)) == (layer in layers)
-        for kind, one, tensor in saved_tensors(process):
-            assert torch.equal(tensor, expected_local(kind, one, tensor, 2))
+        for kind, parameter, tensor in saved_tensors(process):
+            assert torch.equal(tensor, expected_local(kind, parameter, tensor, 2))
 
 
-def test_weights_alone_reach_every_rank(tmp_path: Path) -> None:
-    """From bf16 into fp32, verified on rank 0; each rank fills what it holds and nothing else."""
+def test_weights_are_loaded_on_every_rank(tmp_path: Path) -> None:
+    """From bf16 to fp32, verified on rank 0; each rank fills its local parameters only."""
     config = config_of("tied")
     path = save(tmp_path / "run" / "checkpoints", config, Layout(tensor=2), dtype=torch.bfloat16).path
     made = processes(config, Layout(stages=(2, 1), shards=2))
@@ -153,15 +153,15 @@ def test_weights_alone_reach_every_rank(tmp_path: Path) -> None:
         run_on_ranks(len(made), lambda ranks: load_weights(tmp_path / "run", config, made[ranks.rank].held, ranks))
     )
     for process in made:
-        for kind, one, tensor in saved_tensors(process):
-            saved = expected_local(kind, one, tensor, 1).bfloat16().float()
-            assert torch.equal(tensor, saved if kind == "model." else expected_local(kind, one, tensor, 2))
+        for kind, parameter, tensor in saved_tensors(process):
+            saved = expected_local(kind, parameter, tensor, 1).bfloat16().float()
+            assert torch.equal(tensor, saved if kind == "model." else expected_local(kind, parameter, tensor, 2))
     assert path == tmp_path / "run" / "checkpoints" / "step-00000005"
 
 
 @st.composite
-def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[TensorChunk]]:
-    """A tensor of up to three dimensions and blocks that make it up, by cutting blocks in two again and again."""
+def chunked_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[TensorChunk]]:
+    """A tensor of up to three dimensions, and chunks that cover it, made by splitting chunks repeatedly."""
     shape = draw(st.lists(st.integers(1, 7), max_size=3))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
     count = torch.Size(shape).numel()
@@ -183,12 +183,12 @@ def slice_of(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, .
 
 
 @settings(max_examples=60)
-@given(data=st.data(), cut=cut_tensors())
-def test_any_region_of_any_blocks(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, cut: tuple[torch.Tensor, list[TensorChunk]]
+@given(data=st.data(), chunked=chunked_tensors())
+def test_any_region_can_be_read_from_any_chunks(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chunked: tuple[torch.Tensor, list[TensorChunk]]
 ) -> None:
-    tensor, blocks = cut
-    checkpoint = open_checkpoint(CheckpointStore(tmp_path_factory.mktemp("region"), 1).save(1, blocks, {}))
+    tensor, chunks = chunked
+    checkpoint = open_checkpoint(CheckpointStore(tmp_path_factory.mktemp("region"), 1).save(1, chunks, {}))
     regions = []
     for _ in range(3):
         bounds = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in tensor.shape]

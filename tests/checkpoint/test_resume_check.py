@@ -1,4 +1,4 @@
-"""What may change between two parts of a run, and what may not."""
+"""Fields of the recipe that may change when a run resumes, and fields that may not."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ BASE: dict[str, Any] = {
 
 
 def recipe(**changes: Any) -> Recipe:
-    """The base recipe with values at dotted paths ('__' between parts) replaced."""
+    """The base recipe with some fields replaced; '__' in a name separates the sections."""
     tree = {section: dict(values) for section, values in BASE.items()}
     for path, value in changes.items():
         *parents, last = path.split("__")
-        place: Any = tree
+        section: Any = tree
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
+            section = section.setdefault(parent, {})
+        section[last] = value
     return Recipe.model_validate(tree)
 
 
@@ -33,22 +33,22 @@ def saved(**changes: Any) -> dict[str, Any]:
     return recipe(**changes).model_dump(mode="json")
 
 
-def test_the_same_recipe_changes_nothing() -> None:
+def test_the_same_recipe_has_no_changes() -> None:
     assert check_resume(saved(), "f", recipe(), "f") == []
 
 
-@pytest.mark.parametrize("odd", [None, True, 7, "text", [], [1, "x"], {"a": 1}, [{"a": 1}], [[]]], ids=repr)
+@pytest.mark.parametrize("invalid", [None, True, 7, "text", [], [1, "x"], {"a": 1}, [{"a": 1}], [[]]], ids=repr)
 @pytest.mark.parametrize(
     "path", ["model", "data", "data.sources", "data.phases", "faults", "model.rope", "model.heads"]
 )
-def test_a_saved_recipe_of_other_types_is_compared_or_refused(path: str, odd: Any) -> None:
-    """A file that was edited: whatever stands there, it is another recipe or the same, never an error of ours."""
+def test_a_saved_recipe_with_invalid_values_is_compared_or_refused(path: str, invalid: Any) -> None:
+    """Whatever an edited file contains, the result is a change or none, never an internal error."""
     tree = saved()
     *parents, last = path.split(".")
-    place = tree
+    section = tree
     for parent in parents:
-        place = place[parent]
-    place[last] = odd
+        section = section[parent]
+    section[last] = invalid
     now = (
         recipe(faults=[])
         if path != "faults"
@@ -76,7 +76,7 @@ def test_a_saved_recipe_of_other_types_is_compared_or_refused(path: str, odd: An
         ("training__seed", 0, 1),
     ],
 )
-def test_what_would_be_another_run_is_refused(path: str, old: Any, new: Any) -> None:
+def test_a_change_of_a_fixed_field_is_refused(path: str, old: Any, new: Any) -> None:
     with pytest.raises(CheckpointError) as caught:
         check_resume(saved(**{path: old}), "f", recipe(**{path: new}), "f")
     message = str(caught.value)
@@ -100,7 +100,7 @@ def test_what_would_be_another_run_is_refused(path: str, old: Any, new: Any) -> 
         ("evaluation__sequences", 256, None),
     ],
 )
-def test_the_rest_may_change_and_is_told(path: str, old: Any, new: Any) -> None:
+def test_other_fields_may_change_and_are_listed(path: str, old: Any, new: Any) -> None:
     changes = check_resume(saved(**{path: old}), "f", recipe(**{path: new}), "f")
     assert changes == [RecipeChange(path.replace("__", "."), old, new)]
 
@@ -119,7 +119,7 @@ def test_another_precision_mode_is_refused_in_every_direction(old: str, new: str
     assert "checkpoint.init_from" in message
 
 
-def test_a_run_from_before_there_were_modes_was_in_fp32() -> None:
+def test_a_recipe_without_precision_mode_means_fp32() -> None:
     for missing in ({}, {"precision": {}}):
         before = {name: value for name, value in saved().items() if name != "precision"} | missing
         assert saved_precision_mode(before) == "fp32"
@@ -128,7 +128,7 @@ def test_a_run_from_before_there_were_modes_was_in_fp32() -> None:
             check_resume(before, "f", recipe(precision__mode="mixed"), "f")
 
 
-def test_everything_refused_is_listed_at_once() -> None:
+def test_all_refused_changes_are_listed() -> None:
     now = recipe(model__layers=3, training__seed=5, batch__global_batch=16, optimizer__lr=1.0)
     with pytest.raises(CheckpointError) as caught:
         check_resume(saved(), "old-fingerprint", now, "new-fingerprint")
@@ -188,22 +188,22 @@ def test_the_mixture_is_part_of_the_run(old: dict[str, Any], new: dict[str, Any]
     assert f"{named}: saved with " in str(caught.value)
 
 
-def test_where_sources_lie_may_change() -> None:
-    moved = [one | {"path": f"elsewhere/{one['path']}"} for one in _TWO]
+def test_the_paths_of_sources_may_change() -> None:
+    moved = [source | {"path": f"elsewhere/{source['path']}"} for source in _TWO]
     changes = check_resume(saved(data__sources=_TWO), "f", recipe(data__sources=moved), "f")
     assert [change.path for change in changes] == ["data.sources.0.path", "data.sources.1.path"]
     plain = [{"path": "a"}]
     assert check_resume(saved(data__sources=plain), "f", recipe(data__sources=[*plain, *plain]), "f")
 
 
-def test_writing_out_a_default_changes_nothing() -> None:
+def test_writing_out_a_default_is_no_change() -> None:
     assert check_resume(saved(), "f", recipe(model__kv_heads=4, model__head_dim=8), "f") == []
     assert check_resume(saved(model__kv_heads=4, model__head_dim=8), "f", recipe(), "f") == []
     with pytest.raises(CheckpointError, match="head_dim: saved with None, now 16"):
         check_resume(saved(), "f", recipe(model__head_dim=16), "f")
 
 
-def test_a_field_that_is_newer_than_the_checkpoint_had_its_default() -> None:
+def test_a_field_newer_than_the_checkpoint_had_its_default() -> None:
     old = saved()
     del old["model"]["qk_norm"], old["checkpoint"], old["optimizer"]["eps"]
     assert check_resume(old, "f", recipe(), "f") == []
@@ -212,7 +212,7 @@ def test_a_field_that_is_newer_than_the_checkpoint_had_its_default() -> None:
         check_resume(old, "f", recipe(model__qk_norm=True), "f")
 
 
-def test_a_field_that_is_gone_is_told() -> None:
+def test_a_removed_field_is_listed() -> None:
     old = saved() | {"extra": {"a": 1}}
     old["optimizer"]["amsgrad"] = True
     assert check_resume(old, "f", recipe(), "f") == [
@@ -221,17 +221,17 @@ def test_a_field_that_is_gone_is_told() -> None:
     ]
 
 
-def test_every_marked_field_is_guarded() -> None:
-    """Whatever sections come to hold: each field marked fixed is refused when its saved value differs."""
+def test_every_fixed_field_is_checked() -> None:
+    """Each field marked as fixed, in any section, is refused if its saved value differs."""
     now = recipe()
     marked = list(fixed_fields(now))
     assert len(marked) > 15
     for path in marked:
         old = saved()
-        place: Any = old
+        section: Any = old
         for part in path[:-1]:
-            place = place[part]
-        place[path[-1]] = "something else"
+            section = section[part]
+        section[path[-1]] = "something else"
         with pytest.raises(CheckpointError) as caught:
             check_resume(old, "f", now, "f")
         assert f"{'.'.join(path)}: saved with 'something else'" in str(caught.value)
@@ -246,6 +246,6 @@ def fixed_fields(section: BaseModel, *above: str) -> Any:
             yield from fixed_fields(value, *above, name)
 
 
-def test_versions_name_what_computed_the_state() -> None:
+def test_software_versions_are_complete() -> None:
     assert set(software_versions()) == {"hlat", "torch", "python"}
     assert all(software_versions().values())

@@ -1,4 +1,4 @@
-"""Law 3 and law 5 on real models: what is restored goes on exactly as what was saved, coalesced or not."""
+"""Laws 3 and 5 on real models: training from a restored state is bitwise equal, with fused parameters or without."""
 
 import random
 import warnings
@@ -44,7 +44,7 @@ def make(
 
 
 def train(model: Decoder, optimizer: torch.optim.AdamW, steps: range) -> None:
-    """A few steps whose batches come from the global generators, as those of a careless library would."""
+    """Train some steps on batches from torch's global generators."""
     for step in steps:
         tokens = torch.randint(0, 61, (2, 9)) + random.randrange(2) * np.random.randint(1)
         logits = model(tokens[:, :-1])
@@ -79,7 +79,7 @@ def load(checkpoint: Checkpoint, model: Decoder, optimizer: torch.optim.AdamW) -
 
 
 def seeded(model: Decoder, optimizer: torch.optim.AdamW) -> None:
-    """Something else everywhere, so that whatever is not restored shows."""
+    """Overwrite everything with other values, so that a value that is not restored is detected."""
     train(model, optimizer, range(1))
     torch.manual_seed(99)
     random.seed(99)
@@ -90,8 +90,8 @@ def seeded(model: Decoder, optimizer: torch.optim.AdamW) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
-    """Bit for bit: weights, moments, steps and generators, and all of it again after three steps more."""
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
+    """Bit for bit: weights, moments, steps and generators, and again after three more steps."""
     model, optimizer = make(dtype, **VARIANTS[variant])
     train(model, optimizer, range(3))
     saved = snapshot(model, optimizer)
@@ -105,13 +105,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, variant: str, dt
     assert_equal(snapshot(resumed, resumed_optimizer), saved)
     train(resumed, resumed_optimizer, range(3, 6))
     assert_equal(snapshot(resumed, resumed_optimizer), straight)
-    assert not torch.equal(straight["model.model.norm.weight"], saved["model.model.norm.weight"]), "it did train"
+    assert not torch.equal(straight["model.model.norm.weight"], saved["model.model.norm.weight"]), (
+        "the weights have changed"
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("coalesced", [True, False])
-def test_the_coalescing_may_change(tmp_path: Path, variant: str, coalesced: bool) -> None:
-    """There and back again nothing changes; and the other model computes with the same weights."""
+def test_a_state_can_be_loaded_with_another_choice_of_fused_parameters(
+    tmp_path: Path, variant: str, coalesced: bool
+) -> None:
+    """Loading and saving back changes nothing, and the other model computes the same."""
     model, optimizer = make(coalesce=coalesced, **VARIANTS[variant])
     train(model, optimizer, range(2))
     state = snapshot(model, optimizer)
@@ -123,7 +127,7 @@ def test_the_coalescing_may_change(tmp_path: Path, variant: str, coalesced: bool
 
 
 def test_optimizer_groups_keep_their_own_state(tmp_path: Path) -> None:
-    """Decayed and undecayed parameters, coalesced and not: every moment is with its parameter."""
+    """Every moment is restored to its parameter, with and without weight decay, fused or not."""
     model, optimizer = make()
     train(model, optimizer, range(2))
     other, other_optimizer = make(seed=5)
@@ -137,8 +141,8 @@ def test_optimizer_groups_keep_their_own_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_state_before_the_first_step(tmp_path: Path, fused: bool) -> None:
-    """Moments that do not exist yet are saved as zeros; the first step is the same with them as without."""
+def test_a_state_before_the_first_step_can_be_saved(tmp_path: Path, fused: bool) -> None:
+    """Moments that do not exist yet are saved as zeros, and the first step is the same with them."""
     model, _ = make()
     plain, _ = make()
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, fused=fused) for m in (model, plain)]
@@ -155,7 +159,7 @@ def test_a_state_before_the_first_step(tmp_path: Path, fused: bool) -> None:
     assert_equal(snapshot(other, other_optimizer), expected)
 
 
-def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer, range(1))
     checkpoint = save(tmp_path, snapshot(model, optimizer))
@@ -170,16 +174,16 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     assert_equal(snapshot(other, other_optimizer), before)
 
 
-def test_weights_alone_are_no_resumable_state(tmp_path: Path) -> None:
-    """A missing optimizer is never made up (HLAT's reload did, and went on with zeros)."""
+def test_weights_alone_cannot_be_resumed_from(tmp_path: Path) -> None:
+    """A missing optimizer state is an error, while HLAT continued with zeros."""
     model, optimizer = make()
     checkpoint = save(tmp_path, snapshot(model))
     with pytest.raises(CheckpointError, match=r"optimizer\.exp_avg\..*not in the checkpoint"):
         load(checkpoint, model, optimizer)
 
 
-def test_weights_start_another_run_in_another_dtype(tmp_path: Path) -> None:
-    """bf16 weights widen exactly; the generators and the optimizer stay as they are."""
+def test_weights_can_start_another_run_in_another_dtype(tmp_path: Path) -> None:
+    """bf16 weights are widened exactly; generators and optimizer are unchanged."""
     model, _ = make(torch.bfloat16)
     checkpoint = save(tmp_path, snapshot(model))
     other, _ = make(seed=5)

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: found, and held against the one that made the data."""
+"""The tokenizer of a checkpoint, and its comparison with the tokenizer of prepared data."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ TEXT = "one two three two one " * 40
 
 
 def word_tokenizer(folder: Path, words: str, config: dict[str, Any] | None = None) -> Path:
-    """A tokenizer of whole words, ids in the order given after three special tokens."""
+    """Write a word-level tokenizer: three special tokens, then the words in the given order."""
     folder.mkdir()
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["<unk>", "<s>", "</s>", *words.split()])}, "<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -52,16 +52,18 @@ def tokenizer(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """As large, and every word means another id: nothing would crash."""
+    """Tokenizer of the same size with other ids for all words, so that using it would not crash."""
     return word_tokenizer(tmp_path / "other", "three two one")
 
 
 @pytest.mark.parametrize("meta", [{"recipe": {}}, {"special_ids": {}}], ids=["run", "import"])
-def test_only_the_tokenizer_of_the_data_passes(
+def test_a_checkpoint_with_another_tokenizer_than_the_data_is_refused(
     tmp_path: Path, tokenizer: Path, other: Path, meta: dict[str, Any]
 ) -> None:
     prepared = prepared_with(tmp_path / "data", tokenizer)
-    files = prepared.dir / "tokenizer" if "recipe" in meta else tokenizer  # a run has the files that were prepared
+    files = (
+        prepared.dir / "tokenizer" if "recipe" in meta else tokenizer
+    )  # the checkpoint of a run has the tokenizer files of the prepared data
     same = checkpoint_with(tmp_path / "same", files, meta)
     differs = checkpoint_with(tmp_path / "differs", other, meta)
     check_same_tokenizer(same, prepared)
@@ -70,19 +72,19 @@ def test_only_the_tokenizer_of_the_data_passes(
 
 
 @pytest.mark.parametrize("eos", ["<s>", None])
-def test_which_token_ends_a_document_is_no_difference(tmp_path: Path, tokenizer: Path, eos: str | None) -> None:
+def test_the_end_of_document_token_is_not_compared(tmp_path: Path, tokenizer: Path, eos: str | None) -> None:
     prepared = prepared_with(tmp_path / "data", tokenizer, eos_token=eos)
     check_same_tokenizer(checkpoint_with(tmp_path / "run", tokenizer, {"special_ids": {}}), prepared)
 
 
-def test_a_tokenizer_without_the_end_of_the_data_is_another(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_tokenizer_without_the_end_of_document_token_is_another_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
     prepared = prepared_with(tmp_path / "data", tokenizer, eos_token="three")
     without = checkpoint_with(tmp_path / "run", word_tokenizer(tmp_path / "short", "one two"), {"recipe": {}})
     with pytest.raises(DataError, match="another tokenizer"):
         check_same_tokenizer(without, prepared)
 
 
-def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_checkpoint_without_a_tokenizer_passes(tmp_path: Path, tokenizer: Path) -> None:
     bare = checkpoint_with(tmp_path / "run", None, {})
     assert not has_tokenizer(bare)
     check_same_tokenizer(bare, prepared_with(tmp_path / "data", tokenizer))
@@ -91,8 +93,8 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, tokenizer: Path) -> No
     assert "data.tokenizer" not in str(refused.value), "there is no recipe to set it in"
 
 
-def test_a_sentencepiece_model_and_its_conversion_are_one_tokenizer(tmp_path: Path) -> None:
-    """Prepared from the .model, or from the tokenizer.json that lies beside it in the checkpoint."""
+def test_a_sentencepiece_model_and_its_conversion_are_the_same_tokenizer(tmp_path: Path) -> None:
+    """The data is prepared from the .model, or from the tokenizer.json next to it in the checkpoint."""
     sentencepiece = pytest.importorskip("sentencepiece")
     source = tmp_path / "pieces"
     source.mkdir()

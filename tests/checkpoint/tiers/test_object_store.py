@@ -1,4 +1,4 @@
-"""An upload that is found to be of a damaged file is given up: nothing appears, and nothing that was sent stays."""
+"""The upload of a damaged file is aborted: no object appears, and no incomplete upload is left."""
 
 import hashlib
 from pathlib import Path
@@ -12,7 +12,7 @@ from hlat.runtime import CheckpointError
 
 
 class _Upload:
-    """An object that is being written, as fsspec has it: closing completes it, discarding takes its parts back."""
+    """Object being written, like fsspec's: ``close`` completes it, ``discard`` removes its parts."""
 
     def __init__(self) -> None:
         self.closed, self.ends = False, list[str]()
@@ -29,7 +29,7 @@ class _Upload:
 
 
 class _Store:
-    """Keeps no objects, but what became of the writing of them."""
+    """Store that records its uploads and no objects."""
 
     def __init__(self) -> None:
         self.uploads: list[_Upload] = []
@@ -40,7 +40,7 @@ class _Store:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_only_what_matches_its_checksum_is_completed(
+def test_an_upload_is_completed_only_if_the_file_matches_its_checksum(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damaged: bool
 ) -> None:
     store, file, content = _Store(), tmp_path / "a.distcp", b"weights" * 1000
@@ -55,4 +55,4 @@ def test_only_what_matches_its_checksum_is_completed(
         reached.upload(file, "a.distcp", record)
     [upload] = store.uploads
     assert upload.ends == ["discarded" if damaged else "completed"]
-    assert upload.closed, "or it would be completed when it is collected"
+    assert upload.closed, "otherwise the garbage collector would complete it"

@@ -1,4 +1,4 @@
-"""Checkpoints in a real S3-protocol server: whole and verified, or not there, whatever happens to either side."""
+"""Checkpoints in a real S3-protocol server: complete and verified, or absent, whatever fails on either side."""
 
 import json
 import os
@@ -34,19 +34,19 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """A server with an empty bucket."""
+    """S3 server with an empty bucket."""
     with ObjectStore(tmp_path_factory.mktemp("s3")) as store:
         yield store
 
 
 @pytest.fixture(autouse=True)
 def s3(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """The server, behaving well, and an environment that leads to it."""
+    """The server without injected faults, and environment variables that point to it."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     backend = open_filesystem("s3://corpus", CheckpointError)[
         0
-    ]  # one for a whole test: logging in takes longer than most
+    ]  # one connection per test: connecting takes longer than most tests
 
     def connected(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
         return backend, url.removeprefix("s3://")
@@ -58,7 +58,7 @@ def s3(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectS
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
-    """A prefix that no other test has."""
+    """URL of a prefix that no other test uses."""
     return f"s3://corpus/{abs(hash(request.node.nodeid))}"
 
 
@@ -67,7 +67,7 @@ def no_pause(seconds: float) -> None:
 
 
 class Run:
-    """A run in a folder, and its prefix."""
+    """A run folder and its prefix in the store."""
 
     def __init__(self, folder: Path, url: str, keep_last: int = 3, name: str = "tiny") -> None:
         self.folder, self.url, self.keep_last, self.name = folder, url, keep_last, name
@@ -82,32 +82,32 @@ class Run:
         return CheckpointStore(self.root, self.keep_last, ranks=ranks)
 
     def remote(
-        self, reached: ObjectStoreClient | None = None, ranks: HostGroup | None = None, disk: Disk | None = None
+        self, client: ObjectStoreClient | None = None, ranks: HostGroup | None = None, disk: Disk | None = None
     ) -> RemoteTier:
         def report(path: Path | str, problems: list[str]) -> None:
             self.damaged.append((str(path), problems))
 
-        reached = reached or ObjectStoreClient(self.url, 0, no_pause)
-        owner = RunId(self.folder, self.name)
-        return RemoteTier(reached, ranks or HostGroup(), owner, self.keep_last, on_damage=report, disk=disk)
+        client = client or ObjectStoreClient(self.url, 0, no_pause)
+        run_id = RunId(self.folder, self.name)
+        return RemoteTier(client, ranks or HostGroup(), run_id, self.keep_last, on_damage=report, disk=disk)
 
-    def saved_and_uploaded(self, *steps: int) -> list[Path]:
+    def save_and_upload(self, *steps: int) -> list[Path]:
         store, remote = self.store(), self.remote()
         folders = [save(store, step) for step in steps]
         for folder in folders:
             remote.upload(folder)
         return folders
 
-    def elsewhere(self, name: str = "elsewhere") -> "Run":
-        """The same run on a machine that has nothing of it."""
+    def on_new_machine(self, name: str = "elsewhere") -> "Run":
+        """The same run on a machine without its files."""
         return Run(self.folder.with_name(name), self.url, self.keep_last)
 
-    def found(self, than: int | None = None) -> int | None:
-        """The step that a machine with nothing finds in the store; it is whole."""
-        other = self.elsewhere("found")
+    def fetch_on_new_machine(self, newer_than: int | None = None) -> int | None:
+        """Fetch the newest checkpoint to a machine without files; check it and return its step."""
+        other = self.on_new_machine("found")
         shutil.rmtree(other.folder, ignore_errors=True)
         store = other.store()
-        step = other.remote().fetch_newest(store.root, than)
+        step = other.remote().fetch_newest(store.root, newer_than)
         if step is not None:
             assert_is_step(store.newest(), step)
         return step
@@ -119,30 +119,30 @@ def run(tmp_path: Path, url: str) -> Run:
 
 
 def objects_of(server: ObjectStore, url: str) -> Path:
-    """The folder where the server keeps the objects of a prefix."""
+    """Folder in which the server stores the objects of a prefix."""
     return server.folder / "objects" / url.removeprefix("s3://")
 
 
-def test_there_and_back(run: Run, s3: ObjectStore) -> None:
-    [first, second] = run.saved_and_uploaded(4, 5)
+def test_a_checkpoint_is_uploaded_and_downloaded_unchanged(run: Run, s3: ObjectStore) -> None:
+    [first, second] = run.save_and_upload(4, 5)
     there = objects_of(s3, run.url) / second.name
     assert {path.name: path.read_bytes() for path in there.iterdir()} == {
         path.name: path.read_bytes() for path in second.iterdir()
     }
-    other = run.elsewhere()
+    other = run.on_new_machine()
     store = other.store()
     assert other.remote().fetch_newest(store.root, 5) is None
     assert other.remote().fetch_newest(store.root, 4) == 5
     assert_is_step(store.newest(), 5)
     requests = len(s3.requests())
     run.remote().upload(second)
-    assert not [line for line in s3.requests()[requests:] if line.startswith("PUT")], "it is there already"
+    assert not [line for line in s3.requests()[requests:] if line.startswith("PUT")], "the store already has it"
     assert run.remote().missing(run.root) == []
     assert first.name in [path.name for path in objects_of(s3, run.url).iterdir()]
 
 
-def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> None:
-    class Watched(ObjectStoreClient):
+def test_each_rank_uploads_the_files_it_wrote(run: Run, s3: ObjectStore) -> None:
+    class RecordingClient(ObjectStoreClient):
         def upload(self, source: Path, *rest: Any) -> None:
             sent.append((self.rank, source.name))
             super().upload(source, *rest)
@@ -154,9 +154,9 @@ def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> 
     def work(ranks: HostGroup) -> str:
         store = run.store(ranks)
         folder = store.save(7, chunks_of(7, ranks.rank, ranks.world), meta_of(7))
-        watched = Watched(run.url, 0, no_pause)
-        watched.rank = ranks.rank
-        return run.remote(watched, ranks).upload(folder)
+        client = RecordingClient(run.url, 0, no_pause)
+        client.rank = ranks.rank
+        return run.remote(client, ranks).upload(folder)
 
     assert set(results_of(run_on_ranks(3, work))) == {f"{run.url}/step-00000007"}
     tensors = [(rank, name) for rank, name in sent if name.endswith(".distcp")]
@@ -167,7 +167,7 @@ def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> 
     def fetch(ranks: HostGroup) -> int | None:
         return other.remote(ranks=ranks).fetch_newest(other.store(ranks).root, None)
 
-    other = run.elsewhere()
+    other = run.on_new_machine()
     assert results_of(run_on_ranks(2, fetch)) == [7, 7]
     newest = other.store().newest()
     assert newest is not None
@@ -175,15 +175,15 @@ def test_every_rank_sends_the_files_that_it_wrote(run: Run, s3: ObjectStore) -> 
     assert_equal(newest.load(""), state(7))
 
 
-# --- stopped, killed, away -----------------------------------------------------------------------------------------
+# --- crashes and outages -------------------------------------------------------------------------------------------
 
 
-class Stopped(BaseException):
-    """The process is gone. Not an Exception: nothing may handle it."""
+class ClientKilled(BaseException):
+    """Crash of the client. Not an Exception, so that no code under test handles it."""
 
 
-class Counted(ObjectStoreClient):
-    """Calls ``self.before(n)`` ahead of the n-th request that changes something."""
+class CountingClient(ObjectStoreClient):
+    """Client that crashes before request number ``at``, counting the requests that change something."""
 
     count = 0
     at = 1 << 30
@@ -191,7 +191,7 @@ class Counted(ObjectStoreClient):
     def change(self) -> None:
         self.count += 1
         if self.count >= self.at:
-            raise Stopped
+            raise ClientKilled
 
     def put(self, name: str, data: bytes) -> None:
         self.change()
@@ -210,34 +210,34 @@ class Counted(ObjectStoreClient):
         super().upload(source, *rest)
 
 
-def upload_and_prune(run: Run, reached: ObjectStoreClient) -> None:
-    remote = run.remote(reached)
+def upload_and_prune(run: Run, client: ObjectStoreClient) -> None:
+    remote = run.remote(client)
     remote.upload(run.root / "step-00000003")
     remote.prune()
 
 
-def test_stopped_before_every_request(tmp_path: Path, url: str) -> None:
-    def begun(name: str) -> Run:
+def test_a_crash_before_any_request_leaves_valid_checkpoints_only(tmp_path: Path, url: str) -> None:
+    def prepare_run(name: str) -> Run:
         made = Run(tmp_path / name / "run", f"{url}/{name}", keep_last=1)
-        made.saved_and_uploaded(2)
+        made.save_and_upload(2)
         save(made.store(), 3)
         return made
 
-    count = Counted(f"{url}/count", 0, no_pause)
-    upload_and_prune(begun("count"), count)
+    count = CountingClient(f"{url}/count", 0, no_pause)
+    upload_and_prune(prepare_run("count"), count)
     assert count.count > 8
     found = []
     for at in range(1, count.count + 1):
-        run = begun(f"stop-{at}")
-        counted = Counted(run.url, 0, no_pause)
+        run = prepare_run(f"stop-{at}")
+        counted = CountingClient(run.url, 0, no_pause)
         counted.at = at
-        with pytest.raises(Stopped):
+        with pytest.raises(ClientKilled):
             upload_and_prune(run, counted)
-        step = run.found()
+        step = run.fetch_on_new_machine()
         assert step in (2, 3)
         found.append(step)
         upload_and_prune(run, ObjectStoreClient(run.url, 0, no_pause))
-        assert run.found() == 3
+        assert run.fetch_on_new_machine() == 3
         assert ObjectStoreClient(run.url).list_names() == ["run.json", "step-00000003"]
     assert sorted(found) == found and set(found) == {2, 3}
 
@@ -256,8 +256,8 @@ def wait_for_request(s3: ObjectStore, part: str) -> None:
         time.sleep(0.01)
 
 
-def test_killed_in_the_middle_of_an_upload(run: Run, s3: ObjectStore) -> None:
-    run.saved_and_uploaded(1)
+def test_an_upload_killed_halfway_leaves_no_checkpoint(run: Run, s3: ObjectStore) -> None:
+    run.save_and_upload(1)
     save(run.store(), 2)
     target = f"{run.url.removeprefix('s3:/')}/step-00000002/optimizer"
     s3.misbehave({"method": "PUT", "path": target, "wait": 30})
@@ -267,15 +267,15 @@ def test_killed_in_the_middle_of_an_upload(run: Run, s3: ObjectStore) -> None:
         process.join()
     s3.misbehave()
     there = [path.name for path in (objects_of(s3, run.url) / "step-00000002").iterdir()]
-    assert there and "COMMITTED" not in there, "a part of it is there"
-    assert run.found() == 1
+    assert there and "COMMITTED" not in there, "some of its files were uploaded"
+    assert run.fetch_on_new_machine() == 1
     assert run.remote().missing(run.root) == [run.root / "step-00000002"]
     run.remote().upload(run.root / "step-00000002")
-    assert run.found() == 2
+    assert run.fetch_on_new_machine() == 2
 
 
-def test_server_killed_and_restarted_during_an_upload(run: Run, s3: ObjectStore) -> None:
-    run.saved_and_uploaded(1)
+def test_an_upload_survives_a_restart_of_the_server(run: Run, s3: ObjectStore) -> None:
+    run.save_and_upload(1)
     save(run.store(), 2)
     target = f"{run.url.removeprefix('s3:/')}/step-00000002/optimizer"
     s3.misbehave({"method": "PUT", "path": target, "wait": 30})
@@ -287,7 +287,7 @@ def test_server_killed_and_restarted_during_an_upload(run: Run, s3: ObjectStore)
         s3.kill()
 
     def back(seconds: float) -> None:
-        with lock:  # several files are under way
+        with lock:  # several files are uploaded concurrently
             pauses.append(seconds)
             if len(pauses) == 1:
                 s3.misbehave()
@@ -298,12 +298,12 @@ def test_server_killed_and_restarted_during_an_upload(run: Run, s3: ObjectStore)
     run.remote(ObjectStoreClient(run.url, 2, back)).upload(run.root / "step-00000002")
     killer.join()
     assert pauses and set(pauses) <= {1.0, 2.0}
-    assert run.found() == 2
+    assert run.fetch_on_new_machine() == 2
     assert verify_remote(ObjectStoreClient(run.url), 2) == []
 
 
-def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectStore) -> None:
-    """For two checkpoints; the third brings what is missing, the oldest first."""
+def test_failed_uploads_are_reported_and_made_up_for_later(run: Run, s3: ObjectStore) -> None:
+    """Uploads fail for two checkpoints; with the third, all missing ones are uploaded, the oldest first."""
     config = CheckpointConfig(remote=run.url, retries=0, keep_last=3)
 
     def tiers(store: CheckpointStore) -> Tiers:
@@ -319,17 +319,17 @@ def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectSto
     store = run.store()
     kept = tiers(store)
     save(store, 1)
-    assert [(note.kind, note.step) for note in kept.upload()] == [("remote", 1)]
+    assert [(event.kind, event.step) for event in kept.upload()] == [("remote", 1)]
     s3.misbehave({"method": "PUT", "path": "/corpus", "status": 503, "code": "SlowDown"})
     for step in (2, 3):
         save(store, step)
-        [note] = kept.upload()
-        assert (note.kind, note.step) == ("remote_failed", 2) and "HTTP 503 SlowDown" in note.message
+        [event] = kept.upload()
+        assert (event.kind, event.step) == ("remote_failed", 2) and "HTTP 503 SlowDown" in event.message
         assert_is_step(store.newest(), step)
     s3.misbehave()
     save(store, 4)
     store.prune()
-    assert [(note.kind, note.step) for note in kept.upload()] == [("remote", step) for step in (2, 3, 4)]
+    assert [(event.kind, event.step) for event in kept.upload()] == [("remote", step) for step in (2, 3, 4)]
     assert ObjectStoreClient(run.url).list_names() == ["run.json", *(f"step-{step:08d}" for step in (2, 3, 4))]
 
     s3.misbehave(
@@ -337,18 +337,18 @@ def test_a_store_that_is_away_is_told_and_caught_up_with(run: Run, s3: ObjectSto
     )
     again = tiers(run.store())
     assert_is_step(again.newest(), 4)
-    assert [note.kind for note in again.events] == ["remote_failed", "remote_failed"]
-    with pytest.raises(StorageError, match="HTTP 503"):  # nothing can be known of this run without the store
-        Tiers(config, run.elsewhere().store(), RunId(run.elsewhere().folder, run.name), 0, HostGroup())
+    assert [event.kind for event in again.events] == ["remote_failed", "remote_failed"]
+    with pytest.raises(StorageError, match="HTTP 503"):  # without the store, the id of this run is unknown
+        Tiers(config, run.on_new_machine().store(), RunId(run.on_new_machine().folder, run.name), 0, HostGroup())
 
 
-# --- whose is it ---------------------------------------------------------------------------------------------------
+# --- one run per prefix --------------------------------------------------------------------------------------------
 
 
 def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
-    """Two runs that commit one step at the same instant: the first stays, the second is told."""
+    """If two runs commit the same step at the same time, the first one wins and the second gets an error."""
 
-    class Raced(ObjectStoreClient):
+    class RacingClient(ObjectStoreClient):
         def create(self, name: str, data: bytes) -> bytes:
             if name.endswith("COMMITTED"):
                 super().create(name, b"another")
@@ -356,29 +356,29 @@ def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
 
     folder = save(run.store(), 1)
     with pytest.raises(CheckpointError, match=f"{run.url}/step-00000001: is another checkpoint of that step"):
-        run.remote(Raced(run.url, 0, no_pause)).upload(folder)
+        run.remote(RacingClient(run.url, 0, no_pause)).upload(folder)
     marker = objects_of(s3, run.url) / "step-00000001" / "COMMITTED"
     assert marker.read_bytes() == b"another"
     kept = Tiers(CheckpointConfig(remote=run.url), run.store(), RunId(run.folder, run.name), 0, HostGroup())
-    [note] = kept.upload()
-    assert note.kind == "remote_failed" and note.step == 1 and "two runs" in note.message.lower()
+    [event] = kept.upload()
+    assert event.kind == "remote_failed" and event.step == 1 and "two runs" in event.message.lower()
     assert marker.read_bytes() == b"another"
 
 
 def test_a_prefix_belongs_to_one_run(run: Run, tmp_path: Path) -> None:
-    run.saved_and_uploaded(1)
+    run.save_and_upload(1)
     with pytest.raises(CheckpointError, match=f"{run.url}: contains the checkpoints of the run tiny"):
         Run(tmp_path / "b", run.url, name="other").remote().claim()
     known = Run(tmp_path / "c", run.url)
     RunId(known.folder, known.name).ensure()
     with pytest.raises(CheckpointError, match="of another run with the same name, tiny"):
         known.remote().fetch_newest(known.root, None)
-    moved = run.elsewhere()
+    moved = run.on_new_machine()
     moved.remote().claim()
     assert RunId(moved.folder, "tiny").stored() == RunId(run.folder, "tiny").stored() is not None
 
 
-def test_an_upload_of_what_is_damaged_here_is_refused(run: Run) -> None:
+def test_a_damaged_local_checkpoint_is_not_uploaded(run: Run) -> None:
     folder = save(run.store(), 1)
     file = folder / "model__0_0.distcp"
     data = bytearray(file.read_bytes())
@@ -386,7 +386,7 @@ def test_an_upload_of_what_is_damaged_here_is_refused(run: Run) -> None:
     file.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"model__0_0\.distcp: does not match its checksum"):
         run.remote().upload(folder)
-    assert run.found() is None
+    assert run.fetch_on_new_machine() is None
 
 
 # --- damage --------------------------------------------------------------------------------------------------------
@@ -407,11 +407,11 @@ HARMS: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize(("victim", "content"), [("meta.json", b'{"step": "many"}'), (".metadata", b"no pickle")])
-def test_what_was_sealed_anew_in_the_store_is_looked_into(
+def test_files_edited_in_the_store_with_valid_checksums_are_reported(
     run: Run, s3: ObjectStore, victim: str, content: bytes
 ) -> None:
-    """Checksums that fit do not make a checkpoint: what is inside has to be what hlat writes."""
-    [folder] = run.saved_and_uploaded(1)
+    """Metadata and index are checked, even if all checksums match."""
+    [folder] = run.save_and_upload(1)
     assert verify_remote(ObjectStoreClient(run.url), 1) == []
     (folder / victim).write_bytes(content)
     seal(folder)
@@ -431,10 +431,10 @@ def test_what_was_sealed_anew_in_the_store_is_looked_into(
         ("manifest.json", "truncate"),
     ],
 )
-def test_damage_in_the_store_is_named_and_the_next_older_one_taken(
+def test_damage_in_the_store_is_reported_and_the_previous_checkpoint_is_used(
     run: Run, s3: ObjectStore, victim: str, harm: str
 ) -> None:
-    [_, folder] = run.saved_and_uploaded(1, 2)
+    [_, folder] = run.save_and_upload(1, 2)
     key = f"{run.url.removeprefix('s3://corpus/')}/step-00000002/{victim}"
     changed = HARMS[harm]((folder / victim).read_bytes())
     if changed is None:
@@ -443,37 +443,37 @@ def test_damage_in_the_store_is_named_and_the_next_older_one_taken(
         s3.replace(key, changed)
     [problem] = verify_remote(ObjectStoreClient(run.url), 2)
     assert victim in problem
-    other = run.elsewhere()
+    other = run.on_new_machine()
     store = other.store()
     assert other.remote().fetch_newest(store.root, None) == 1
     assert_is_step(store.newest(), 1)
     [(path, [said])] = other.damaged
     assert path == f"{run.url}/step-00000002" and victim in said
-    assert sorted(path.name for path in store.root.iterdir()) == ["step-00000001"], "nothing is left of it"
+    assert sorted(path.name for path in store.root.iterdir()) == ["step-00000001"], "no file of it is left"
     assert "COMMITTED.bad" in ObjectStoreClient(run.url).list_names("step-00000002")
-    assert other.remote().fetch_newest(store.root, 1) is None, "it does not exist any more"
+    assert other.remote().fetch_newest(store.root, 1) is None, "the damaged checkpoint is skipped from now on"
     other.remote().upload(save(store, 2))
-    assert run.found() == 2, "and the run that comes to that step again can keep it"
+    assert run.fetch_on_new_machine() == 2, "the run can save that step again"
 
 
-def test_a_disk_that_refuses_what_is_fetched_leaves_nothing(run: Run, tmp_path: Path) -> None:
-    class Full(Disk):
+def test_a_failed_download_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    class FullDisk(Disk):
         def free_bytes(self, path: Path) -> int:
             return 1000
 
-    run.saved_and_uploaded(1)
-    other = run.elsewhere()
+    run.save_and_upload(1)
+    other = run.on_new_machine()
     root = other.store().root
     with pytest.raises(StorageError, match=rf"cannot download {run.url}/step-00000001 in .* are free"):
-        other.remote(disk=Full()).fetch_newest(root, None)
+        other.remote(disk=FullDisk()).fetch_newest(root, None)
     assert list(root.iterdir()) == []
 
 
-# --- what is kept --------------------------------------------------------------------------------------------------
+# --- retention -----------------------------------------------------------------------------------------------------
 
 
-def test_removal_takes_the_marker_first(run: Run, s3: ObjectStore) -> None:
-    run.saved_and_uploaded(1, 2, 3, 4)
+def test_pruning_removes_the_marker_first(run: Run, s3: ObjectStore) -> None:
+    run.save_and_upload(1, 2, 3, 4)
     requests = len(s3.requests())
     assert run.remote().prune() == [1]
     gone = [line for line in s3.requests()[requests:] if line.startswith(("DELETE", "POST"))]
@@ -481,16 +481,16 @@ def test_removal_takes_the_marker_first(run: Run, s3: ObjectStore) -> None:
     assert ObjectStoreClient(run.url).list_names() == ["run.json", "step-00000002", "step-00000003", "step-00000004"]
 
 
-def test_the_last_whole_one_is_never_removed(run: Run, s3: ObjectStore, tmp_path: Path) -> None:
+def test_the_last_valid_checkpoint_is_never_removed(run: Run, s3: ObjectStore, tmp_path: Path) -> None:
     run.keep_last = 1
-    run.saved_and_uploaded(1, 2)
+    run.save_and_upload(1, 2)
     s3.replace(f"{run.url.removeprefix('s3://corpus/')}/step-00000002/model__0_0.distcp", b"nothing")
-    assert run.remote().prune() == [], "this process has not seen that 2 is whole, and finds that it is not"
-    assert run.found() == 1
+    assert run.remote().prune() == [], "this process has not verified step 2, and now finds it damaged"
+    assert run.fetch_on_new_machine() == 1
 
 
-def test_nothing_secret_is_recorded(run: Run, s3: ObjectStore) -> None:
-    run.saved_and_uploaded(1)
+def test_no_credentials_are_stored(run: Run, s3: ObjectStore) -> None:
+    run.save_and_upload(1)
     secret = s3.environment["AWS_SECRET_ACCESS_KEY"]
     for path in [*run.folder.rglob("*"), *objects_of(s3, run.url).rglob("*")]:
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path

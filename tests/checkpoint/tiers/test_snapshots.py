@@ -1,4 +1,4 @@
-"""Snapshots on the machines of a run: whatever is lost or damaged, the newest one that is whole comes back, or none."""
+"""Snapshots on the machines of a run: whatever is lost or damaged, the newest valid snapshot is promoted, or none."""
 
 import errno
 import hashlib
@@ -24,8 +24,8 @@ TWO_BY_TWO: Machines = (0, 0, 1, 1)
 
 
 @pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls a plug here: what is durable is told by the order of operations, not by waiting for the device."""
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable fsync, which is slow: these tests check the order of operations, not the device."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -35,19 +35,19 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def flip(path: Path, at: int = -20) -> None:
-    """Change one bit of a file."""
+    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
 
 
-def the(paths: list[Path]) -> Path:
+def only_item(paths: list[Path]) -> Path:
     [path] = paths
     return path
 
 
 @pytest.mark.parametrize("after", [TWO_BY_TWO, (0,), (0, 0), (0, 1, 1), (0, 0, 1, 1, 2, 2)])
-def test_a_snapshot_becomes_a_checkpoint_whatever_the_run_goes_on_with(cluster: Cluster, after: Machines) -> None:
+def test_a_snapshot_can_be_promoted_on_any_number_of_ranks_and_machines(cluster: Cluster, after: Machines) -> None:
     cluster.snapshot(TWO_BY_TWO, 3, 5)
     if len(set(after)) == 1:
         cluster.lose(1)
@@ -57,7 +57,7 @@ def test_a_snapshot_becomes_a_checkpoint_whatever_the_run_goes_on_with(cluster: 
     assert verify(cluster.run_dir / "checkpoints" / "step-00000005") == []
 
 
-def test_two_snapshots_are_kept_on_each_machine_and_as_many_of_another(cluster: Cluster) -> None:
+def test_each_machine_keeps_two_snapshots_and_two_copies(cluster: Cluster) -> None:
     names = cluster.snapshot(TWO_BY_TWO, 3, 5, 7, 9)
     kept = {path.relative_to(cluster.folder).parts[0::2][0:1] + path.parts[-2:] for path in cluster.parts()}
     assert kept == {
@@ -69,7 +69,7 @@ def test_two_snapshots_are_kept_on_each_machine_and_as_many_of_another(cluster: 
     assert len(cluster.parts("*/peer/*/*")) == 8
 
 
-def test_only_what_is_newer_than_the_checkpoint_is_promoted(cluster: Cluster) -> None:
+def test_only_snapshots_newer_than_the_checkpoint_are_promoted(cluster: Cluster) -> None:
     store = CheckpointStore(cluster.run_dir / "checkpoints", keep_last=2)
     save(store, 5)
     cluster.snapshot(TWO_BY_TWO, 3, 5)
@@ -79,7 +79,7 @@ def test_only_what_is_newer_than_the_checkpoint_is_promoted(cluster: Cluster) ->
     assert cluster.promote(TWO_BY_TWO)[0] == 6
 
 
-def test_a_lost_machine_loses_nothing(cluster: Cluster) -> None:
+def test_the_loss_of_one_machine_loses_no_snapshot(cluster: Cluster) -> None:
     for lost in (0, 1):
         cluster.snapshot(TWO_BY_TWO, lost + 1)
         cluster.lose(lost)
@@ -88,27 +88,27 @@ def test_a_lost_machine_loses_nothing(cluster: Cluster) -> None:
         assert_is_state_of_step(newest, lost + 1)
 
 
-def test_without_copies_a_lost_machine_loses_its_snapshots(cluster: Cluster) -> None:
+def test_without_copies_the_loss_of_a_machine_loses_its_snapshots(cluster: Cluster) -> None:
     cluster.snapshot(TWO_BY_TWO, 3, copies=False)
     assert cluster.parts("*/peer/*/*") == []
     cluster.lose(1)
     assert cluster.promote(TWO_BY_TWO, copies=False) == (None, None)
 
 
-def test_one_machine_says_that_nobody_keeps_copies(cluster: Cluster) -> None:
-    def note(machines: Machines, copies: bool = True) -> str:
+def test_a_single_machine_warns_that_there_are_no_copies(cluster: Cluster) -> None:
+    def warning(machines: Machines, copies: bool = True) -> str:
         return cluster.run(machines, lambda ranks: cluster.tier(ranks, machines, copies).warning)[0]
 
-    assert "no other machine for copies" in note((0, 0))
-    assert note((0, 0), copies=False) == note((0, 1)) == ""
+    assert "no other machine for copies" in warning((0, 0))
+    assert warning((0, 0), copies=False) == warning((0, 1)) == ""
 
 
 @pytest.mark.parametrize("victim", ["model__1_0.distcp", "part.json", "COMMITTED"])
-@pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "append"])
-def test_a_damaged_part_is_named_and_its_copy_taken(cluster: Cluster, victim: str, harm: str) -> None:
+@pytest.mark.parametrize("damage_kind", ["flip", "truncate", "delete", "append"])
+def test_a_damaged_part_is_reported_and_its_copy_is_used(cluster: Cluster, victim: str, damage_kind: str) -> None:
     cluster.snapshot(TWO_BY_TWO, 3, 5)
-    part = the([path for path in cluster.parts("*/step-00000005.*/*") if path.name == "rank-00001"])
-    spoil(part / victim, harm)
+    part = only_item([path for path in cluster.parts("*/step-00000005.*/*") if path.name == "rank-00001"])
+    damage(part / victim, damage_kind)
     step, newest = cluster.promote(TWO_BY_TWO)
     assert step == 5
     assert_is_state_of_step(newest, 5)
@@ -116,9 +116,9 @@ def test_a_damaged_part_is_named_and_its_copy_taken(cluster: Cluster, victim: st
     assert path == f"{part}.bad" and victim in problem and not part.exists()
 
 
-def spoil(path: Path, harm: str) -> None:
+def damage(path: Path, damage_kind: str) -> None:
     data = path.read_bytes()
-    match harm:
+    match damage_kind:
         case "flip":
             flip(path)
         case "truncate":
@@ -129,7 +129,7 @@ def spoil(path: Path, harm: str) -> None:
             path.unlink()
 
 
-def test_with_part_and_copy_damaged_the_snapshot_before_it_is_taken(cluster: Cluster) -> None:
+def test_with_part_and_copy_damaged_the_previous_snapshot_is_promoted(cluster: Cluster) -> None:
     cluster.snapshot(TWO_BY_TWO, 3, 5)
     for part in cluster.parts("**/step-00000005.*/*"):
         if part.name == "rank-00002":
@@ -139,10 +139,10 @@ def test_with_part_and_copy_damaged_the_snapshot_before_it_is_taken(cluster: Clu
     assert_is_state_of_step(newest, 3)
 
 
-def test_parts_of_two_attempts_at_a_step_are_never_one_state(cluster: Cluster) -> None:
-    """The first attempt ended before rank 1's part was there, the second before rank 0's."""
+def test_parts_of_two_attempts_at_a_step_are_never_combined(cluster: Cluster) -> None:
+    """The first attempt ended before rank 1 wrote its part, the second before rank 0 did."""
     first, second = (cluster.snapshot((0, 0), 4)[0] for _ in range(2))
-    home = the(list(cluster.machine(0).iterdir()))
+    home = only_item(list(cluster.machine(0).iterdir()))
     assert [path.name for path in home.iterdir() if path.name.startswith("step")] == [second]
     shutil.copytree(home / second, home / first)
     shutil.rmtree(home / first / "rank-00001")
@@ -150,8 +150,8 @@ def test_parts_of_two_attempts_at_a_step_are_never_one_state(cluster: Cluster) -
     assert cluster.promote((0, 0)) == (None, None)
 
 
-def test_nothing_of_another_run_is_taken(cluster: Cluster) -> None:
-    """A copy of a run folder, and a folder that was emptied, are other runs."""
+def test_snapshots_of_another_run_are_ignored(cluster: Cluster) -> None:
+    """A copy of a run folder, and an emptied run folder, are other runs."""
     cluster.snapshot((0,), 4)
     shutil.copytree(cluster.run_dir, cluster.folder / "copy")
     original, cluster.run_dir = cluster.run_dir, cluster.folder / "copy"
@@ -161,7 +161,7 @@ def test_nothing_of_another_run_is_taken(cluster: Cluster) -> None:
     assert cluster.promote((0,)) == (None, None)
 
 
-def test_a_folder_that_two_machines_share_is_refused(cluster: Cluster) -> None:
+def test_a_folder_shared_by_two_machines_is_an_error(cluster: Cluster) -> None:
     class Shared(Cluster):
         @property
         def pattern(self) -> str:
@@ -179,13 +179,13 @@ def test_a_folder_that_two_machines_share_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "part.json"])
-def test_a_part_that_names_files_elsewhere_is_refused(cluster: Cluster, name: str) -> None:
+def test_a_part_that_names_files_outside_its_folder_is_refused(cluster: Cluster, name: str) -> None:
     cluster.snapshot((0,), 4)
-    part = the(cluster.parts())
+    part = only_item(cluster.parts())
     text = json.loads((part / "part.json").read_text())
     text["files"][name] = text["files"].pop("model__0_0.distcp")
-    for block in text["blocks"]:
-        block["file"] = name if block["file"] == "model__0_0.distcp" else block["file"]
+    for chunk in text["blocks"]:
+        chunk["file"] = name if chunk["file"] == "model__0_0.distcp" else chunk["file"]
     data = json.dumps(text).encode()
     (part / "part.json").write_bytes(data)
     (part / "COMMITTED").write_text(hashlib.sha256(data).hexdigest())
@@ -194,21 +194,21 @@ def test_a_part_that_names_files_elsewhere_is_refused(cluster: Cluster, name: st
     assert "not a plain path" in problem
 
 
-# --- disks that refuse or stop -------------------------------------------------------------------------------------
+# --- failing disks and crashes -------------------------------------------------------------------------------------
 
 
-def second_write(cluster: Cluster, disk: CountingDisk) -> None:
-    """One rank, whose first snapshot is there, opens the tier on this disk and writes another one."""
+def write_second_snapshot(cluster: Cluster, disk: CountingDisk) -> None:
+    """Open the tier of one rank with a first snapshot, on a given disk, and write a second snapshot."""
     ranks = HostGroup()
     tier = cluster.tier(ranks, (0,), disk=disk)
     store = CheckpointStore(cluster.run_dir / "checkpoints", keep_last=2)
-    tier.promote(store, 100)  # newer than all: it only looks
+    tier.promote(store, 100)  # newer than all snapshots: nothing is promoted
     cluster.write(tier, ranks, 5)
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Callable[[str], Cluster]:
-    """Makes places where a first snapshot is."""
+def make_cluster(tmp_path: Path) -> Callable[[str], Cluster]:
+    """Function that makes a cluster with a first snapshot."""
     template = Cluster(tmp_path)
     template.snapshot((0,), 2, 3)
 
@@ -218,9 +218,9 @@ def begun(tmp_path: Path) -> Callable[[str], Cluster]:
             shutil.copytree(tmp_path / part, folder / part)
         (folder / "shelter").mkdir()
         made = Cluster(folder)
-        old = the(list((folder / "machine0").iterdir()))
-        made.run((0,), lambda ranks: made.tier(ranks, (0,)))  # so that its folder has the name of this run
-        new = the([path for path in (folder / "machine0").iterdir() if path != old])
+        old = only_item(list((folder / "machine0").iterdir()))
+        made.run((0,), lambda ranks: made.tier(ranks, (0,)))  # rename the snapshot folder to the name for this run
+        new = only_item([path for path in (folder / "machine0").iterdir() if path != old])
         new.rmdir()
         old.rename(new)
         return made
@@ -229,15 +229,17 @@ def begun(tmp_path: Path) -> Callable[[str], Cluster]:
 
 
 @pytest.mark.parametrize("forgets", get_args(Forgets))
-def test_stopped_before_every_operation(begun: Callable[[str], Cluster], forgets: Forgets) -> None:
+def test_a_crash_before_any_operation_leaves_a_valid_snapshot(
+    make_cluster: Callable[[str], Cluster], forgets: Forgets
+) -> None:
     count = CountingDisk()
-    second_write(begun("count"), count)
+    write_second_snapshot(make_cluster("count"), count)
     found = []
     for at in range(1, len(count.operations) + 2):
-        cluster = begun(f"stop-{at}")
+        cluster = make_cluster(f"stop-{at}")
         disk = PowerLossDisk(at, cluster.folder / "shelter", forgets)
         with pytest.raises(PowerLoss):
-            second_write(cluster, disk)
+            write_second_snapshot(cluster, disk)
             disk.sync_folder(cluster.folder)
         step, newest = cluster.promote((0,))
         assert step is not None and cluster.damaged == []
@@ -248,35 +250,37 @@ def test_stopped_before_every_operation(begun: Callable[[str], Cluster], forgets
 
 
 @pytest.mark.parametrize(("code", "stays"), [(errno.EIO, False), (errno.ENOSPC, True)])
-def test_every_operation_refused(begun: Callable[[str], Cluster], code: int, stays: bool) -> None:
+def test_a_failure_of_any_operation_leaves_a_valid_snapshot(
+    make_cluster: Callable[[str], Cluster], code: int, stays: bool
+) -> None:
     count = CountingDisk()
-    second_write(begun("count"), count)
+    write_second_snapshot(make_cluster("count"), count)
     refused = 0
     removal = next(n for n, what in enumerate(count.operations) if what.startswith("mkdir .staging"))
     for at in range(1, len(count.operations) + 1):
-        cluster = begun(f"refuse-{at}")
+        cluster = make_cluster(f"refuse-{at}")
         disk = FailingDisk(at, code, stays)
         try:
-            second_write(cluster, disk)
+            write_second_snapshot(cluster, disk)
         except StorageError as error:
             refused += 1
             assert "cannot store snapshots" in str(error) and "What would work" in str(error)
         else:
-            assert at <= removal, "what is old could not be removed, which is tried again"
+            assert at <= removal, "an old snapshot could not be removed; this is tried again later"
         step, newest = cluster.promote((0,))
         assert step in (3, 5) and cluster.damaged == []
         assert_is_state_of_step(newest, step)
         cluster.snapshot((0,), 8)
-        assert cluster.promote((0,))[0] == 8, "and the run goes on"
+        assert cluster.promote((0,))[0] == 8, "the run continues"
         shutil.rmtree(cluster.folder)
     assert refused > 20
 
 
 @pytest.mark.parametrize("failing", range(4))
-def test_a_disk_that_refuses_a_copy_leaves_nobody_waiting(
+def test_a_disk_that_fails_during_replication_does_not_block_other_ranks(
     cluster: Cluster, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces smaller than any file. All ranks hear of it; the snapshot before it, and the next one, are whole."""
+    """All ranks get the error; the previous snapshot and the next one are valid. Blocks are smaller than any file."""
     monkeypatch.setattr(replication, "_PIECE", 1000)
 
     class NoCopies(CountingDisk):
@@ -323,5 +327,5 @@ def test_a_disk_that_refuses_a_copy_leaves_nobody_waiting(
         ([1, 0, 1, 0], [1, 0, 3, 2]),
     ],
 )
-def test_the_keeper_of_a_part_is_on_the_next_machine(nodes: list[int], keepers: list[int]) -> None:
+def test_the_keeper_of_a_part_is_on_the_next_machine_of_the_ring(nodes: list[int], keepers: list[int]) -> None:
     assert next_in_ring(nodes) == keepers
