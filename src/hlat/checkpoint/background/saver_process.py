@@ -61,7 +61,7 @@ class SaverSettings:
 
 @dataclass(frozen=True)
 class BufferMessage:
-    """Sent with the descriptor of the staging buffer that the following requests refer to."""
+    """Message sent with the descriptor of the staging buffer that the following requests refer to."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class UploadsDone:
-    """The uploads to the object store are done; earlier reports name those that failed."""
+    """Message that the uploads to the object store are done; earlier reports name those that failed."""
 
 
 @dataclass(frozen=True)
 class SaverJoined:
-    """All savers have joined their process group: what is requested from now on is written even if training ends."""
+    """Message that all savers have joined: what is requested from now on is written even if training ends."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ class _Saver:
 
     def run(self) -> None:
         self._line.on_peer_exit(lambda: os._exit(1), self._linger_seconds)
-        settings, descriptors = self._next()  # keeping them open holds the run's lock
+        settings, run_descriptors = self._next()  # keeping them open holds the run's lock
         ranks = join_helpers("savers", settings.meeting, self._here)
         self._finishes = self._joined = True
         self._line.send(SaverJoined())
         disk = self._make_disk()
         keep = settings.keep_last, settings.keep_every_steps
         store = CheckpointStore(
-            settings.root, *keep, disk=disk, ranks=ranks, folder=_open_run_folder(settings, descriptors)
+            settings.root, *keep, disk=disk, ranks=ranks, folder=_open_run_folder(settings, run_descriptors)
         )
         tiers = None if settings.tiers is None else settings.tiers.open(store, self._here.node, ranks, disk)
         memory: mmap | None = None

@@ -109,8 +109,8 @@ def commit(
 
     Raises:
         LostError: a rank found that the run folder has disappeared.
-        StorageError: a file-system operation failed on some rank. There is no new checkpoint, and what was written has
-            been removed as far as possible.
+        StorageError: a file-system operation failed on some rank. If that was before the commit point, there is no new
+            checkpoint, and what was written has been removed as far as possible.
         CheckpointError: a name in ``files`` is not a path inside the checkpoint.
     """
     _Commit(disk, final, content, remedy, ranks or HostGroup(), folder).run()
@@ -276,14 +276,14 @@ def clean_up(disk: Disk, root: Path) -> None:
     try:
         for entry in sorted(root.iterdir()):
             if entry.name.startswith(REPLACED_PREFIX):
-                _settle_replacement(disk, entry, entry.with_name(entry.name.removeprefix(REPLACED_PREFIX)))
+                _finish_replacement(disk, entry, entry.with_name(entry.name.removeprefix(REPLACED_PREFIX)))
             elif entry.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
                 disk.remove_tree(entry)
     except OSError as exc:
         raise storage_error(exc, "cannot remove the leftovers of an interrupted save", root) from exc
 
 
-def _settle_replacement(disk: Disk, replaced: Path, final: Path) -> None:
+def _finish_replacement(disk: Disk, replaced: Path, final: Path) -> None:
     """Remove a replaced checkpoint if the new one exists; otherwise rename it back."""
     if not final.exists():
         disk.rename(replaced, final)

@@ -58,7 +58,7 @@ class ObjectStoreClient:
         """
 
         def request() -> list[str]:
-            fs, root = self._connected()
+            fs, root = self._connect()
             at = f"{root}/{folder}".rstrip("/")
             fs.invalidate_cache()
             try:
@@ -67,28 +67,28 @@ class ObjectStoreClient:
                 return []
             return [name for path in found if (name := str(path).rstrip("/").removeprefix(at).strip("/"))]
 
-        return self._try(f"listing {self.url_of(folder)}", folder, request)
+        return self._with_retries(f"listing {self.url_of(folder)}", folder, request)
 
     def read(self, name: str) -> bytes | None:
         """Read a small object; None if it does not exist. Raises StorageError as ``list_names`` does."""
 
         def request() -> bytes | None:
-            fs, root = self._connected()
+            fs, root = self._connect()
             try:
                 return bytes(fs.cat_file(f"{root}/{name}"))
             except FileNotFoundError:
                 return None
 
-        return self._try(f"reading {self.url_of(name)}", name, request)
+        return self._with_retries(f"reading {self.url_of(name)}", name, request)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small object. Raises StorageError as ``list_names`` does."""
 
         def request() -> None:
-            fs, root = self._connected()
+            fs, root = self._connect()
             fs.pipe_file(f"{root}/{name}", data)
 
-        self._try(f"writing {self.url_of(name)}", name, request)
+        self._with_retries(f"writing {self.url_of(name)}", name, request)
 
     def create(self, name: str, data: bytes) -> bytes:
         """Write a small object unless one of that name exists. Raises StorageError as ``list_names`` does.
@@ -98,25 +98,25 @@ class ObjectStoreClient:
         """
 
         def request() -> bytes:
-            fs, root = self._connected()
+            fs, root = self._connect()
             with suppress(FileExistsError):
                 fs.pipe_file(f"{root}/{name}", data, mode="create")
             return bytes(
                 fs.cat_file(f"{root}/{name}")
             )  # read back, also because the response to the write may have been lost
 
-        return self._try(f"writing {self.url_of(name)}", name, request)
+        return self._with_retries(f"writing {self.url_of(name)}", name, request)
 
     def remove(self, name: str) -> None:
         """Remove an object, or all objects below a name, if any. Raises StorageError as ``list_names`` does."""
 
         def request() -> None:
-            fs, root = self._connected()
+            fs, root = self._connect()
             fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 fs.rm(f"{root}/{name}", recursive=True)
 
-        self._try(f"removing {self.url_of(name)}", name, request)
+        self._with_retries(f"removing {self.url_of(name)}", name, request)
 
     def upload(self, source: Path, name: str, record: FileRecord) -> None:
         """Upload a file to an object, and complete the object only if the file matches its record.
@@ -125,7 +125,7 @@ class ObjectStoreClient:
             CheckpointError: the file does not match the record. Parts of an incomplete upload may be left.
             StorageError: the file cannot be read, or the store fails as in ``list_names``.
         """
-        self._try(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
+        self._with_retries(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
 
     def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
         """Download an object to a new file and fsync it.
@@ -136,7 +136,7 @@ class ObjectStoreClient:
         Raises:
             StorageError: the local disk failed, or the store failed as in ``list_names``.
         """
-        return self._try(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
+        return self._with_retries(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
 
     def hash_object(self, name: str) -> FileRecord | None:
         """Size and hash of an object, which is read completely; None if it does not exist.
@@ -152,19 +152,19 @@ class ObjectStoreClient:
                 digest.update(block)
             return FileRecord(size, digest.hexdigest())
 
-        return self._try(f"reading {self.url_of(name)}", name, lambda: _none_if_missing(request))
+        return self._with_retries(f"reading {self.url_of(name)}", name, lambda: _none_if_missing(request))
 
     def url_of(self, name: str) -> str:
         """URL of an object or folder."""
         return f"{self.url}/{name}".rstrip("/")
 
-    def _connected(self) -> tuple[Any, str]:
+    def _connect(self) -> tuple[Any, str]:
         if self._backend is None:
             self._backend = open_filesystem(self.url, CheckpointError)
         return self._backend
 
     def _send(self, source: Path, name: str, record: FileRecord) -> None:
-        fs, root = self._connected()
+        fs, root = self._connect()
         out = fs.open(f"{root}/{name}", "wb", block_size=_PART_BYTES)
         try:
             digest = hashlib.sha256()
@@ -197,7 +197,7 @@ class ObjectStoreClient:
         return _none_if_missing(request)
 
     def _read_blocks(self, name: str) -> Iterator[bytes]:
-        fs, root = self._connected()
+        fs, root = self._connect()
         try:
             with fs.open(f"{root}/{name}", "rb", block_size=_PART_BYTES, cache_type="none") as remote:
                 while block := remote.read(_PART_BYTES):
@@ -205,7 +205,7 @@ class ObjectStoreClient:
         except Exception as error:
             raise _StoreError from error
 
-    def _try(self, what: str, name: str, action: Callable[[], T]) -> T:
+    def _with_retries(self, request_name: str, name: str, action: Callable[[], T]) -> T:
         """Run an action, retrying it with backoff after transient errors; return its result."""
         for attempt in range(self._retries + 1):
             try:
@@ -220,7 +220,7 @@ class ObjectStoreClient:
                     ) from error
                 if attempt == self._retries:
                     raise StorageError(
-                        f"{what}: {fault.reason}, after {attempt + 1} attempts. Check that {self.url} can be "
+                        f"{request_name}: {fault.reason}, after {attempt + 1} attempts. Check that {self.url} can be "
                         "reached from this machine."
                     ) from error
             self._sleep(min(_FIRST * 2**attempt, _LONGEST))
