@@ -79,7 +79,7 @@ def test_a_buffer_can_be_refilled_and_is_visible_through_its_descriptor() -> Non
 
 def test_a_larger_state_than_the_buffer_is_an_assertion_error() -> None:
     buffer = allocate(replicated_chunks(state(1)))
-    with pytest.raises(AssertionError, match="size of a run.s state is constant"):
+    with pytest.raises(AssertionError, match="state is constant"):
         buffer.fill([*replicated_chunks(state(1)), *replicated_chunks({"model.more": torch.ones(99)})])
     buffer.close()
 
