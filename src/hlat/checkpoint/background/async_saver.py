@@ -77,7 +77,9 @@ class AsyncSaver:
         self._joined = False  # True once the saver has joined the savers' process group
         self._all_joined = False  # True once all savers have joined, or one is lost
         self._lost = ""  # why this rank's saver cannot continue; empty if it can
-        settings = SaverSettings(runtime.rendezvous, store.root, store.keep_last, store.keep_every_steps, retries, tiers)
+        settings = SaverSettings(
+            runtime.rendezvous, store.root, store.keep_last, store.keep_every_steps, retries, tiers
+        )
         folder = store.folder
         if folder is not None:
             settings = replace(settings, run_dir=folder.path, number=folder.run_id)

@@ -144,7 +144,9 @@ class RemoteTier:
             CheckpointError: the prefix belongs to another run.
             StorageError: the store does not answer, or the local disk failed.
         """
-        steps = self._ranks.run_on_rank0(lambda: [step for step in self._committed() if newer_than is None or step > newer_than])
+        steps = self._ranks.run_on_rank0(
+            lambda: [step for step in self._committed() if newer_than is None or step > newer_than]
+        )
         for step in reversed(steps):
             problems = self._fetch(root, step)
             if not problems:
@@ -222,7 +224,9 @@ class RemoteTier:
             mine = self._ranks.run_on_all(lambda: self._receive(name, staging, remote.manifest))
             problems = [problem for of_rank in self._ranks.all_gather(mine) for problem in of_rank]
             if not problems:
-                self._ranks.run_on_rank0(lambda: self._with_storage_error(lambda: self._finish(staging, root / name, remote)))
+                self._ranks.run_on_rank0(
+                    lambda: self._with_storage_error(lambda: self._finish(staging, root / name, remote))
+                )
         finally:
             if self._ranks.is_first:
                 self._disk.discard(staging)

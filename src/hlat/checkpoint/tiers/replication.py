@@ -39,7 +39,11 @@ def next_in_ring(nodes: Sequence[int]) -> list[int]:
 
 
 def replicate(
-    disk: Disk, ranks: HostGroup, keepers: Sequence[int], own: tuple[Path, RankPart, bytes], target: Callable[[int], Path]
+    disk: Disk,
+    ranks: HostGroup,
+    keepers: Sequence[int],
+    own: tuple[Path, RankPart, bytes],
+    target: Callable[[int], Path],
 ) -> None:
     """Send this rank's part to its keeper, and store the parts that this rank keeps for others. Collective.
 
