@@ -33,7 +33,7 @@ SOME = list(LAYOUTS)[:2]  # the others are slow tests
 def train_here(runtime: Runtime, content: dict[str, Any]) -> None:
     """A whole run, in the world that the pool has joined already."""
     recipe = parse_recipe(content, world=runtime.world)
-    with patch("hlat.training.loop.joined", lambda *_: nullcontext(runtime)):
+    with patch("hlat.training.loop.joined_run", lambda *_: nullcontext(runtime)):
         run(recipe, allow_faults=True)
 
 

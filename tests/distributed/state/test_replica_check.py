@@ -108,7 +108,7 @@ def test_bf16_copies_stay_equal_too(pool: Pool, mode: str) -> None:
 def train_here(runtime: Runtime, content: dict[str, Any]) -> tuple[str, int, str] | None:
     """A whole run in the world that the pool has joined already; how it failed."""
     recipe = parse_recipe(content, world=runtime.world)
-    with patch("hlat.training.loop.joined", lambda *_: nullcontext(runtime)):
+    with patch("hlat.training.loop.joined_run", lambda *_: nullcontext(runtime)):
         try:
             run(recipe, allow_faults=True)
         except CorruptionError as error:
