@@ -1,4 +1,4 @@
-"""What the launch tests share: a launcher in a process of its own, ended with the test."""
+"""Fixture of the launch tests: a launcher in its own process, killed after the test."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.support.launch.launching import start_launcher, wait_for
 
 @pytest.fixture
 def stepping(tmp_path: Path):
-    """Start the launcher on a scenario that steps until it is stopped; returns it once every rank does."""
+    """Start the launcher on a scenario that steps until it is stopped; return it when every rank is stepping."""
     started = []
 
     def start(nproc: int = 2, **environment: str):

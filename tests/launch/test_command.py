@@ -1,4 +1,4 @@
-"""``hlat train --nproc``: what is refused before any process is started."""
+"""``hlat train --nproc``: errors that are reported before any process is started."""
 
 import os
 import subprocess
@@ -7,31 +7,31 @@ import sys
 import pytest
 
 
-def refused(done, *says):
+def assert_refused(done, *texts):
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr + done.stdout
-    for words in says:
-        assert words in done.stderr, done.stderr
+    for text in texts:
+        assert text in done.stderr, done.stderr
 
 
-def test_a_recipe_is_refused_once_and_before_any_process_starts(cli, recipe_file, tiny, tmp_path):
+def test_a_bad_recipe_is_reported_once_before_any_process_starts(cli, recipe_file, tiny, tmp_path):
     done = cli("train", recipe_file, *tiny, "--nproc", "3", "model.heads=5", "trainig.steps=1")
-    refused(done, "model.heads", "trainig")
+    assert_refused(done, "model.heads", "trainig")
     assert done.stderr.count("model.heads") == 1 and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("environment", [{"RANK": "0", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "1"}])
-def test_a_process_of_a_run_starts_no_run_of_its_own(cli, recipe_file, tiny, environment):
+def test_a_process_of_a_run_cannot_launch_another_run(cli, recipe_file, tiny, environment):
     done = cli("train", recipe_file, *tiny, "--nproc", "2", env={**os.environ, **environment})
     named = ", ".join(f"{name}={value}" for name, value in environment.items())
-    refused(done, "--nproc 2", named, "Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE")
+    assert_refused(done, "--nproc 2", named, "Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE")
 
 
-def test_no_processes_are_no_run(cli, recipe_file, tiny):
-    refused(cli("train", recipe_file, *tiny, "--nproc", "0"), "--nproc")
+def test_zero_processes_are_refused(cli, recipe_file, tiny):
+    assert_refused(cli("train", recipe_file, *tiny, "--nproc", "0"), "--nproc")
 
 
-def test_the_supervisor_of_one_process_brings_no_torch_along(recipe_file, tiny):
+def test_the_supervisor_of_a_single_process_does_not_import_torch(recipe_file, tiny):
     program = (
         "import os, sys\n"
         "from hlat.cli import app, train\n"
@@ -43,8 +43,8 @@ def test_the_supervisor_of_one_process_brings_no_torch_along(recipe_file, tiny):
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
-def test_nothing_stands_between_python_and_listening_to_ctrl_c():
-    """What is imported before ``main`` is interrupted with a traceback; python -m hlat imports hlat first, too."""
+def test_the_entry_point_imports_nothing_before_it_handles_ctrl_c():
+    """Ctrl-C during imports before ``main`` would print a traceback; python -m hlat imports the package first, too."""
     script = (
         "import os, signal, sys, types; before = set(sys.modules)\n"
         "import hlat.command; print(sorted(set(sys.modules) - before))"

@@ -1,4 +1,4 @@
-"""What a failed process writes is what our launcher and torchrun read."""
+"""Error reports of failed processes can be read by hlat's launcher and by torchrun."""
 
 import json
 
@@ -19,7 +19,7 @@ def error_file(tmp_path, monkeypatch):
     return file
 
 
-def caught(error, cause=None):
+def chained(error, cause=None):
     try:
         raise error from cause
     except Exception as raised:
@@ -27,27 +27,27 @@ def caught(error, cause=None):
 
 
 def fail(error, file, monkeypatch):
-    """End as a process does that meets an error."""
+    """Fail like a process with this error; return its exit code."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     with pytest.raises(SystemExit) as ended, report_errors():
         raise error
     return ended.value.code
 
 
-def test_a_users_mistake_is_its_message_and_its_exit_code(error_file, monkeypatch, capfd):
+def test_a_user_error_is_reported_with_message_and_exit_code(error_file, monkeypatch, capfd):
     assert fail(StorageError("disk full"), error_file, monkeypatch) == 3
     report = read_report(error_file)
     assert (report.kind, report.message, report.is_bug, report.exit_code) == ("own", "disk full", False, 3)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_bug_is_its_traceback(error_file, monkeypatch):
+def test_a_bug_is_reported_with_its_traceback(error_file, monkeypatch):
     assert fail(KeyError("wq"), error_file, monkeypatch) == 1
     report = read_report(error_file)
     assert report.is_bug and report.message.startswith("Traceback") and report.message.endswith("KeyError: 'wq'")
 
 
-def told(message):
+def forwarded(message):
     error = DataError(message)
     error.from_rank = 2
     return error
@@ -58,34 +58,34 @@ LOST = [
     RuntimeError(GLOO.format("Read error: Connection reset by peer")),
     RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"),
     dist.DistNetworkError("The client socket has failed to connect"),
-    caught(StorageError("checkpoint: rank 1 has gone"), RuntimeError(GLOO.format("Connection closed by peer"))),
+    chained(StorageError("checkpoint: rank 1 has gone"), RuntimeError(GLOO.format("Connection closed by peer"))),
 ]
 OWN = [
     ValueError("connection closed by peer"),
     RuntimeError("The size of tensor a (4) must match the size of tensor b (8)"),
     RuntimeError("[/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4"),
-    caught(StorageError("disk full"), OSError(28, "No space left on device")),
+    chained(StorageError("disk full"), OSError(28, "No space left on device")),
 ]
 
 
 @pytest.mark.parametrize("error", LOST, ids=str)
-def test_a_lost_connection_is_known_for_one(error):
+def test_a_lost_connection_is_recognized(error):
     assert describe_error(error).kind == "connection"
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)
-def test_an_error_of_this_process_is_its_own(error):
+def test_other_errors_originate_in_this_process(error):
     assert describe_error(error).kind == "own"
 
 
-def test_an_error_that_another_rank_told_is_not_its_own():
-    assert describe_error(told("shard 3 is damaged")).kind == "forwarded"
+def test_an_error_from_another_rank_is_forwarded():
+    assert describe_error(forwarded("shard 3 is damaged")).kind == "forwarded"
 
 
-@pytest.mark.parametrize("followed", [LOST[0], told("shard 3 is damaged")], ids=["lost", "forwarded"])
-def test_torchrun_takes_the_cause_for_the_first_failure(tmp_path, monkeypatch, followed):
+@pytest.mark.parametrize("consequence", [LOST[0], forwarded("shard 3 is damaged")], ids=["lost", "forwarded"])
+def test_torchrun_finds_the_cause_as_first_failure(tmp_path, monkeypatch, consequence):
     codes = [
-        fail(followed, tmp_path / "0.json", monkeypatch),
+        fail(consequence, tmp_path / "0.json", monkeypatch),
         fail(DataError("shard 3 is damaged"), tmp_path / "1.json", monkeypatch),
     ]
     failures = {
@@ -97,27 +97,27 @@ def test_torchrun_takes_the_cause_for_the_first_failure(tmp_path, monkeypatch, f
     assert "traceback : DataError: shard 3 is damaged" in str(report).partition("Root Cause")[2]
 
 
-def test_without_anybody_to_tell_the_error_stays_what_it_was(monkeypatch):
+def test_without_a_launcher_the_error_is_raised(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     with pytest.raises(DataError, match="shard"), report_errors():
         raise DataError("shard 3 is damaged")
 
 
-def test_a_report_that_cannot_be_written_leaves_the_error_to_the_console(tmp_path, monkeypatch):
+def test_the_error_is_raised_if_the_report_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no" / "such" / "folder.json"))
     with pytest.raises(DataError, match="shard"), report_errors():
         raise DataError("shard 3 is damaged")
 
 
-@pytest.mark.parametrize("rank, seen", [("0", KeyboardInterrupt), ("1", SystemExit)])
-def test_of_many_that_are_interrupted_the_first_says_so(error_file, monkeypatch, rank, seen):
+@pytest.mark.parametrize("rank, raised", [("0", KeyboardInterrupt), ("1", SystemExit)])
+def test_only_rank_0_reports_an_interrupt(error_file, monkeypatch, rank, raised):
     monkeypatch.setenv("RANK", rank)
-    with pytest.raises(seen), report_errors():
+    with pytest.raises(raised), report_errors():
         raise KeyboardInterrupt
     assert not error_file.exists()
 
 
-def test_a_file_that_torchs_own_handler_wrote_is_no_report_of_ours(tmp_path):
+def test_a_file_of_torchs_own_handler_is_not_a_report(tmp_path):
     file = tmp_path / "error.json"
     file.write_text(json.dumps({"message": {"message": "x", "extraInfo": {"py_callstack": "x", "timestamp": "1"}}}))
     assert read_report(file) is None and read_report(tmp_path / "missing.json") is None

@@ -1,4 +1,4 @@
-"""One failure makes several. Whatever order they are noticed in, the user reads the one that the others came of."""
+"""One failure causes others. In whatever order they are noticed, the user reads the root cause."""
 
 import os
 import signal
@@ -15,28 +15,30 @@ from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, stop_exit_code
 
 _NOBODY = 65534
 NOWHERE = Path("/no/such/run")
-OURS = 1.0  # the second in which it all happens
+NOW = 1.0  # time of all events, in seconds
 
 
-def end(rank, code, report=None, noticed=OURS, was_signalled=False):
+def process_exit(rank, code, report=None, noticed=NOW, was_signalled=False):
     return ProcessExit(rank, code, report, noticed, was_signalled)
 
 
-def own(message="run.dir: full", code=3, at=OURS, is_bug=False):
+def own(message="run.dir: full", code=3, at=NOW, is_bug=False):
     return ErrorReport("own", message, is_bug, code, at)
 
 
-def connection(at=OURS):
+def connection(at=NOW):
     return ErrorReport("connection", "RuntimeError: Connection closed by peer", True, 1, at)
 
 
-def told(message, code=3, at=OURS):
+def forwarded(message, code=3, at=NOW):
     return ErrorReport("forwarded", message, False, code, at)
 
 
 CONSEQUENCES = st.one_of(
     st.builds(connection, st.floats(0, 2)).map(lambda report: (1, report, False)),
-    st.builds(lambda at: told("rank 9: run.dir: full", 3, at), st.floats(0, 2)).map(lambda report: (3, report, False)),
+    st.builds(lambda at: forwarded("rank 9: run.dir: full", 3, at), st.floats(0, 2)).map(
+        lambda report: (3, report, False)
+    ),
     st.just((-signal.SIGTERM, None, True)),
     st.just((-signal.SIGKILL, None, True)),
     st.just((-signal.SIGABRT, None, False)),
@@ -54,110 +56,122 @@ CAUSES = {
 
 @pytest.mark.parametrize("cause", CAUSES)
 @given(followers=st.lists(st.tuples(CONSEQUENCES, st.floats(0, 2)), min_size=1, max_size=6), data=st.data())
-def test_the_cause_is_named_whoever_was_noticed_first(cause, followers, data):
+def test_the_cause_is_found_in_any_order_of_notice(cause, followers, data):
     code, report, exit_code, message = CAUSES[cause]
     rank = data.draw(st.integers(0, len(followers)))
-    ends = [
-        *(end(at, *fate[:2], noticed, fate[2]) for at, (fate, noticed) in enumerate(followers[:rank])),
-        end(rank, code, report),
-        *(end(at, *fate[:2], noticed, fate[2]) for at, (fate, noticed) in enumerate(followers[rank:], rank + 1)),
+    exits = [
+        *(process_exit(at, *fate[:2], noticed, fate[2]) for at, (fate, noticed) in enumerate(followers[:rank])),
+        process_exit(rank, code, report),
+        *(
+            process_exit(at, *fate[:2], noticed, fate[2])
+            for at, (fate, noticed) in enumerate(followers[rank:], rank + 1)
+        ),
     ]
-    verdict = find_root_cause(ends, [], NOWHERE)
-    assert verdict.exit_code == exit_code
-    assert verdict.message.startswith(message.format(rank))
+    outcome = find_root_cause(exits, [], NOWHERE)
+    assert outcome.exit_code == exit_code
+    assert outcome.message.startswith(message.format(rank))
 
 
 @given(times=st.lists(st.floats(0, 100), min_size=2, max_size=5, unique=True))
-def test_of_several_causes_the_first_by_time(times):
-    ends = [end(rank, 3, own(f"shard {rank}", at=at)) for rank, at in enumerate(times)]
+def test_the_earliest_of_several_causes_is_reported(times):
+    exits = [process_exit(rank, 3, own(f"shard {rank}", at=at)) for rank, at in enumerate(times)]
     first = times.index(min(times))
-    assert find_root_cause(ends, [], NOWHERE).message == f"rank {first} failed: shard {first}"
+    assert find_root_cause(exits, [], NOWHERE).message == f"rank {first} failed: shard {first}"
 
 
-def test_what_every_rank_says_is_said_as_one_process_would():
-    ends = [end(0, 2, own("data.path: not there", 2)), end(1, 2, told("data.path: not there", 2))]
-    verdict = find_root_cause(ends, [], NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (2, "error: data.path: not there")
+def test_an_error_on_all_ranks_is_reported_as_by_a_single_process():
+    exits = [
+        process_exit(0, 2, own("data.path: does not exist", 2)),
+        process_exit(1, 2, forwarded("data.path: does not exist", 2)),
+    ]
+    outcome = find_root_cause(exits, [], NOWHERE)
+    assert (outcome.exit_code, outcome.message) == (2, "error: data.path: does not exist")
 
 
-def test_a_process_that_ended_without_a_word_is_named_with_its_exit_code():
-    verdict = find_root_cause([end(0, 1, connection(0.0)), end(1, 7)], [], NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (7, "rank 1 ended with exit code 7 without an error report")
+def test_an_exit_without_a_report_is_reported_with_its_code():
+    outcome = find_root_cause([process_exit(0, 1, connection(0.0)), process_exit(1, 7)], [], NOWHERE)
+    assert (outcome.exit_code, outcome.message) == (7, "rank 1 ended with exit code 7 without an error report")
 
 
-def test_connections_that_were_lost_for_no_known_reason_are_still_told():
-    ends = [end(0, 1, connection(2.0)), end(1, 1, connection(1.0))]
-    assert find_root_cause(ends, [], NOWHERE).message.startswith("rank 1 failed:\nRuntimeError")
+def test_lost_connections_without_a_cause_are_reported():
+    exits = [process_exit(0, 1, connection(2.0)), process_exit(1, 1, connection(1.0))]
+    assert find_root_cause(exits, [], NOWHERE).message.startswith("rank 1 failed:\nRuntimeError")
 
 
-def saved(rank, number):
-    return end(rank, stop_exit_code(number))
+def exited_after_saving(rank, number):
+    return process_exit(rank, stop_exit_code(number))
 
 
-def too_early(rank, number):
-    return end(rank, -number, was_signalled=True)
+def ended_by_the_signal(rank, number):
+    return process_exit(rank, -number, was_signalled=True)
 
 
-def lost(rank, number):
-    return end(rank, 1, connection())
+def lost_its_peer(rank, number):
+    return process_exit(rank, 1, connection())
 
 
 def finished(rank, number):
-    return end(rank, 0)
+    return process_exit(rank, 0)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 @pytest.mark.parametrize(
-    "fates", [(saved, saved), (too_early, too_early), (lost, too_early), (lost, saved), (lost, lost), (finished, saved)]
+    "fates",
+    [
+        (exited_after_saving, exited_after_saving),
+        (ended_by_the_signal, ended_by_the_signal),
+        (lost_its_peer, ended_by_the_signal),
+        (lost_its_peer, exited_after_saving),
+        (lost_its_peer, lost_its_peer),
+        (finished, exited_after_saving),
+    ],
 )
-def test_a_run_that_was_asked_to_stop_ends_as_one_process_would(number, fates):
-    verdict = find_root_cause([fate(rank, number) for rank, fate in enumerate(fates)], [number], NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (stop_exit_code(number), "")
+def test_a_stopped_run_ends_like_a_single_process(number, fates):
+    outcome = find_root_cause([fate(rank, number) for rank, fate in enumerate(fates)], [number], NOWHERE)
+    assert (outcome.exit_code, outcome.message) == (stop_exit_code(number), "")
 
 
 @pytest.mark.parametrize("code", STOP_EXIT_CODES)
-def test_a_rank_that_was_asked_to_stop_before_it_could_talk_stops_the_run(code):
-    verdict = find_root_cause([end(0, code), end(1, 1, connection())], [], NOWHERE)
-    assert (verdict.exit_code, verdict.message, verdict.cause) == (code, "", None)
+def test_a_rank_stopped_before_it_joined_stops_the_run(code):
+    outcome = find_root_cause([process_exit(0, code), process_exit(1, 1, connection())], [], NOWHERE)
+    assert (outcome.exit_code, outcome.message, outcome.cause) == (code, "", None)
 
 
-def test_a_save_that_fails_on_the_way_out_is_a_failure():
-    ends = [end(0, 3, told("rank 1: run.dir: full")), end(1, 3, own())]
-    verdict = find_root_cause(ends, [signal.SIGTERM], NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (3, "rank 1 failed: run.dir: full")
+def test_a_failed_save_while_stopping_is_a_failure():
+    exits = [process_exit(0, 3, forwarded("rank 1: run.dir: full")), process_exit(1, 3, own())]
+    outcome = find_root_cause(exits, [signal.SIGTERM], NOWHERE)
+    assert (outcome.exit_code, outcome.message) == (3, "rank 1 failed: run.dir: full")
 
 
-@pytest.mark.parametrize("passed_on", [[], [signal.SIGTERM]])
-def test_a_run_that_finished_has_finished(passed_on):
-    verdict = find_root_cause([end(0, 0), end(1, 0)], passed_on, NOWHERE)
-    assert (verdict.exit_code, verdict.message) == (0, "")
+@pytest.mark.parametrize("signals", [[], [signal.SIGTERM]])
+def test_a_finished_run_succeeds_despite_a_late_signal(signals):
+    outcome = find_root_cause([process_exit(0, 0), process_exit(1, 0)], signals, NOWHERE)
+    assert (outcome.exit_code, outcome.message) == (0, "")
 
 
-def test_logs_are_named_where_there_are_any(tmp_path):
+def test_existing_logs_are_named(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "rank-00001.log").touch()
-    verdict = find_root_cause([end(0, 1, connection()), end(1, -signal.SIGSEGV)], [], tmp_path)
-    assert verdict.message == (
+    outcome = find_root_cause([process_exit(0, 1, connection()), process_exit(1, -signal.SIGSEGV)], [], tmp_path)
+    assert outcome.message == (
         f"rank 1 was killed by SIGSEGV; see {logs}/rank-00001.log\neach rank's log: {logs}/rank-*.log"
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["closed/run", "\ud800", "run\0"], ids=["a folder not to be entered", "no text", "zero"]
-)
-def test_a_folder_that_cannot_be_looked_at_leaves_the_explanation_as_it_is(tmp_path, name):
-    """It may be the very error that is explained."""
+@pytest.mark.parametrize("name", ["closed/run", "\ud800", "run\0"], ids=["no permission", "surrogate", "null byte"])
+def test_an_inaccessible_folder_does_not_change_the_explanation(tmp_path, name):
+    """The inaccessible folder may be the error that is being explained."""
     closed = tmp_path / "closed"
     closed.mkdir()
     closed.chmod(0)
-    ends = [end(0, -signal.SIGKILL), end(1, 0)]
+    exits = [process_exit(0, -signal.SIGKILL), process_exit(1, 0)]
     before = os.geteuid()
     if before == 0:
-        os.seteuid(_NOBODY)  # root may enter everything
+        os.seteuid(_NOBODY)  # root may enter every folder
     try:
-        verdict = find_root_cause(ends, [], tmp_path / name)
+        outcome = find_root_cause(exits, [], tmp_path / name)
     finally:
         os.seteuid(before)
         closed.chmod(0o700)
-    assert verdict.message == "rank 0 was killed by SIGKILL, which the system sends when memory runs out"
+    assert outcome.message == "rank 0 was killed by SIGKILL, which the system sends when memory runs out"

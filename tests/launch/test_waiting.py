@@ -1,6 +1,6 @@
-"""Processes of a run that wait for one another: they hear signals, and nobody else hears them.
+"""Processes of a run that wait for each other: they handle signals, and listen on loopback only.
 
-Each is the command ``hlat train`` in a process of its own, as a scheduler's script starts it.
+Each is the command ``hlat train`` in its own process, as a scheduler's script starts it.
 """
 
 import ipaddress
@@ -16,18 +16,17 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime import RankInfo
-from hlat.runtime.distributed import Rendezvous
-from hlat.runtime.distributed import rendezvous as meeting
+from hlat.runtime.distributed import Rendezvous, rendezvous
 from hlat.runtime.distributed.run_secret import Signer
 from tests.support.launch.launching import wait_until
 
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
-BOUND = 120.0  # seconds for a process that would otherwise never end
+BOUND = 120.0  # seconds until a wait fails
 
 
 @pytest.fixture
 def begin(recipe_file, tiny, tmp_path):
-    """Start the command with these variables; what still runs is killed at the end."""
+    """Start the command with these environment variables; kill it after the test."""
     started = []
 
     def start(*words: str, **variables: object) -> "subprocess.Popen[str]":
@@ -49,82 +48,84 @@ def begin(recipe_file, tiny, tmp_path):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
-def of_two(rank: int, port: int) -> dict[str, object]:
+def rank_variables(rank: int, port: int) -> dict[str, object]:
     return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-def waits(tmp_path: Path, rank: int, pid: int) -> bool:
-    """Whether a process has come to where it waits for the others: its log is open, and its saver beside it."""
+def is_waiting(tmp_path: Path, rank: int, pid: int) -> bool:
+    """Return True if a process waits for the others: its log is open, and its saver has been started."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     return (tmp_path / f"run/logs/rank-0000{rank}.log").exists() and bool(children.read_text().split())
 
 
-ENDS = {signal.SIGTERM: 75, signal.SIGINT: 130}
+EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 
 
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (0, signal.SIGINT), (1, signal.SIGTERM)])
-def test_a_signal_ends_a_process_whose_peers_do_not_come(begin, tmp_path, rank, number):
-    """Rank 0 waits in its own store, rank 1 for somebody to listen; ten minutes would pass until either gave up."""
-    process = begin(**of_two(rank, free_port()))
-    wait_until(lambda: waits(tmp_path, rank, process.pid))
-    time.sleep(1.0)  # from there to the wait it is a few instructions
+def test_a_signal_ends_a_process_that_waits_for_its_peers(begin, tmp_path, rank, number):
+    """Rank 0 waits in its own store, rank 1 for a listener; both would wait for ten minutes."""
+    process = begin(**rank_variables(rank, free_port()))
+    wait_until(lambda: is_waiting(tmp_path, rank, process.pid))
+    time.sleep(1.0)  # a few instructions remain until it waits
     process.send_signal(number)
     out, err = process.communicate(timeout=BOUND)
-    assert (process.returncode, out) == (ENDS[number], "")
-    said = err.splitlines()
+    assert (process.returncode, out) == (EXIT_CODES[number], "")
+    printed = err.splitlines()
     if rank == 0:
-        assert len(said) == 1 and ("SIGTERM: ended before" if number == signal.SIGTERM else "interrupted") in said[0]
+        assert (
+            len(printed) == 1 and ("SIGTERM: ended before" if number == signal.SIGTERM else "interrupted") in printed[0]
+        )
     else:
-        assert said == [], "the others say it in their logs"
+        assert printed == [], "other ranks print to their logs only"
 
 
-def test_a_signal_ends_a_process_whose_peer_has_come_and_does_not_go_on(begin):
-    """The peer proves that it is of the run and then connects to nobody: rank 0 waits inside gloo."""
+def test_a_signal_ends_a_process_whose_peer_does_not_connect(begin):
+    """The peer completes the rendezvous and then connects to no rank: rank 0 waits inside gloo."""
     port, key = free_port(), "of this run"
-    process = begin(**of_two(0, port), HLAT_RUN_SECRET=key)
-    store = meeting._client("127.0.0.1", port, 1)
-    meeting._arrive(store, Rendezvous("hlat/0/1", Signer(key.encode())), RankInfo(1, 2))
+    process = begin(**rank_variables(0, port), HLAT_RUN_SECRET=key)
+    store = rendezvous._client("127.0.0.1", port, 1)
+    rendezvous._arrive(store, Rendezvous("hlat/0/1", Signer(key.encode())), RankInfo(1, 2))
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=BOUND)
     assert process.returncode == 130 and len(err.splitlines()) == 1, err
 
 
-def test_a_peer_that_comes_late_is_found(begin, tmp_path):
-    """Rank 1 waits for somebody to listen, rank 0 comes, and both train."""
+def test_a_late_peer_is_found(begin, tmp_path):
+    """Rank 1 waits for a listener, rank 0 starts later, and both train."""
     port = free_port()
-    last = begin("training.steps=8", **of_two(1, port))
-    wait_until(lambda: waits(tmp_path, 1, last.pid))
-    time.sleep(2.5)  # more than two looks
-    first = begin("training.steps=8", **of_two(0, port))
+    last = begin("training.steps=8", **rank_variables(1, port))
+    wait_until(lambda: is_waiting(tmp_path, 1, last.pid))
+    time.sleep(2.5)  # more than two polls
+    first = begin("training.steps=8", **rank_variables(0, port))
     out, err = first.communicate(timeout=BOUND)
     assert (first.returncode, last.wait(timeout=BOUND)) == (0, 0), err
     assert "finished at step 8" in out
-    assert not list((tmp_path / "run").glob(".secret*")), "it is removed once all have met"
+    assert not list((tmp_path / "run").glob(".secret*")), "the secret is removed after the rendezvous"
 
 
-# --- who listens ------------------------------------------------------------------------------------------------------
+# --- listening sockets ------------------------------------------------------------------------------------------------
 
 
-def family_of(pid: int) -> Iterator[int]:
-    """A process and all that it has started, and so on."""
+def process_tree(pid: int) -> Iterator[int]:
+    """Process ids of a process and all of its descendants."""
     yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            yield from family_of(int(child))
+            yield from process_tree(int(child))
 
 
 def sockets_of(pid: int) -> set[str]:
-    """The numbers of a process's sockets."""
+    """Inode numbers of a process's sockets."""
     found = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = str(descriptor.readlink())
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
         if target.startswith("socket:["):
             found.add(target[len("socket:[") : -1])
@@ -132,7 +133,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def listeners(pids: list[int]) -> list[str]:
-    """The addresses on which processes listen."""
+    """Addresses on which processes listen."""
     numbers = {number for pid in pids for number in sockets_of(pid)}
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -140,22 +141,24 @@ def listeners(pids: list[int]) -> list[str]:
         for fields in (line.split() for line in lines):
             if fields[3] == LISTENS and fields[9] in numbers:
                 digits = bytes.fromhex(fields[1].partition(":")[0])
-                words = [digits[at : at + 4][::-1] for at in range(0, len(digits), 4)]  # as the machine has them
+                words = [
+                    digits[start : start + 4][::-1] for start in range(0, len(digits), 4)
+                ]  # in the byte order of the machine
                 found.append(str(ipaddress.ip_address(b"".join(words))))
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="this system has no /proc/net/tcp to look at")
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="this system has no /proc/net/tcp")
 @pytest.mark.parametrize("how", ["--nproc 2", "two processes"])
-def test_a_run_on_this_machine_listens_on_loopback_alone(begin, tmp_path, how):
+def test_a_run_on_one_machine_listens_on_loopback_only(begin, tmp_path, how):
     words = ("training.steps=100000", "checkpoint.every_steps=5", "training.log_every=1")
     if how == "--nproc 2":
         processes = [begin("--nproc", "2", *words)]
     else:
         port = free_port()
-        processes = [begin(*words, **of_two(rank, port)) for rank in range(2)]
-    wait_until((tmp_path / "run/checkpoints/step-00000005").exists)  # so the savers have met, too
-    found = listeners([pid for process in processes for pid in family_of(process.pid)])
+        processes = [begin(*words, **rank_variables(rank, port)) for rank in range(2)]
+    wait_until((tmp_path / "run/checkpoints/step-00000005").exists)  # so the savers have joined, too
+    found = listeners([pid for process in processes for pid in process_tree(process.pid)])
     for process in processes:
         process.send_signal(signal.SIGTERM)
     assert [process.wait(timeout=BOUND) for process in processes] == [75] * len(processes)

@@ -1,4 +1,4 @@
-"""The launcher as a process of its own, for tests that send it signals: ``launcher.py NPROC SCENARIO FOLDER``."""
+"""The launcher in its own process, for tests that send it signals: ``launcher.py NPROC SCENARIO FOLDER``."""
 
 import sys
 from pathlib import Path

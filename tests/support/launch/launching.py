@@ -1,4 +1,4 @@
-"""How the launch tests start processes and wait for what they do."""
+"""Functions of the launch tests to start processes and wait for their effects."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def run_workers(
     complain: Callable[[str], None],
     recovery: RecoveryConfig | None = None,
 ) -> int:
-    """Run a command in several processes under a supervisor, which restarts nothing unless told to; its exit code."""
+    """Run a command in several processes under a supervisor, by default without restarts; return its exit code."""
     return supervise(
         SupervisedRun(
             start=lambda count, environment, folder: launch_multiprocess(command, count, environment, folder),
@@ -36,14 +36,14 @@ def run_workers(
 
 
 def launch(scenario: str, folder: Path, nproc: int = 2) -> tuple[int, str]:
-    """Run a scenario of ``worker.py`` in several processes: (exit code, what the user was told)."""
-    said: list[str] = []
+    """Run a scenario of ``worker.py`` in several processes; return the exit code and the messages to the user."""
+    messages: list[str] = []
     command = [sys.executable, str(HERE / "worker.py"), scenario, str(folder)]
-    return run_workers(command, nproc, folder / "run", said.append), "\n".join(said)
+    return run_workers(command, nproc, folder / "run", messages.append), "\n".join(messages)
 
 
 def start_launcher(scenario: str, folder: Path, nproc: int, environment: dict[str, str]) -> "subprocess.Popen[str]":
-    """Start the launcher in a process group of its own, as a shell starts a command."""
+    """Start the launcher in its own process group, as a shell starts a command."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.launch.launcher", str(nproc), scenario, str(folder)],
         cwd=ROOT,
@@ -62,21 +62,21 @@ def wait_for(*files: Path) -> None:
 
 def wait_until_gone(pid: int) -> None:
     """Wait until a process has ended."""
-    wait_until(lambda: not _runs(pid))
+    wait_until(lambda: not _is_running(pid))
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    """Wait; the bound is there for a test that would otherwise never end."""
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds; fail after two minutes."""
     deadline = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in two minutes"
+    while not holds():
+        assert time.monotonic() < deadline, "the condition did not hold within two minutes"
         time.sleep(0.02)
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     stat = Path(f"/proc/{pid}/stat")
-    return not (stat.exists() and ") Z" in stat.read_text())  # ended, and its new parent has not looked yet
+    return not (stat.exists() and ") Z" in stat.read_text())  # a zombie

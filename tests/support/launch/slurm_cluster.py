@@ -1,4 +1,4 @@
-"""A whole Slurm on this machine, private to a folder: munged, slurmctld, and a slurmd for each of its machines.
+"""A complete Slurm cluster on this machine, private to a folder: munged, slurmctld, and a slurmd per simulated machine.
 
 with cluster(folder, machines=2) as environment:
     subprocess.run(["srun", "-N2", ...], env=environment)
@@ -41,20 +41,20 @@ RequeueExit=75
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-_BOUND = 30.0  # seconds for a test that would otherwise never end
+_BOUND = 30.0  # seconds until a wait fails
 
 
 def missing() -> str:
-    """Why there can be no cluster here; empty if there can be one."""
+    """Explain why a cluster cannot be started here; empty if it can."""
     gone = [program for program in _PROGRAMS if shutil.which(program) is None]
     if gone:
-        return f"no {', '.join(gone)} here: apt-get install slurm-wlm munge"
-    return "" if os.geteuid() == 0 else "Slurm's daemons are started by root here"
+        return f"{', '.join(gone)} not installed: apt-get install slurm-wlm munge"
+    return "" if os.geteuid() == 0 else "Slurm's daemons need root"
 
 
 @contextmanager
 def cluster(folder: Path, machines: int) -> Iterator[dict[str, str]]:
-    """Start it; yields the environment in which its commands find it. All of it is ended, by pid, at the end."""
+    """Start a cluster; yield the environment for its commands. All daemons are ended by pid at the end."""
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(parents=True)
     host, cores = socket.gethostname().partition(".")[0], os.cpu_count()
@@ -87,9 +87,9 @@ def cluster(folder: Path, machines: int) -> Iterator[dict[str, str]]:
 
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [int(listener.getsockname()[1]) for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
@@ -97,7 +97,7 @@ def _wait_for_machines(environment: dict[str, str], machines: int) -> None:
     deadline = time.monotonic() + _BOUND
     command = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
     while len(subprocess.run(command, env=environment, capture_output=True, check=False).stdout.split()) < machines:
-        assert time.monotonic() < deadline, "its machines are not idle after half a minute"
+        assert time.monotonic() < deadline, "the machines are not idle after half a minute"
         time.sleep(0.1)
 
 

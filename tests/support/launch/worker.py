@@ -1,6 +1,6 @@
-"""What the processes of the launch tests do: ``python worker.py SCENARIO FOLDER``.
+"""Worker process of the launch tests: ``python worker.py SCENARIO FOLDER``.
 
-Each is a small stand-in for the run: it joins, talks, and ends the way its scenario says.
+It is a small stand-in for a run: it joins, communicates, and ends as its scenario prescribes.
 """
 
 import json
@@ -22,7 +22,7 @@ from hlat.runtime.process import STOP_SIGNALS, rank_log, stop_exit_code
 
 
 def outcome_of(action):
-    """What an action gave, as JSON: its result, or the type, message and origin of its error."""
+    """Outcome of an action as JSON: its result, or type, message and origin of its error."""
     try:
         return {"result": action()}
     except Exception as error:
@@ -30,7 +30,7 @@ def outcome_of(action):
 
 
 def only_on(rank, runtime, error):
-    """An action that fails on one rank."""
+    """Return an action that fails on one rank."""
 
     def action():
         if runtime.rank == rank:
@@ -40,87 +40,87 @@ def only_on(rank, runtime, error):
     return action
 
 
-def talk(runtime, folder):
-    """Every way to talk, every guard; what each rank saw is written down."""
+def collectives(runtime, folder):
+    """Use every collective and check; write the values of each rank to a file."""
     ranks, rank = runtime.ranks, runtime.rank
-    seen = {"world": ranks.world, "is_first": ranks.is_first, "threads": torch.get_num_threads()}
-    seen["interface"] = os.environ["GLOO_SOCKET_IFNAME"]
-    seen["session_leader"] = os.getsid(0) == os.getpid()
-    seen["broadcast"] = ranks.broadcast({"from": rank})
-    seen["gather"] = ranks.gather(rank * rank)
-    seen["all_gather"] = ranks.all_gather([rank] * rank)  # of different sizes
+    values = {"world": ranks.world, "is_first": ranks.is_first, "threads": torch.get_num_threads()}
+    values["interface"] = os.environ["GLOO_SOCKET_IFNAME"]
+    values["session_leader"] = os.getsid(0) == os.getpid()
+    values["broadcast"] = ranks.broadcast({"from": rank})
+    values["gather"] = ranks.gather(rank * rank)
+    values["all_gather"] = ranks.all_gather([rank] * rank)  # lists of different sizes
     ranks.barrier()
 
     recipe_error = RecipeError([Problem("model.heads", "too many", "take 4", 9, True)])
-    seen["first"] = outcome_of(lambda: ranks.run_on_rank0(lambda: {"asked": rank}))
-    seen["first_refused"] = outcome_of(lambda: ranks.run_on_rank0(only_on(0, runtime, recipe_error)))
-    seen["first_bug"] = outcome_of(lambda: ranks.run_on_rank0(only_on(0, runtime, ZeroDivisionError("oh"))))
-    seen["each"] = outcome_of(lambda: ranks.run_on_all(only_on(-1, runtime, None)))
-    seen["each_refused"] = outcome_of(lambda: ranks.run_on_all(only_on(1, runtime, StorageError("disk full"))))
-    seen["each_bug"] = outcome_of(lambda: ranks.run_on_all(only_on(2, runtime, KeyError("x"))))
+    values["first"] = outcome_of(lambda: ranks.run_on_rank0(lambda: {"asked": rank}))
+    values["first_refused"] = outcome_of(lambda: ranks.run_on_rank0(only_on(0, runtime, recipe_error)))
+    values["first_bug"] = outcome_of(lambda: ranks.run_on_rank0(only_on(0, runtime, ZeroDivisionError("oh"))))
+    values["each"] = outcome_of(lambda: ranks.run_on_all(only_on(-1, runtime, None)))
+    values["each_refused"] = outcome_of(lambda: ranks.run_on_all(only_on(1, runtime, StorageError("disk full"))))
+    values["each_bug"] = outcome_of(lambda: ranks.run_on_all(only_on(2, runtime, KeyError("x"))))
 
     def all_but_first():
         if rank:
             raise DataError(f"shard {rank}")
 
-    seen["each_two"] = outcome_of(lambda: ranks.run_on_all(all_but_first))
+    values["each_two"] = outcome_of(lambda: ranks.run_on_all(all_but_first))
     try:
         ranks.run_on_rank0(only_on(0, runtime, recipe_error))
     except RecipeError as error:
-        seen["problems"] = [problem.path for problem in error.problems]
+        values["problems"] = [problem.path for problem in error.problems]
 
-    vote, votes = AsyncMax(ranks), []
+    maximum, votes = AsyncMax(ranks), []
     for step in range(3):
-        vote.start(signal.SIGTERM if (rank, step) == (1, 1) else 0)
-        votes.append(vote.result())
-    seen["votes"] = votes
-    # The second vote is not counted before the other talk of the step: neither may disturb the other.
-    vote.start(rank)
-    seen["between"] = ranks.all_gather(rank)
-    seen["last_vote"] = vote.result()
+        maximum.start(signal.SIGTERM if (rank, step) == (1, 1) else 0)
+        votes.append(maximum.result())
+    values["votes"] = votes
+    # Another collective runs between start and result: neither may disturb the other.
+    maximum.start(rank)
+    values["between"] = ranks.all_gather(rank)
+    values["last_vote"] = maximum.result()
 
-    what = {"recipe": {"batch.micro_batch": 4, "data.path": "a"}, "code": {"source": "f00"}, "data": {"tokens": 5}}
-    seen["same"] = outcome_of(lambda: check_consistent(ranks, what))
-    other = {**what, "recipe": {"batch.micro_batch": 8, "data.path": "a"}} if rank == 2 else what
-    seen["other_recipe"] = outcome_of(lambda: check_consistent(ranks, other))
-    other = {**what, "code": {"source": "bad", "torch": "2.11"}} if rank == 0 else what
+    facts = {"recipe": {"batch.micro_batch": 4, "data.path": "a"}, "code": {"source": "f00"}, "data": {"tokens": 5}}
+    values["same"] = outcome_of(lambda: check_consistent(ranks, facts))
+    other = {**facts, "recipe": {"batch.micro_batch": 8, "data.path": "a"}} if rank == 2 else facts
+    values["other_recipe"] = outcome_of(lambda: check_consistent(ranks, other))
+    other = {**facts, "code": {"source": "bad", "torch": "2.11"}} if rank == 0 else facts
     other = {**other, "data": {"tokens": rank}}
-    seen["other_code_and_data"] = outcome_of(lambda: check_consistent(ranks, other))
+    values["other_code_and_data"] = outcome_of(lambda: check_consistent(ranks, other))
 
     total = torch.ones(1) * (rank + 1)
     dist.all_reduce(total)  # the default group, for tensors
-    seen["all_reduce"] = total.item()
-    seen["isatty"] = sys.stdout.isatty()
+    values["all_reduce"] = total.item()
+    values["isatty"] = sys.stdout.isatty()
 
     print(f"python of rank {rank}")
     warnings.warn(f"warning of rank {rank}", stacklevel=1)
     os.write(2, f"descriptor of rank {rank}\n".encode())
-    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+    (folder / f"seen-{rank}.json").write_text(json.dumps(values))
 
 
 def refused_on_one(runtime, folder):
-    """Rank 1 meets a user's mistake while rank 0 waits for it."""
+    """Raise a user error on rank 1 while rank 0 waits for it."""
     if runtime.rank == 1:
         raise StorageError("run.dir /full: no space left")
     runtime.ranks.barrier()
 
 
 def bug_on_one(runtime, folder):
-    """Rank 1 has a bug while rank 0 is in a collective of the model."""
+    """Raise a bug on rank 1 while rank 0 is in a collective of the model."""
     if runtime.rank == 1:
         raise ZeroDivisionError("loss / tokens")
     dist.all_reduce(torch.ones(8))
 
 
 def killed(runtime, folder):
-    """Rank 1 is killed, as by the system where memory runs out, while rank 0 does not look at the others at all."""
+    """Kill rank 1, as the system does when memory runs out, while rank 0 does not communicate at all."""
     if runtime.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
 
 
 def wait_to_stop(runtime, folder):
-    """Steps until a signal reached any rank; then all save, slowly, and stop. A second signal ends at once."""
+    """Step until a signal has reached any rank; then save slowly on all ranks and stop. A second signal ends at once."""
     received = []
 
     def receive(number, frame):
@@ -131,19 +131,19 @@ def wait_to_stop(runtime, folder):
 
     for number in STOP_SIGNALS:
         signal.signal(number, receive)
-    vote, stop = AsyncMax(runtime.ranks), 0
+    maximum, stop = AsyncMax(runtime.ranks), 0
     (folder / f"pid-{runtime.rank}").write_text(str(os.getpid()))
     while not stop:
-        vote.start(received[0] if received else 0)
+        maximum.start(received[0] if received else 0)
         time.sleep(0.02)
-        stop = vote.result()
+        stop = maximum.result()
     (folder / f"saving-{runtime.rank}").touch()
     time.sleep(float(os.environ.get("SAVE_SECONDS", "0.5")))
     (folder / f"saved-{runtime.rank}").touch()
     return stop_exit_code(stop)
 
 
-SCENARIOS = [talk, refused_on_one, bug_on_one, killed, wait_to_stop]
+SCENARIOS = [collectives, refused_on_one, bug_on_one, killed, wait_to_stop]
 
 
 def main():
