@@ -1,4 +1,4 @@
-"""A flipped bit in runs of the real command: found, named, not saved, and gone on from as if not."""
+"""A flipped bit in runs of the real command is found, reported and not saved, and the final state is correct."""
 
 from pathlib import Path
 
@@ -12,7 +12,9 @@ STEPS = ["training.steps=14", "training.log_every=1", "checkpoint.every_steps=4"
 
 
 @pytest.mark.slow
-def test_found_named_and_started_again(cli, recipe_file: Path, tiny: list[str], tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_and_the_run_resumes_without_it(
+    cli, recipe_file: Path, tiny: list[str], tmp_path: Path
+) -> None:
     command = ["train", recipe_file, *tiny, *LAYOUT, *STEPS]
     assert cli(*command, f"run.dir={tmp_path / 'undisturbed'}").returncode == 0
 

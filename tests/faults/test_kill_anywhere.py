@@ -1,6 +1,6 @@
-"""Law 3 with SIGKILL: whatever is killed, whenever, the run ends with the bits of the run that nobody touched.
+"""Law 3 with SIGKILL: whatever is killed at any time, the run ends with the same bits as an undisturbed run.
 
-Five layouts, prepared and online data, two precisions; a rank, all ranks, the supervisor or everything at once.
+Five layouts, prepared and online data, two precisions; victims are a rank, all ranks, the supervisor, or everything.
 """
 
 import random
@@ -23,12 +23,12 @@ DATA = {"prepared": [], "online": ["data.mode=online", "data.streams=8"]}
 PRECISIONS = ("mixed", "bf16-sr")
 STEPS = {"one process": 500}
 
-KILLS = 10  # of each of the 20 cases: 200
+KILLS = 10  # per case; 200 in all 20 cases
 
 
 @pytest.fixture(scope="module")
 def command(corpus: Path, tiny_recipe: str, tmp_path_factory: pytest.TempPathFactory):
-    """The arguments of ``hlat train`` in a run folder of that name; all runs share the prepared text."""
+    """Return the arguments of ``hlat train`` for a run folder of this name; all runs share the prepared text."""
     folder = tmp_path_factory.mktemp("killed")
     recipe = folder / "recipe.yaml"
     recipe.write_text(tiny_recipe.replace("max_epochs: 20", "max_epochs: 1000"))
@@ -58,7 +58,7 @@ def command(corpus: Path, tiny_recipe: str, tmp_path_factory: pytest.TempPathFac
 
 
 def kill_and_compare(command, layout: str, data: str, precision: str, kills: int, seed: int) -> Counter[str]:
-    """Runs of one case until so many kills were survived, each compared with the one that nobody touched."""
+    """Run one case until it has survived this many kills, and compare each run with the undisturbed one."""
     undisturbed, expected = command("undisturbed", layout, data, precision)
     Killer(random.Random(0), 0).drive(undisturbed)
     killer, number = Killer(random.Random(seed), kills), 0
@@ -70,7 +70,7 @@ def kill_and_compare(command, layout: str, data: str, precision: str, kills: int
     return killer.kills
 
 
-def test_killed_a_few_times(command) -> None:
+def test_a_run_killed_twice_ends_with_the_same_bits(command) -> None:
     kill_and_compare(command, "DP2 ZeRO-1", "online", "bf16-sr", kills=2, seed=1)
 
 
@@ -78,7 +78,7 @@ def test_killed_a_few_times(command) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_killed_anywhere(command, layout: str, data: str, precision: str) -> None:
+def test_a_run_killed_at_random_ends_with_the_same_bits(command, layout: str, data: str, precision: str) -> None:
     kills = kill_and_compare(
         command, layout, data, precision, KILLS, seed=crc32(repr((layout, data, precision)).encode())
     )

@@ -1,4 +1,4 @@
-"""Whole runs that fail on purpose, supervised: what failed is named, and the end has the bits of a quiet run."""
+"""Supervised runs with injected faults: the failure is reported, and the final bits are those of an undisturbed run."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ LAYOUTS = {"alone": [], "DP2": ["--nproc", "2", "parallel.zero=1"], "TP2": ["--n
 
 
 class Runs:
-    """Runs of one recipe in folders of their own, which share the prepared text."""
+    """Runs of one recipe in separate folders, which share the prepared text."""
 
     def __init__(self, folder: Path, recipe: Path, corpus: Path, cli: Hlat) -> None:
         self._folder, self._recipe, self._corpus, self._cli = folder, recipe, corpus, cli
@@ -49,7 +49,7 @@ class Runs:
         return self._cli(*self.arguments(name, layout, *more))
 
     def start(self, name: str, layout: str, *more: str) -> "subprocess.Popen[str]":
-        """The command in the background, as a shell starts it."""
+        """Start the command in the background, as a shell does."""
         return subprocess.Popen(
             [sys.executable, "-m", "hlat", *self.arguments(name, layout, *more)],
             stdout=subprocess.PIPE,
@@ -57,8 +57,8 @@ class Runs:
             text=True,
         )
 
-    def quiet(self, layout: str) -> Path:
-        """The folder of a run that nothing disturbed."""
+    def undisturbed(self, layout: str) -> Path:
+        """Folder of an undisturbed run, which is trained on first use."""
         folder = self.run_dir(f"quiet-{layout}")
         if not folder.exists():
             done = self.train(folder.name, layout)
@@ -81,11 +81,11 @@ def runs(corpus: Path, tiny_recipe: str, tmp_path_factory: pytest.TempPathFactor
     return Runs(folder, recipe, corpus, cli)
 
 
-def faults(*each: dict) -> list[str]:
-    return [f"faults={json.dumps(each)}", "--allow-faults"]
+def faults(*injected: dict) -> list[str]:
+    return [f"faults={json.dumps(injected)}", "--allow-faults"]
 
 
-def test_killed_stopped_and_hanging_it_ends_as_if_nothing_had_happened(runs):
+def test_a_killed_stopped_and_hanging_run_ends_with_the_same_bits(runs):
     done = runs.train(
         "disturbed",
         "alone",
@@ -98,9 +98,9 @@ def test_killed_stopped_and_hanging_it_ends_as_if_nothing_had_happened(runs):
         ),
     )
     assert done.returncode == 0, done.stderr
-    assert_same_run(runs.run_dir("disturbed"), runs.quiet("alone"))
-    told = [(one["kind"], one["step"], one["phase"]) for one in runs.events("disturbed", "incident")]
-    assert told == [
+    assert_same_run(runs.run_dir("disturbed"), runs.undisturbed("alone"))
+    incidents = [(event["kind"], event["step"], event["phase"]) for event in runs.events("disturbed", "incident")]
+    assert incidents == [
         ("signal", 8, "forward"),
         ("hang", 15, "backward"),
         ("hang", 21, "optimizer"),
@@ -125,28 +125,28 @@ HANGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", HANGS)
-def test_the_rank_that_hangs_is_named_and_the_run_goes_on(runs, case):
+def test_the_hanging_rank_is_named_and_the_run_resumes(runs, case):
     layout, fault, why = HANGS[case]
     name = f"hang-{case.replace(' ', '-')}"
     done = runs.train(name, layout, "recovery.hang_seconds=4", *faults(fault))
     assert done.returncode == 0, done.stderr
     (hang,) = runs.events(name, "hang")
     assert (hang["ranks"], hang["phase"], hang["step"]) == ([fault["rank"]], fault["phase"], 9)
-    assert why in hang["why"] and hang["seconds"] > 4 and "faults.py" in hang["stack"]
+    assert why in hang["why"] and hang["seconds"] > 4 and "fault_injection.py" in hang["stack"]
     stacks = Path(hang["stacks"]).read_text()
     assert "==== rank 0" in stacks and "==== rank 1" in stacks and stacks.count("loop.py") >= 2
-    assert_same_run(runs.run_dir(name), runs.quiet(layout))
+    assert_same_run(runs.run_dir(name), runs.undisturbed(layout))
 
 
 @pytest.mark.slow
-def test_of_two_ranks_that_wait_for_one_another_in_the_same_phase_both_are_named(runs):
+def test_both_ranks_of_a_deadlock_in_one_phase_are_named(runs):
     fault = {"kind": "deadlock", "rank": 1, "at_step": 9, "phase": "backward"}
     done = runs.train("both", "DP2", "recovery.hang_seconds=4", *faults(fault))
     assert done.returncode == 0, done.stderr
     (hang,) = runs.events("both", "hang")
     assert (hang["ranks"], hang["phase"], hang["step"]) == ([0, 1], "backward", 9)
     assert "rank 1 in resilience/fault_injection.py" in hang["why"]
-    assert_same_run(runs.run_dir("both"), runs.quiet("DP2"))
+    assert_same_run(runs.run_dir("both"), runs.undisturbed("DP2"))
 
 
 @pytest.mark.slow
@@ -157,13 +157,13 @@ def test_a_slow_rank_is_reported_and_not_restarted(runs):
     (slow,) = runs.events("slow", "slow_rank")
     assert (slow["rank"], slow["phase"]) == (1, "forward") and slow["factor"] > 2
     assert runs.events("slow", "restart") == [] and runs.events("slow", "goodput")[-1]["attempts"] == 1
-    assert_same_run(runs.run_dir("slow"), runs.quiet("DP2"))
+    assert_same_run(runs.run_dir("slow"), runs.undisturbed("DP2"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["alone", "DP2"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
-def test_preempted_it_saves_and_the_same_command_goes_on(runs, layout, number):
+def test_a_preempted_run_saves_and_the_same_command_resumes(runs, layout, number):
     name = f"preempted-{layout}-{number.name}"
     process = runs.start(name, layout)
     wait_for_step(runs.run_dir(name), 4)
@@ -173,7 +173,7 @@ def test_preempted_it_saves_and_the_same_command_goes_on(runs, layout, number):
     stopped = open_checkpoint(resolve(runs.run_dir(name))).step
     assert 4 <= stopped < STEPS and f"stopped at step {stopped}" in output
     assert runs.train(name, layout).returncode == 0
-    assert_same_run(runs.run_dir(name), runs.quiet(layout))
+    assert_same_run(runs.run_dir(name), runs.undisturbed(layout))
 
 
 @pytest.mark.slow
@@ -182,53 +182,53 @@ def test_preempting_one_rank_stops_all(runs, kind):
     done = runs.train(kind, "DP2", *faults({"kind": kind, "rank": 1, "at_step": 9}))
     assert done.returncode == REQUEUE_CODE, done.stderr
     assert runs.train(kind, "DP2").returncode == 0
-    assert_same_run(runs.run_dir(kind), runs.quiet("DP2"))
+    assert_same_run(runs.run_dir(kind), runs.undisturbed("DP2"))
 
 
 @pytest.mark.slow
-def test_a_deadline_stops_it_too(runs):
+def test_a_deadline_stops_the_run(runs):
     name = "deadline"
     slow = faults({"kind": "slow", "at_step": 1, "steps": STEPS, "seconds": 0.5})
     done = runs.train(name, "DP2", "recovery.deadline_seconds=12", *slow)
     assert done.returncode == REQUEUE_CODE and "(deadline)" in done.stdout, done.stdout + done.stderr
     assert runs.train(name, "DP2").returncode == 0
-    assert_same_run(runs.run_dir(name), runs.quiet("DP2"))
+    assert_same_run(runs.run_dir(name), runs.undisturbed("DP2"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["alone", "DP2"])
-def test_a_second_signal_during_the_save_ends_at_once_and_loses_only_that_save(runs, layout):
+def test_a_second_signal_aborts_the_save_and_loses_nothing_else(runs, layout):
     name = f"twice-{layout}"
     slow = faults({"kind": "slow_disk", "at_step": 7, "steps": 9, "seconds": 600})
     process = runs.start(name, layout, *slow)
-    wait_for_step(runs.run_dir(name), 8)  # the save of step 12 would take for ever
-    family = psutil.Process(process.pid).children(recursive=True)
+    wait_for_step(runs.run_dir(name), 8)  # the save of step 12 would take forever
+    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
-    time.sleep(3)  # longer than the second in which a scheduler's signals are one
+    time.sleep(3)  # signals within one second count as one
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0 and "Traceback" not in output, output
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
     assert open_checkpoint(resolve(runs.run_dir(name))).step == 6
     assert runs.train(name, layout).returncode == 0
-    assert_same_run(runs.run_dir(name), runs.quiet(layout))
+    assert_same_run(runs.run_dir(name), runs.undisturbed(layout))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["alone", "DP2"])
-def test_after_its_supervisor_is_killed_the_same_command_waits_for_what_is_left(runs, layout):
+def test_the_next_command_waits_for_ranks_of_a_killed_supervisor(runs, layout):
     name = f"orphaned-{layout}"
     process = runs.start(name, layout, *faults({"kind": "slow_disk", "at_step": 7, "seconds": 3}))
     wait_for_step(runs.run_dir(name), 8)
-    family = psutil.Process(process.pid).children(recursive=True)
+    children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     done = runs.train(name, layout)
     assert done.returncode == 0, done.stderr
     assert "waiting for what is left of the run before" in done.stdout
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=10)[1] == []
     process.communicate()
-    assert_same_run(runs.run_dir(name), runs.quiet(layout))
+    assert_same_run(runs.run_dir(name), runs.undisturbed(layout))
 
 
 def wait_for_step(run: Path, step: int) -> None:
@@ -236,11 +236,11 @@ def wait_for_step(run: Path, step: int) -> None:
     deadline = time.monotonic() + 120
     metrics = run / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < step:
-        assert time.monotonic() < deadline, f"it did not get to step {step}"
+        assert time.monotonic() < deadline, f"the run did not reach step {step}"
         time.sleep(0.02)
 
 
-def test_no_supervisor_restarts_nothing(runs):
+def test_no_supervisor_means_no_restart(runs):
     done = runs.train("once", "alone", "--no-supervisor", *faults({"kind": "exception", "at_step": 8}))
     assert done.returncode == 1 and "InjectedFault: injected at step 8" in done.stderr
     assert runs.events("once", "restart") == [] and runs.events("once", "start") != []

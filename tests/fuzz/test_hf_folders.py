@@ -1,8 +1,8 @@
 """Hostile Hugging Face folders and tokenizers: an import is refused with a message, or gives the folder's own weights.
 
-    a small model folder, one thing changed --import_hf, generate_text--> HlatError, or the bytes that the files hold
+    a small model folder, one thing changed --import_hf, generate_text--> HlatError, or the weights of the files
 
-Changed are numbers and types in config.json, headers of safetensors, the index of shards, the tokenizer, and bytes.
+Changes affect numbers and types in config.json, headers of safetensors, the shard index, the tokenizer, and raw bytes.
 """
 
 import json
@@ -46,7 +46,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("hf")
+    root = tmp_path_factory.mktemp("hf")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,17 +55,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         show_progress=False,
     )  # fmt: skip
     tokenizer.train_from_iterator(["the cat sees the river and the tree"] * 9, trainer)
-    (place / "tokenizer").mkdir()
-    tokenizer.save(str(place / "tokenizer" / "tokenizer.json"))
+    (root / "tokenizer").mkdir()
+    tokenizer.save(str(root / "tokenizer" / "tokenizer.json"))
     weights = to_canonical(CONFIG, dict(build(CONFIG, device="cpu", seed=0).named_parameters()))
     detached = {name: tensor.detach() for name, tensor in weights.items()}
     return write_hf(
-        place / "model", CONFIG, detached, tokenizer_dir=place / "tokenizer", eos_id=0, max_shard_bytes=20_000
+        root / "model", CONFIG, detached, tokenizer_dir=root / "tokenizer", eos_id=0, max_shard_bytes=20_000
     )
 
 
 @contextmanager
-def in_time() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"no end in {SECONDS} s")
 
@@ -84,24 +84,24 @@ def edit(path: Path, change: Callable[[Any], object]) -> None:
     path.write_text(json.dumps(content))
 
 
-def a_size(folder: Path, rng: random.Random) -> str:
+def change_size(folder: Path, rng: random.Random) -> str:
     name, odd = rng.choice(SIZES), rng.choice(ABSURD)
     edit(folder / "config.json", lambda content: content.update({name: odd}))
     return f"config.json: {name} = {odd!r:.40}"
 
 
-def a_field(folder: Path, rng: random.Random) -> str:
+def change_field(folder: Path, rng: random.Random) -> str:
     file = folder / rng.choice(["config.json", "generation_config.json", "model.safetensors.index.json"])
     content = json.loads(file.read_text())
-    places = list(_places(content))
-    holder, key = rng.choice(places)
+    values = list(_values(content))
+    holder, key = rng.choice(values)
     holder[key] = odd = rng.choice(ODD_VALUES)
     file.write_text(json.dumps(content))
     return f"{file.name}: {key} = {odd!r:.40}"
 
 
-def a_header(folder: Path, rng: random.Random) -> str:
-    """Shape, dtype and offsets of a tensor, and the length of the header itself."""
+def change_header(folder: Path, rng: random.Random) -> str:
+    """Change shape, dtype or offsets of a tensor, or the length of the header itself."""
     file = rng.choice(sorted(folder.glob("*.safetensors")))
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -119,12 +119,12 @@ def a_header(folder: Path, rng: random.Random) -> str:
     return f"{file.name}: {key} of {name} = {odd!r:.40}"
 
 
-def a_tokenizer(folder: Path, rng: random.Random) -> str:
+def change_tokenizer(folder: Path, rng: random.Random) -> str:
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
-    places = list(_places(content))
-    shallow = [place for place in places if place[0] is not content["model"]["vocab"]]
-    holder, key = rng.choice(rng.choice([places, shallow]))
+    values = list(_values(content))
+    shallow = [root for root in values if root[0] is not content["model"]["vocab"]]
+    holder, key = rng.choice(rng.choice([values, shallow]))
     odd = rng.choice(ODD_VALUES)
     if rng.randrange(5) == 0:
         del holder[key]
@@ -135,54 +135,60 @@ def a_tokenizer(folder: Path, rng: random.Random) -> str:
     return f"tokenizer.json: {key!r:.30} = {odd!r:.40}"
 
 
-def _places(content: Any) -> Iterator[tuple[Any, Any]]:
+def _values(content: Any) -> Iterator[tuple[Any, Any]]:
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         yield content, key
         if isinstance(value, dict | list):
-            yield from _places(value)
+            yield from _values(value)
 
 
-CHANGES: list[Callable[[Path, random.Random], str]] = [a_size, a_field, a_header, a_tokenizer, mutate]
+CHANGES: list[Callable[[Path, random.Random], str]] = [
+    change_size,
+    change_field,
+    change_header,
+    change_tokenizer,
+    mutate,
+]
 
 
 def try_one(folder: Path, scratch: Path, seed: int) -> str:
-    """Change a copy of the folder, import it, and continue a text; returns what broke the law."""
+    """Change a copy of the folder, import it, and generate text; describe a violation, or return an empty text."""
     rng = random.Random(seed)
     changed = scratch / "model"
     shutil.copytree(folder, changed)
-    happened = f"seed {seed}: {rng.choice(CHANGES)(changed, rng)}"
-    held = weights_in(changed)
+    change = f"seed {seed}: {rng.choice(CHANGES)(changed, rng)}"
+    stored = weights_in(changed)
     try:
-        with in_time():
+        with time_limit():
             checkpoint = open_checkpoint(import_hf(changed, scratch / "out"))
             loaded = checkpoint.load("model.")
-            if any(tensor.numpy().tobytes() not in held for tensor in loaded.values()):
-                return f"{happened}: weights that are not those of the files"
+            if any(tensor.numpy().tobytes() not in stored for tensor in loaded.values()):
+                return f"{change}: weights that are not in the files"
             generate_text(scratch / "out", "the", 2)
     except HlatError as error:
-        return "" if 0 < len(str(error)) < 30_000 else f"{happened}: a message of {len(str(error))} characters"
+        return "" if 0 < len(str(error)) < 30_000 else f"{change}: a message of {len(str(error))} characters"
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        return f"{happened}: {type(error).__name__}: {str(error)[:300]}"
+        return f"{change}: {type(error).__name__}: {str(error)[:300]}"
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ""
 
 
 def weights_in(folder: Path) -> bytes:
-    """The bytes of the files of weights."""
+    """Bytes of all weight files."""
     return b"".join(file.read_bytes() for file in sorted(folder.glob("*.safetensors")) if file.is_file())
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_some_folders(folder: Path, tmp_path: Path, seed: int) -> None:
+def test_a_few_hostile_folders(folder: Path, tmp_path: Path, seed: int) -> None:
     torch.set_num_threads(1)
     assert try_one(folder, tmp_path / "scratch", seed) == ""
 
 
 @pytest.mark.slow
-def test_many_folders(folder: Path, tmp_path: Path) -> None:
+def test_many_hostile_folders(folder: Path, tmp_path: Path) -> None:
     found = [try_one(folder, tmp_path / "scratch", 1_000_000 + number) for number in range(SLOW)]
     broken = [problem for problem in found if problem]
     assert not broken, f"{len(broken)} of {SLOW}\n" + "\n".join(broken)

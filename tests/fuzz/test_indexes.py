@@ -1,6 +1,6 @@
-"""Hostile indexes: whatever the pickle of an index holds, it is refused by name, or the tensors are the right ones.
+"""Hostile checkpoint indexes: a pickled index is refused with a message, or the tensors are correct.
 
-.metadata of a checkpoint --bytes, numbers, names changed; sealed anew--> verify, tensors, load
+.metadata of a checkpoint --bytes, numbers or objects changed; resealed--> verify, tensors, load
 """
 
 import io
@@ -39,32 +39,32 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return CheckpointStore(folder / "checkpoints", 1).save(1, replicated_chunks(STATE), {"step": 1})
 
 
-def bytes_changed(data: bytes, rng: random.Random) -> bytes:
+def change_bytes(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 1, 4])):
-        at = rng.randrange(len(changed))
+        offset = rng.randrange(len(changed))
         kind = rng.randrange(4)
         if kind == 0:
-            changed[at] ^= 1 << rng.randrange(8)
+            changed[offset] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            changed[at] = rng.randrange(256)
+            changed[offset] = rng.randrange(256)
         elif kind == 2:
-            del changed[at : at + rng.choice([1, 4, 40])]
+            del changed[offset : offset + rng.choice([1, 4, 40])]
         else:
-            changed[at:at] = rng.randbytes(rng.choice([1, 4]))
+            changed[offset:offset] = rng.randbytes(rng.choice([1, 4]))
         if not changed:
             return b"."
     return bytes(changed)
 
 
-def numbers_changed(data: bytes, rng: random.Random) -> bytes:
-    """Another instruction for a number, a memo entry or a name; the rest stays a pickle that can be followed."""
+def change_numbers(data: bytes, rng: random.Random) -> bytes:
+    """Replace an instruction for a number, a memo entry or a name; the rest remains a readable pickle."""
     found = [
         (opcode, position)
         for opcode, _, position in pickletools.genops(data)
         if opcode.name in ("BININT1", "BININT", "BINGET", "NEWTRUE", "NEWFALSE", "NONE", "EMPTY_TUPLE", "MEMOIZE")
     ]
-    opcode, at = rng.choice(found)
+    opcode, offset = rng.choice(found)
     length = {"BININT1": 2, "BINGET": 2, "BININT": 5}.get(opcode.name, 1)
     odd: list[bytes] = [
         b"N", b"\x88", b"\x89", b")", b"]", b"}", b"K" + rng.randbytes(1), b"h" + rng.randbytes(1),
@@ -72,11 +72,11 @@ def numbers_changed(data: bytes, rng: random.Random) -> bytes:
         b"\x8a\x09" + rng.randbytes(9), b"r" + rng.choice(ODD_NUMBERS).to_bytes(4, "little"), b"ctorch\nfloat64\n",
         b"cos\nsystem\n",
     ]  # fmt: skip
-    return data[:at] + rng.choice(odd) + data[at + length :]
+    return data[:offset] + rng.choice(odd) + data[offset + length :]
 
 
-def objects_changed(data: bytes, rng: random.Random) -> bytes:
-    """The objects of an index with other values in them, as somebody writes them who has torch."""
+def change_objects(data: bytes, rng: random.Random) -> bytes:
+    """Replace values in the objects of an index, as an attacker with torch would do."""
     index: Metadata = pickle.loads(data)
     name = rng.choice(sorted(index.state_dict_metadata))
     entry = index.state_dict_metadata[name]
@@ -91,8 +91,8 @@ def objects_changed(data: bytes, rng: random.Random) -> bytes:
     elif kind == 2:
         entry.properties.dtype = value
     elif kind == 3:
-        place = rng.choice(list(index.storage_data.values()))
-        setattr(place, rng.choice(["relative_path", "offset", "length", "transform_descriptors"]), value)
+        entry_location = rng.choice(list(index.storage_data.values()))
+        setattr(entry_location, rng.choice(["relative_path", "offset", "length", "transform_descriptors"]), value)
     elif kind == 4:
         setattr(index, rng.choice(["state_dict_metadata", "storage_data", "planner_data", "version"]), value)
     else:
@@ -102,7 +102,7 @@ def objects_changed(data: bytes, rng: random.Random) -> bytes:
     return stream.getvalue()
 
 
-CHANGES = [bytes_changed, numbers_changed, objects_changed]
+CHANGES = [change_bytes, change_numbers, change_objects]
 
 
 def try_many(saved: Path, count: int, seed: int) -> list[str]:
@@ -123,26 +123,26 @@ def try_many(saved: Path, count: int, seed: int) -> list[str]:
             broken.append(f"seed {seed + number}: {type(error).__name__}: {error}")
             continue
         for name, form in index.items():
-            whole = torch.empty(form.shape, dtype=form.dtype, device="meta")
+            tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
             stored = sum(block.length for block in form.blocks)
-            if whole.nbytes > stored or stored > sum(sizes.values()):
-                broken.append(f"seed {seed + number}: {name} of {whole.nbytes} bytes, {stored} in the files")
-    assert refused > count // 4, "most changes are to be noticed"
+            if tensor.nbytes > stored or stored > sum(sizes.values()):
+                broken.append(f"seed {seed + number}: {name} of {tensor.nbytes} bytes, {stored} in the files")
+    assert refused > count // 4, "many changes are detected"
     return broken
 
 
-def test_some_indexes(saved: Path) -> None:
+def test_a_few_hostile_indexes(saved: Path) -> None:
     assert try_many(saved, 600, seed=0) == []
 
 
 @pytest.mark.slow
-def test_many_indexes(saved: Path) -> None:
+def test_many_hostile_indexes(saved: Path) -> None:
     assert try_many(saved, SLOW, seed=10_000) == []
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_sealed_index_gives_the_right_tensors_or_a_message(saved: Path, tmp_path: Path, seed: int) -> None:
-    """All the way: what verification calls whole is loaded, with tensors of the files, or refused with a message."""
+def test_a_resealed_index_gives_correct_tensors_or_a_message(saved: Path, tmp_path: Path, seed: int) -> None:
+    """A checkpoint that passes verification is loaded with tensors of its files, or refused with a message."""
     rng = random.Random(seed)
     folder = tmp_path / "checkpoints" / saved.name
     shutil.copytree(saved, folder)
@@ -156,8 +156,10 @@ def test_a_sealed_index_gives_the_right_tensors_or_a_message(saved: Path, tmp_pa
         loaded = checkpoint.load("")
     except CheckpointError:
         return
-    held = {bytes(_raw(tensor)) for tensor in STATE.values()}
-    assert all(bytes(_raw(tensor)) in held for tensor in loaded.values()), "bytes from elsewhere"
+    stored_bytes = {bytes(_raw(tensor)) for tensor in STATE.values()}
+    assert all(bytes(_raw(tensor)) in stored_bytes for tensor in loaded.values()), (
+        "bytes that are not in the checkpoint"
+    )
 
 
 def _raw(tensor: torch.Tensor) -> Any:
@@ -165,7 +167,7 @@ def _raw(tensor: torch.Tensor) -> Any:
 
 
 def _seal(folder: Path) -> None:
-    """Checksums that fit."""
+    """Update the checksums."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
     data = (folder / INDEX_NAME).read_bytes()
     manifest["files"][INDEX_NAME] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}

@@ -1,6 +1,6 @@
-"""Every field of a recipe x sixty odd values, through ``hlat check``: a message or a resolved recipe, no traceback.
+"""Every field of a recipe with sixty odd values, through ``hlat check``: a message or a resolved recipe, no traceback.
 
-The default suite takes a seeded sample; ``-m slow`` takes all of them, in a file and as an override.
+The default suite tests a seeded sample; ``-m slow`` tests all combinations, in a file and as an override.
 """
 
 import random
@@ -30,7 +30,7 @@ training: {steps: 20}
 checkpoint: {local: {dir: /dev/shm/x}}
 faults: [{kind: slow, at_step: 1, seconds: 1}]
 """
-"""With an element in every list and every section that may be left out, so that fields of these can be reached."""
+"""Recipe with one element in every list and every optional section, so that their fields exist."""
 
 Case = tuple[str, str, bool]
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def all_cases() -> Iterator[Case]:
-    """Field, value, and whether it stands in a file or is an override; elements of lists have overrides only."""
+    """Yield (field, value, True if in a file else False for an override); list elements have overrides only."""
     for field in fields():
         for value in ODD_VALUES:
             yield field, value, False
@@ -52,8 +52,8 @@ def all_cases() -> Iterator[Case]:
                 yield field, value, True
 
 
-def words_of(case: Case) -> list[str]:
-    """The command's words for a case, the recipe of which is written where it needs one."""
+def arguments_of(case: Case) -> list[str]:
+    """Command-line arguments of a case; a recipe file is written if the case needs one."""
     field, value, in_file = case
     base = "rich.yaml" if ".0." in field or field.startswith(("model.rope.", "checkpoint.local.")) else "base.yaml"
     if not in_file:
@@ -68,12 +68,12 @@ def words_of(case: Case) -> list[str]:
 def assert_law(cases: list[Case]) -> None:
     broken = []
     for case in cases:
-        if (what := broken_law(command(words_of(case)))) is not None:
-            broken.append(f"{case[0]} = {case[1][:80]!r} ({'file' if case[2] else 'override'}): {what}")
+        if (violation := broken_law(command(arguments_of(case)))) is not None:
+            broken.append(f"{case[0]} = {case[1][:80]!r} ({'file' if case[2] else 'override'}): {violation}")
     assert not broken, f"{len(broken)} of {len(cases)}:\n" + "\n".join(broken[:50])
 
 
-def test_there_are_sixty_values_and_every_field_is_reached() -> None:
+def test_there_are_sixty_values_and_all_fields() -> None:
     assert len(set(ODD_VALUES)) == 60
     found = fields()
     assert len(set(found)) == len(found)

@@ -1,9 +1,9 @@
-"""Whatever happens to a file of a run folder, every verb gives the right result or a message, without a traceback.
+"""Whatever happens to a file of a run folder, every verb gives the correct result or a message, without a traceback.
 
     a run of 4 steps of 6, one file damaged --> 12 verbs, each in a process --> exit code, output, weights
 
-The witness is the run that nothing happened to: its final weights, and what the verbs print of it. A verb that ends
-well has to give the same, or to say on standard error or in its output that it took another checkpoint.
+The reference is an undamaged run: its final weights, and the output of the verbs. A verb that succeeds must give the
+same result, or say in its output that it used another checkpoint.
 """
 
 import os
@@ -35,24 +35,24 @@ training: {steps: 6, log_every: 1}
 checkpoint: {every_steps: 2, keep_last: 3}
 evaluation: {every_steps: 3, sequences: 4}
 """
-SECONDS = 120  # the law says 30 on a machine of one's own
-OK = {0, 2, 3, 4, 5}  # what is documented; a traceback ends with 1
+SECONDS = 120  # the documented limit is 30 on an idle machine
+OK = {0, 2, 3, 4, 5}  # documented exit codes; a traceback gives 1
 SLOW_MUTATIONS = int(os.environ.get("HLAT_FUZZ_MUTATIONS", "170"))  # times 12 verbs
 SEED = int(os.environ.get("HLAT_FUZZ_SEED", "0"))
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that was interrupted, and what came of it when nothing happened to it."""
+    """A run that was interrupted, and its results without damage."""
 
     folder: Path
-    words: list[str]  # the recipe and its overrides
+    arguments: list[str]  # the recipe and its overrides
     weights: str
     printed: dict[str, str]
 
 
 def weights_of(run: Path) -> str:
-    """A hash of the weights of the newest whole checkpoint."""
+    """Hash of the weights of the newest complete checkpoint."""
     checkpoint = open_checkpoint(resolve(run))
     digest = sha256(str(checkpoint.step).encode())
     for name, tensor in sorted(checkpoint.load("model.").items()):
@@ -66,7 +66,7 @@ def exported(folder: Path) -> str:
 
 
 def verbs(run: Path, out: Path) -> dict[str, list[Any]]:
-    """Those that change nothing; ``prune`` comes after them, and ``train`` has a copy of its own."""
+    """Verbs that change nothing; ``prune`` runs last, and ``train`` gets its own copy of the run."""
     return {
         "verify": ["checkpoint", "verify", run],
         "list": ["checkpoint", "list", run],
@@ -86,74 +86,78 @@ def verbs(run: Path, out: Path) -> dict[str, list[Any]]:
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "recipe.yaml").write_text(RECIPE)
-    words = [str(folder / "recipe.yaml"), f"data.path={corpus}", "tracking.console=plain"]
-    done = hlat("train", *words, f"run.dir={folder / 'run'}", "training.stop_after=4")
+    arguments = [str(folder / "recipe.yaml"), f"data.path={corpus}", "tracking.console=plain"]
+    done = hlat("train", *arguments, f"run.dir={folder / 'run'}", "training.stop_after=4")
     assert done.returncode == 0, done.stderr
     printed = {}
-    for name, arguments in verbs(folder / "run", folder / "hf").items():
+    for name, verb_arguments in verbs(folder / "run", folder / "hf").items():
         if name != "prune":
-            done = hlat(*arguments)
+            done = hlat(*verb_arguments)
             assert done.returncode == 0, (name, done.stderr)
             printed[name] = plain(done.stdout)
     printed["export"] = exported(folder / "hf")
     shutil.copytree(folder / "run", folder / "on", symlinks=True)
-    done = hlat("train", *words, f"run.dir={folder / 'on'}")
+    done = hlat("train", *arguments, f"run.dir={folder / 'on'}")
     assert done.returncode == 0, done.stderr
-    return Undisturbed(folder / "run", words, weights_of(folder / "on"), printed)
+    return Undisturbed(folder / "run", arguments, weights_of(folder / "on"), printed)
 
 
 def plain(text: str) -> str:
-    """What is printed, without what differs from one time to the next."""
+    """Output without values that differ between calls."""
     return re.sub(r"/\S*/|[\d.]+ GB/s", "", text)
 
 
 def run_verbs(undisturbed: Undisturbed, scratch: Path, seed: int, chosen: int | None = None) -> list[str]:
-    """Damage a copy of the run, and try verbs on it, all or some; returns what broke the law."""
+    """Damage a copy of the run, and run all or some verbs on it; return descriptions of violations."""
     rng = random.Random(seed)
     run = scratch / "run"
     shutil.copytree(undisturbed.folder, run, symlinks=True)
-    happened = f"seed {seed}: {mutate(run, rng)}"
-    on = scratch / "on"
-    shutil.copytree(run, on, symlinks=True)
-    cases = verbs(run, scratch / "hf") | {"train": ["train", *undisturbed.words, f"run.dir={on}"]}
+    damage = f"seed {seed}: {mutate(run, rng)}"
+    resumed = scratch / "on"
+    shutil.copytree(run, resumed, symlinks=True)
+    cases = verbs(run, scratch / "hf") | {"train": ["train", *undisturbed.arguments, f"run.dir={resumed}"]}
     names = list(cases) if chosen is None else sorted(rng.sample(sorted(cases), chosen))
     broken = []
     for name in names:
         try:
             done = hlat(*cases[name], timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            broken.append(f"{happened}: {name}: did not end in {SECONDS} s")
+            broken.append(f"{damage}: {name}: did not end in {SECONDS} s")
             continue
-        if problem := wrong(name, done, undisturbed, scratch):
-            broken.append(f"{happened}: {name}: {problem}")
+        if problem := violation(name, done, undisturbed, scratch):
+            broken.append(f"{damage}: {name}: {problem}")
     shutil.rmtree(scratch)
     return broken
 
 
-def wrong(name: str, done: "subprocess.CompletedProcess[str]", undisturbed: Undisturbed, scratch: Path) -> str:
-    """What is wrong with how a verb ended; empty where nothing is."""
+def violation(name: str, done: "subprocess.CompletedProcess[str]", undisturbed: Undisturbed, scratch: Path) -> str:
+    """Describe the violation by a verb; empty if there is none."""
     if "Traceback" in done.stderr + done.stdout or done.returncode not in OK:
         return f"exit {done.returncode}: {done.stderr[-1500:]}"
     if done.returncode != 0:
-        return "" if done.stderr.strip() else f"exit {done.returncode} without a word"
+        return "" if done.stderr.strip() else f"exit {done.returncode} without a message"
     if name == "train":
         return "" if weights_of(scratch / "on") == undisturbed.weights else f"other weights: {done.stdout[-1500:]}"
     if name in ("evaluate", "generate", "export"):
         found = exported(scratch / "hf") if name == "export" else plain(done.stdout)
-        told = "damaged" in done.stderr
-        return "" if told or found == undisturbed.printed[name] else f"other result, not a word: {done.stdout[-500:]}"
+        reported = "damaged" in done.stderr
+        return (
+            ""
+            if reported or found == undisturbed.printed[name]
+            else f"other result without a message: {done.stdout[-500:]}"
+        )
     return ""
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_some_damage(undisturbed: Undisturbed, tmp_path: Path, seed: int) -> None:
+def test_a_few_damaged_files(undisturbed: Undisturbed, tmp_path: Path, seed: int) -> None:
     broken = run_verbs(undisturbed, tmp_path / "scratch", 1000 + seed, chosen=5)
     assert not broken, "\n".join(broken)
 
 
 @pytest.mark.slow
-def test_much_damage(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """2,040 runs of verbs. HLAT_FUZZ_MUTATIONS and HLAT_FUZZ_SEED say how many, and which."""
+def test_many_damaged_files(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """2,040 calls of verbs; HLAT_FUZZ_MUTATIONS sets the number of damaged runs, and HLAT_FUZZ_SEED the first seed."""
     broken = []
     for number in range(SLOW_MUTATIONS):
         found = run_verbs(undisturbed, tmp_path / "scratch", SEED + number)

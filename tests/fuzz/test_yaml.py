@@ -1,4 +1,4 @@
-"""Texts and files that are no recipes: hostile YAML, other files, names, overrides. The same law as for values."""
+"""Texts and files that are not valid recipes: hostile YAML, binary files, odd names and overrides."""
 
 import os
 import random
@@ -78,22 +78,26 @@ HOSTILE = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for number in range(1, 40):
-        (tmp_path / f"{number}.yaml").write_text(f"include: [{number + 1}.yaml, {number + 1}.yaml]\n")
+    for index in range(1, 40):
+        (tmp_path / f"{index}.yaml").write_text(f"include: [{index + 1}.yaml, {index + 1}.yaml]\n")
     (tmp_path / "good.yaml").write_text(GOOD)
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def assert_law(*words: str) -> str:
-    ended = command(words)
-    assert broken_law(ended) is None, (broken_law(ended), [word[:100] for word in words], ended.printed[:2_000])
-    return ended.printed
+def assert_law(*arguments: str) -> str:
+    outcome = command(arguments)
+    assert broken_law(outcome) is None, (
+        broken_law(outcome),
+        [argument[:100] for argument in arguments],
+        outcome.printed[:2_000],
+    )
+    return outcome.printed
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_texts(folder: Path, text: str) -> None:
+def test_hostile_yaml_obeys_the_law(folder: Path, text: str) -> None:
     Path("recipe.yaml").write_text(text, encoding="utf-8")
     assert_law("check", "recipe.yaml")
 
@@ -113,7 +117,7 @@ def test_hostile_texts(folder: Path, text: str) -> None:
         b"\r\r\r\x0c\x0b",
     ],
 )
-def test_files_that_are_no_text(folder: Path, content: bytes) -> None:
+def test_binary_files_obey_the_law(folder: Path, content: bytes) -> None:
     Path("recipe.yaml").write_bytes(content)
     assert_law("check", "recipe.yaml")
 
@@ -135,7 +139,7 @@ def test_files_that_are_no_text(folder: Path, content: bytes) -> None:
         "good.yaml/x",
     ],
 )
-def test_names_of_recipes(folder: Path, name: str) -> None:
+def test_odd_file_names_obey_the_law(folder: Path, name: str) -> None:
     assert_law("check", name)
 
 
@@ -175,7 +179,7 @@ def test_names_of_recipes(folder: Path, name: str) -> None:
         "--a\x1b.b",
     ],
 )
-def test_overrides(folder: Path, override: str) -> None:
+def test_odd_overrides_obey_the_law(folder: Path, override: str) -> None:
     assert_law("check", "good.yaml", override)
 
 
@@ -192,7 +196,7 @@ HF_CONFIGS = {
 
 
 @pytest.mark.parametrize("text", HF_CONFIGS.values(), ids=HF_CONFIGS)
-def test_configurations_of_models(folder: Path, text: str) -> None:
+def test_hostile_model_configurations_obey_the_law(folder: Path, text: str) -> None:
     Path("config.json").write_text(text, encoding="utf-8")
     Path("recipe.yaml").write_text("model: {hf_config: config.json}\ndata: {path: x}\ntraining: {steps: 1}\n")
     assert_law("check", "recipe.yaml")
@@ -200,26 +204,26 @@ def test_configurations_of_models(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "pipe", ".", "n" * 5_000, "none", "\udcff"])
-def test_configurations_of_models_that_are_no_files(folder: Path, name: str) -> None:
+def test_odd_names_of_model_configurations_obey_the_law(folder: Path, name: str) -> None:
     Path("recipe.yaml").write_text("data: {path: x}\ntraining: {steps: 1}\n")
     assert_law("check", "recipe.yaml", f"model.hf_config={name}")
 
 
 def mutated(text: str, rng: random.Random) -> str:
-    """A text with a few characters changed, left out, doubled, or swapped for what steers YAML."""
+    """Change, delete, duplicate or swap a few characters of a text, or insert special characters of YAML."""
     characters = list(text)
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(characters))
+        position = rng.randrange(len(characters))
         match rng.randrange(4):
             case 0:
-                characters[at] = rng.choice("{}[]:,-#&*!|>'\"%@`?\t\n ~\\<=.0e\x00\x85\u2028é")
+                characters[position] = rng.choice("{}[]:,-#&*!|>'\"%@`?\t\n ~\\<=.0e\x00\x85\u2028é")
             case 1:
-                del characters[at]
+                del characters[position]
             case 2:
-                characters[at:at] = characters[at : at + rng.randint(1, 40)]
+                characters[position:position] = characters[position : position + rng.randint(1, 40)]
             case _:
                 other = rng.randrange(len(characters))
-                characters[at], characters[other] = characters[other], characters[at]
+                characters[position], characters[other] = characters[other], characters[position]
     return "".join(characters)
 
 

@@ -108,7 +108,7 @@ def wait_for_processes(
         for number in signals.received[forwarded:]:
             tracker.send(number)
             forwarded += 1
-        failed = any(exit_.failed for exit_ in tracker.exits.values())
+        failed = any(exited.failed for exited in tracker.exits.values())
         if hurried_since is None and (failed or forwarded > 1):
             hurried_since = time.monotonic()
         waited = 0.0 if hurried_since is None else time.monotonic() - hurried_since

@@ -103,7 +103,9 @@ def imported(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[str, int]]:
 def inherited(node: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Private methods that a subclass of a torch class calls on its base class."""
     imports = [
-        node_ for node_ in ast.walk(tree) if isinstance(node_, ast.ImportFrom) and (node_.module or "")[:5] == "torch"
+        statement
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "")[:5] == "torch"
     ]
     of_torch = {alias.asname or alias.name for statement in imports for alias in statement.names}
     if any(ast.unparse(base) in of_torch for base in node.bases):

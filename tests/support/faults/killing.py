@@ -1,8 +1,8 @@
-"""Runs of the real command that are killed at random instants, and what is compared when they are done.
+"""Runs of the real command that are killed at random times, and the comparison of their final states.
 
-    command --kill a rank, all ranks, the supervisor, everything--> the same command again, if need be --> final state
+    command --kill a rank, all ranks, the supervisor, everything--> the same command again, if needed --> final state
 
-The supervisor restarts what it survives; where it is killed too, the same command is given again, as a scheduler would.
+The supervisor restarts killed ranks; if it is killed itself, the same command is run again, as a scheduler would do.
 """
 
 import json
@@ -26,19 +26,19 @@ from hlat.checkpoint.protocol import open_checkpoint, resolve
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 VICTIMS = ("a rank", "a rank", "all ranks", "supervisor", "everything")
 
-_TIMEOUT = 300.0  # for a run that would otherwise never end
-_SPREAD = 1.5  # seconds of training within which the next kill comes
-_STARTING = 0.2  # the share of kills that do not wait until training goes on
+_TIMEOUT = 300.0  # seconds until a run counts as stuck
+_SPREAD = 1.5  # maximum seconds of training before the next kill
+_STARTING = 0.2  # fraction of kills that do not wait until training has resumed
 
 
 @dataclass
 class Killer:
-    """Kills, and keeps count.
+    """Kills processes of a run, and counts the kills.
 
     Attributes:
-        rng: chooses instants and victims.
-        wanted: kills in all.
-        kills: done so far, by victim.
+        rng: chooses times and victims.
+        wanted: number of kills in total.
+        kills: kills so far, by victim.
     """
 
     rng: random.Random
@@ -47,14 +47,14 @@ class Killer:
 
     @property
     def left(self) -> int:
-        """Kills still to come."""
+        """Number of kills that remain."""
         return self.wanted - self.kills.total()
 
     def drive(self, arguments: list[str]) -> None:
-        """Give the command until it has finished, killing as long as kills are left.
+        """Run the command until it has finished, killing its processes while kills remain.
 
         Raises:
-            AssertionError: it ended in another way than by being killed or finished.
+            AssertionError: the command neither finished nor was killed.
         """
         while True:
             code, output = self._once(arguments)
@@ -63,18 +63,18 @@ class Killer:
             assert code == -signal.SIGKILL, output
 
     def _once(self, arguments: list[str]) -> tuple[int, str]:
-        """Give the command once: its exit code, and what it said."""
+        """Run the command once; return its exit code and output."""
         command = [sys.executable, "-m", "hlat", *arguments]
-        with tempfile.TemporaryFile("w+") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
             try:
                 while process.poll() is None and self.left:
                     self._kill(process, _run_dir(arguments))
                 process.wait(_TIMEOUT)
             finally:
                 _end(process)
-            said.seek(0)
-            return process.returncode, said.read()
+            output.seek(0)
+            return process.returncode, output.read()
 
     def _kill(self, process: "subprocess.Popen[bytes]", run: Path) -> None:
         if self.rng.random() > _STARTING:
@@ -83,15 +83,15 @@ class Killer:
                 time.sleep(0.02)
         time.sleep(self.rng.uniform(0, _SPREAD))
         victim = self.rng.choice(VICTIMS)
-        chosen = list(self._chosen(victim, process.pid))
+        chosen = list(self._victims(victim, process.pid))
         if process.poll() is not None or not chosen:
             return
-        for one in chosen:
+        for victim_process in chosen:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                victim_process.kill()
         self.kills[victim] += 1
 
-    def _chosen(self, victim: str, supervisor: int) -> Iterator[psutil.Process]:
+    def _victims(self, victim: str, supervisor: int) -> Iterator[psutil.Process]:
         try:
             parent = psutil.Process(supervisor)
             ranks = [child for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]
@@ -115,7 +115,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _starts(run: Path) -> int:
-    """How often training has begun in a run folder."""
+    """Count how often training has begun in a run folder."""
     try:
         return sum(line.count('"event": "start"') + line.count('"event": "resume"') for line in _lines(run))
     except FileNotFoundError:
@@ -131,18 +131,18 @@ def _run_dir(arguments: list[str]) -> Path:
 
 
 def final_state(run: Path) -> dict[str, torch.Tensor]:
-    """Weights, optimizer, generators, cursors."""
+    """Weights, optimizer state, generator states and data cursors of the newest checkpoint."""
     return open_checkpoint(resolve(run)).load("")
 
 
 def consumed(run: Path) -> list[dict[str, object]]:
-    """What every step read and gave, without what depends on the clock."""
+    """Metrics of every step, without those that depend on the clock."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
 
 def assert_same_run(run: Path, undisturbed: Path) -> None:
-    """The two ended with the same bits, and every step read the same samples."""
+    """Assert that two runs ended with the same bits, and read the same samples at every step."""
     state, expected = final_state(run), final_state(undisturbed)
     assert state.keys() == expected.keys()
     for name, tensor in state.items():

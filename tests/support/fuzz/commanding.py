@@ -1,8 +1,8 @@
-"""The command ``hlat`` in this process, thousands of times, and the law that holds whatever it is given.
+"""Run the command ``hlat`` in this process, thousands of times, and check what must hold for any input.
 
-    words --command--> exit code and all that was printed --broken_law--> None, or what is wrong with it
+    arguments --command--> exit code and printed text --broken_law--> None, or a description of the violation
 
-The law: an exit code that is documented, no traceback, an end within 30 seconds, no control characters, no secret.
+The law: a documented exit code, no traceback, an end within 30 seconds, no control characters, no secret.
 """
 
 import io
@@ -24,8 +24,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a command ended; ``code`` is a sentence where it did not end by itself."""
+class Outcome:
+    """Outcome of a command; ``code`` is a description if the command did not exit by itself."""
 
     code: int | str
     printed: str
@@ -35,39 +35,39 @@ class _Hang(BaseException):
     pass
 
 
-def command(words: Sequence[str | Path]) -> Ended:
-    """Run ``hlat`` with these words."""
+def command(arguments: Sequence[str | Path]) -> Outcome:
+    """Run ``hlat`` with these arguments."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
     code: int | str = 0
-    with _process(["hlat", *map(str, words)], streams):
+    with _process(["hlat", *map(str, arguments)], streams):
         try:
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else str(end.code)
         except _Hang:
             code = f"no end after {SECONDS} s"
-        except BaseException as error:  # what would have been a traceback
+        except BaseException as error:  # a process would print a traceback
             code = f"a traceback: {type(error).__name__}: {str(error)[:300]}"
     printed = "".join(stream.buffer.getvalue().decode() for stream in streams)  # type: ignore[attr-defined]
-    return Ended(code, printed)
+    return Outcome(code, printed)
 
 
-def broken_law(ended: Ended) -> str | None:
-    """What a command did that no input may make it do."""
-    if ended.code not in EXIT_CODES:
-        return str(ended.code)
-    if "Traceback (most recent call last)" in ended.printed:
+def broken_law(outcome: Outcome) -> str | None:
+    """Describe the violation of the law by a command; None if there is none."""
+    if outcome.code not in EXIT_CODES:
+        return str(outcome.code)
+    if "Traceback (most recent call last)" in outcome.printed:
         return "a traceback"
-    if (control := _CONTROL.search(ended.printed)) is not None:
+    if (control := _CONTROL.search(outcome.printed)) is not None:
         return f"the control character {control[0]!r}"
-    if SECRET in ended.printed:
+    if SECRET in outcome.printed:
         return "a secret"
     return None
 
 
 @contextmanager
 def _process(argv: list[str], streams: list[io.TextIOWrapper]) -> Iterator[None]:
-    """What a process of its own would have for itself."""
+    """Give the command its own arguments, streams and signal handlers, as a process would."""
     before = sys.argv, sys.stdout, sys.stderr
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
     sys.argv, (sys.stdout, sys.stderr) = argv, streams

@@ -1,6 +1,6 @@
-"""What can happen to a file: 16 kinds of damage, each drawn from a generator, so that a seed names a case.
+"""Random damage to a file: 16 kinds, each driven by a random generator, so that a seed identifies a case.
 
-folder, random.Random --mutate--> one of its files is not what it was; a sentence that says what happened
+folder, random.Random --mutate--> one damaged file, and a description of the damage
 """
 
 import json
@@ -21,23 +21,23 @@ def mutate(folder: Path, rng: random.Random) -> str:
     """Damage one file of a folder.
 
     Returns:
-        What was done to which file.
+        Path of the file and description of the damage.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     while True:
         path, kind = rng.choice(files), rng.choice(KINDS)
-        if (done := kind(path, rng, files)) is not None:
-            return f"{path.relative_to(folder)}: {done}"
+        if (damage := kind(path, rng, files)) is not None:
+            return f"{path.relative_to(folder)}: {damage}"
 
 
 def _flip(path: Path, rng: random.Random, files: list[Path]) -> str | None:
     data = bytearray(path.read_bytes())
     if not data:
         return None
-    at, bit = rng.randrange(len(data)), rng.randrange(8)
-    data[at] ^= 1 << bit
+    offset, bit = rng.randrange(len(data)), rng.randrange(8)
+    data[offset] ^= 1 << bit
     path.write_bytes(data)
-    return f"bit {bit} of byte {at} flipped"
+    return f"bit {bit} of byte {offset} flipped"
 
 
 def _flip_many(path: Path, rng: random.Random, files: list[Path]) -> str | None:
@@ -63,7 +63,7 @@ def _empty(path: Path, rng: random.Random, files: list[Path]) -> str | None:
 
 
 def _zeros(path: Path, rng: random.Random, files: list[Path]) -> str | None:
-    """As a file system may leave a file after a crash."""
+    """Zero the end of a file, as a file system may do in a crash."""
     data = bytearray(path.read_bytes())
     if not data:
         return None
@@ -81,7 +81,7 @@ def _garbage(path: Path, rng: random.Random, files: list[Path]) -> str | None:
 def _append(path: Path, rng: random.Random, files: list[Path]) -> str | None:
     with path.open("ab") as file:
         file.write(rng.choice([b"\0", b"\n", b"{", rng.randbytes(100)]))
-    return "something added"
+    return "bytes appended"
 
 
 def _delete(path: Path, rng: random.Random, files: list[Path]) -> str | None:
@@ -92,7 +92,7 @@ def _delete(path: Path, rng: random.Random, files: list[Path]) -> str | None:
 def _folder(path: Path, rng: random.Random, files: list[Path]) -> str | None:
     path.unlink()
     path.mkdir()
-    return "a folder"
+    return "replaced by a folder"
 
 
 def _link_away(path: Path, rng: random.Random, files: list[Path]) -> str | None:
@@ -103,7 +103,7 @@ def _link_away(path: Path, rng: random.Random, files: list[Path]) -> str | None:
 
 
 def _link_aside(path: Path, rng: random.Random, files: list[Path]) -> str | None:
-    """The same content, behind a link."""
+    """Move the file, and put a link to it in its place."""
     moved = path.with_name(path.name + ".moved")
     path.rename(moved)
     path.symlink_to(moved)
@@ -112,22 +112,22 @@ def _link_aside(path: Path, rng: random.Random, files: list[Path]) -> str | None
 
 def _swap(path: Path, rng: random.Random, files: list[Path]) -> str | None:
     other = rng.choice(files)
-    one, two = path.read_bytes(), other.read_bytes()
-    if one == two:
+    own_content, other_content = path.read_bytes(), other.read_bytes()
+    if own_content == other_content:
         return None
-    path.write_bytes(two)
-    other.write_bytes(one)
+    path.write_bytes(other_content)
+    other.write_bytes(own_content)
     return f"exchanged with {other.name}"
 
 
 def _take(path: Path, rng: random.Random, files: list[Path]) -> str | None:
-    """The file of the same name from elsewhere, as a mixed-up copy has it."""
+    """Replace the file by one of the same name from another folder, as in a mixed-up copy."""
     others = [other for other in files if other.name == path.name and other.read_bytes() != path.read_bytes()]
     if not others:
         return None
     other = rng.choice(others)
     shutil.copyfile(other, path)
-    return f"that of {other.parent.name}"
+    return f"replaced by the file of {other.parent.name}"
 
 
 def _nest(path: Path, rng: random.Random, files: list[Path]) -> str | None:
@@ -139,7 +139,7 @@ def _nest(path: Path, rng: random.Random, files: list[Path]) -> str | None:
 
 
 def _odd_line(path: Path, rng: random.Random, files: list[Path]) -> str | None:
-    """A line of a log with a value of another type."""
+    """Change a value in one line of a log to another type."""
     if path.suffix != ".jsonl":
         return None
     lines = path.read_text().splitlines()
@@ -153,7 +153,7 @@ def _odd_line(path: Path, rng: random.Random, files: list[Path]) -> str | None:
 
 
 def _resealed(path: Path, rng: random.Random, files: list[Path]) -> str | None:
-    """A JSON file of a checkpoint with a value of another type somewhere, and checksums that fit."""
+    """Change a value in a JSON file of a checkpoint to another type, and update the checksums."""
     sealed = [parent for parent in path.parents if (parent / "COMMITTED").is_file()]
     if path.suffix != ".json" or not sealed:
         return None
@@ -161,8 +161,8 @@ def _resealed(path: Path, rng: random.Random, files: list[Path]) -> str | None:
         content = json.loads(path.read_bytes())
     except ValueError:
         return None
-    places = list(_places(content))
-    holder, key = rng.choice(places)
+    values = list(_values(content))
+    holder, key = rng.choice(values)
     odd = rng.choice(ODD_VALUES)
     before = holder[key]
     holder[key] = odd
@@ -174,19 +174,19 @@ def _resealed(path: Path, rng: random.Random, files: list[Path]) -> str | None:
         manifest["files"][name] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
         (sealed[0] / "manifest.json").write_text(json.dumps(manifest))
     (sealed[0] / "COMMITTED").write_text(sha256((sealed[0] / "manifest.json").read_bytes()).hexdigest())
-    return f"sealed anew with {key} = {odd!r:.40} for {before!r:.40}"
+    return f"resealed with {key} = {odd!r:.40} for {before!r:.40}"
 
 
-def _places(content: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value inside a JSON document, as its holder and its key there."""
+def _values(content: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every value inside a JSON document, as its container and its key there."""
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         yield content, key
         if isinstance(value, dict | list):
-            yield from _places(value)
+            yield from _values(value)
 
 
 KINDS: list[Callable[[Path, random.Random, list[Path]], str | None]] = [
     _flip, _flip, _flip_many, _truncate, _empty, _zeros, _garbage, _append, _delete, _folder, _link_away, _link_aside,
     _swap, _take, _nest, _odd_line, _resealed, _resealed, _resealed,
 ]  # fmt: skip
-"""Those that need aim come more often: many draws find no file for them."""
+"""Kinds of damage. Those that apply to few files are listed several times, because most draws find no file for them."""

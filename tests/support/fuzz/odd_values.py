@@ -1,6 +1,6 @@
-"""Values as nobody would write them by intent, as texts in YAML, and the fields of a recipe that they are put into.
+"""Sixty odd values in YAML, and the fields of a recipe that they are put into.
 
-Sixty of them: of other types, beyond every bound, in other spellings, nested, with control characters, URLs and paths.
+Values of other types, beyond every bound, in other notations, nested, with control characters, URLs and paths.
 """
 
 import types
@@ -13,26 +13,26 @@ from pydantic import BaseModel
 from hlat.config import Recipe
 
 SECRET = "S3CR3T"
-"""Stands where a URL may hold a secret, and may not come out again anywhere."""
+"""Credential in a URL, which must not appear in any output."""
 
 ODD_VALUES: tuple[str, ...] = (
-    # nothing, and other types
+    # nothing, and values of other types
     "", "null", "~", "true", "no", "[]", "{}", "[null]", "{a: 1}", "[[[[]]]]", '""', "' '", "!!binary aGFsbG8=",
     "!!set {a, b}", "!!timestamp 2001-01-01", "2001-99-99", "!!int abc", "!!float abc", "!!bool abc", "!!null abc",
-    # numbers beyond every bound, and in other spellings
+    # numbers beyond every bound, and in other notations
     "0", "-1", "1", "1.5", "-0.0", "1e400", "-1e400", ".nan", ".inf", "-.inf", "1e-400", "9223372036854775807",
     "9223372036854775808", "1" + "0" * 30, "9" * 5000, "0x" + "f" * 5000, "100M", "1_000", "1:40", "0100", "٣",
     # texts
     "x", "a" * 300, "b" * 20_000, '"\\e[2J\\x9b1m\\x85"', '"\\u202eabc\\u2066"', '"a\\nb\\tc\\rd"', '"\\0"',
     '"\\ud800"', "[/b]", "é𝔘語", "{" * 500, "[" * 3000,
-    # places
+    # paths and URLs
     "/dev/zero", "/", "../../../etc/passwd", "s3://bucket/prefix/x", f"https://{SECRET}@host/x", f"http://h/x?k={SECRET}",
     f"https://u%3A{SECRET}%40host/x#access_token={SECRET}",
 )  # fmt: skip
 
 
 def fields() -> list[str]:
-    """Dotted paths of all fields of a recipe, sections among them; of a list of sections its first element's."""
+    """Dotted paths of all fields and sections of a recipe; for a list of sections those of its first element."""
     return list(_fields(Recipe, ""))
 
 

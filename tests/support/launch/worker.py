@@ -120,7 +120,7 @@ def killed(runtime, folder):
 
 
 def wait_to_stop(runtime, folder):
-    """Step until a signal has reached any rank; then save slowly on all ranks and stop. A second signal ends at once."""
+    """Step until a signal has reached any rank, then save slowly on all ranks and stop; a second signal aborts."""
     received = []
 
     def receive(number, frame):
