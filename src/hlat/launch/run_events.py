@@ -1,6 +1,6 @@
 """Events that the supervisor records in the run.
 
-an incident, a restart, a slow rank, the account of time --> one line each in <run.dir>/events.jsonl
+an incident, a restart, a slow rank, goodput --> one line each in <run.dir>/events.jsonl
 
 Rank 0 writes to the same file; each line is appended in one write. The file is opened and closed for every event, so
 that the supervisor does not keep it open: the folder may be in use by another run until there is something to record.
@@ -45,7 +45,7 @@ class RunEvents:
         failure: Failure,
         outcome: RunOutcome,
         beat: Reading | None,
-        hang_seen: ObservedHang | None,
+        observed: ObservedHang | None,
         decision: Decision | None,
     ) -> None:
         """Record why an attempt ended, and the decision about a restart.
@@ -54,11 +54,11 @@ class RunEvents:
             failure: classified failure.
             outcome: root cause and message.
             beat: last heartbeat of the rank that failed.
-            hang_seen: the hang, if it was one.
+            observed: the hang, if it was one.
             decision: decision about the restart; None if the run had been asked to stop.
         """
-        if hang_seen is not None:
-            hang = hang_seen.hang
+        if observed is not None:
+            hang = observed.hang
             self.event(
                 "hang",
                 rank=hang.ranks[0],
@@ -67,19 +67,19 @@ class RunEvents:
                 step=hang.step,
                 seconds=hang.seconds,
                 why=hang.why,
-                stack=hang_seen.stack,
-                stacks=None if hang_seen.file is None else str(hang_seen.file),
+                stack=observed.stack,
+                stacks=None if observed.file is None else str(observed.file),
             )
         step, phase = (beat.step_at_work, beat.phase) if beat is not None else (None, None)
-        if hang_seen is not None:
-            step, phase = hang_seen.hang.step, hang_seen.hang.phase
+        if observed is not None:
+            step, phase = observed.hang.step, observed.hang.phase
         self.event(
             "incident",
             rank=failure.rank,
             step=step,
             phase=phase,
             kind=failure.kind,
-            cause=_cause(failure, outcome, hang_seen),
+            cause=_cause(failure, outcome, observed),
             detail=outcome.message,
             restart=decision is not None and decision.restart,
             decision="the run had been asked to stop" if decision is None else decision.reason,
@@ -87,12 +87,12 @@ class RunEvents:
         )
 
 
-def _cause(failure: Failure, outcome: RunOutcome, hang_seen: ObservedHang | None) -> str:
+def _cause(failure: Failure, outcome: RunOutcome, observed: ObservedHang | None) -> str:
     """Cause in a few words: the signal, the last line of the exception, or the reason of the hang."""
     cause = outcome.cause
     assert cause is not None, "an incident has a cause"
-    if hang_seen is not None:
-        return hang_seen.hang.why
+    if observed is not None:
+        return observed.hang.why
     if cause.report is not None:
         return cause.report.message.rpartition("\n")[2] if cause.report.is_bug else cause.report.message
     return signal_name(-cause.code) if failure.kind == "signal" else f"exit code {cause.code}"

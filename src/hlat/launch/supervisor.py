@@ -265,6 +265,6 @@ def _deadline(recovery: RecoveryConfig) -> dict[str, str]:
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:
-    whole = sum(seconds.values())
+    total = sum(seconds.values())
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if round(value, 1))
-    return f"goodput {seconds['productive'] / whole:.1%} of {whole:.1f} s: {parts}"
+    return f"goodput {seconds['productive'] / total:.1%} of {total:.1f} s: {parts}"

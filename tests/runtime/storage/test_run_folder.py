@@ -79,7 +79,7 @@ def test_a_folder_without_this_runs_lock_is_not_written_but_not_lost(tmp_path, c
         (tmp_path / "copy").rename(folder.path)
     else:
         unlock(folder.path)
-    with pytest.raises(StorageError, match="mounted anew or copied") as error:
+    with pytest.raises(StorageError, match="mounted again or copied") as error:
         folder.check()
     assert error.value.retryable
     open_run_folder(folder.path, EarlierAttempt(40, "a1"))

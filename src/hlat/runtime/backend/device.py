@@ -78,7 +78,7 @@ def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
     found = str(error).strip().splitlines()[0].partition(". ")[0]
     return LaunchError(
         f"run.deterministic=true allows only kernels that give the same bits each time, and torch has none: {found}. "
-        "With run.deterministic=false the run goes on with another; resumed, it may then differ in the last bits."
+        "With run.deterministic=false the run uses another kernel; after a resume the last bits may differ."
     )
 
 

@@ -51,7 +51,7 @@ class _Failure:
     is_bug: bool = False
 
     @classmethod
-    def of(cls, error: Exception, rank: int) -> "_Failure":
+    def from_error(cls, error: Exception, rank: int) -> "_Failure":
         if isinstance(error, HlatError):
             kinds = tuple(kind.__name__ for kind in type(error).__mro__ if issubclass(kind, HlatError))
             return cls(kinds, str(error), {name: v for name, v in vars(error).items() if _may_be_sent(v)}, rank)
@@ -213,7 +213,7 @@ class HostGroup:
         try:
             result = action()
         except Exception as error:
-            self.broadcast(_Failure.of(error, self.rank))
+            self.broadcast(_Failure.from_error(error, self.rank))
             raise
         return self.broadcast(result)
 
@@ -231,7 +231,7 @@ class HostGroup:
             result = action()
         except Exception as error:
             own = error
-        outcomes = self.all_gather(None if own is None else _Failure.of(own, self.rank))
+        outcomes = self.all_gather(None if own is None else _Failure.from_error(own, self.rank))
         failures = [outcome for outcome in outcomes if outcome is not None]
         if own is not None:
             raise own
@@ -266,7 +266,7 @@ def _value(head: torch.Tensor, rest: torch.Tensor, rank: int) -> Any:
     try:
         return decode(message)
     except MalformedMessage as error:
-        reason = f"received an invalid message in place of rank {rank}'s ({error})."
+        reason = f"received an invalid message instead of rank {rank}'s ({error})."
         raise LaunchError(f"{reason} Another program uses its port, or it runs another version of hlat.") from error
 
 

@@ -38,18 +38,18 @@ class Signer:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def sign(self, *parts: bytes) -> bytes:
+    def sign(self, *fields: bytes) -> bytes:
         """Signature of a sequence of byte strings, including their boundaries: 32 bytes."""
-        framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        framed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
         return hmac.new(self._key, framed, hashlib.sha256).digest()
 
-    def is_valid(self, signature: bytes, *parts: bytes) -> bool:
+    def is_valid(self, signature: bytes, *fields: bytes) -> bool:
         """Return True if the signature was made with this key."""
-        return hmac.compare_digest(signature, self.sign(*parts))
+        return hmac.compare_digest(signature, self.sign(*fields))
 
-    def derive(self, *parts: bytes) -> "Signer":
+    def derive(self, *fields: bytes) -> "Signer":
         """Return a signer with a key derived from these byte strings."""
-        return Signer(self.sign(*parts))
+        return Signer(self.sign(*fields))
 
     def __repr__(self) -> str:
         return "Signer"

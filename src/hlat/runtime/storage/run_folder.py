@@ -157,7 +157,7 @@ def _lost(path: Path, run_id: str | None) -> StorageError:
     found = read_run_id(path)
     if found is not None and found == run_id:
         return StorageError(
-            f"run.dir {path}: the folder of this run was mounted anew or copied, and the run's lock is not on it. "
+            f"run.dir {path}: the folder of this run was mounted again or copied, and the run's lock is not on it. "
             "Nothing was written there. The same command resumes from the newest checkpoint."
         )
     if not os.path.isdir(path):  # noqa: PTH112  (Path.is_dir would raise without permission)
