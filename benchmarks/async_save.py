@@ -192,7 +192,7 @@ def work(arguments):
     from hlat.runtime import rank_info
     from hlat.runtime.distributed import joined_run, start_helper
 
-    process = start_helper(partial(run_saver, here=rank_info(), make_disk=Disk))
+    process = start_helper(partial(run_saver, rank_info=rank_info(), make_disk=Disk))
     with joined_run(arguments.device) as runtime:
         measure(runtime, process, Path(arguments.folder), arguments.rounds, arguments.layers)
     process.close()

@@ -321,7 +321,7 @@ def test_savers_that_have_not_joined_exit_when_training_ends(tmp_path: Path, mon
         silent.bind(("127.0.0.1", 0))  # accepts no connection
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": silent.getsockname()[1]}.items():
             monkeypatch.setenv(name, str(value))
-        saver = start_helper(partial(run_saver, here=RankInfo(rank=1, world=2), make_disk=Disk))
+        saver = start_helper(partial(run_saver, rank_info=RankInfo(rank=1, world=2), make_disk=Disk))
         saver.channel.send(SaverSettings("a-meeting", tmp_path, 1, None, 0))
         saver.channel.send(BufferMessage())  # not read before the saver has joined the other one
         saver.close()

@@ -206,7 +206,7 @@ def _rank(
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     here = rank_info()
-    process = start_helper(partial(run_saver, here=here, make_disk=make_disk))
+    process = start_helper(partial(run_saver, rank_info=here, make_disk=make_disk))
     if at_start is not None:
         at_start(number, process)
     with run_lock(folder) if number == 0 else nullcontext() as lock, joined_run("cpu") as runtime:

@@ -82,7 +82,7 @@ class AsyncSaver:
         )
         folder = store.folder
         if folder is not None:
-            settings = replace(settings, run_dir=folder.path, number=folder.run_id)
+            settings = replace(settings, run_dir=folder.path, run_id=folder.run_id)
         self._send(settings, [] if folder is None else [folder.descriptor])
 
     def prepare(self, chunks: Sequence[TensorChunk]) -> None:

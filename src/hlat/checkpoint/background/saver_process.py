@@ -39,24 +39,24 @@ class SaverSettings:
     The saver keeps the descriptor open as long as it lives.
 
     Attributes:
-        meeting: rendezvous of the savers' process group.
+        rendezvous: rendezvous of the savers' process group.
         root: checkpoints folder.
         keep_last: number of newest checkpoints to keep.
         keep_every_steps: checkpoints at multiples of this step are kept for ever; None for no such rule.
         retries: maximum number of attempts after a failed one.
         tiers: settings of snapshots and object store; None for neither.
         run_dir: run folder; None outside a run.
-        number: id of the run.
+        run_id: id of the run; None outside a run.
     """
 
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     root: Path
     keep_last: int
     keep_every_steps: int | None
     retries: int
     tiers: TierSettings | None = None
     run_dir: Path | None = None
-    number: str | None = None
+    run_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,45 +96,45 @@ def _open_run_folder(settings: SaverSettings, descriptors: list[int]) -> RunFold
     """Run folder behind the descriptor that training sent; None outside a run."""
     if settings.run_dir is None:
         return None
-    return RunFolder(settings.run_dir, descriptors[0], settings.number)
+    return RunFolder(settings.run_dir, descriptors[0], settings.run_id)
 
 
-def run_saver(line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> None:
+def run_saver(channel: Channel, rank_info: RankInfo, make_disk: Callable[[], Disk]) -> None:
     """Write what training requests until it closes the channel.
 
     Args:
-        line: channel to the training process.
-        here: rank information of the training process.
+        channel: channel to the training process.
+        rank_info: rank information of the training process.
         make_disk: creates the file-system operations.
     """
     torch.set_num_threads(1)  # the CPU cores are for training
     with suppress(EOFError):
         try:
-            _Saver(line, here, make_disk).run()
+            _Saver(channel, rank_info, make_disk).run()
         except (HlatError, RuntimeError) as error:  # another saver is lost, which its rank reports
-            line.send(SaverFailed(str(error).partition("\n")[0]))
+            channel.send(SaverFailed(str(error).partition("\n")[0]))
         except Exception:
-            line.send(SaverFailed(traceback.format_exc()))
+            channel.send(SaverFailed(traceback.format_exc()))
 
 
 class _Saver:
-    def __init__(self, line: Channel, here: RankInfo, make_disk: Callable[[], Disk]) -> None:
-        self._line, self._here, self._make_disk = line, here, make_disk
+    def __init__(self, channel: Channel, rank_info: RankInfo, make_disk: Callable[[], Disk]) -> None:
+        self._channel, self._rank_info, self._make_disk = channel, rank_info, make_disk
         self._finishes = False  # True if work must be finished even if training ends
         self._joined = False  # nothing is requested before
 
     def run(self) -> None:
-        self._line.on_peer_exit(lambda: os._exit(1), self._linger_seconds)
+        self._channel.on_peer_exit(lambda: os._exit(1), self._linger_seconds)
         settings, run_descriptors = self._next()  # keeping them open holds the run's lock
-        ranks = join_helpers("savers", settings.meeting, self._here)
+        ranks = join_helpers("savers", settings.rendezvous, self._rank_info)
         self._finishes = self._joined = True
-        self._line.send(SaverJoined())
+        self._channel.send(SaverJoined())
         disk = self._make_disk()
         keep = settings.keep_last, settings.keep_every_steps
         store = CheckpointStore(
             settings.root, *keep, disk=disk, ranks=ranks, folder=_open_run_folder(settings, run_descriptors)
         )
-        tiers = None if settings.tiers is None else settings.tiers.open(store, self._here.node, ranks, disk)
+        tiers = None if settings.tiers is None else settings.tiers.open(store, self._rank_info.node, ranks, disk)
         memory: mmap | None = None
         while True:
             request, descriptors = self._next()
@@ -152,12 +152,12 @@ class _Saver:
                     store, content, settings.retries, self._report, lambda s: self._pause(ranks, s)
                 )
             del content  # its views would keep the buffer in memory
-            self._line.send(result)
+            self._channel.send(result)
             if tiers is not None and isinstance(result, SaveResult) and result.path is not None:
                 self._upload(tiers)
 
     def _linger_seconds(self) -> float:
-        requested = self._joined and self._line.has_unread()
+        requested = self._joined and self._channel.has_unread()
         return _LINGER_SECONDS if self._finishes or requested else 0.0
 
     def _upload(self, tiers: Tiers) -> None:
@@ -169,18 +169,18 @@ class _Saver:
         self._finishes = True
 
     def _next(self) -> tuple[Any, list[int]]:
-        received = self._line.receive()
+        received = self._channel.receive()
         assert received is not None, "without a timeout, receive returns a message or raises EOFError"
         return received
 
     def _report(self, message: FailedAttempt | TierEvent | UploadsDone) -> None:
         with suppress(EOFError):  # training has ended; what it requested is written nevertheless
-            self._line.send(message)
+            self._channel.send(message)
 
     def _pause(self, ranks: HostGroup, seconds: float) -> bool:
         """Wait before the next attempt; return False on all ranks if the training process of any rank has ended."""
         try:
-            waited = self._line.receive(seconds)
+            waited = self._channel.receive(seconds)
             assert waited is None, "training makes no request before the last one is answered"
             gone = False
         except EOFError:

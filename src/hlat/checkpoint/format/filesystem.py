@@ -113,7 +113,7 @@ def make_checkpoints_folder(disk: Disk, root: Path, folder: RunFolder | None) ->
         folder: the run folder that contains ``root``; None outside a run.
 
     Raises:
-        LostError: the run folder has disappeared.
+        StateLostError: the run folder has disappeared.
         OSError: an operation failed.
     """
     if folder is None:

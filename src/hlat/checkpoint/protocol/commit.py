@@ -108,7 +108,7 @@ def commit(
             parents of ``final`` are created.
 
     Raises:
-        LostError: a rank found that the run folder has disappeared.
+        StateLostError: a rank found that the run folder has disappeared.
         StorageError: a file-system operation failed on some rank. If that was before the commit point, there is no new
             checkpoint, and what was written has been removed as far as possible.
         CheckpointError: a name in ``files`` is not a path inside the checkpoint.

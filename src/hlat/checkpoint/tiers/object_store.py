@@ -213,14 +213,14 @@ class ObjectStoreClient:
             except HlatError:
                 raise
             except Exception as error:
-                fault = classify_error(error)
-                if fault.kind is not FailureKind.TRANSIENT:
+                failure = classify_error(error)
+                if failure.kind is not FailureKind.TRANSIENT:
                     raise StorageError(
-                        explain_failure(self.url_of(name), fault, "read, write, list and remove")
+                        explain_failure(self.url_of(name), failure, "read, write, list and remove")
                     ) from error
                 if attempt == self._retries:
                     raise StorageError(
-                        f"{request_name}: {fault.reason}, after {attempt + 1} attempts. Check that {self.url} can be "
+                        f"{request_name}: {failure.reason}, after {attempt + 1} attempts. Check that {self.url} can be "
                         "reached from this machine."
                     ) from error
             self._sleep(min(_FIRST * 2**attempt, _LONGEST))

@@ -83,7 +83,7 @@ class RemoteTier:
         self._same: set[int] = set()  # steps known to equal the local checkpoints; used on rank 0
 
     def claim(self) -> None:
-        """Check now, not at the run_on_rank0 upload, that the prefix is this run's; see ``run_id.claim`` for errors."""
+        """Check now, not at the first upload, that the prefix is this run's; see ``run_id.claim`` for errors."""
         self._ranks.run_on_rank0(self._claim)
 
     def url_of(self, name: str) -> str:

@@ -53,16 +53,16 @@ class RunId:
         known = self.stored()
         if known is not None:
             return known
-        number = adopted or secrets.token_hex(16)
+        run_id = adopted or secrets.token_hex(16)
         temporary = self.run_dir / f"{ID_NAME}.tmp"
         try:
             self._disk.remove_tree(temporary)
-            write_file(self._disk, temporary, number.encode())
+            write_file(self._disk, temporary, run_id.encode())
             self._disk.rename(temporary, self.run_dir / ID_NAME)
             self._disk.sync_folder(self.run_dir)
         except OSError as exc:
             raise storage_error(exc, "cannot store the id of the run", self.run_dir) from exc
-        return number
+        return run_id
 
     def snapshot_key(self) -> str:
         """Folder name of this run's snapshots on a machine: 16 hexadecimal digits."""
@@ -78,21 +78,21 @@ def claim(client: ObjectStoreClient, run_id: RunId) -> None:
         CheckpointError: the prefix belongs to another run.
         StorageError: the store does not answer, or the run folder cannot be written.
     """
-    known = run_id.stored()
+    local_id = run_id.stored()
     found = client.read(RUN_NAME)
     if found is None:
         found = client.create(RUN_NAME, json.dumps({"run": run_id.ensure(), "name": run_id.name}).encode())
     try:
-        there = json.loads(found)
-        number, name = str(there["run"]), str(there["name"])
+        content = json.loads(found)
+        remote_id, name = str(content["run"]), str(content["name"])
     except (ValueError, KeyError, TypeError) as exc:
         where = client.url_of(RUN_NAME)
         raise CheckpointError(f"{where}: does not name a run. Use another checkpoint.remote.") from exc
-    if name != run_id.name or (known is not None and known != number):
+    if name != run_id.name or (local_id is not None and local_id != remote_id):
         which = f"the run {name}" if name != run_id.name else f"another run with the same name, {name}"
         raise CheckpointError(
             f"{client.url}: contains the checkpoints of {which}. Give this run its own checkpoint.remote; to resume "
             "that run, use its run.name and a new run.dir."
         )
-    if run_id.ensure(adopted=number) != number:
+    if run_id.ensure(adopted=remote_id) != remote_id:
         raise CheckpointError(f"{client.url}: two runs start with this prefix at the same time. Give each its own.")

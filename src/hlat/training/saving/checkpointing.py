@@ -44,7 +44,7 @@ def saver_beside(recipe: Recipe, here: RankInfo) -> Iterator[HelperProcess | Non
     if not config.background or not (_periods(config) or config.local):
         yield None
         return
-    process = start_helper(partial(run_saver, here=here, make_disk=partial(disk_of, recipe, here.rank)))
+    process = start_helper(partial(run_saver, rank_info=here, make_disk=partial(disk_of, recipe, here.rank)))
     saves_beside(process.pid)
     try:
         yield process
