@@ -56,8 +56,8 @@ def test_a_saved_recipe_with_invalid_values_is_compared_or_refused(path: str, in
     )
     try:
         check_resume(tree, "f", now, "f")
-    except CheckpointError as refusal:
-        assert "the run cannot resume with this recipe" in str(refusal)
+    except CheckpointError as error:
+        assert "the run cannot resume with this recipe" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,12 @@ def kill_repeatedly(root: Path, kills: int, rng: random.Random) -> None:
         assert {path.name for path in root.iterdir()} == {f"step-{step:08d}" for step in store.steps()}
 
 
-def test_killed_at_random_instants(tmp_path: Path) -> None:
+def test_a_process_killed_at_random_times_loses_nothing(tmp_path: Path) -> None:
     kill_repeatedly(tmp_path / "checkpoints", 25, random.Random(0))
 
 
 @pytest.mark.slow
-def test_killed_at_many_random_instants(tmp_path: Path) -> None:
+def test_a_process_killed_at_many_random_times_loses_nothing(tmp_path: Path) -> None:
     kill_repeatedly(tmp_path / "checkpoints", 500, random.Random(1))
 
 
@@ -116,7 +116,7 @@ def save_until_interrupted(pipe: Connection, root: Path) -> None:
         pipe.send(sorted(path.name for path in root.iterdir()))
 
 
-def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_incomplete_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(0)
     for attempt in range(10):
         root = tmp_path / str(attempt)
@@ -173,7 +173,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("disk", [Disk(), HopefulDisk()], ids=["found by the check", "found while writing"])
-def test_a_full_disk(small_disk: Path, disk: Disk) -> None:
+def test_a_full_disk_fails_the_save_with_advice(small_disk: Path, disk: Disk) -> None:
     message = save_too_much(small_disk / "checkpoints", disk)
     assert str(small_disk / "checkpoints") in message
     assert "bytes)" in message and "checkpoint.keep_last" in message and "run.dir" in message
@@ -184,14 +184,14 @@ def save_above_the_file_size_limit(pipe: Connection, root: Path) -> None:
     pipe.send(save_too_much(root))
 
 
-def test_a_file_size_limit(tmp_path: Path) -> None:
+def test_a_file_size_limit_fails_the_save_with_advice(tmp_path: Path) -> None:
     with child(save_above_the_file_size_limit, tmp_path / "checkpoints") as (process, pipe):
         message = pipe.recv()
         process.join(60)
     assert "File too large" in message and "ulimit -f" in message
 
 
-def test_a_folder_without_permission(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     """Root can write to any folder, so a file in place of the folder causes the error."""
     (tmp_path / "run").write_text("")
     with pytest.raises(StorageError, match="cannot keep checkpoints"):

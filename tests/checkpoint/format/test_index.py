@@ -254,20 +254,20 @@ def test_arbitrary_bytes_are_read_or_refused(data: bytes) -> None:
 
 def boxes_of(cells: int, rng: random.Random, shape: tuple[int, ...]) -> Iterator[Any]:
     """Split a shape into boxes: cut a box in two, a number of times."""
-    whole = [((0,) * len(shape), shape)]
+    boxes = [((0,) * len(shape), shape)]
     for _ in range(cells):
-        offsets, sizes = whole.pop(rng.randrange(len(whole)))
+        offsets, sizes = boxes.pop(rng.randrange(len(boxes)))
         axis = rng.randrange(len(shape))
         if sizes[axis] < 2:
-            whole.append((offsets, sizes))
+            boxes.append((offsets, sizes))
             continue
         cut = rng.randrange(1, sizes[axis])
         low, high = list(sizes), list(sizes)
         low[axis], high[axis] = cut, sizes[axis] - cut
         behind = list(offsets)
         behind[axis] += cut
-        whole += [(offsets, tuple(low)), (tuple(behind), tuple(high))]
-    return iter(whole)
+        boxes += [(offsets, tuple(low)), (tuple(behind), tuple(high))]
+    return iter(boxes)
 
 
 def covers_each_element_once(shape: tuple[int, ...], boxes: list[Any]) -> bool:

@@ -150,11 +150,11 @@ def test_a_rank_that_dies_before_any_operation_leaves_no_incomplete_checkpoint(t
 
 def test_free_space_is_checked_for_all_ranks_together(tmp_path: Path) -> None:
     """The chunks of each rank would fit, but not those of all ranks; nothing is written."""
-    whole = sum(chunk.nbytes for rank in range(WORLD) for chunk in chunks_of(1, rank) if not chunk.replicated)
+    total = sum(chunk.nbytes for rank in range(WORLD) for chunk in chunks_of(1, rank) if not chunk.replicated)
 
     class SmallDisk(CountingDisk):
         def free_bytes(self, path: Path) -> int:
-            return (1 << 20) + whole
+            return (1 << 20) + total
 
     def work(ranks: HostGroup) -> tuple[str, list[str]]:
         disk = SmallDisk()

@@ -65,7 +65,7 @@ def test_a_failed_save_is_retried_after_1_2_4_seconds(tmp_path: Path, failed: in
         assert result.path is None and "No space left" in result.message and not any(tmp_path.iterdir())
 
 
-def test_retries_end_when_the_pause_says_so(tmp_path: Path) -> None:
+def test_retries_end_when_pause_returns_false(tmp_path: Path) -> None:
     store, recorder = CheckpointStore(tmp_path, 3, disk=FirstOperationFails(9)), Recorder(ends_after=2)
     result = recorder.save(store, 4, retries=9)
     assert result.path is None and result.attempts == 2 and recorder.pauses == [1, 2]

@@ -302,7 +302,7 @@ def test_an_upload_survives_a_restart_of_the_server(run: Run, s3: ObjectStore) -
     assert verify_remote(ObjectStoreClient(run.url), 2) == []
 
 
-def test_failed_uploads_are_reported_and_made_up_for_later(run: Run, s3: ObjectStore) -> None:
+def test_failed_uploads_are_reported_and_repeated_later(run: Run, s3: ObjectStore) -> None:
     """Uploads fail for two checkpoints; with the third, all missing ones are uploaded, the oldest first."""
     config = CheckpointConfig(remote=run.url, retries=0, keep_last=3)
 
@@ -447,8 +447,8 @@ def test_damage_in_the_store_is_reported_and_the_previous_checkpoint_is_used(
     store = other.store()
     assert other.remote().fetch_newest(store.root, None) == 1
     assert_is_step(store.newest(), 1)
-    [(path, [said])] = other.damaged
-    assert path == f"{run.url}/step-00000002" and victim in said
+    [(path, [problem])] = other.damaged
+    assert path == f"{run.url}/step-00000002" and victim in problem
     assert sorted(path.name for path in store.root.iterdir()) == ["step-00000001"], "no file of it is left"
     assert "COMMITTED.bad" in ObjectStoreClient(run.url).list_names("step-00000002")
     assert other.remote().fetch_newest(store.root, 1) is None, "the damaged checkpoint is skipped from now on"
