@@ -13,7 +13,7 @@ from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.runtime import CheckpointError, DataError
 
 TEXT = "one two three two one " * 40
@@ -31,7 +31,7 @@ def word_tokenizer(folder: Path, words: str, config: dict[str, Any] | None = Non
     return folder
 
 
-def prepared_with(folder: Path, tokenizer: Path, **section: Any) -> Prepared:
+def prepared_with(folder: Path, tokenizer: Path, **section: Any) -> PreparedData:
     folder.mkdir()
     (folder / "text.txt").write_text(TEXT)
     content: dict[str, Any] = {"path": str(folder / "text.txt"), "tokenizer": {"path": str(tokenizer), **section}}

@@ -14,7 +14,7 @@ from hlat.data.online.loader import Cursors
 from hlat.data.online.stream_assignment import Share, streams_of
 from hlat.data.online.worker_protocol import Plan
 from hlat.data.prepare import prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.data.samples import Mixture, Shares, Turns, permute
 from tests.support.data.corpora import documents, prose, write_jsonl
 from tests.support.data.preparing import training_data
@@ -42,22 +42,24 @@ def _config(file: Path, mode: str, **more: Any) -> DataConfig:
 
 
 @pytest.fixture(scope="module")
-def prepared(file: Path, folder: Path) -> Prepared:
+def prepared(file: Path, folder: Path) -> PreparedData:
     return prepare(_config(file, "prepared"), folder / "prepared", workers=1)
 
 
 @pytest.fixture(scope="module")
-def online(file: Path, folder: Path) -> Prepared:
+def online(file: Path, folder: Path) -> PreparedData:
     return prepare_online(_config(file, "online"), folder / "online", None)
 
 
-def _plan(online: Prepared, file: Path, ranks: int = 1, batch: int = BATCH) -> Plan:
+def _plan(online: PreparedData, file: Path, ranks: int = 1, batch: int = BATCH) -> Plan:
     return plan_of(online, _config(file, "online"), 3, Share(0, ranks, batch, STREAMS, 3))
 
 
-def test_a_long_document_keeps_its_order_and_has_one_end(prepared: Prepared, online: Prepared, file: Path) -> None:
+def test_a_long_document_keeps_its_order_and_has_one_end(
+    prepared: PreparedData, online: PreparedData, file: Path
+) -> None:
     """Documents over 500,000 characters came out in pieces, later ones first, cut inside of words, each with an EOS."""
-    starts = prepared.documents("train").astype(np.int64)
+    starts = prepared.document_boundaries("train").astype(np.int64)
     longest = int(np.diff(starts).argmax())
     ids = prepared.tokens("train").read(int(starts[longest]), int(starts[longest + 1]))
     assert (ids == prepared.manifest.eos_id).sum() == 1 and ids[-1] == prepared.manifest.eos_id
@@ -76,7 +78,9 @@ def test_a_long_document_keeps_its_order_and_has_one_end(prepared: Prepared, onl
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
-def test_resume_is_the_same_in_every_epoch(prepared: Prepared, online: Prepared, file: Path, epoch: int) -> None:
+def test_resume_is_the_same_in_every_epoch(
+    prepared: PreparedData, online: PreparedData, file: Path, epoch: int
+) -> None:
     """Restoring shuffled the order of the files, training the already shuffled one: another order from epoch 2 on."""
     data = training_data(prepared, LENGTH, 3)
     first = epoch * data.samples_per_epoch + 5
@@ -91,7 +95,7 @@ def test_resume_is_the_same_in_every_epoch(prepared: Prepared, online: Prepared,
     assert resumed == {sample: row for sample, row in whole.items() if sample >= steps * BATCH}
 
 
-def test_streams_come_to_every_epoch_the_same_way(online: Prepared, file: Path) -> None:
+def test_streams_come_to_every_epoch_the_same_way(online: PreparedData, file: Path) -> None:
     """The order of epoch 2 depended on whether the run had been resumed; here it is a formula of (seed, epoch)."""
     plan = _plan(online, file)
     turns = plan.sources[0].turns(True)
@@ -102,7 +106,7 @@ def test_streams_come_to_every_epoch_the_same_way(online: Prepared, file: Path) 
         assert np.array_equal(order, plan.sources[0].turns(True).items(epoch * blocks + np.arange(blocks)))
 
 
-def test_no_token_is_dropped_on_resume(online: Prepared, file: Path) -> None:
+def test_no_token_is_dropped_on_resume(online: PreparedData, file: Path) -> None:
     """Left-over tokens were restored only if a flag said so, off by default: a resume lost up to a batch per rank."""
     plan = _plan(online, file)
     cursors, joined = Cursors(STREAMS, 1), {}
@@ -112,7 +116,9 @@ def test_no_token_is_dropped_on_resume(online: Prepared, file: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 8), (8, 2), (3, 1), (4, 2), (2, 4), (4, 3)])
-def test_any_number_of_ranks_takes_over_from_any_other(online: Prepared, file: Path, before: int, after: int) -> None:
+def test_any_number_of_ranks_takes_over_from_any_other(
+    online: PreparedData, file: Path, before: int, after: int
+) -> None:
     """Only doubling the ranks was supported, once; indices were computed with /, which gave floats."""
     plan, cursors = _plan(online, file, batch=24), Cursors(STREAMS, 1)
     found = run(plan, before, 2, cursors, 0, 2)
@@ -121,7 +127,7 @@ def test_any_number_of_ranks_takes_over_from_any_other(online: Prepared, file: P
     assert found == run(plan, 1, 1, Cursors(STREAMS, 1), 0, 6)
 
 
-def test_each_stream_is_tokenized_by_one_rank_only(online: Prepared, file: Path) -> None:
+def test_each_stream_is_tokenized_by_one_rank_only(online: PreparedData, file: Path) -> None:
     """Every tensor- and pipeline-parallel rank tokenized the same text; here one does it for all that share samples."""
     shares = [Share(index, 4, BATCH, STREAMS, 3) for index in range(4)]
     owned = [set(share.owned.tolist()) for share in shares]
@@ -130,7 +136,7 @@ def test_each_stream_is_tokenized_by_one_rank_only(online: Prepared, file: Path)
     assert data.is_shared_out and len(data.notes) == 1
 
 
-def test_the_sequence_length_is_the_recipes(prepared: Prepared, online: Prepared, file: Path) -> None:
+def test_the_sequence_length_is_the_recipes(prepared: PreparedData, online: PreparedData, file: Path) -> None:
     """4096 was hard-coded in the data, whatever --seq_len said."""
     for length in (7, 64, 333):
         assert training_data(prepared, length, 0).batch(0, 2).inputs_BS.shape == (2, length)
@@ -139,7 +145,7 @@ def test_the_sequence_length_is_the_recipes(prepared: Prepared, online: Prepared
         assert {len(column) for columns in rows.values() for column in columns} == {length}
 
 
-def test_state_is_that_of_the_step_not_of_what_was_read_ahead(online: Prepared, file: Path) -> None:
+def test_state_is_that_of_the_step_not_of_what_was_read_ahead(online: PreparedData, file: Path) -> None:
     """The loader saved its state while it fetched, in a prefetching thread, before the step had trained.
 
     Here the cursors after a batch travel with it, and move when the step that consumed it is done.

@@ -6,7 +6,7 @@ checkpoint/tokenizer/ --load--> Tokenizer --sha256--> compared with the tokenize
 from pathlib import Path
 
 from hlat.checkpoint.protocol import read_meta
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.data.tokenizers import Tokenizer, load_tokenizer
 from hlat.runtime import CheckpointError, DataError
 
@@ -44,8 +44,8 @@ def read_tokenizer(folder: Path, eos_token: str | None = "auto") -> Tokenizer:
     return load_tokenizer(_tokenizer_file(folder), eos_token)
 
 
-def check_same_tokenizer(folder: Path, prepared: Prepared) -> None:
-    """Check that prepared data has the token ids that weights were trained on; weights without tokenizer pass.
+def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
+    """See that weights know the token ids of prepared data. Nothing can be said where they came without a tokenizer.
 
     The end-of-document token is a setting of the data and is not compared. A checkpoint may have both a SentencePiece
     model and its conversion to tokenizer.json; the data may have been prepared with either.
@@ -66,7 +66,7 @@ def check_same_tokenizer(folder: Path, prepared: Prepared) -> None:
         )
 
 
-def _prepared_with(prepared: Prepared, file: Path) -> bool:
+def _made(prepared: PreparedData, file: Path) -> bool:
     try:
         return load_tokenizer(file, prepared.tokenizer.eos_token).sha256 == prepared.manifest.tokenizer_sha256
     except DataError:  # it lacks the end-of-sequence token

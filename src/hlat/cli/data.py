@@ -12,7 +12,7 @@ from hlat.config import Recipe, load_recipe
 from hlat.runtime import DataError
 
 if TYPE_CHECKING:
-    from hlat.data.prepared import Prepared
+    from hlat.data.prepared import PreparedData
 
 app = typer.Typer(help="Prepare text for training, and inspect it.", no_args_is_help=True)
 data_show.register(app)
@@ -45,14 +45,14 @@ def prepare_command(
     if part is not None:
         _prepare_part(resolved, part, workers)
         return
-    from hlat.data import make_ready
+    from hlat.data import prepare_recipe_data
     from hlat.data.prepare import verify_and_seal
     from hlat.data.prepared import check_tokenizer, check_vocabulary
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
-        prepared = make_ready(resolved, workers=workers, progress=progress)
+        prepared = prepare_recipe_data(resolved, workers=workers, progress=progress)
         vouched = verify_and_seal(resolved.prepared_dir, progress=progress)
     check_vocabulary(prepared, resolved.model.vocab_size)
     say("\n".join([_summary(prepared), *vouched.advice]))
@@ -131,7 +131,7 @@ def tokenizer_command(
     say(f"trained in {to}: prepare with data.tokenizer.path={to}")
 
 
-def _summary(prepared: "Prepared") -> str:
+def _summary(prepared: "PreparedData") -> str:
     manifest = prepared.manifest
     lines = [f"vocabulary {manifest.vocab_size:,}, {manifest.dtype} tokens"]
     for name, split in manifest.splits.items():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from hlat.data.prepared import Lengths, Summary, TextSample
+    from hlat.data.prepared import LengthStatistics, Summary, TextSample
 
 DataArgument = Annotated[
     str,
@@ -130,7 +130,7 @@ def _rows(summary: "Summary") -> "Table":
     return table
 
 
-def _histogram(lengths: "Lengths") -> "Table":
+def _histogram(lengths: "LengthStatistics") -> "Table":
     table = _table("tokens", "documents", "of all tokens", "")
     most = max(bucket.documents for bucket in lengths.buckets)
     total = max(sum(bucket.tokens for bucket in lengths.buckets), 1)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.prepare_for import make_ready
+    from hlat.data.prepare_for import prepare_recipe_data
 
-__getattr__ = lazily(__name__, {"prepare_for": ("make_ready",)})
+__getattr__ = lazily(__name__, {"prepare_for": ("prepare_recipe_data",)})
 
-__all__ = ["make_ready"]
+__all__ = ["prepare_recipe_data"]

@@ -3,10 +3,12 @@
 from hlat.config import Recipe
 from hlat.data.online import prepare_online
 from hlat.data.prepare import Progress, prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 
 
-def make_ready(recipe: Recipe, *, workers: int | None = None, progress: Progress | None = None) -> Prepared:
+def prepare_recipe_data(
+    recipe: Recipe, *, workers: int | None = None, progress: Progress | None = None
+) -> PreparedData:
     """Prepare a recipe's data in the mode that it says; returns at once if that has been done.
 
     Args:

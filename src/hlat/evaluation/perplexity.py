@@ -17,7 +17,7 @@ from hlat.checkpoint import check_same_tokenizer, load_model, saved_precision_mo
 from hlat.checkpoint.protocol import resolve
 from hlat.config import Recipe
 from hlat.config.sections import ModelConfig
-from hlat.data.prepared import Prepared, check_vocabulary, open_prepared
+from hlat.data.prepared import PreparedData, check_vocabulary, open_prepared
 from hlat.data.samples import ValidationData
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError, DataError
@@ -100,7 +100,7 @@ def _own_data(recipe: Recipe | None, folder: Path) -> Path:
     return checkpoints.parent / "data"
 
 
-def _check(prepared: Prepared, folder: Path, config: ModelConfig) -> None:
+def _check(prepared: PreparedData, folder: Path, config: ModelConfig) -> None:
     check_same_tokenizer(folder, prepared)
     check_vocabulary(prepared, config.vocab_size)
     if not prepared.validation_tokens:

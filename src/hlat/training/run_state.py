@@ -26,10 +26,10 @@ from hlat.checkpoint import (
 from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, resolve
 from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
-from hlat.data import make_ready
+from hlat.data import prepare_recipe_data
 from hlat.data.online import OnlineData
 from hlat.data.prepare import Progress
-from hlat.data.prepared import Prepared, check_tokenizer, check_vocabulary, open_prepared
+from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, open_prepared
 from hlat.data.samples import Batch, TrainingData, ValidationData
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model.derived import flops_per_token
@@ -62,7 +62,7 @@ class Job:
 
     recipe: Recipe  # its precision.mode resolved
     runtime: Runtime
-    prepared: Prepared
+    prepared: PreparedData
     training_data: Samples
     validation_data: ValidationData | None
     model: ParallelModel  # this rank's share
@@ -120,28 +120,28 @@ class Job:
         return CheckpointContent(self.step, blocks, meta, files)
 
 
-def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prepared:
+def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> PreparedData:
     """The prepared data: made by the first rank, and once more on each machine that does not see what that one made."""
-    made: list[Prepared] = []
+    made: list[PreparedData] = []
 
     def make() -> None:
         with data_progress() as progress:
-            made.append(make_ready(recipe, progress=progress))
+            made.append(prepare_recipe_data(recipe, progress=progress))
 
     weights = runtime.ranks.run_on_rank0(lambda: _check_inputs(recipe))
     runtime.ranks.run_on_rank0(make)
     runtime.ranks.run_on_all(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
     prepared = runtime.ranks.run_on_all(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
     if recipe.data.mode == "online":  # the manifest may be of another run, which read the same text elsewhere
-        prepared = prepared.reading(runtime.ranks.run_on_rank0(lambda: made[0].manifest.sources))
-    check_consistent(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
+        prepared = prepared.with_sources(runtime.ranks.first(lambda: made[0].manifest.sources))
+    check_same(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
     check_vocabulary(prepared, recipe.model.vocab_size)
     if weights is not None:
         check_same_tokenizer(weights, prepared)
     return prepared
 
 
-def _training_data(recipe: Recipe, runtime: Runtime, prepared: Prepared) -> Samples:
+def _training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> Samples:
     """The samples; what has to be planned for them is planned by the first rank, for those that see its files."""
     data, batch, seed = recipe.data, recipe.batch.global_batch, recipe.training.seed
     if data.mode == "online":

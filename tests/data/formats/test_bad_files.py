@@ -17,7 +17,7 @@ import pytest
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.preparation_model import tokenize_here
@@ -32,7 +32,7 @@ def here() -> Iterator[None]:
         yield
 
 
-def _prepared(path: Path, out: Path, share: float = 0.5, **more: object) -> Prepared:
+def _prepared(path: Path, out: Path, share: float = 0.5, **more: object) -> PreparedData:
     section = {"path": str(path), "tokenizer": {"vocab_size": 300}, "validation": {"fraction": 0}}
     return prepare(DataConfig.model_validate(section | {"unreadable_rows": share} | more), out, workers=1)
 
@@ -44,7 +44,7 @@ def _parquet(path: Path, bad: list[int]) -> Path:
     return path
 
 
-def _listed(prepared: Prepared) -> list[dict[str, object]]:
+def _listed(prepared: PreparedData) -> list[dict[str, object]]:
     return [json.loads(line) for line in (prepared.dir / "quarantine.jsonl").read_text().splitlines()]
 
 

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from hlat.config.sections import DataConfig
 from hlat.data.formats import json_lines as lines
 from hlat.data.formats import line_reading, read_documents, read_lines, tables
-from hlat.data.formats.line_reading import lines_of
+from hlat.data.formats.line_reading import iter_lines
 from hlat.data.online import OnlineData, prepare_online, worker
 from hlat.data.prepare import prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents
 from tests.support.data.preparation_model import tokenize_here
@@ -40,8 +40,8 @@ MUCH = 24 * LIMIT
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A document may have a megabyte instead of 256, so that 24 of them are much."""
     for module in (line_reading, lines, tables):
-        monkeypatch.setattr(module, "LONGEST_LINE", LIMIT)
-    monkeypatch.setattr(lines, "LONGEST_TEXT", 4 * LIMIT)
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", LIMIT)
+    monkeypatch.setattr(lines, "MAX_TEXT_BYTES", 4 * LIMIT)
     tokenize_here(monkeypatch)
 
 
@@ -127,8 +127,8 @@ _bytes = st.text(st.sampled_from("a \n\r\t"), max_size=60).map(str.encode)
 @given(content=_bytes, limit=st.integers(1, 12), buffer=st.sampled_from([1, 2, 7, 64]))
 def test_lines_are_those_that_python_splits(content: bytes, limit: int, buffer: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_reading, "LONGEST_LINE", limit)
-        found = list(lines_of(io.BufferedReader(io.BytesIO(content), buffer)))  # type: ignore[arg-type]
+        patch.setattr(line_reading, "MAX_LINE_BYTES", limit)
+        found = list(iter_lines(io.BufferedReader(io.BytesIO(content), buffer)))  # type: ignore[arg-type]
     whole, offset = {}, 0
     for number, one in enumerate(content.split(b"\n"), 1):
         whole[number] = offset, one + b"\n" * (offset + len(one) < len(content))
@@ -177,7 +177,7 @@ def test_preparing_refuses_or_leaves_out(bomb: Path, tmp_path: Path) -> None:
         DataError, match=rf"{bomb}, line 61: a line of more than 1,048,576 bytes: .* times as many\. A doc"
     ):
         prepare(config(bomb), tmp_path / "refused", workers=1)
-    prepared: Prepared = prepare(config(bomb, unreadable_rows=0.05), tmp_path / "out", workers=1)
+    prepared: PreparedData = prepare(config(bomb, unreadable_rows=0.05), tmp_path / "out", workers=1)
     assert (prepared.manifest.documents, prepared.manifest.unreadable_rows) == (61, 1)
 
 

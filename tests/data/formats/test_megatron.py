@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.data.formats import MegatronDataset, index_of
+from hlat.data.formats import MegatronDataset, index_path
 from hlat.runtime import DataError
 from tests.support.data.megatron_files import DOCUMENTS, write_megatron
 
@@ -61,7 +61,7 @@ def test_the_two_files_may_lie_apart(tmp_path: Path) -> None:
     data = write(tmp_path)
     apart = data.with_suffix(".idx").rename(tmp_path / "elsewhere")
     assert len(MegatronDataset(data, apart)) == 5
-    assert index_of("s3://bucket/a.bin") == "s3://bucket/a.idx"
+    assert index_path("s3://bucket/a.bin") == "s3://bucket/a.idx"
 
 
 def patch(name: str, at: int, value: bytes) -> Callable[[Path], None]:

@@ -244,7 +244,7 @@ def test_online_every_document_is_in_one_split_once_an_epoch(tokenizer: tuple[Pa
                 break
             if document.turn * parts + (part + document.turn) % parts < blocks:
                 found.append(np.asarray(document.content).tolist())
-    bounds, held = prepared.documents("validation").tolist(), prepared.tokens("validation")
+    bounds, held = prepared.document_boundaries("validation").tolist(), prepared.tokens("validation")
     found += [held.read(a, b - 1).tolist() for a, b in pairwise(bounds)]
     assert len(bounds) > 1 and sorted(found) == sorted(
         tokens for tokens in _tokens(tokenizer[1], TEXTS * 4, False) if tokens

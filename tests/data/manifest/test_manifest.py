@@ -13,10 +13,10 @@ import pytest
 
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import read_manifest
-from hlat.data.manifest.sealing import checksum_of
+from hlat.data.manifest.record_checksum import checksum_of
 from hlat.data.online import prepare_online
 from hlat.data.prepare import prepare, verify, verify_and_seal
-from hlat.data.prepared import Prepared, open_prepared
+from hlat.data.prepared import PreparedData, open_prepared
 from hlat.data.prepared import open_prepared as prepared
 from hlat.data.samples import TrainingData, ValidationData
 from hlat.data.tokenizers import load_saved
@@ -58,13 +58,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(config: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def finished(config: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     """The corpus, prepared; its manifest is changed by every test that asks for it, and put back."""
     return prepare(config, tmp_path_factory.mktemp("finished"), workers=1)
 
 
 @pytest.fixture
-def folder(finished: Prepared) -> Iterator[Path]:
+def folder(finished: PreparedData) -> Iterator[Path]:
     content = (finished.dir / "manifest.json").read_bytes()
     yield finished.dir
     (finished.dir / "manifest.json").write_bytes(content)
@@ -84,7 +84,7 @@ def witness(folder: Path, split: str) -> list[list[int]]:
     return [tokens[row * LENGTH : (row + 1) * LENGTH + 1].tolist() for row in range((len(tokens) - 1) // LENGTH)]
 
 
-def samples(found: Prepared, config: DataConfig) -> list[list[int]]:
+def samples(found: PreparedData, config: DataConfig) -> list[list[int]]:
     """An epoch, and three samples of the next one."""
     data = TrainingData(found, config, seed=0)
     batch = data.batch(0, data.samples_per_epoch + 3)
@@ -92,7 +92,7 @@ def samples(found: Prepared, config: DataConfig) -> list[list[int]]:
     return [[*inputs, labels[-1]] for inputs, labels in both]
 
 
-def validation(found: Prepared) -> list[list[int]]:
+def validation(found: PreparedData) -> list[list[int]]:
     data = ValidationData(found, LENGTH)
     batch = data.batch(0, len(data))
     return [batch.inputs_BS.tolist(), batch.labels_BS.tolist()]
@@ -135,7 +135,7 @@ def flips(content: bytes, bits: Callable[[int], set[int]]) -> Iterator[tuple[int
             yield place, bit, content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
-def test_the_witness_reads_what_was_prepared(finished: Prepared, config: DataConfig) -> None:
+def test_the_witness_reads_what_was_prepared(finished: PreparedData, config: DataConfig) -> None:
     rows = witness(finished.dir, "train")
     assert len(list(finished.dir.glob("train-0*.bin"))) > 2
     assert samples(finished, config) == rows + rows[:3]
@@ -253,7 +253,7 @@ def test_json_that_is_nested_too_deeply(folder: Path) -> None:
         open_prepared(folder)
 
 
-def test_data_of_before_there_were_checksums(folder: Path, config: DataConfig, finished: Prepared) -> None:
+def test_data_of_before_there_were_checksums(folder: Path, config: DataConfig, finished: PreparedData) -> None:
     stored = json.loads((folder / "manifest.json").read_bytes())
     (folder / "manifest.json").write_bytes(without_checksum(folder))
     old = prepare(config, folder)

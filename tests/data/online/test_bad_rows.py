@@ -23,7 +23,7 @@ from hlat.data.online.loader import Cursors
 from hlat.data.online.stream_assignment import Share
 from hlat.data.online.worker import Producer, _described
 from hlat.data.online.worker_protocol import BUG, DISK, NOTE, REFUSED, Frame, Plan, unpack_rows
-from hlat.data.stores import Away
+from hlat.data.stores import StoreUnavailableError
 from hlat.runtime import DataError, StorageError
 from tests.support.data.corpora import documents, write_jsonl
 
@@ -220,7 +220,7 @@ def test_a_source_without_text_for_training_is_an_error_and_no_endless_search(
 
 
 ERRORS = [
-    (Away("the store is away"), REFUSED, "the store is away"),
+    (StoreUnavailableError("the store is away"), REFUSED, "the store is away"),
     (StorageError("the disk is full"), DISK, "the disk is full"),
     (ValueError("ours"), BUG, "ValueError: ours"),
 ]

@@ -21,8 +21,8 @@ from hlat.data.online.build_plan import plan_of
 from hlat.data.online.documents import Reader
 from hlat.data.online.loader import Cursors
 from hlat.data.online.stream_assignment import Share, parts_of, streams_of
-from hlat.data.prepared import Prepared
-from hlat.data.sources import Assignment
+from hlat.data.prepared import PreparedData
+from hlat.data.sources import SplitRule
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.reading_ranks import run
 
@@ -48,10 +48,10 @@ def _config(corpus: list[dict[str, Any]], **more: Any) -> DataConfig:
     return DataConfig.model_validate({**section, "validation": {"fraction": 0.1}, "streams": 12, **more})
 
 
-_made: dict[str, Prepared] = {}
+_made: dict[str, PreparedData] = {}
 
 
-def _prepared(config: DataConfig, folder: Path) -> Prepared:
+def _prepared(config: DataConfig, folder: Path) -> PreparedData:
     key = config.model_dump_json(include={"sources", "streams"})
     if key not in _made:
         _made[key] = prepare_online(config, folder / f"out{len(_made)}", 500)
@@ -157,7 +157,7 @@ def _until(found: Iterator[Any], turn: int) -> Iterator[Any]:
         yield document
 
 
-def _training_texts(prepared: Prepared, file: tuple[str, str, int, int, str]) -> list[str]:
+def _training_texts(prepared: PreparedData, file: tuple[str, str, int, int, str]) -> list[str]:
     """The documents of a file that training may see, read without the code under test."""
     path = Path(file[0])
     if path.suffix == ".parquet":
@@ -165,8 +165,8 @@ def _training_texts(prepared: Prepared, file: tuple[str, str, int, int, str]) ->
     else:
         texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert prepared.manifest.blocks is not None
-    assignment = Assignment(below=prepared.manifest.blocks.below)
-    return [text for text in texts if text and assignment.pieces(text, text.encode(), 0)[0][0] == "train"]
+    assignment = SplitRule(below=prepared.manifest.blocks.below)
+    return [text for text in texts if text and assignment.split_document(text, text.encode(), 0)[0][0] == "train"]
 
 
 @given(seed=st.integers(0, 2**40), streams=st.sampled_from([1, 4, 8, 24, 64]), length=st.integers(2, 60))

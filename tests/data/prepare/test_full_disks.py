@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hlat.data.prepare import prepare, verify
-from hlat.data.prepared import DocumentWriter, ShardWriter
+from hlat.data.prepared import BoundaryWriter, ShardWriter
 from hlat.data.sources import sha256_of
 from hlat.runtime import StorageError
 from tests.support.data.corpora import documents, prose, tree, write_jsonl
@@ -38,7 +38,7 @@ def test_files_are_given_up_though_the_disk_refuses_their_buffers(tmp_path: Path
     tokens = units / "0"
     tokens.write_bytes(bytes(40_000))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    shard, boundaries = ShardWriter(out, "train", 20_000, "uint16"), DocumentWriter(out / "train-documents.bin")
+    shard, boundaries = ShardWriter(out, "train", 20_000, "uint16"), BoundaryWriter(out / "train-documents.bin")
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
         with pytest.raises(OSError, match="File too large"):

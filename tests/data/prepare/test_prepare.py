@@ -20,7 +20,7 @@ def test_tokens_are_the_documents_in_order(small: Path, tmp_path: Path) -> None:
     texts = [t for t in [*documents(40, 800), *documents(20, 800, seed=1)] if t]
     found: dict[str, list[str]] = {}
     for split in ("train", "validation"):
-        bounds = prepared.documents(split).tolist()
+        bounds = prepared.document_boundaries(split).tolist()
         tokens = prepared.tokens(split)
         assert bounds[0] == 0 and bounds[-1] == len(tokens) == prepared.manifest.splits[split].tokens
         parts = [tokens.read(a, b).tolist() for a, b in pairwise(bounds)]
@@ -49,7 +49,7 @@ def test_same_bytes_for_any_number_of_workers(
 def test_split_follows_the_document_not_its_neighbours(small: Path, tmp_path: Path) -> None:
     def held_out(path: Path, out: str) -> set[str]:
         prepared = prepare(data_config(path), tmp_path / out, workers=1)
-        bounds = prepared.documents("validation").tolist()
+        bounds = prepared.document_boundaries("validation").tolist()
         tokens = prepared.tokens("validation")
         return {prepared.tokenizer.decode(tokens.read(a, b)) for a, b in pairwise(bounds)}
 

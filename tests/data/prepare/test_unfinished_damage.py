@@ -10,7 +10,7 @@ import pytest
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.runtime import DataError
 from tests.support.data.corpora import tree
 from tests.support.data.preparation_model import tokenize_here
@@ -103,7 +103,7 @@ def test_parts_are_compared_with_their_checksums(config: DataConfig, tmp_path: P
     assert tree(merge_parts(given, tmp_path / "old", [tmp_path / "part"]).dir) == reference
 
 
-def rows(prepared: Prepared) -> list[list[list[int]]]:
+def rows(prepared: PreparedData) -> list[list[list[int]]]:
     data = training_data(prepared, 64, 0, packing="best-fit")
     batch = data.batch(0, data.samples_per_epoch)
     return [batch.inputs_BS.tolist(), batch.labels_BS.tolist()]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hlat.data.prepare import preparation, prepare, verify
-from hlat.data.prepared import Prepared, open_prepared, summarize
+from hlat.data.prepared import PreparedData, open_prepared, summarize
 from hlat.runtime import DataError
 from tests.support.data.preparing import data_config, training_data
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("small_units")
 
 
 @pytest.fixture
-def finished(small: Path, tmp_path: Path) -> Prepared:
+def finished(small: Path, tmp_path: Path) -> PreparedData:
     return prepare(data_config(small), tmp_path / "out", workers=1)
 
 
 @pytest.mark.parametrize("name", ["train-00000.bin", "validation-documents.bin"])
-def test_opening_notices_missing_and_shorter_files(finished: Prepared, name: str) -> None:
+def test_opening_notices_missing_and_shorter_files(finished: PreparedData, name: str) -> None:
     file = finished.dir / name
     content = file.read_bytes()
     for change in (lambda: file.write_bytes(content[:-2]), file.unlink):
@@ -30,7 +30,7 @@ def test_opening_notices_missing_and_shorter_files(finished: Prepared, name: str
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "validation-00000.bin", "train-documents.bin"])
-def test_verifying_notices_one_bit(finished: Prepared, name: str) -> None:
+def test_verifying_notices_one_bit(finished: PreparedData, name: str) -> None:
     file = finished.dir / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -42,7 +42,9 @@ def test_verifying_notices_one_bit(finished: Prepared, name: str) -> None:
 
 @pytest.mark.parametrize("place", [0, 17, 80, 163, -8, -1])
 @pytest.mark.parametrize("bit", [0, 7])
-def test_boundaries_of_documents_are_compared_before_they_are_used(finished: Prepared, place: int, bit: int) -> None:
+def test_boundaries_of_documents_are_compared_before_they_are_used(
+    finished: PreparedData, place: int, bit: int
+) -> None:
     for split in ("train", "validation"):
         file = finished.dir / f"{split}-documents.bin"
         right = file.read_bytes()
@@ -58,14 +60,14 @@ def test_boundaries_of_documents_are_compared_before_they_are_used(finished: Pre
     summarize(open_prepared(finished.dir))
 
 
-def test_showing_notices_tokens_outside_the_vocabulary(finished: Prepared) -> None:
+def test_showing_notices_tokens_outside_the_vocabulary(finished: PreparedData) -> None:
     for file in finished.dir.glob("train-0*.bin"):
         np.full(file.stat().st_size // 2, 65_535, dtype="<u2").tofile(file)
     with pytest.raises(DataError, match=r"train-0000\d\.bin: damaged: it holds token 65535, the vocabulary has 400"):
         summarize(open_prepared(finished.dir))
 
 
-def test_verifying_notices_tokens_outside_the_vocabulary(finished: Prepared) -> None:
+def test_verifying_notices_tokens_outside_the_vocabulary(finished: PreparedData) -> None:
     file = finished.dir / "train-00000.bin"
     tokens = np.fromfile(file, dtype="<u2")
     tokens[7] = 400
@@ -75,13 +77,13 @@ def test_verifying_notices_tokens_outside_the_vocabulary(finished: Prepared) -> 
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"format_version": 99}', "\x00"])
-def test_damaged_manifest(finished: Prepared, content: str) -> None:
+def test_damaged_manifest(finished: PreparedData, content: str) -> None:
     (finished.dir / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=r"manifest\.json"):
         open_prepared(finished.dir)
 
 
-def test_other_tokenizer_in_the_folder(finished: Prepared) -> None:
+def test_other_tokenizer_in_the_folder(finished: PreparedData) -> None:
     file = finished.dir / "tokenizer" / "tokenizer.json"
     file.write_text(file.read_text().replace("ByteLevel", "ByteLevel ", 0) + "\n")
     with pytest.raises(DataError, match="not the tokenizer that made this data"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.data.samples import ValidationData, fit
 from hlat.data.samples.packed_rows import FittedRows, RowReader
 from tests.support.data.corpora import documents, write_jsonl
@@ -21,7 +21,7 @@ _packings = st.sampled_from(["concat", "best-fit"])
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     """About 12000 training tokens in shards of 997."""
     folder = tmp_path_factory.mktemp("packing")
     file = write_jsonl(folder / "a.jsonl", documents(60, 400))
@@ -29,7 +29,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(DataConfig.model_validate({"path": str(file), **section}), folder / "out", workers=1)
 
 
-def _tokens(prepared: Prepared, split: str = "train") -> np.ndarray:
+def _tokens(prepared: PreparedData, split: str = "train") -> np.ndarray:
     shards = prepared.manifest.splits[split].shards  # read without the code under test
     return np.concatenate([np.fromfile(prepared.dir / shard.file, dtype="<u2") for shard in shards]).astype(np.int64)
 
@@ -91,13 +91,13 @@ def test_every_label_is_what_follows_its_token(sizes: list[int], room: int, isol
 @given(length=st.integers(2, 900), seed=st.integers(0, 2**32), isolate=st.booleans(), epoch=st.integers(0, 2))
 @_fixture
 def test_best_fit_accounts_for_every_token(
-    prepared: Prepared, length: int, seed: int, isolate: bool, epoch: int
+    prepared: PreparedData, length: int, seed: int, isolate: bool, epoch: int
 ) -> None:
     data = training_data(prepared, length, seed, packing="best-fit", isolate=isolate)
     n = data.samples_per_epoch
     batch = data.batch(epoch * n, n)
     (waste,) = data.waste
-    tokens, starts = _tokens(prepared), prepared.documents("train").astype(np.int64)
+    tokens, starts = _tokens(prepared), prepared.document_boundaries("train").astype(np.int64)
     assert waste.positions == n * length
     assert waste.padding == n * length - len(tokens)
     assert waste.cut == int((np.diff(starts) > length).sum()) and waste.documents == len(starts) - 1
@@ -117,11 +117,11 @@ def test_best_fit_accounts_for_every_token(
 @given(length=st.integers(2, 900), seed=st.integers(0, 2**32), packing=_packings)
 @_fixture
 def test_isolated_documents_see_and_predict_only_themselves(
-    prepared: Prepared, length: int, seed: int, packing: str
+    prepared: PreparedData, length: int, seed: int, packing: str
 ) -> None:
     """Every row is taken apart at the zeros of its positions; each part must be a stretch of one document."""
     data = training_data(prepared, length, seed, packing=packing, isolate=True)
-    tokens, starts = _tokens(prepared), prepared.documents("train").astype(np.int64)
+    tokens, starts = _tokens(prepared), prepared.document_boundaries("train").astype(np.int64)
     corpus = [_spelled(tokens[start:stop].tolist()) for start, stop in pairwise(starts)]
     batch = data.batch(0, min(data.samples_per_epoch, 40))
     assert batch.positions_BS is not None
@@ -146,20 +146,20 @@ def _spelled(tokens: list[int]) -> str:
 @given(length=st.integers(2, 900), seed=st.integers(0, 2**32))
 @_fixture
 def test_isolation_changes_no_token_and_takes_only_labels_across_ends(
-    prepared: Prepared, length: int, seed: int
+    prepared: PreparedData, length: int, seed: int
 ) -> None:
     joined = training_data(prepared, length, seed).batch(3, 20)
     alone = training_data(prepared, length, seed, isolate=True).batch(3, 20)
     assert joined.positions_BS is None and alone.positions_BS is not None
     assert np.array_equal(joined.inputs_BS, alone.inputs_BS)
-    starts = set(prepared.documents("train").tolist())
+    starts = set(prepared.document_boundaries("train").tolist())
     for row, sample in enumerate(alone.sample_ids.tolist()):
         places = [sample * length + place + 1 for place in range(length)]
         expected = [-100 if place in starts else int(joined.labels_BS[row, i]) for i, place in enumerate(places)]
         assert alone.labels_BS[row].tolist() == expected
 
 
-def test_validation_isolates_too(prepared: Prepared) -> None:
+def test_validation_isolates_too(prepared: PreparedData) -> None:
     joined, alone = ValidationData(prepared, 64), ValidationData(prepared, 64, isolate=True)
     a, b = joined.batch(0, len(joined)), alone.batch(0, len(alone))
     missing = int((a.labels_BS != -100).sum() - (b.labels_BS != -100).sum())
@@ -167,7 +167,7 @@ def test_validation_isolates_too(prepared: Prepared) -> None:
     assert b.positions_BS is not None and np.array_equal(a.inputs_BS, b.inputs_BS)
 
 
-def test_the_plan_is_made_once_and_made_again_where_it_cannot_be_kept(prepared: Prepared) -> None:
+def test_the_plan_is_made_once_and_made_again_where_it_cannot_be_kept(prepared: PreparedData) -> None:
     def rows() -> list[np.ndarray]:
         data = training_data(prepared, 77, 0, packing="best-fit")
         batch = data.batch(0, data.samples_per_epoch)

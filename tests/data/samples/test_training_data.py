@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.data.samples import ValidationData, permute
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, write_jsonl
@@ -18,7 +18,7 @@ from tests.support.data.preparing import training_data
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     """About 12000 training tokens in shards of 997, so that samples cross borders, some of them two."""
     folder = tmp_path_factory.mktemp("samples")
     file = write_jsonl(folder / "a.jsonl", documents(60, 400))
@@ -30,7 +30,7 @@ _lengths = st.integers(2, 2500)
 _fixture = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def _tokens(prepared: Prepared, split: str) -> np.ndarray:
+def _tokens(prepared: PreparedData, split: str) -> np.ndarray:
     shards = prepared.manifest.splits[split].shards  # read without the code under test
     return np.concatenate([np.fromfile(prepared.dir / shard.file, dtype="<u2") for shard in shards]).astype(np.int64)
 
@@ -38,7 +38,7 @@ def _tokens(prepared: Prepared, split: str) -> np.ndarray:
 @given(length=_lengths, seed=st.integers(0, 2**32), epoch=st.integers(0, 3), shuffle=st.booleans())
 @_fixture
 def test_an_epoch_predicts_every_token_once(
-    prepared: Prepared, length: int, seed: int, epoch: int, shuffle: bool
+    prepared: PreparedData, length: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
     tokens = _tokens(prepared, "train")
     data = training_data(prepared, length, seed, shuffle)
@@ -62,7 +62,7 @@ def test_an_epoch_predicts_every_token_once(
 )
 @_fixture
 def test_batches_do_not_depend_on_how_they_are_asked_for(
-    prepared: Prepared, length: int, seed: int, first: int, counts: list[int]
+    prepared: PreparedData, length: int, seed: int, first: int, counts: list[int]
 ) -> None:
     whole = training_data(prepared, length, seed).batch(first, sum(counts))
     place = 0
@@ -76,7 +76,7 @@ def test_batches_do_not_depend_on_how_they_are_asked_for(
     assert whole.sample_ids.tolist() == expected
 
 
-def test_tensors_are_what_the_model_takes(prepared: Prepared) -> None:
+def test_tensors_are_what_the_model_takes(prepared: PreparedData) -> None:
     batch = training_data(prepared, 32, 0).batch(0, 4)
     assert batch.inputs_BS.shape == batch.labels_BS.shape == (4, 32)
     assert batch.inputs_BS.dtype == batch.labels_BS.dtype == torch.int64
@@ -86,7 +86,7 @@ def test_tensors_are_what_the_model_takes(prepared: Prepared) -> None:
 
 @given(length=_lengths)
 @_fixture
-def test_validation_predicts_every_token_once(prepared: Prepared, length: int) -> None:
+def test_validation_predicts_every_token_once(prepared: PreparedData, length: int) -> None:
     tokens = _tokens(prepared, "validation")
     data = ValidationData(prepared, length)
     batches = [data.batch(first, 3) for first in range(0, len(data), 3)]
@@ -101,7 +101,7 @@ def test_validation_predicts_every_token_once(prepared: Prepared, length: int) -
 
 @given(length=st.integers(1, 200), sequences=st.integers(1, 50))
 @_fixture
-def test_some_validation_windows_are_spread_evenly(prepared: Prepared, length: int, sequences: int) -> None:
+def test_some_validation_windows_are_spread_evenly(prepared: PreparedData, length: int, sequences: int) -> None:
     everything = ValidationData(prepared, length)
     some = ValidationData(prepared, length, sequences)
     count = min(sequences, len(everything))
@@ -113,14 +113,14 @@ def test_some_validation_windows_are_spread_evenly(prepared: Prepared, length: i
         assert torch.equal(batch.labels_BS[row], everything.batch(int(window), 1).labels_BS[0])
 
 
-def test_validation_bytes_are_those_of_the_text(prepared: Prepared) -> None:
+def test_validation_bytes_are_those_of_the_text(prepared: PreparedData) -> None:
     data = ValidationData(prepared, 64)
     first_token = int(prepared.tokens("validation").read(0, 1)[0])
     total = sum(data.batch(i, 1).target_bytes for i in range(len(data)))
     assert total + prepared.token_bytes[first_token] == prepared.manifest.splits["validation"].text_bytes
 
 
-def test_too_little_text(prepared: Prepared, tmp_path: Path) -> None:
+def test_too_little_text(prepared: PreparedData, tmp_path: Path) -> None:
     tokens = prepared.train_tokens
     assert training_data(prepared, tokens - 1, 0).samples_per_epoch == 1
     with pytest.raises(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.preparing import training_data
@@ -20,7 +20,7 @@ _NAMES = ("books", "code", "web")
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, list[dict[str, Any]]]:
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreparedData, list[dict[str, Any]]]:
     """Three sources of different sizes, and how a recipe names them."""
     folder = tmp_path_factory.mktemp("weights")
     sizes = {"books": 40, "code": 15, "web": 25}
@@ -30,7 +30,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, list[dic
     return prepare(DataConfig.model_validate(section), folder / "out", workers=1), sources
 
 
-def _source_of(prepared: Prepared, length: int, samples: np.ndarray, packing: str = "concat") -> np.ndarray:
+def _source_of(prepared: PreparedData, length: int, samples: np.ndarray, packing: str = "concat") -> np.ndarray:
     """Which source rows are of, when each source has rows of its own."""
     assert packing == "concat"
     rows = [(share.tokens - 1) // length for share in prepared.manifest.splits["train"].sources]
@@ -46,7 +46,7 @@ def _source_of(prepared: Prepared, length: int, samples: np.ndarray, packing: st
 )
 @_fixture
 def test_samples_come_from_their_sources_in_the_asked_shares(
-    corpus: tuple[Prepared, list[dict[str, Any]]],
+    corpus: tuple[PreparedData, list[dict[str, Any]]],
     weights: list[int],
     length: int,
     seed: int,
@@ -72,7 +72,7 @@ def test_samples_come_from_their_sources_in_the_asked_shares(
 @given(length=st.integers(2, 60), seed=st.integers(0, 2**32), epoch=st.integers(0, 2))
 @_fixture
 def test_repeats_count_a_source_more_than_once_an_epoch(
-    corpus: tuple[Prepared, list[dict[str, Any]]], length: int, seed: int, epoch: int
+    corpus: tuple[PreparedData, list[dict[str, Any]]], length: int, seed: int, epoch: int
 ) -> None:
     """As HLAT-70B counted five of its sources twice."""
     prepared, sources = corpus
@@ -86,7 +86,7 @@ def test_repeats_count_a_source_more_than_once_an_epoch(
     assert seen[rows[0] + rows[1] :].sum() == rows[2] // 2
 
 
-def test_phases_change_the_mix_at_their_token(corpus: tuple[Prepared, list[dict[str, Any]]]) -> None:
+def test_phases_change_the_mix_at_their_token(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
     prepared, sources = corpus
     phases = [{"until_tokens": 3000, "weights": {"web": 1}}, {"weights": {"books": 1, "code": 3}}]
     data = training_data(prepared, 10, 0, sources=sources, phases=phases)
@@ -95,7 +95,7 @@ def test_phases_change_the_mix_at_their_token(corpus: tuple[Prepared, list[dict[
     assert np.bincount(found[300:], minlength=3).tolist() == [100, 300, 0]
 
 
-def test_a_source_may_give_only_its_first_tokens(corpus: tuple[Prepared, list[dict[str, Any]]]) -> None:
+def test_a_source_may_give_only_its_first_tokens(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
     prepared, sources = corpus
     capped = [{**source, "max_tokens": 500} if i == 1 else source for i, source in enumerate(sources)]
     shares = prepared.manifest.splits["train"].sources
@@ -111,7 +111,7 @@ def test_a_source_may_give_only_its_first_tokens(corpus: tuple[Prepared, list[di
 
 
 def test_a_source_too_short_for_the_run_is_refused_with_what_is_missing(
-    corpus: tuple[Prepared, list[dict[str, Any]]],
+    corpus: tuple[PreparedData, list[dict[str, Any]]],
 ) -> None:
     prepared, sources = corpus
     rows = [(share.tokens - 1) // 16 for share in prepared.manifest.splits["train"].sources]
@@ -127,7 +127,7 @@ def test_a_source_too_short_for_the_run_is_refused_with_what_is_missing(
 
 
 def test_a_source_that_gives_no_sample_is_refused_if_it_has_a_weight(
-    corpus: tuple[Prepared, list[dict[str, Any]]],
+    corpus: tuple[PreparedData, list[dict[str, Any]]],
 ) -> None:
     prepared, sources = corpus
     code = prepared.manifest.splits["train"].sources[1].tokens
@@ -138,14 +138,14 @@ def test_a_source_that_gives_no_sample_is_refused_if_it_has_a_weight(
     assert training_data(prepared, code, 0, sources=without).samples_per_epoch > 0
 
 
-def test_a_phase_too_short_for_a_sample_is_refused(corpus: tuple[Prepared, list[dict[str, Any]]]) -> None:
+def test_a_phase_too_short_for_a_sample_is_refused(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
     prepared, sources = corpus
     phases = [{"until_tokens": 9, "weights": {"web": 1}}, {"weights": {"books": 1}}]
     with pytest.raises(DataError, match=r"data\.phases\.0\.until_tokens = 9: the phase begins at sample 0"):
         training_data(prepared, 10, 0, sources=sources, phases=phases)
 
 
-def test_a_later_phase_too_short_for_a_sample_is_refused_too(corpus: tuple[Prepared, list[dict[str, Any]]]) -> None:
+def test_a_later_phase_too_short_for_a_sample_is_refused_too(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
     """Its tokens are more than those of the phase before, and lie in the same sample."""
     prepared, sources = corpus
     phases = [{"until_tokens": end, "weights": {"web": 1}} for end in (3000, 3009)] + [{"weights": {"books": 1}}]

@@ -48,7 +48,7 @@ class Source:
 def use(cache: Cache, source: Source, *names: str) -> None:
     """Hold files one after the other."""
     for name in names:
-        with cache.hold(file(name), source.write(file(name))) as path:
+        with cache.acquire(file(name), source.write(file(name))) as path:
             assert path.stat().st_size == SIZE and path.suffix == ".jsonl"
 
 
@@ -66,7 +66,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 
 def test_a_file_that_is_held_stays(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, 2 * SIZE)
-    with cache.hold(file("a"), source.write(file("a"))) as path:
+    with cache.acquire(file("a"), source.write(file("a"))) as path:
         use(cache, source, "b", "c", "d")
         assert path.exists()
     assert kept(tmp_path) == 2
@@ -75,7 +75,7 @@ def test_a_file_that_is_held_stays(tmp_path: Path) -> None:
 def test_versions_are_files_of_their_own(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, 10 * SIZE)
     for etag in ("1", "2", "1"):
-        with cache.hold(file("a", etag=etag), source.write(file("a"))):
+        with cache.acquire(file("a", etag=etag), source.write(file("a"))):
             pass
     assert source.written == ["a", "a"]
 
@@ -94,20 +94,20 @@ def test_more_than_fits_is_refused(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, 2 * SIZE)
     large = file("large", 3 * SIZE)
     with pytest.raises(DataError, match=r"large\.jsonl: its .* do not fit into the cache: data\.cache_gib allows"):
-        cache.hold(large, source.write(large)).__enter__()
+        cache.acquire(large, source.write(large)).__enter__()
     with (
-        cache.hold(file("a"), source.write(file("a"))),
-        cache.hold(file("a"), source.write(file("a"))),  # held twice, counted once
-        cache.hold(file("b"), source.write(file("b"))),
+        cache.acquire(file("a"), source.write(file("a"))),
+        cache.acquire(file("a"), source.write(file("a"))),  # held twice, counted once
+        cache.acquire(file("b"), source.write(file("b"))),
         pytest.raises(DataError, match=r"beside the .* of files that are open"),
     ):
-        cache.hold(file("c"), source.write(file("c"))).__enter__()
+        cache.acquire(file("c"), source.write(file("c"))).__enter__()
     use(cache, source, "c")
 
 
 def test_room_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
     source, other = Source(), Cache(tmp_path, 2 * SIZE)
-    holds = [other.hold(file(name), source.write(file(name))) for name in "ab"]
+    holds = [other.acquire(file(name), source.write(file(name))) for name in "ab"]
     for hold in holds:
         hold.__enter__()
 
@@ -157,7 +157,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     cache = Cache(tmp_path, SIZE)
     for _ in range(5):  # and no room is lost
         with pytest.raises(DataError, match="gone"):
-            cache.hold(file("a"), fail).__enter__()
+            cache.acquire(file("a"), fail).__enter__()
     assert not list(tmp_path.glob("[0-9a-f]*"))
     use(cache, Source(), "a")
 
@@ -179,7 +179,7 @@ def write(out):
         time.sleep(seconds / 10)
     return hashlib.sha256(bytes(1000)).hexdigest()
 for name in names:
-    with cache.hold(RemoteFile(f"s3://corpus/{name}.jsonl", 1000, "1", 0), write) as path:
+    with cache.acquire(RemoteFile(f"s3://corpus/{name}.jsonl", 1000, "1", 0), write) as path:
         assert path.stat().st_size == 1000
 """
 
@@ -214,7 +214,7 @@ def test_a_file_gets_its_name_when_nobody_counts(tmp_path: Path) -> None:
         counting.wait()
         return source.write(file("a"))(out)
 
-    with cache.hold(file("a"), write):
+    with cache.acquire(file("a"), write):
         assert seen == [PART]
     assert kept(tmp_path) == 1
 
@@ -267,9 +267,9 @@ def test_full_disk(tmp_path: Path) -> None:
         for name, size in sizes.items():
             if name == "large":
                 with pytest.raises(StorageError) as caught:
-                    cache.hold(file(name, size), source.write(file(name, size))).__enter__()
+                    cache.acquire(file(name, size), source.write(file(name, size))).__enter__()
             else:
-                with cache.hold(file(name, size), source.write(file(name, size))) as path:
+                with cache.acquire(file(name, size), source.write(file(name, size))) as path:
                     assert path.stat().st_size == size
         message = str(caught.value)
         assert f"{disk / 'cache'}: cannot keep s3://corpus/large.jsonl here: No space left on device" in message

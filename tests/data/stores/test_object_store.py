@@ -139,7 +139,7 @@ def test_server_killed_within_a_file(store: ObjectStore, tmp_path: Path, monkeyp
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
     (file,) = list_files(data_config("s3://corpus/slow/*.jsonl"), tmp_path)
-    with file.opened() as local:
+    with file.open_local() as local:
         assert local.read_bytes() == corpus.read_bytes()
     disturbing.join()
     ranges = [line.partition("bytes=")[2] for line in gets()]

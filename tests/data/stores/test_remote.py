@@ -27,7 +27,7 @@ from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineData, prepare_online
 from hlat.data.prepare import prepare
 from hlat.data.sources import list_files
-from hlat.data.stores import in_turn, remote, retries
+from hlat.data.stores import prefetch_in_order, remote, retries
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import data_config
@@ -107,7 +107,7 @@ def without_places(out: Path) -> dict[str, Any]:
 
 def read(url: str, folder: Path) -> list[bytes]:
     """The content of all files of a URL."""
-    return [local.read_bytes() for _, local in in_turn(list_files(data_config(url), folder))]
+    return [local.read_bytes() for _, local in prefetch_in_order(list_files(data_config(url), folder))]
 
 
 # --- the web -----------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_refusals_of_the_web(web: tuple[type[Web], str], tmp_path: Path, caplog:
         list_files(data_config(f"{url}/none.jsonl"), tmp_path)
     (file,) = list_files(data_config(f"{url}/a.jsonl"), tmp_path)
     server.faults += ["403"]
-    with pytest.raises(DataError, match=r"permission denied: HTTP 403 Forbidden.*~/\.netrc"), file.opened():
+    with pytest.raises(DataError, match=r"permission denied: HTTP 403 Forbidden.*~/\.netrc"), file.open_local():
         pass
     assert not caplog.records and not list(tmp_path.rglob("*.part"))
 
@@ -163,7 +163,10 @@ def test_a_replaced_file_is_noticed_by_its_etag_or_time(
             os.utime(small / "a.jsonl", ns=(before, before))
             (file,) = list_files(data_config(f"{url}/a.jsonl"), tmp_path / "cache")
             os.utime(small / "a.jsonl", ns=(after, after))
-            with pytest.raises(DataError, match="the file was replaced while it was in use") as caught, file.opened():
+            with (
+                pytest.raises(DataError, match="the file was replaced while it was in use") as caught,
+                file.open_local(),
+            ):
                 pass
             assert ("version 1000000000" if server.etag else "written 2001-09-09 01:46:40 UTC") in str(caught.value)
     finally:
@@ -276,7 +279,7 @@ def test_what_is_wrong_with_a_folder_is_said_as_locally(memory: Any, tmp_path: P
 def test_a_file_url_is_the_local_file(small: Path, tmp_path: Path) -> None:
     files = list_files(data_config(f"file://{small}"), tmp_path)
     assert [file.path for file in files] == [f"{small}/a.jsonl", f"{small}/b.jsonl"]
-    assert all(file.shelf is None for file in files)
+    assert all(file.cached_store is None for file in files)
 
 
 def _size(path: Path) -> int:
@@ -294,12 +297,12 @@ def test_files_are_fetched_ahead_and_let_go(memory: Any, tmp_path: Path) -> None
     config = data_config("memory://many", cache_dir=str(tmp_path / "cache"), cache_gib=100_000 / 2**30)
     files = list_files(config, tmp_path)
     seen = []
-    for file, local in in_turn(files):
+    for file, local in prefetch_in_order(files):
         seen.append(local.read_bytes()[0] - 65)
         assert file.path.endswith(f"{seen[-1]:02d}.txt")
         assert sum(_size(path) for path in (tmp_path / "cache").glob("[0-9a-f]*")) <= 100_000
     assert seen == list(range(40))
-    some = in_turn(files)
+    some = prefetch_in_order(files)
     next(some)
     some.close()  # a reader may stop early
     assert [

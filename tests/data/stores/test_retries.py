@@ -12,8 +12,8 @@ import multidict
 import pytest
 import yarl
 
-from hlat.data.stores import Away
-from hlat.data.stores.retries import PATIENCE, Abandoned, Retries
+from hlat.data.stores import StoreUnavailableError
+from hlat.data.stores.retries import MAX_OUTAGE_SECONDS, FetchCancelledError, StoreRetries
 from hlat.runtime import DataError, StorageError
 from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
 
@@ -25,7 +25,7 @@ class World:
         self.time = 0.0
         self.slept: list[float] = []
         self.said: list[str] = []
-        self.retries = Retries(
+        self.retries = StoreRetries(
             "s3://corpus",
             clock=lambda: self.time,
             sleep=self.sleep,
@@ -94,7 +94,7 @@ def test_everything_that_reads_from_a_store_shares_the_line() -> None:
     world = World()
     attempts = [world.retries.attempt(f"reading {name}") for name in "abc"]
     for one in attempts:
-        with pytest.raises(Away):
+        with pytest.raises(StoreUnavailableError):
             one.call(Failing(10_000), refuse)
     assert len(world.said) == 1
 
@@ -109,9 +109,11 @@ def test_a_store_that_fails_now_and_then_is_said_at_most_once_a_minute() -> None
 
 def test_patience_ends() -> None:
     world = World()
-    with pytest.raises(Away, match=r"reading a: connection refused, since 14:03:00 \(15 min of attempts\)") as caught:
+    with pytest.raises(
+        StoreUnavailableError, match=r"reading a: connection refused, since 14:03:00 \(15 min of attempts\)"
+    ) as caught:
         world.retries.call("reading a", Failing(10_000), refuse)
-    assert world.time == PATIENCE
+    assert world.time == MAX_OUTAGE_SECONDS
     assert "See whether s3://corpus can be reached" in str(caught.value) and "finished work is kept" in str(
         caught.value
     )
@@ -130,7 +132,7 @@ def test_progress_begins_the_patience_anew() -> None:
         return "done"
 
     assert attempts.call(a_piece_each_time, refuse) == "done"
-    assert world.time > 50 * PATIENCE
+    assert world.time > 50 * MAX_OUTAGE_SECONDS
 
 
 def test_what_will_not_change_fails_at_once() -> None:
@@ -147,7 +149,7 @@ def test_what_will_not_change_fails_at_once() -> None:
 
 def test_nobody_waits_for_what_nobody_wants() -> None:
     world = World()
-    with pytest.raises(Abandoned):
+    with pytest.raises(FetchCancelledError):
         world.retries.attempt("reading a", lambda: world.time < 60).call(Failing(99), refuse)
     assert 60 <= world.time <= 61
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
-from hlat.data.tokenizers import load_saved, load_tokenizer, sample, train_bpe, train_char
+from hlat.data.tokenizers import load_saved, load_tokenizer, sample_texts, train_bpe, train_char
 from hlat.data.tokenizers import sentencepiece as piece_model
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer, read_json_tokenizer
-from hlat.data.tokenizers.safe_cuts import _PUBLISHED, OWN_PATTERN, cut, tokens_survive_cuts
+from hlat.data.tokenizers.safe_cuts import _PUBLISHED, OWN_PATTERN, cut_text, cuts_preserve_tokens
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, prose
 
@@ -77,15 +77,15 @@ def test_digits_stand_alone() -> None:
 
 def test_sample_is_bounded_spread_and_independent_of_what_else_there_is() -> None:
     texts = documents(400, 500)
-    everything = sample(texts, 10**9)
+    everything = sample_texts(texts, 10**9)
     assert everything == texts
-    some = sample(texts, 40_000)
+    some = sample_texts(texts, 40_000)
     assert 35_000 < sum(len(t.encode()) for t in some) <= 40_000
     places = [texts.index(t) for t in some]
     assert places == sorted(places)
     # about 80 of 400 in uniformly random places: a quarter of the corpus without any has probability 0.75**80 = 1e-10
     assert all(any(100 * q <= p < 100 * (q + 1) for p in places) for q in range(4))
-    long = sample([prose(1, 500_000)], 100_000)
+    long = sample_texts([prose(1, 500_000)], 100_000)
     assert len(long) > 1 and sum(len(t.encode()) for t in long) <= 100_000
 
 
@@ -114,21 +114,21 @@ CUTTABLE = [_bpe(_split(p)) for p in (OWN_PATTERN, *_PUBLISHED)] + [_bpe(pre_tok
 @given(text=_tricky, at_least=st.integers(1, 10))
 @settings(deadline=None, max_examples=400)
 def test_cuts_do_not_change_tokens(text: str, at_least: int) -> None:
-    pieces = list(cut(text, at_least))
+    pieces = list(cut_text(text, at_least))
     assert "".join(pieces) == text
     for tokenizer in CUTTABLE:
         assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
 
 
 def test_only_proven_tokenizers_are_cut() -> None:
-    assert all(tokens_survive_cuts(json.loads(t.files["tokenizer.json"])) for t in CUTTABLE)
+    assert all(cuts_preserve_tokens(json.loads(t.files["tokenizer.json"])) for t in CUTTABLE)
     for change in (
         {"normalizer": {"type": "NFC"}},
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
         {"added_tokens": [{"content": "a b", "special": False}]},
     ):
-        assert not tokens_survive_cuts({**json.loads(CUTTABLE[0].files["tokenizer.json"]), **change})
+        assert not cuts_preserve_tokens({**json.loads(CUTTABLE[0].files["tokenizer.json"]), **change})
 
 
 def test_long_documents_encode_as_whole_ones() -> None:
@@ -228,7 +228,7 @@ def test_transformers_agrees_with_sentencepiece(tmp_path: Path) -> None:
 def test_sentencepiece_cuts_do_not_change_tokens(text: str) -> None:
     tokenizer = _llama2()
     assert tokenizer._cuttable
-    pieces = list(tokenizer.pieces(text, 3))
+    pieces = list(tokenizer.chunks(text, 3))
     assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
 
 
@@ -243,7 +243,7 @@ def test_texts_of_unigram_models_stay_whole(tmp_path: Path, model: str, is_cut: 
         remove_extra_whitespaces=False,
     )  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "tokenizer.model")
-    pieces = list(tokenizer.pieces(text, 1 << 12))
+    pieces = list(tokenizer.chunks(text, 1 << 12))
     assert (len(pieces) > 1) is is_cut
     assert [i for ids in tokenizer.encode_documents(pieces) for i in ids.tolist()] == tokenizer.encode(text)
 

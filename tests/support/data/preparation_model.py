@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hlat.config.sections import DataConfig
 from hlat.data.prepare.pool import WorkerPool
 from hlat.data.prepare.work_units import Unit, encode_unit
-from hlat.data.prepared import Prepared
-from hlat.data.sources import Assignment, hash_threshold, tail_start
+from hlat.data.prepared import PreparedData
+from hlat.data.sources import SplitRule, hash_threshold, tail_start
 from hlat.data.tokenizers import Tokenizer, load_saved
 
 BAD = [b"{nonsense", b'{"text": "x\xff"}', b"[1]", b'{"content": "x"}', b'{"text": 7}', b'{"text": "x\\ud800"}']
@@ -73,7 +73,7 @@ def expected(sources: list[list[list[Row]]], config: DataConfig, tokenizer: Toke
             copy = text in seen
             seen.add(text)
             copies += copy
-            for split, piece in assignment.pieces(text, text.encode(), offset):
+            for split, piece in assignment.split_document(text, text.encode(), offset):
                 tokens = tokenizer.encode(piece) + ends
                 copied_tokens += len(tokens) if copy else 0
                 if not copy or config.duplicates == "keep":
@@ -83,17 +83,17 @@ def expected(sources: list[list[list[Row]]], config: DataConfig, tokenizer: Toke
     return Expected(documents, text_bytes, copies, copied_tokens, bad)
 
 
-def _assignment(config: DataConfig, characters: int) -> Assignment:
+def _assignment(config: DataConfig, characters: int) -> SplitRule:
     validation = config.validation
     if validation.fraction and validation.by == "tail":
-        return Assignment(boundary=tail_start(characters, validation.fraction))
-    return Assignment(below=hash_threshold(validation.fraction))
+        return SplitRule(boundary=tail_start(characters, validation.fraction))
+    return SplitRule(below=hash_threshold(validation.fraction))
 
 
-def check(prepared: Prepared, sources: list[list[list[Row]]], wanted: Expected) -> None:
+def check(prepared: PreparedData, sources: list[list[list[Row]]], wanted: Expected) -> None:
     """Prepared data holds what it has to, to the token, and its counts add up to all rows."""
     for split, documents in wanted.documents.items():
-        tokens, bounds = prepared.tokens(split), prepared.documents(split).tolist()
+        tokens, bounds = prepared.tokens(split), prepared.document_boundaries(split).tolist()
         assert tokens.read(0, len(tokens)).tolist() == [token for document in documents for token in document]
         assert [b - a for a, b in pairwise(bounds)] == [len(document) for document in documents]
         assert prepared.manifest.splits[split].text_bytes == wanted.text_bytes[split]

@@ -14,7 +14,7 @@ import pytest
 from hlat.config.sections import DataConfig
 from hlat.data.prepare.pool import WorkerPool
 from hlat.data.prepare.work_units import Unit
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.data.samples import TrainingData
 
 SMALL: dict[str, Any] = {"tokenizer": {"vocab_size": 400}, "validation": {"fraction": 0.2}, "shard_tokens": 5000}
@@ -34,7 +34,7 @@ def data_config(path: Path | str, **more: Any) -> DataConfig:
     return DataConfig.model_validate({"path": str(path), **SMALL, **more})
 
 
-def training_data(prepared: Prepared, length: int, seed: int, shuffle: bool = True, **more: Any) -> TrainingData:
+def training_data(prepared: PreparedData, length: int, seed: int, shuffle: bool = True, **more: Any) -> TrainingData:
     """The samples of prepared data, with more settings of the data section."""
     section = {"path": "unused", "sequence_length": length, "shuffle": shuffle, **more}
     if "sources" in more:
@@ -61,7 +61,7 @@ def start(config: DataConfig, out: Path, before: str = "") -> "subprocess.Popen[
     program = f"""
 import sys
 from hlat.config.sections import DataConfig
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.data.samples import TrainingData
 from hlat.data.prepare import prepare
 from hlat.runtime import HlatError

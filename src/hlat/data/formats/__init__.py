@@ -5,25 +5,32 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.formats.document import C, Content, as_bytes, as_tokens, text_bytes, tokens_of
-    from hlat.data.formats.file_types import ARROW, JSON, MEGATRON, PARQUET, TEXT, kind_of
+    from hlat.data.formats.document import (
+        Content,
+        ContentT,
+        content_bytes,
+        text_byte_count,
+        tokenize_contents,
+        tokens_from_bytes,
+    )
+    from hlat.data.formats.file_types import ARROW, JSON, MEGATRON, PARQUET, TEXT, file_type
     from hlat.data.formats.json_lines import read_lines
-    from hlat.data.formats.megatron import MegatronDataset, index_of
+    from hlat.data.formats.megatron import MegatronDataset, index_path
     from hlat.data.formats.readers import read_documents
-    from hlat.data.formats.records import Fault, Row
-    from hlat.data.formats.tables import group_rows, read_group, rows_of_group
+    from hlat.data.formats.records import Row, RowError
+    from hlat.data.formats.tables import read_row_group, row_group_sizes, rows_of_column
     from hlat.data.formats.token_documents import TokenDocuments, Vocabulary
 
 __getattr__ = lazily(
     __name__,
     {
         "document": (
-            "C",
             "Content",
-            "as_bytes",
-            "as_tokens",
-            "text_bytes",
-            "tokens_of",
+            "ContentT",
+            "content_bytes",
+            "text_byte_count",
+            "tokenize_contents",
+            "tokens_from_bytes",
         ),
         "file_types": (
             "ARROW",
@@ -31,22 +38,22 @@ __getattr__ = lazily(
             "MEGATRON",
             "PARQUET",
             "TEXT",
-            "kind_of",
+            "file_type",
         ),
         "json_lines": ("read_lines",),
         "megatron": (
             "MegatronDataset",
-            "index_of",
+            "index_path",
         ),
         "readers": ("read_documents",),
         "records": (
-            "Fault",
             "Row",
+            "RowError",
         ),
         "tables": (
-            "group_rows",
-            "read_group",
-            "rows_of_group",
+            "read_row_group",
+            "row_group_sizes",
+            "rows_of_column",
         ),
         "token_documents": (
             "TokenDocuments",
@@ -61,22 +68,22 @@ __all__ = [
     "MEGATRON",
     "PARQUET",
     "TEXT",
-    "C",
     "Content",
-    "Fault",
+    "ContentT",
     "MegatronDataset",
     "Row",
+    "RowError",
     "TokenDocuments",
     "Vocabulary",
-    "as_bytes",
-    "as_tokens",
-    "group_rows",
-    "index_of",
-    "kind_of",
+    "content_bytes",
+    "file_type",
+    "index_path",
     "read_documents",
-    "read_group",
     "read_lines",
-    "rows_of_group",
-    "text_bytes",
-    "tokens_of",
+    "read_row_group",
+    "row_group_sizes",
+    "rows_of_column",
+    "text_byte_count",
+    "tokenize_contents",
+    "tokens_from_bytes",
 ]

@@ -21,7 +21,7 @@ class DamagedStream(Exception):
     """Compressed data that cannot be read to its end."""
 
 
-def decompressed(file: Path, raw: io.BufferedReader) -> Stream:
+def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:
     """The content of an open file, decompressed as its ending says.
 
     Reading raises EOFError, zlib.error, gzip.BadGzipFile or DamagedStream where it is damaged or cut off.
@@ -34,7 +34,7 @@ def decompressed(file: Path, raw: io.BufferedReader) -> Stream:
     return raw
 
 
-def expansion(raw: io.BufferedReader, taken: int) -> str:
+def describe_expansion(raw: io.BufferedReader, taken: int) -> str:
     """How far a compressed file has been read, and how many bytes that has given."""
     read = max(raw.tell(), 1)
     return f"{read:,} compressed bytes gave {taken:,}, {taken / read:,.0f} times as many"

@@ -8,26 +8,26 @@ from typing import TypeVar
 
 import numpy as np
 
-from hlat.data.tokenizers import Ids, Tokenizer
+from hlat.data.tokenizers import TokenIdArray, Tokenizer
 
-Content = str | Ids
+Content = str | TokenIdArray
 """A text, or tokens: uint32, shape (tokens,), without an end token."""
-C = TypeVar("C", str, Ids)
+ContentT = TypeVar("ContentT", str, TokenIdArray)
 
 _ON_THE_WAY = np.dtype("<u4")
 
 
-def as_bytes(content: Content) -> bytes:
+def content_bytes(content: Content) -> bytes:
     """A text in UTF-8; tokens as little-endian uint32."""
     return content.encode() if isinstance(content, str) else content.astype(_ON_THE_WAY).tobytes()
 
 
-def as_tokens(encoded: bytes) -> Ids:
+def tokens_from_bytes(encoded: bytes) -> TokenIdArray:
     """The tokens that ``as_bytes`` was given, read-only."""
     return np.frombuffer(encoded, dtype=_ON_THE_WAY)
 
 
-def tokens_of(contents: Sequence[Content], tokenizer: Tokenizer) -> list[Ids]:
+def tokenize_contents(contents: Sequence[Content], tokenizer: Tokenizer) -> list[TokenIdArray]:
     """The tokens of each document, without end tokens.
 
     Raises:
@@ -37,6 +37,6 @@ def tokens_of(contents: Sequence[Content], tokenizer: Tokenizer) -> list[Ids]:
     return [next(encoded) if isinstance(content, str) else content for content in contents]
 
 
-def text_bytes(content: Content, tokenizer: Tokenizer) -> int:
+def text_byte_count(content: Content, tokenizer: Tokenizer) -> int:
     """Bytes of text in UTF-8 that a document is, or that its tokens stand for."""
     return len(content.encode()) if isinstance(content, str) else int(tokenizer.token_bytes[content].sum())

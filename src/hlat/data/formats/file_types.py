@@ -46,7 +46,7 @@ _REFUSED = {
 }
 
 
-def kind_of(file: Path) -> str:
+def file_type(file: Path) -> str:
     """How a file is read, from its ending; an ending that is not known is text.
 
     Raises:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from hlat.data.formats.decompression import Stream
 
-LONGEST_LINE = 1 << 28
+MAX_LINE_BYTES = 1 << 28
 """Bytes of a line with its end. A Chinese document of 100 MB takes 200 MB where JSON spells its characters \\uXXXX."""
 _STEP = 1 << 16
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """A line that is not blank.
 
     Attributes:
@@ -35,10 +35,10 @@ class Line(NamedTuple):
     @property
     def is_too_long(self) -> bool:
         """Tell whether ``content`` is the beginning of it only."""
-        return len(self.content) > LONGEST_LINE
+        return len(self.content) > MAX_LINE_BYTES
 
 
-def lines_of(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[Line]:
+def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[TextLine]:
     """The lines of a stream that are not blank.
 
     Args:
@@ -46,15 +46,15 @@ def lines_of(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[Line]
         number: lines before that.
         offset: bytes before that.
     """
-    while content := stream.readline(LONGEST_LINE + 1):
+    while content := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
-        if content.isspace() and len(content) <= LONGEST_LINE:
+        if content.isspace() and len(content) <= MAX_LINE_BYTES:
             blank, skipped = _skip_blank(stream)
             number, offset = number + blank, offset + len(content) + skipped
             continue
-        yield Line(number, offset, content)
+        yield TextLine(number, offset, content)
         offset += len(content)
-        rest = len(content) > LONGEST_LINE and not content.endswith(b"\n")
+        rest = len(content) > MAX_LINE_BYTES and not content.endswith(b"\n")
         del content  # before anything more is read: it may be large
         if rest:
             offset += skip_line(stream)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from hlat.runtime import DataError
 
-Tokens = npt.NDArray[np.integer[Any]]
+StoredTokens = npt.NDArray[np.integer[Any]]
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -37,7 +37,7 @@ _AGAIN = "Write it again with Megatron's tools/preprocess_data.py, or fetch both
 _CHECKED = 1 << 20  # entries of a table looked at together: an index may be larger than memory
 
 
-def index_of(data: str) -> str:
+def index_path(data: str) -> str:
     """The name of the .idx that belongs to a .bin, paths and URLs alike."""
     return data.removesuffix(".bin") + ".idx"
 
@@ -60,7 +60,7 @@ class MegatronDataset:
     """
 
     def __init__(self, data: Path, index: Path | None = None) -> None:
-        self._data, self._index = data, index or Path(index_of(str(data)))
+        self._data, self._index = data, index or Path(index_path(str(data)))
         bytes_of_index, self._bytes = _size(self._index), _size(data)
         code, self.sequences, entries = self._header(bytes_of_index)
         self.dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
@@ -73,12 +73,12 @@ class MegatronDataset:
         self.documents = entries - 1
         self._check_documents()
         self.tokens = self._check_sequences()
-        self._mapped: Tokens = _map(data, self.dtype.str, 0, self._bytes // self.dtype.itemsize)
+        self._mapped: StoredTokens = _map(data, self.dtype.str, 0, self._bytes // self.dtype.itemsize)
 
     def __len__(self) -> int:
         return self.documents
 
-    def document(self, number: int) -> Tokens:
+    def document(self, number: int) -> StoredTokens:
         """The tokens of a document, shape (tokens,), read-only; not copied where its sequences follow one another."""
         first, end = int(self._firsts[number]), int(self._firsts[number + 1])
         parts = [self._sequence(sequence) for sequence in range(first, end)]
@@ -96,7 +96,7 @@ class MegatronDataset:
         totals = np.concatenate([[0], np.cumsum(self._lengths[firsts[0] : firsts[-1]], dtype=np.int64)])
         return np.asarray(np.diff(totals[firsts - firsts[0]]), dtype=np.int64)
 
-    def _sequence(self, number: int) -> Tokens:
+    def _sequence(self, number: int) -> StoredTokens:
         start = int(self._begins[number]) // self.dtype.itemsize
         return self._mapped[start : start + int(self._lengths[number])]
 

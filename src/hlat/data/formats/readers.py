@@ -9,9 +9,9 @@ counted.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hlat.data.formats.file_types import ARROW, JSON, PARQUET, TEXT, kind_of
+from hlat.data.formats.file_types import ARROW, JSON, PARQUET, TEXT, file_type
 from hlat.data.formats.json_lines import read_json, read_text
-from hlat.data.formats.records import Row, reading
+from hlat.data.formats.records import Row, convert_file_errors
 from hlat.data.formats.tables import read_arrow, read_parquet
 from hlat.runtime import DataError
 
@@ -30,8 +30,8 @@ def read_documents(file: Path, column: str, start: int = 0) -> Iterator[Row]:
     """
     readers: dict[str, Callable[[Path, str, int], Iterator[Row]]]
     readers = {PARQUET: read_parquet, ARROW: read_arrow, JSON: read_json, TEXT: read_text}
-    kind = kind_of(file)
-    with reading(file):
+    kind = file_type(file)
+    with convert_file_errors(file):
         if kind != TEXT and file.stat().st_size == 0:
             raise DataError(f"{file}: the file is empty (0 bytes); restore it, or leave it out of the source")
         yield from readers[kind](file, column, start)

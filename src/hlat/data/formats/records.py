@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from hlat.data.formats.decompression import DamagedStream
 from hlat.data.formats.document import Content
-from hlat.data.formats.file_types import kind_of
-from hlat.runtime import DataError, escape_name
+from hlat.data.formats.file_types import file_type
+from hlat.runtime import DataError, visible_name
 
-ANOTHER_COLUMN = "Set data.text_column to one of these."
+SET_TEXT_COLUMN = "Set data.text_column to one of these."
 _NAMES = 20  # names of columns that a message lists
 
 
-class Fault(NamedTuple):
+class RowError(NamedTuple):
     """Why a row cannot be read.
 
     Attributes:
@@ -45,22 +45,22 @@ class Row(NamedTuple):
         content: the text, or tokens of a file of tokens; None where the column holds null, or where the row cannot be
             read.
         position: bytes of the file read so far, about, for progress.
-        fault: why the row cannot be read; None where it can.
+        error: why the row cannot be read; None where it can.
     """
 
     row: int
     content: Content | None
     position: int
-    fault: Fault | None = None
+    error: RowError | None = None
 
 
-def row_of(row: int, text: str | Fault | None, position: int) -> Row:
+def make_row(row: int, text: str | RowError | None, position: int) -> Row:
     """A row that could be read, or could not."""
-    return Row(row, None, position, text) if isinstance(text, Fault) else Row(row, text, position)
+    return Row(row, None, position, text) if isinstance(text, RowError) else Row(row, text, position)
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
+def convert_file_errors(file: Path) -> Iterator[None]:
     """What reading libraries raise about a file, as DataError."""
     try:
         yield
@@ -73,7 +73,7 @@ def reading(file: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise DataError(f"{file}: {error.strerror}. Raise the limit (ulimit -n), and run again.") from error
-        raise _damaged(file, f"the {kind_of(file)} file", error) from error
+        raise _damaged(file, f"the {file_type(file)} file", error) from error
 
 
 def _damaged(file: Path, what: str, error: object) -> DataError:
@@ -84,7 +84,7 @@ def _damaged(file: Path, what: str, error: object) -> DataError:
     )
 
 
-def no_column(column: str, names: list[str]) -> str:
+def missing_column(column: str, names: list[str]) -> str:
     """That there is no column of this name, and which there are."""
     known = ", ".join(escape_name(name) for name in names[:_NAMES])
     return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _NAMES else ''}"

@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
-from hlat.data.formats.line_reading import LONGEST_LINE
-from hlat.data.formats.records import ANOTHER_COLUMN, Fault, Row, no_column, reading, row_of
+from hlat.data.formats.line_reading import MAX_LINE_BYTES
+from hlat.data.formats.records import SET_TEXT_COLUMN, Row, RowError, convert_file_errors, make_row, missing_column
 from hlat.runtime import DataError
 
 _BATCH_ROWS = 64  # small, since a row may be large
@@ -41,34 +41,34 @@ def _size_of_group(parquet: pq.ParquetFile, column: str, group: int) -> tuple[in
     return found.num_rows, max(total // max(found.num_rows, 1), 1)
 
 
-def group_rows(file: Path) -> list[int]:
+def row_group_sizes(file: Path) -> list[int]:
     """Rows of each row group of a parquet file.
 
     Raises:
         DataError: as ``read_documents``.
     """
-    with reading(file), pq.ParquetFile(file) as parquet:
+    with convert_file_errors(file), pq.ParquetFile(file) as parquet:
         return [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
 
 
-def read_group(file: Path, column: str, group: int) -> Any:
+def read_row_group(file: Path, column: str, group: int) -> Any:
     """The text column of a row group of a parquet file, a pyarrow array, whole in memory.
 
     Raises:
         DataError: as ``read_documents``.
     """
-    with reading(file), pq.ParquetFile(file) as parquet:
+    with convert_file_errors(file), pq.ParquetFile(file) as parquet:
         _check_column(file, parquet.schema_arrow, column)
         return parquet.read_row_group(group, columns=[column], use_threads=False).column(0)
 
 
-def rows_of_group(file: Path, values: Any, first: int) -> Iterator[Row]:
+def rows_of_column(file: Path, values: Any, first: int) -> Iterator[Row]:
     """The rows of a column that ``read_group`` gave, or of a slice of it, whose first row is ``first``.
 
     Raises:
         DataError: as ``read_documents``.
     """
-    with reading(file):
+    with convert_file_errors(file):
         yield from _rows(iter([values]), first, first, lambda _: 0)
 
 
@@ -90,7 +90,7 @@ def read_arrow(file: Path, column: str, start: int) -> Iterator[Row]:
 
 def _check_column(file: Path, schema: pa.Schema, column: str) -> None:
     if column not in schema.names:
-        raise DataError(f"{file}: {no_column(column, schema.names)}. {ANOTHER_COLUMN}")
+        raise DataError(f"{file}: {missing_column(column, schema.names)}. {SET_TEXT_COLUMN}")
     kind = schema.field(column).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
@@ -106,11 +106,11 @@ def _rows(columns: Iterator[Any], first: int, start: int, position: Callable[[in
         skip = min(max(start - first, 0), len(values))
         for begin in range(skip, len(values), _BATCH_ROWS):
             for row, text in enumerate(_texts(values.slice(begin, _BATCH_ROWS)), first + begin):
-                yield row_of(row, text, position(row + 1))
+                yield make_row(row, text, position(row + 1))
         first += len(values)
 
 
-def _texts(values: Any) -> Iterable[str | Fault | None]:
+def _texts(values: Any) -> Iterable[str | RowError | None]:
     """The values of one column chunk; only large ones and a text that is not UTF-8 make it look at them one by one."""
     most = _BATCH_BYTES // _BATCH_ROWS if pa.types.is_dictionary(values.type) else _BATCH_BYTES
     if values.nbytes > most:  # where values are numbers of others, each of these may be meant by all of them
@@ -121,14 +121,14 @@ def _texts(values: Any) -> Iterable[str | Fault | None]:
         return map(_text, values)
 
 
-def _text(value: Any) -> str | Fault | None:
+def _text(value: Any) -> str | RowError | None:
     plain = value.value if isinstance(value, pa.DictionaryScalar) else value
     buffer = plain.as_buffer() if plain is not None and plain.is_valid else None
-    if buffer is not None and buffer.size > LONGEST_LINE:
-        reason = f"a text of {buffer.size:,} bytes, and a document may have {LONGEST_LINE:,}"
-        return Fault(None, reason, "Cut it into several rows.")
+    if buffer is not None and buffer.size > MAX_LINE_BYTES:
+        reason = f"a text of {buffer.size:,} bytes, and a document may have {MAX_LINE_BYTES:,}"
+        return RowError(None, reason, "Cut it into several rows.")
     try:
         text: str | None = value.as_py()
     except UnicodeDecodeError as error:
-        return Fault(None, f"invalid UTF-8 at byte {error.start} of the text ({error.reason})", _REPAIR_ROW)
+        return RowError(None, f"invalid UTF-8 at byte {error.start} of the text ({error.reason})", _REPAIR_ROW)
     return text

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hlat.data.formats.megatron import MegatronDataset, Tokens
+from hlat.data.formats.megatron import MegatronDataset, StoredTokens
 from hlat.data.formats.records import Row
-from hlat.data.tokenizers import Ids, Tokenizer
+from hlat.data.tokenizers import TokenIdArray, Tokenizer
 from hlat.runtime import DataError
 
 
@@ -25,7 +25,7 @@ class Vocabulary(NamedTuple):
     end: int | None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "Vocabulary":
         """That of a tokenizer."""
         return cls(tokenizer.vocab_size, tokenizer.eos_id)
 
@@ -58,7 +58,7 @@ class TokenDocuments:
             tokens = self._checked(number, self._dataset.document(number))
             yield Row(number, tokens, self._bytes * (number + 1) // total)
 
-    def _checked(self, number: int, tokens: Tokens) -> Ids:
+    def _checked(self, number: int, tokens: StoredTokens) -> TokenIdArray:
         size, end = self._vocabulary
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
             place = int(np.flatnonzero((tokens < 0) | (tokens >= size))[0])

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hlat.data.formats import TEXT
-from hlat.data.manifest.manifest import QUARANTINE, QuarantineRecord
+from hlat.data.manifest.manifest import QUARANTINE_FILE, QuarantineRecord
 from hlat.data.sources import SourceFile
-from hlat.data.stores import GrowingFile
+from hlat.data.stores import AtomicFileWriter
 from hlat.runtime import DataError
 
-EARLIEST = 100
+MIN_BAD_ROWS = 100
 """Unreadable rows after which their share is judged, though rows follow."""
 _EXAMPLES = 3
 
 
-class Unreadable(NamedTuple):
+class BadRow(NamedTuple):
     """A row that could not be read.
 
     Attributes:
@@ -42,7 +42,7 @@ class Unreadable(NamedTuple):
     remedy: str
 
 
-class Tally:
+class BadRowCounter:
     """Counts rows, in the order of the corpus, and raises DataError once too many of them cannot be read.
 
     Args:
@@ -55,7 +55,7 @@ class Tally:
         self._rows = self._unreadable = 0
         self._examples: list[str] = []
 
-    def add(self, rows: int, unreadable: Sequence[Unreadable]) -> None:
+    def add(self, rows: int, unreadable: Sequence[BadRow]) -> None:
         """Count a stretch of rows and those of them that cannot be read, each with the rows of the stretch up to it."""
         before = self._rows
         for bad in unreadable:
@@ -69,16 +69,16 @@ class Tally:
                 )
             if len(self._examples) < _EXAMPLES:
                 self._examples.append(f"{place}: {bad.reason}. {bad.remedy}")
-            if self._unreadable >= EARLIEST:
+            if self._unreadable >= MIN_BAD_ROWS:
                 self._judge("so far")
         self._rows = before + rows
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Judge what was counted: no rows follow."""
         self._judge("in all")
 
     def _judge(self, when: str) -> None:
-        if not too_many(self._unreadable, self._rows, self._share):
+        if not too_many_bad_rows(self._unreadable, self._rows, self._share):
             return
         found = self._unreadable / self._rows
         enough = _rounded_up(found)
@@ -92,7 +92,7 @@ class Tally:
         )
 
 
-def too_many(unreadable: int, rows: int, share: float) -> bool:
+def too_many_bad_rows(unreadable: int, rows: int, share: float) -> bool:
     """Whether more rows are unreadable than a share of all, as it is written in decimal."""
     return unreadable > Fraction(repr(share)) * rows
 
@@ -106,15 +106,15 @@ class QuarantineWriter:
     """
 
     def __init__(self, folder: Path, files: list[SourceFile]) -> None:
-        self._path, self._files = folder / QUARANTINE, files
-        self._file: GrowingFile | None = None
+        self._path, self._files = folder / QUARANTINE_FILE, files
+        self._file: AtomicFileWriter | None = None
         self._rows = 0
 
-    def append(self, unreadable: Sequence[Unreadable]) -> None:
+    def append(self, unreadable: Sequence[BadRow]) -> None:
         """List some more."""
         for bad in unreadable:
             record = {"file": self._files[bad.file].path, **_numbers(bad), "reason": bad.reason}
-            self._file = self._file or GrowingFile(self._path)
+            self._file = self._file or AtomicFileWriter(self._path)
             self._file.write(json.dumps(record).encode() + b"\n")
             self._rows += 1
 
@@ -122,7 +122,7 @@ class QuarantineWriter:
         """Finish the file; None where nothing was listed."""
         if self._file is None:
             return None
-        return QuarantineRecord(file=QUARANTINE, rows=self._rows, sha256=self._file.close())
+        return QuarantineRecord(file=QUARANTINE_FILE, rows=self._rows, sha256=self._file.close())
 
     def abandon(self) -> None:
         """Give up the file, unless it is finished."""
@@ -130,11 +130,11 @@ class QuarantineWriter:
             self._file.abandon()
 
 
-def _numbers(bad: Unreadable) -> dict[str, int]:
+def _numbers(bad: BadRow) -> dict[str, int]:
     return {"row": bad.row} if bad.line is None else {"row": bad.row, "line": bad.line}
 
 
-def _place(bad: Unreadable, files: list[SourceFile]) -> str:
+def _place(bad: BadRow, files: list[SourceFile]) -> str:
     file = files[bad.file]
     if bad.line is not None:
         return f"{file.path}, line {bad.line}"

@@ -8,17 +8,17 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from hlat.data.manifest.manifest import Manifest
+from hlat.data.manifest.manifest import DataManifest
 from hlat.data.sources import SourceFile, Stamp
-from hlat.data.stores import write_whole
+from hlat.data.stores import write_atomic
 
 HASHES = "hashes.json"
 
-Known = dict[Stamp, str]
+KnownHashes = dict[Stamp, str]
 """What a file is known by -> sha256."""
 
 
-def known_hashes(folder: Path, manifest: Manifest | None = None) -> Known:
+def load_hashes(folder: Path, manifest: DataManifest | None = None) -> KnownHashes:
     """The hashes remembered in a folder, and those of the manifest; a damaged memory only costs hashing again."""
     try:
         stored = json.loads((folder / HASHES).read_bytes())
@@ -27,22 +27,22 @@ def known_hashes(folder: Path, manifest: Manifest | None = None) -> Known:
         }
     except (OSError, ValueError, TypeError, RecursionError):
         remembered = {}
-    records = [] if manifest is None else [part for source in manifest.sources for part in source.parts]
+    records = [] if manifest is None else [part for source in manifest.sources for part in source.files]
     return {(record.path, record.bytes, record.mtime_ns, record.etag): record.sha256 for record in records} | remembered
 
 
-def remember_hashes(folder: Path, files: list[SourceFile]) -> None:
+def save_hashes(folder: Path, files: list[SourceFile]) -> None:
     """Write the hashes of these files, in place of what was remembered.
 
     Raises:
         OSError: the disk refused.
     """
-    stored = [(*part.stamp, part.sha256) for file in files for part in file.parts]
-    write_whole(folder / HASHES, json.dumps(stored).encode())
+    stored = [(*part.stamp, part.sha256) for file in files for part in file.files]
+    write_atomic(folder / HASHES, json.dumps(stored).encode())
 
 
-def remember_touched(folder: Path, files: list[SourceFile], known: Known) -> None:
+def update_hashes(folder: Path, files: list[SourceFile], known: KnownHashes) -> None:
     """Remember files of finished data if some were not known; a folder that cannot be written to stays as it is."""
-    if any(part.stamp not in known for file in files for part in file.parts):
+    if any(part.stamp not in known for file in files for part in file.files):
         with suppress(OSError):
-            remember_hashes(folder, files)
+            save_hashes(folder, files)

@@ -17,13 +17,13 @@ from hlat.runtime.distributed import sendable
 
 FORMAT_VERSION = 4
 """The format that is written. Format 3, the only other one that is read, is the same without a checksum of its own."""
-UNSEALED_VERSION = 3
+VERSION_WITHOUT_CHECKSUM = 3
 WORK_VERSION = 3
 """The format of unfinished work, and of parts of a corpus."""
-MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer"
-QUARANTINE = "quarantine.jsonl"
-BLOCKS = "blocks.npy"
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+QUARANTINE_FILE = "quarantine.jsonl"
+BLOCKS_FILE = "blocks.npy"
 
 Count = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -40,13 +40,13 @@ def documents_file(split: Split) -> str:
     return f"{split}-documents.bin"
 
 
-class Record(BaseModel):
+class StrictRecord(BaseModel):
     """A piece of what is written beside data; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ShardRecord(Record):
+class ShardRecord(StrictRecord):
     """One shard file."""
 
     file: str
@@ -55,7 +55,7 @@ class ShardRecord(Record):
     sha256: Sha256
 
 
-class SourceTokens(Record):
+class SourceTokens(StrictRecord):
     """What a split holds of one source: a stretch of its tokens, the sources one after the other."""
 
     source: SourceIndex
@@ -63,7 +63,7 @@ class SourceTokens(Record):
     tokens: Count
 
 
-class SplitRecord(Record):
+class SplitRecord(StrictRecord):
     """One split: what it holds and in which files. ``text_bytes`` is UTF-8."""
 
     documents: Count
@@ -75,7 +75,7 @@ class SplitRecord(Record):
     documents_sha256: Sha256
 
 
-class SourceRows(Record):
+class SourceRows(StrictRecord):
     """What became of the rows of one source: null, empty, unreadable, or a document.
 
     Attributes:
@@ -99,7 +99,7 @@ class SourceRows(Record):
     copied_tokens: Count
 
 
-class QuarantineRecord(Record):
+class QuarantineRecord(StrictRecord):
     """The file that lists the rows that could not be read."""
 
     file: str
@@ -108,7 +108,7 @@ class QuarantineRecord(Record):
 
 
 @sendable
-class SourceRecord(Record):
+class SourceRecord(StrictRecord):
     """One file that the data was made from; ``index`` is the .idx of a file of tokens."""
 
     path: str
@@ -128,12 +128,12 @@ class SourceRecord(Record):
         return self
 
     @property
-    def parts(self) -> "list[SourceRecord]":
+    def files(self) -> "list[SourceRecord]":
         """The file, and its .idx if it has one."""
         return [self] if self.index is None else [self, self.index]
 
     @classmethod
-    def of(cls, file: SourceFile) -> "SourceRecord":
+    def from_file(cls, file: SourceFile) -> "SourceRecord":
         """The record of a file of the corpus."""
         return cls(
             path=file.path,
@@ -143,18 +143,18 @@ class SourceRecord(Record):
             mtime_ns=file.mtime_ns,
             sha256=file.sha256,
             etag=file.etag,
-            index=None if file.index is None else cls.of(file.index),
+            index=None if file.index is None else cls.from_file(file.index),
         )
 
-    def file(self) -> SourceFile:
+    def to_file(self) -> SourceFile:
         """The file of the corpus that this is the record of."""
         source, column = self.content[:2]
         known = self.bytes, self.mtime_ns, self.sha256, self.etag
-        index = None if self.index is None else self.index.file()
+        index = None if self.index is None else self.index.to_file()
         return SourceFile(self.path, str(column), int(source), *known, index)
 
 
-class BlocksRecord(Record):
+class BlocksRecord(StrictRecord):
     """Where text is tokenized while training: the blocks that are dealt to streams.
 
     Attributes:
@@ -171,7 +171,7 @@ class BlocksRecord(Record):
     below: Annotated[int, Field(strict=True, ge=0, le=1 << 64)]
 
 
-class Manifest(Record):
+class DataManifest(StrictRecord):
     """What prepared data is and what it was made from."""
 
     format_version: int
@@ -205,7 +205,7 @@ class Manifest(Record):
     @property
     def has_checksum(self) -> bool:
         """Tell whether the manifest was written with a checksum of its own."""
-        return self.format_version != UNSEALED_VERSION
+        return self.format_version != VERSION_WITHOUT_CHECKSUM
 
     @property
     def source_names(self) -> dict[int, str]:
@@ -264,13 +264,13 @@ def content_fingerprint(
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _file_names(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
+def _file_names(manifest: DataManifest) -> Iterator[tuple[str, str, str]]:
     """Every file that a manifest names: the field, the name in it, and the name that is written there."""
     for split, record in manifest.splits.items():
         yield f"splits.{split}.documents_file", record.documents_file, documents_file(split)
         for index, shard in enumerate(record.shards):
             yield f"splits.{split}.shards.{index}.file", shard.file, shard_file(split, index)
     if manifest.quarantine is not None:
-        yield "quarantine.file", manifest.quarantine.file, QUARANTINE
+        yield "quarantine.file", manifest.quarantine.file, QUARANTINE_FILE
     if manifest.blocks is not None:
-        yield "blocks.file", manifest.blocks.file, BLOCKS
+        yield "blocks.file", manifest.blocks.file, BLOCKS_FILE

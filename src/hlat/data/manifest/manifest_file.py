@@ -9,39 +9,45 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hlat.data.manifest.manifest import FORMAT_VERSION, MANIFEST, UNSEALED_VERSION, Manifest, Record
-from hlat.data.manifest.sealing import CHECKSUM, is_whole, sealed
-from hlat.data.stores import write_whole
+from hlat.data.manifest.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    VERSION_WITHOUT_CHECKSUM,
+    DataManifest,
+    StrictRecord,
+)
+from hlat.data.manifest.record_checksum import CHECKSUM_KEY, checksum_matches, with_checksum
+from hlat.data.stores import write_atomic
 from hlat.runtime import DataError
 
 _TOLD = 5  # problems of one record that a message lists
 
 
-class OtherFormat(Exception):
+class UnknownFormatError(Exception):
     """A record of a format that this version does not read; the message says which, and which it does."""
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: DataManifest) -> None:
     """Write the manifest of a folder.
 
     Raises:
         OSError: the disk refused.
     """
-    write_stored(folder / MANIFEST, manifest.model_copy(update={"format_version": FORMAT_VERSION}))
+    write_record(folder / MANIFEST_FILE, manifest.model_copy(update={"format_version": FORMAT_VERSION}))
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> DataManifest | None:
     """The manifest of a folder, None if it has none.
 
     Raises:
         DataError: damaged, or of another format.
     """
-    path = folder / MANIFEST
+    path = folder / MANIFEST_FILE
     try:
-        return Manifest.model_validate(read_stored(path))
+        return DataManifest.model_validate(read_record(path))
     except FileNotFoundError:
         return None
-    except OtherFormat as error:
+    except UnknownFormatError as error:
         raise DataError(
             f"{path}: {error}. Prepare the data again in another data.prepared_dir, or use the version of hlat that "
             "wrote it."
@@ -49,24 +55,24 @@ def read_manifest(folder: Path) -> Manifest | None:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        what = told(error) if isinstance(error, ValidationError) else str(error)
+        what = validation_summary(error) if isinstance(error, ValidationError) else str(error)
         raise DataError(
             f"{path}: damaged: {what}. Restore the file, or delete {folder} and prepare again: the same corpus and "
             "settings give the same data, with which a run goes on."
         ) from error
 
 
-def write_stored(path: Path, record: Record) -> None:
+def write_record(path: Path, record: StrictRecord) -> None:
     """Write a record of format ``FORMAT_VERSION``, with its checksum.
 
     Raises:
         OSError: the disk refused.
     """
-    content = sealed(json.loads(record.model_dump_json()))
-    write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    content = with_checksum(json.loads(record.model_dump_json()))
+    write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def read_stored(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
     """The fields of a record that ``write_stored`` or an earlier version wrote, without the checksum.
 
     Raises:
@@ -81,16 +87,18 @@ def read_stored(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ValueError(f"a JSON {type(stored).__name__}, not an object")
     version = stored.get("format_version")
-    if version not in (UNSEALED_VERSION, FORMAT_VERSION):
-        raise OtherFormat(f"data format {version!r}; this version reads {UNSEALED_VERSION} and {FORMAT_VERSION}")
+    if version not in (VERSION_WITHOUT_CHECKSUM, FORMAT_VERSION):
+        raise UnknownFormatError(
+            f"data format {version!r}; this version reads {VERSION_WITHOUT_CHECKSUM} and {FORMAT_VERSION}"
+        )
     if version == FORMAT_VERSION:
-        if not is_whole(stored):
+        if not checksum_matches(stored):
             raise ValueError("its content does not match the checksum in it")
-        del stored[CHECKSUM]
+        del stored[CHECKSUM_KEY]
     return stored
 
 
-def told(error: ValidationError) -> str:
+def validation_summary(error: ValidationError) -> str:
     """What is wrong with a record that was read, in one line."""
     wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors()]
     return "; ".join(wrong[:_TOLD]) + (f"; and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else "")

@@ -11,7 +11,7 @@ from hlat.config.sections import DataConfig
 from hlat.data.tokenizers import load_tokenizer
 
 
-def places_of(config: DataConfig) -> dict[str, list[str]]:
+def recipe_locations(config: DataConfig) -> dict[str, list[str]]:
     """What of a recipe finds the corpus and the given tokenizer, as it is written there; empty for a trained one.
 
     Data stands in for what it was made from once that has gone, but only for what was asked for in these words.
@@ -28,7 +28,7 @@ def places_of(config: DataConfig) -> dict[str, list[str]]:
     }
 
 
-def settings_of(config: DataConfig, tokenizer_sha256: str | None = None) -> dict[str, Any]:
+def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) -> dict[str, Any]:
     """The settings that decide the prepared content, by the names of their fields; paths are not among them.
 
     Args:
@@ -68,7 +68,7 @@ def settings_of(config: DataConfig, tokenizer_sha256: str | None = None) -> dict
     return settings
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def setting_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """One sentence for each setting that is not the same."""
     return [
         f"{name}: prepared with {_shown(before, name)}, now {_shown(now, name)}"
@@ -84,7 +84,7 @@ def _shown(settings: dict[str, Any], name: str) -> str:
     return str(settings[name]) if name in settings else "none"
 
 
-def names_of(config: DataConfig) -> dict[int, str | None]:
+def recipe_source_names(config: DataConfig) -> dict[int, str | None]:
     """What a recipe calls each source, by its index, None for nothing; -1 is the text of data.validation.path."""
     names: list[str | None] = [] if config.path is None else [None]
     return {-1: "validation", **dict(enumerate([*names, *(source.name for source in config.sources)]))}

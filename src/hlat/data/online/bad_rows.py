@@ -5,7 +5,7 @@ stated share is 0; else the share is compared from the hundredth such row on, be
 """
 
 from hlat.data.formats import JSON, TEXT, Row
-from hlat.data.manifest import EARLIEST, too_many
+from hlat.data.manifest import MIN_BAD_ROWS, too_many_bad_rows
 from hlat.data.online.block_index import WHOLE, Block
 from hlat.data.sources import SourceFile
 from hlat.runtime import DataError
@@ -32,16 +32,16 @@ class Faults:
             DataError: it cannot be read, and no more may be.
         """
         self._rows += 1
-        if row.fault is None:
+        if row.error is None:
             return
         self._unreadable += 1
-        where, fault = _place(file, block, row), row.fault
+        where, fault = _place(file, block, row), row.error
         if self._share == 0:
             raise DataError(
                 f"{where}: {fault.reason}. {fault.remedy} Or set data.unreadable_rows to the share of the rows that "
                 "may be left out for being unreadable."
             )
-        if self._unreadable >= EARLIEST and too_many(self._unreadable, self._rows, self._share):
+        if self._unreadable >= MIN_BAD_ROWS and too_many_bad_rows(self._unreadable, self._rows, self._share):
             raise DataError(
                 f"{self._unreadable:,} of {self._rows:,} rows cannot be read; data.unreadable_rows allows a share of "
                 f"{self._share:g}. The last of them: {where}: {fault.reason}. {fault.remedy}"
@@ -55,7 +55,7 @@ class Faults:
             self._told.add(where)
             rest = "; of further ones only every hundredth is told" if len(self._told) == _TOLD else ""
             self._notes.append(f"{where}: {reason}: left out{rest}")
-        elif self._unreadable % EARLIEST == 0:
+        elif self._unreadable % MIN_BAD_ROWS == 0:
             self._notes.append(f"{where}: {reason}: left out; it is the {self._unreadable:,}th")
 
     def notes(self) -> list[str]:
@@ -66,8 +66,8 @@ class Faults:
 
 def _place(file: SourceFile, block: Block, row: Row) -> str:
     kind = file.content[2]
-    if row.fault is not None and row.fault.line is not None:
-        return f"{file.path}, line {row.fault.line}"
+    if row.error is not None and row.error.line is not None:
+        return f"{file.path}, line {row.error.line}"
     if kind == TEXT:
         return file.path
     if kind == JSON and block.stop != WHOLE:  # counting lines would read all of the file that lies before

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
-from hlat.data.formats import JSON, MEGATRON, MegatronDataset, kind_of
+from hlat.data.formats import JSON, MEGATRON, MegatronDataset, file_type
 
 _LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a block
 _PER_STREAM = 2
@@ -65,7 +65,7 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
     if file.suffix.lower() in (".gz", ".zst"):
         yield Block(index, 0, WHOLE)
         return
-    match kind_of(file):
+    match file_type(file):
         case "parquet":
             yield from _of_groups(index, _parquet_groups(file, column), size)
         case "arrow":
@@ -81,7 +81,7 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
 def remote_blocks(index: int, url: str, total: int, size: int) -> Iterator[Block]:
     """The blocks of a file that is not fetched for this: only lines can be dealt without looking inside."""
     path = Path(url)
-    if path.suffix.lower() in (".gz", ".zst") or kind_of(path) != JSON:
+    if path.suffix.lower() in (".gz", ".zst") or file_type(path) != JSON:
         yield Block(index, 0, WHOLE)
     else:
         yield from _of_bytes(index, total, size)

@@ -18,12 +18,12 @@ from hlat.data.formats import (
     Row,
     TokenDocuments,
     Vocabulary,
-    group_rows,
-    kind_of,
+    file_type,
     read_documents,
-    read_group,
     read_lines,
-    rows_of_group,
+    read_row_group,
+    row_group_sizes,
+    rows_of_column,
 )
 from hlat.data.online.block_index import WHOLE, Block
 from hlat.data.sources import SourceFile
@@ -55,12 +55,12 @@ class Opener:
         Raises:
             DataError: as ``read_documents``; or the file is not the one that was listed.
         """
-        with file.opened() as local:
+        with file.open_local() as local:
             file.check_unchanged()
-            with file.named(local):
+            with file.relabel_errors(local):
                 try:
                     for found in self._found(local, file, block, row):
-                        if found.fault is not None:
+                        if found.error is not None:
                             file.check_unchanged()
                         yield found
                 except DataError:
@@ -74,9 +74,9 @@ class Opener:
         return self._rows(local, file.column, block, row)
 
     def _of_tokens(self, local: Path, file: SourceFile, index: SourceFile, block: Block, row: int) -> Iterator[Row]:
-        with index.opened() as beside, index.named(beside):
+        with index.open_local() as beside, index.relabel_errors(beside):
             dataset = self._datasets.pop(local, None) or TokenDocuments(local, beside, self._vocabulary)
-            if file.shelf is None:  # a fetched one has to go when the cache wants its room
+            if file.cached_store is None:  # a fetched one has to go when the cache wants its room
                 self._datasets[local] = dataset
                 while len(self._datasets) > _OPEN:
                     self._datasets.popitem(last=False)
@@ -89,7 +89,7 @@ class Opener:
         if block.stop == WHOLE:
             yield from read_documents(file, column, row)
             return
-        match kind_of(file):
+        match file_type(file):
             case kind if kind == JSON:
                 found = read_lines(file, column, block.start, block.stop)
                 yield from (one for one in found if one.row >= row)
@@ -101,16 +101,16 @@ class Opener:
 
     def _of_group(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
         if file not in self._starts:
-            self._starts[file] = list(accumulate(group_rows(file), initial=0))
+            self._starts[file] = list(accumulate(row_group_sizes(file), initial=0))
         group = bisect_right(self._starts[file], block.start) - 1
         first = block.start + row
         values = self._group(file, column, group).slice(first - self._starts[file][group], block.stop - first)
-        yield from _cut(rows_of_group(file, values, first), block)
+        yield from _cut(rows_of_column(file, values, first), block)
 
     def _group(self, file: Path, column: str, group: int) -> Any:
         key = (file, group)
         if key not in self._groups:
-            self._groups[key] = read_group(file, column, group)
+            self._groups[key] = read_row_group(file, column, group)
             self._bytes += self._groups[key].nbytes
             while self._bytes > _KEPT and len(self._groups) > 1:
                 self._bytes -= self._groups.popitem(last=False)[1].nbytes

@@ -7,14 +7,14 @@ from hlat.data.manifest import SourceRecord
 from hlat.data.online.stream import Settings
 from hlat.data.online.stream_assignment import Share
 from hlat.data.online.worker_protocol import FileKnown, Plan, SourcePlan
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.data.samples import is_weighted, phases_of
-from hlat.data.sources import cache_of
+from hlat.data.sources import cache_location
 from hlat.runtime import DataError, is_url
 from hlat.runtime.randomness import stream_key
 
 
-def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> Plan:
+def plan_of(prepared: PreparedData, config: DataConfig, seed: int, share: Share) -> Plan:
     """Everything that decides which tokens form which sample, and what of it a rank takes.
 
     Raises:
@@ -27,7 +27,7 @@ def plan_of(prepared: Prepared, config: DataConfig, seed: int, share: Share) -> 
     if weighted:
         phases = [(list(one.weights), one.stop) for one in phases_of(config)]
     counts = manifest.blocks.counts
-    folder, limit = cache_of(config, prepared.dir)
+    folder, limit = cache_location(config, prepared.dir)
     return Plan(
         catalogue=str(prepared.dir / manifest.blocks.file),
         files=[_now(source) for source in manifest.sources],

@@ -10,7 +10,7 @@ from hlat.config.sections import DataConfig
 from hlat.data.online.build_plan import plan_of
 from hlat.data.online.loader import Cursors, OnlineFeed
 from hlat.data.online.stream_assignment import Share, rows_between
-from hlat.data.prepared import Prepared
+from hlat.data.prepared import PreparedData
 from hlat.runtime import DataError, is_url
 
 Int64s = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class OnlineData:
         DataError: a phase that has no sample of its own, or a cache that cannot hold what the streams read at a time.
     """
 
-    def __init__(self, prepared: Prepared, config: DataConfig, seed: int, batch: int, ranks: int) -> None:
+    def __init__(self, prepared: PreparedData, config: DataConfig, seed: int, batch: int, ranks: int) -> None:
         self._plan = plan_of(prepared, config, seed, Share(0, ranks, batch, config.streams, seed))
         self._prepared, self._workers = prepared, config.workers or 1
         self._refuse_small_cache(config)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hlat.data.formats import as_bytes
+from hlat.data.formats import content_bytes
 from hlat.data.online.bad_rows import Faults
 from hlat.data.online.block_index import Block
 from hlat.data.online.block_reader import Opener
 from hlat.data.online.stream import Document
 from hlat.data.online.worker_protocol import Plan
 from hlat.data.samples import Turns
-from hlat.data.sources import Assignment
+from hlat.data.sources import SplitRule
 from hlat.runtime import DataError
 
 
@@ -25,7 +25,7 @@ class Reader:
         self._plan = plan
         self._blocks = np.load(plan.catalogue, mmap_mode="r", allow_pickle=False)
         self._turns = [source.turns(plan.shuffle) for source in plan.sources]
-        self._assignment = Assignment(below=plan.below)
+        self._assignment = SplitRule(below=plan.below)
         self._opener = Opener(plan.vocabulary)
         self._faults = Faults(plan.unreadable)
         self._files = plan.source_files()
@@ -61,7 +61,7 @@ class Reader:
         for found in self._opener.rows(file, block, row):
             self._faults.count(file, block, found)
             content = found.content
-            if content is not None and len(content) and self._assignment.by_hash(as_bytes(content)) == "train":
+            if content is not None and len(content) and self._assignment.split_of(content_bytes(content)) == "train":
                 yield Document(turn, found.row, content)
 
     def _refuse_nothing(self, source: int, fruitless: int, epoch: int) -> None:

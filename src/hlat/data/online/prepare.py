@@ -21,32 +21,32 @@ import numpy as np
 import pyarrow as pa
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import Content, Row, Vocabulary, as_bytes, text_bytes, tokens_of
+from hlat.data.formats import Content, Row, Vocabulary, content_bytes, text_byte_count, tokenize_contents
 from hlat.data.manifest import (
-    BLOCKS,
+    BLOCKS_FILE,
     FORMAT_VERSION,
-    TOKENIZER,
+    TOKENIZER_FOLDER,
     BlocksRecord,
-    Manifest,
+    DataManifest,
     ShardRecord,
     SourceRecord,
     SourceTokens,
     SplitRecord,
     content_fingerprint,
     documents_file,
-    places_of,
     read_manifest,
+    recipe_locations,
     shard_file,
     write_manifest,
 )
 from hlat.data.online.block_index import WHOLE, Block, as_array, block_bytes, blocks_of, remote_blocks
 from hlat.data.online.block_reader import Opener
 from hlat.data.prepare import Corpus, SplitPlan, checked_folder, locked, make_tokenizer, silent
-from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, settings_beside, token_dtype
+from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
 from hlat.data.samples import permute
-from hlat.data.sources import Assignment, SourceFile, Split, corpus_changes, hash_threshold, list_files
-from hlat.data.stores import storing, sync_folder, write_whole
-from hlat.data.tokenizers import Ids, Tokenizer
+from hlat.data.sources import SourceFile, Split, SplitRule, describe_corpus_changes, hash_threshold, list_files
+from hlat.data.stores import convert_disk_errors, sync_folder, write_atomic
+from hlat.data.tokenizers import TokenIdArray, Tokenizer
 from hlat.runtime import DataError
 
 _SAMPLED = 1 << 16  # bytes of each of three places of a file that are hashed
@@ -58,7 +58,7 @@ def prepare_online(
     out_dir: str | Path,
     validation_tokens: int | None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Prepared:
+) -> PreparedData:
     """Make ready what training needs besides the text itself; returns at once if that is done already.
 
     Args:
@@ -74,8 +74,8 @@ def prepare_online(
     folder = checked_folder(out_dir)
     files = [_identified(file) for file in list_files(config, folder)]
     manifest = read_manifest(folder)
-    settings = settings_beside(folder, manifest, config)
-    with storing(folder):
+    settings = current_settings(folder, manifest, config)
+    with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, wait=True):
             manifest = read_manifest(folder)
@@ -83,8 +83,8 @@ def prepare_online(
                 _Setup(config, folder, files, validation_tokens, progress or silent).run(settings)
             else:
                 before = [(record.path, record.content) for record in manifest.sources]
-                refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
-    return open_prepared(folder, config).reading([SourceRecord.of(file) for file in files])
+                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
+    return open_prepared(folder, config).with_sources([SourceRecord.from_file(file) for file in files])
 
 
 def _identified(file: SourceFile) -> SourceFile:
@@ -92,7 +92,7 @@ def _identified(file: SourceFile) -> SourceFile:
     if file.index is not None:
         file = replace(file, index=_identified(file.index))
     digest = hashlib.sha256(str(file.size).encode())
-    if file.shelf is not None:
+    if file.cached_store is not None:
         digest.update((file.etag or str(file.mtime_ns)).encode())
         return replace(file, sha256=digest.hexdigest())
     try:
@@ -122,7 +122,7 @@ class _Setup:
         progress: Callable[[str, int, int], None],
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
-        self._records = [SourceRecord.of(file) for file in files]
+        self._records = [SourceRecord.from_file(file) for file in files]
         self._files = [_unhashed(file) for file in files]
         self._wanted = validation_tokens
         share = config.validation.fraction if config.validation.path is None else 0.0
@@ -134,16 +134,16 @@ class _Setup:
         tokenizer, notes = self._tokenizer()
         buffer = BytesIO()
         np.save(buffer, as_array(blocks), allow_pickle=False)
-        write_whole(self._folder / BLOCKS, buffer.getvalue())
+        write_atomic(self._folder / BLOCKS_FILE, buffer.getvalue())
         content = buffer.getvalue()
         sha256 = hashlib.sha256(content).hexdigest()
-        record = BlocksRecord(file=BLOCKS, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
+        record = BlocksRecord(file=BLOCKS_FILE, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
         dtype = token_dtype(tokenizer.vocab_size)
         splits = {
             "train": self._written("train", [], dtype, 0),
             "validation": self._validation(blocks, tokenizer, dtype),
         }
-        manifest = Manifest.model_validate(
+        manifest = DataManifest.model_validate(
             {
                 "format_version": FORMAT_VERSION,
                 "fingerprint": content_fingerprint(tokenizer.sha256, dtype, splits, self._records, record),  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ class _Setup:
                 "quarantine": None,
                 "notes": notes,
                 "settings": settings,
-                "places": places_of(self._config),
+                "places": recipe_locations(self._config),
                 "sources": self._records,
                 "blocks": record,
             }
@@ -185,23 +185,23 @@ class _Setup:
         """The tokenizer, given or trained, saved; and what to tell of it."""
         corpus = Corpus(self._files, range(len(self._files)), self._config.unreadable_rows)
         share = self._config.validation.fraction if self._config.validation.path is None else 0.0
-        return make_tokenizer(self._config, corpus, SplitPlan(share), self._folder / TOKENIZER, self._progress)
+        return make_tokenizer(self._config, corpus, SplitPlan(share), self._folder / TOKENIZER_FOLDER, self._progress)
 
     # --- validation --------------------------------------------------------------------------------------------------
 
     def _validation(self, blocks: list[Block], tokenizer: Tokenizer, dtype: str) -> SplitRecord:
-        documents: list[Ids] = []
+        documents: list[TokenIdArray] = []
         end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
         total_bytes = tokens = 0
-        found = self._validation_documents(blocks, Vocabulary.of(tokenizer))
+        found = self._validation_documents(blocks, Vocabulary.from_tokenizer(tokenizer))
         while self._wanted is None or tokens < self._wanted:
             together = list(islice(found, _TOGETHER))
             if not together:
                 break
-            for content, ids in zip(together, tokens_of(together, tokenizer), strict=True):
+            for content, ids in zip(together, tokenize_contents(together, tokenizer), strict=True):
                 documents.append(np.concatenate([ids, np.array(end, dtype=np.uint32)]))
                 tokens += len(documents[-1])
-                total_bytes += text_bytes(content, tokenizer)
+                total_bytes += text_byte_count(content, tokenizer)
         return self._written("validation", documents, dtype, total_bytes)
 
     def _validation_documents(self, blocks: list[Block], vocabulary: Vocabulary) -> Iterator[Content]:
@@ -214,23 +214,23 @@ class _Setup:
             return
         if not self._below:
             return
-        assignment = Assignment(below=self._below)
+        assignment = SplitRule(below=self._below)
         for place in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
             file = self._files[blocks[place].file]
             for content in _documents(opener.rows(file, blocks[place], 0)):
-                if assignment.by_hash(as_bytes(content)) == "validation":
+                if assignment.split_of(content_bytes(content)) == "validation":
                     yield content
 
-    def _written(self, split: Split, documents: list[Ids], dtype: str, text_bytes: int) -> SplitRecord:
+    def _written(self, split: Split, documents: list[TokenIdArray], dtype: str, text_bytes: int) -> SplitRecord:
         """A split, written as one shard."""
         starts = np.cumsum([0, *map(len, documents)], dtype=np.uint64).astype("<u8").tobytes()
         tokens = np.concatenate(documents) if documents else np.empty(0, dtype=np.uint32)
         content = tokens.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
-        write_whole(self._folder / documents_file(split), starts)
+        write_atomic(self._folder / documents_file(split), starts)
         shards = []
         if documents:
             name = shard_file(split, 0)
-            write_whole(self._folder / name, content)
+            write_atomic(self._folder / name, content)
             sha256 = hashlib.sha256(content).hexdigest()
             shards = [ShardRecord(file=name, tokens=len(tokens), bytes=len(content), sha256=sha256)]
         return SplitRecord(
@@ -250,7 +250,7 @@ def _documents(rows: Iterator[Row]) -> Iterator[Content]:
 
 
 def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:
-    if file.shelf is not None:
+    if file.cached_store is not None:
         return list(remote_blocks(index, file.path, file.size, size))
     try:
         return list(blocks_of(index, Path(file.path), file.column, size))

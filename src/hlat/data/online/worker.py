@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from hlat.data.formats import Content, tokens_of
+from hlat.data.formats import Content, tokenize_contents
 from hlat.data.online.documents import Reader
 from hlat.data.online.stream import Cursor, Stream
 from hlat.data.online.stream_assignment import rows_between, streams_of
@@ -99,7 +99,7 @@ class Producer:
                     contents += found
             if not asking:
                 return
-            tokens = tokens_of(contents, self._tokenizer)
+            tokens = tokenize_contents(contents, self._tokenizer)
             for content, ids in zip(contents, tokens, strict=True):
                 if isinstance(content, str):
                     self._characters += len(content)
@@ -113,7 +113,7 @@ class Producer:
         if key not in self._streams:
             part, cursor = number % self._parts[source], Cursor(*self._cursors[number, source].tolist())
             documents = self._reader.part(source, part, self._parts[source])
-            self._streams[key] = Stream(self._plan.settings, documents, cursor, self._tokenizer.pieces)
+            self._streams[key] = Stream(self._plan.settings, documents, cursor, self._tokenizer.chunks)
         return self._streams[key]
 
     def _skipped(self, key: tuple[int, int]) -> int:

@@ -16,7 +16,7 @@ from hlat.data.formats import Vocabulary
 from hlat.data.online.stream import Cursor, Settings
 from hlat.data.online.stream_assignment import Share, parts_of
 from hlat.data.samples import Turns
-from hlat.data.sources import SourceFile, shelf_of
+from hlat.data.sources import SourceFile, open_cached_store
 from hlat.data.stores import Cache
 
 Int64s = npt.NDArray[np.int64]
@@ -102,7 +102,7 @@ class Plan:
 
         def file(known: FileKnown) -> SourceFile:
             path, column, size, mtime_ns, etag = known
-            return SourceFile(path, column, 0, size, mtime_ns, etag=etag, shelf=shelf_of(path, cache))
+            return SourceFile(path, column, 0, size, mtime_ns, etag=etag, cached_store=open_cached_store(path, cache))
 
         return [
             replace(file(known), index=None if index is None else file(index))

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hlat.data.formats import Content, Fault, Row, TokenDocuments, Vocabulary, as_bytes, read_documents
-from hlat.data.manifest import Tally, Unreadable
+from hlat.data.formats import Content, Row, RowError, TokenDocuments, Vocabulary, content_bytes, read_documents
+from hlat.data.manifest import BadRow, BadRowCounter
 from hlat.data.prepare.work_units import Cursor, Span, Unit, UnitIndex
-from hlat.data.sources import ALL_VALIDATION, Assignment, SourceFile, Split, hash_threshold
-from hlat.data.stores import in_turn
+from hlat.data.sources import ALL_VALIDATION, SourceFile, Split, SplitRule, hash_threshold
+from hlat.data.stores import prefetch_in_order
 
 _UNIT_ROWS = 1 << 18  # rows without text fill no unit, and each that cannot be read is listed in one
 
@@ -29,13 +29,13 @@ class Document(NamedTuple):
     row: int
     content: Content | None
     position: int
-    fault: Fault | None
+    error: RowError | None
 
-    def unreadable(self, rows: int) -> list[Unreadable]:
+    def unreadable(self, rows: int) -> list[BadRow]:
         """The row, if it cannot be read, as the last of so many rows."""
-        if self.fault is None:
+        if self.error is None:
             return []
-        return [Unreadable(self.file, self.row, self.fault.line, rows, self.fault.reason, self.fault.remedy)]
+        return [BadRow(self.file, self.row, self.error.line, rows, self.error.reason, self.error.remedy)]
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Corpus:
         """The corpus with all of its files wanted."""
         return replace(self, stretch=range(len(self.files)))
 
-    def tally(self) -> Tally:
+    def tally(self) -> BadRowCounter:
         """A count of rows that has seen none yet."""
-        return Tally(self.unreadable_rows, self.files)
+        return BadRowCounter(self.unreadable_rows, self.files)
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class SplitPlan:
     tails: dict[int, int] | None = None
     before: dict[int, int] = field(default_factory=dict)
 
-    def assignment(self, file: SourceFile, characters_before: int) -> Assignment:
+    def assignment(self, file: SourceFile, characters_before: int) -> SplitRule:
         """How documents of a file are split, of whose source so many characters came before."""
         if file.is_validation:
             return ALL_VALIDATION
         if self.tails is not None:
-            return Assignment(boundary=max(self.tails[file.source] - characters_before, 0))
-        return Assignment(below=hash_threshold(self.fraction))
+            return SplitRule(boundary=max(self.tails[file.source] - characters_before, 0))
+        return SplitRule(below=hash_threshold(self.fraction))
 
 
 def stream(corpus: Corpus, start: Cursor) -> Iterator[Document]:
@@ -99,11 +99,11 @@ def stream(corpus: Corpus, start: Cursor) -> Iterator[Document]:
         DataError: a file that cannot be read as it should, or that changed since it was fingerprinted.
     """
     before = sum(corpus.files[index].size for index in range(corpus.stretch.start, start.file))
-    with closing(in_turn(corpus.files[start.file : corpus.stretch.stop])) as arriving:
+    with closing(prefetch_in_order(corpus.files[start.file : corpus.stretch.stop])) as arriving:
         for index, (file, local) in enumerate(arriving, start.file):
-            with file.named(local):
+            with file.relabel_errors(local):
                 for row in _rows(corpus, file, local, start.row if index == start.file else 0):
-                    yield Document(index, row.row, row.content, before + row.position, row.fault)
+                    yield Document(index, row.row, row.content, before + row.position, row.error)
             file.check_unchanged()
             before += file.size
 
@@ -113,7 +113,7 @@ def _rows(corpus: Corpus, file: SourceFile, local: Path, start: int) -> Iterator
         yield from read_documents(local, file.column, start)
         return
     assert corpus.vocabulary is not None, "files of tokens are refused where no tokenizer is given"
-    with file.index.opened() as index, file.index.named(index):
+    with file.index.open_local() as index, file.index.relabel_errors(index):
         yield from TokenDocuments(local, index, corpus.vocabulary).rows(start)
 
 
@@ -126,12 +126,12 @@ def watched(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[Do
     total, reported, tally = corpus.bytes, 0, corpus.tally()
     for document in stream(corpus, Cursor(corpus.stretch.start)):
         tally.add(1, document.unreadable(1))
-        if document.fault is None:
+        if document.error is None:
             yield document
         if document.position - reported > total // 1000:
             reported = document.position
             progress(reported, total)
-    tally.end()
+    tally.finish()
     progress(total, total)
 
 
@@ -143,7 +143,7 @@ def texts_of(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], Non
         if text := document.content:
             assert isinstance(text, str), "no tokenizer is trained where documents are tokens"
             assignment = plan.assignment(file, characters[file.source])
-            yield from assignment.pieces(text, text.encode(), 0)
+            yield from assignment.split_document(text, text.encode(), 0)
             characters[file.source] += len(text)
 
 
@@ -180,7 +180,7 @@ def units(
         characters[span.source] += span.characters
         number += 1
     if len(corpus.stretch) == len(corpus.files):
-        tally.end()  # a part's rows are judged with those of the others
+        tally.finish()  # a part's rows are judged with those of the others
 
 
 class _Peekable:
@@ -204,10 +204,10 @@ class _Draft:
         self._next = Cursor(first)
         self._from_row = 0
         self._documents: list[bytes] = []
-        self._unreadable: list[Unreadable] = []
+        self._unreadable: list[BadRow] = []
         self._bytes = self._characters = self._rows = self._nulls = self._empty = self._position = 0
 
-    def fill(self, documents: _Peekable, tally: Tally, unit_bytes: int) -> None:
+    def fill(self, documents: _Peekable, tally: BadRowCounter, unit_bytes: int) -> None:
         """Take documents of one source until there is enough text."""
         self._from_row = documents.head.row if documents.head else 0
         while (
@@ -225,10 +225,10 @@ class _Draft:
         self._rows += 1
         self._unreadable += document.unreadable(self._rows)
         if document.content is not None and len(document.content):
-            self._documents.append(as_bytes(document.content))
+            self._documents.append(content_bytes(document.content))
             self._bytes += len(self._documents[-1])
             self._characters += len(document.content)
-        elif document.fault is None:
+        elif document.error is None:
             self._nulls += document.content is None
             self._empty += document.content is not None
 
@@ -247,7 +247,7 @@ class _Draft:
             position=self._position,
         )
 
-    def unit(self, span: Span, assignment: Assignment) -> Unit:
+    def unit(self, span: Span, assignment: SplitRule) -> Unit:
         """The unit, ready to be tokenized."""
         where = f"{self.file.path}, from row {self._from_row}"
         return Unit(span, assignment, self._documents, self.file.index is not None, where)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.manifest import MANIFEST, TOKENIZER, differences, read_manifest, settings_of
+from hlat.data.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, content_settings, read_manifest, setting_differences
 from hlat.data.prepare.corpus import Corpus, SplitPlan
 from hlat.data.prepare.merge_units import Merge
 from hlat.data.prepare.partition import FINISHED, PartRecord, indexes_sha256, read_part
@@ -22,9 +22,9 @@ from hlat.data.prepare.publish import complete, publish
 from hlat.data.prepare.staging import Staging
 from hlat.data.prepare.tokenizer_and_split import Progress, make_tokenizer, refuse_nothing
 from hlat.data.prepare.work_units import read_index
-from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, token_dtype
-from hlat.data.sources import SourceFile, corpus_changes
-from hlat.data.stores import storing
+from hlat.data.prepared import PreparedData, check_settings, open_prepared, token_dtype
+from hlat.data.sources import SourceFile, describe_corpus_changes
+from hlat.data.stores import convert_disk_errors
 from hlat.runtime import DataError
 
 
@@ -48,7 +48,7 @@ class Part:
 
 def merge_parts(
     config: DataConfig, out_dir: str | Path, folders: Iterable[str | Path], progress: Progress | None = None
-) -> Prepared:
+) -> PreparedData:
     """Make prepared data of all parts of a corpus; returns at once if that is done already.
 
     Args:
@@ -63,20 +63,20 @@ def merge_parts(
         StorageError: the disk refused.
     """
     folder, report = checked_folder(out_dir), progress or silent
-    settings = settings_of(config)
+    settings = content_settings(config)
     parts = _opened([Path(each).expanduser() for each in folders], settings)
-    files = [part.record.files[index].file() for part in parts for index in part.stretch]
-    with storing(folder):
+    files = [part.record.files[index].to_file() for part in parts for index in part.stretch]
+    with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, wait=False):
             manifest = read_manifest(folder)
             if manifest is not None:
                 before = [(record.path, record.content) for record in manifest.sources]
-                refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
+                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
                 return open_prepared(folder)
             staging = Staging(folder)
             staging.claim(settings, files)
-            if not (staging.out / MANIFEST).exists():
+            if not (staging.out / MANIFEST_FILE).exists():
                 _join(config, parts, files, settings, staging, report)
             publish(staging)
     return open_prepared(folder, config)
@@ -114,7 +114,7 @@ def _opened(folders: list[Path], settings: dict[str, object]) -> list[Part]:
 def _of_part(part: Part, first: Part, settings: dict[str, object]) -> Iterator[str]:
     """What is wrong with one part, beside the recipe's settings and another part."""
     record, beside = part.record, first.record
-    for difference in differences(record.settings, settings):
+    for difference in setting_differences(record.settings, settings):
         yield f"{part.folder}: {difference}"
     mine, theirs = _outline(record), _outline(beside)
     if mine != theirs:
@@ -172,7 +172,7 @@ def _join(
 ) -> None:
     """Make all of the result, in the staging folder."""
     corpus = Corpus(files, range(len(files)), config.unreadable_rows)
-    tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER, progress)
+    tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER_FOLDER, progress)
     tally, done = corpus.tally(), 0
     with Merge(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merge:
         for part in parts:
@@ -183,7 +183,7 @@ def _join(
                 merge.take(unit, part.units)
                 progress("merge", done + unit.span.position, corpus.bytes)
             done += sum(files[index].size for index in part.stretch)
-        tally.end()
+        tally.finish()
         progress("merge", corpus.bytes, corpus.bytes)
         refuse_nothing(config, corpus, merge.texts(), undo=", and prepare all parts again")
         complete(staging, config, settings, files, tokenizer, merge, notes)

@@ -17,11 +17,11 @@ from hlat.data.manifest import (
     SourceTokens,
     SplitRecord,
     documents_file,
-    names_of,
+    recipe_source_names,
 )
 from hlat.data.prepare.duplicates import Bools, Seen
 from hlat.data.prepare.work_units import Span, SplitIndex, UnitIndex, read_index, tokens_file
-from hlat.data.prepared import DocumentWriter, ShardWriter
+from hlat.data.prepared import BoundaryWriter, ShardWriter
 from hlat.data.sources import SPLITS, SourceFile, Split
 
 
@@ -72,13 +72,13 @@ class Merge:
     def __init__(
         self, config: DataConfig, files: list[SourceFile], out: Path, dtype: str, *, consume: bool = True
     ) -> None:
-        self._drop, self._names = config.duplicates == "drop", names_of(config)
+        self._drop, self._names = config.duplicates == "drop", recipe_source_names(config)
         self._next, self._last = 0, False
         self._seen, self._consume = Seen(), consume
         self._rows = {file.source: _Rows() for file in files}
         self._quarantine = QuarantineWriter(out, files)
         self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
-        self._documents = {split: DocumentWriter(out / documents_file(split)) for split in SPLITS}
+        self._documents = {split: BoundaryWriter(out / documents_file(split)) for split in SPLITS}
         self._itemsize = np.dtype(dtype).itemsize
         self.position = 0
 

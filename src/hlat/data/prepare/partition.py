@@ -19,16 +19,16 @@ from pydantic import ValidationError
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import (
     FORMAT_VERSION,
-    TOKENIZER,
-    OtherFormat,
-    Record,
+    TOKENIZER_FOLDER,
     SourceRecord,
-    differences,
-    known_hashes,
-    read_stored,
-    settings_of,
-    told,
-    write_stored,
+    StrictRecord,
+    UnknownFormatError,
+    content_settings,
+    load_hashes,
+    read_record,
+    setting_differences,
+    validation_summary,
+    write_record,
 )
 from hlat.data.prepare.corpus import Corpus
 from hlat.data.prepare.preparation import checked_folder, locked, silent, tokenize
@@ -36,8 +36,8 @@ from hlat.data.prepare.staging import PARTIAL, Staging
 from hlat.data.prepare.tokenizer_and_split import Progress, given_vocabulary, make_tokenizer, split_plan
 from hlat.data.prepare.work_units import index_file, read_index
 from hlat.data.prepared import token_dtype
-from hlat.data.sources import CACHE, SourceFile, corpus_changes, fingerprint, list_files
-from hlat.data.stores import storing, sync_folder
+from hlat.data.sources import CACHE_FOLDER, SourceFile, describe_corpus_changes, hash_files, list_files
+from hlat.data.stores import convert_disk_errors, sync_folder
 from hlat.data.tokenizers import Tokenizer
 from hlat.runtime import DataError
 
@@ -45,7 +45,7 @@ FINISHED = "part"
 _RECORD = "part.json"
 
 
-class PartRecord(Record):
+class PartRecord(StrictRecord):
     """What a finished part is.
 
     Attributes:
@@ -117,14 +117,14 @@ def prepare_part(
             "on every machine."
         )
     folder, report = checked_folder(out_dir), progress or silent
-    files, settings = list_files(config, folder), settings_of(config)
+    files, settings = list_files(config, folder), content_settings(config)
     stretch = stretches([file.size for file in files], parts)[part - 1]
-    with storing(folder):
+    with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, wait=(folder / FINISHED).exists()):
             done = read_part(folder) if (folder / FINISHED).exists() else None
-            known = known_hashes(folder / (PARTIAL if done is None else FINISHED))
-            files[stretch.start : stretch.stop] = fingerprint(
+            known = load_hashes(folder / (PARTIAL if done is None else FINISHED))
+            files[stretch.start : stretch.stop] = hash_files(
                 files[stretch.start : stretch.stop], known, partial(report, "hash")
             )
             key = _key(settings, part, parts)
@@ -137,7 +137,7 @@ def prepare_part(
             record = _make(config, corpus, settings, (part, parts), staging, workers or config.workers, report)
             staging.root.rename(folder / FINISHED)
             sync_folder(folder)
-            shutil.rmtree(folder / CACHE, ignore_errors=True)
+            shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
             return record
 
 
@@ -149,15 +149,15 @@ def read_part(folder: Path) -> PartRecord:
     """
     path = folder / FINISHED / _RECORD
     try:
-        return PartRecord.model_validate(read_stored(path))
-    except OtherFormat as error:
+        return PartRecord.model_validate(read_record(path))
+    except UnknownFormatError as error:
         raise DataError(f"{folder}: a part of {error}") from error
     except FileNotFoundError as error:
         begun = (folder / PARTIAL).exists()
         what = "the part is not finished: run its hlat data prepare --part again" if begun else "no part of a corpus"
         raise DataError(f"{folder}: {what if folder.is_dir() else 'no such folder'}") from error
     except (OSError, ValueError) as error:
-        what = told(error) if isinstance(error, ValidationError) else str(error)
+        what = validation_summary(error) if isinstance(error, ValidationError) else str(error)
         raise DataError(f"{folder}: {FINISHED}/{_RECORD} is damaged: {what}") from error
 
 
@@ -186,7 +186,7 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: Progress |
     if to.exists():
         raise DataError(f"{to}: exists already. Name a folder that does not, or use the tokenizer in it.")
     work = to.with_name(f"{to.name}.work")
-    with storing(to, "--to"):
+    with convert_disk_errors(to, "--to"):
         work.mkdir(parents=True, exist_ok=True)
         (work / "characters.json").unlink(missing_ok=True)  # of a run that was killed, and perhaps of another corpus
         files = list_files(config, work)
@@ -204,7 +204,9 @@ def _key(settings: dict[str, object], part: int, parts: int) -> dict[str, object
 
 def _refuse_another(folder: Path, done: PartRecord, key: dict[str, object], files: list[SourceFile]) -> None:
     before = [(record.path, record.content) for record in done.files]
-    found = differences(_key(done.settings, done.part, done.parts), key) + corpus_changes(before, files)
+    found = setting_differences(_key(done.settings, done.part, done.parts), key) + describe_corpus_changes(
+        before, files
+    )
     if found:
         listed = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
@@ -224,7 +226,7 @@ def _make(
 ) -> PartRecord:
     """Make all units of a part, and its record, in the staging folder."""
     plan = split_plan(config, corpus, staging.characters, progress)
-    tokenizer, _ = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER, progress)
+    tokenizer, _ = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
     counted = _Finished(staging.units)
     tokenize(corpus, plan, staging, token_dtype(tokenizer.vocab_size), workers, progress, counted.look)
     record = PartRecord(
@@ -232,14 +234,14 @@ def _make(
         part=numbers[0],
         parts=numbers[1],
         settings=settings,
-        files=[SourceRecord.of(file) for file in corpus.files],
+        files=[SourceRecord.from_file(file) for file in corpus.files],
         first=corpus.stretch.start,
         stop=corpus.stretch.stop,
         tails=plan.tails,
         units=counted.units,
         indexes_sha256=indexes_sha256(staging.units, counted.units),
     )
-    write_stored(staging.root / _RECORD, record)
+    write_record(staging.root / _RECORD, record)
     for written in (staging.out, staging.units, staging.root):
         sync_folder(written)
     return record

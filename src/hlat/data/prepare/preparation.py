@@ -20,7 +20,15 @@ from functools import partial
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.manifest import MANIFEST, TOKENIZER, Manifest, known_hashes, places_of, read_manifest, remember_touched
+from hlat.data.manifest import (
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    DataManifest,
+    load_hashes,
+    read_manifest,
+    recipe_locations,
+    update_hashes,
+)
 from hlat.data.prepare.corpus import Corpus, SplitPlan, units
 from hlat.data.prepare.merge_units import Merge
 from hlat.data.prepare.pool import WorkerPool
@@ -28,9 +36,16 @@ from hlat.data.prepare.publish import complete, publish
 from hlat.data.prepare.staging import PARTIAL, Staging
 from hlat.data.prepare.tokenizer_and_split import Progress, given_vocabulary, make_tokenizer, refuse_nothing, split_plan
 from hlat.data.prepare.work_units import read_index
-from hlat.data.prepared import Prepared, open_prepared, refuse_other_settings, settings_beside, token_dtype
-from hlat.data.sources import CACHE, NothingThere, SourceFile, corpus_changes, fingerprint, list_files
-from hlat.data.stores import storing
+from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
+from hlat.data.sources import (
+    CACHE_FOLDER,
+    SourceFile,
+    SourceNotFoundError,
+    describe_corpus_changes,
+    hash_files,
+    list_files,
+)
+from hlat.data.stores import convert_disk_errors
 from hlat.runtime import DataError
 
 _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
@@ -38,7 +53,7 @@ _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
 
 def prepare(
     config: DataConfig, out_dir: str | Path, *, workers: int | None = None, progress: Progress | None = None
-) -> Prepared:
+) -> PreparedData:
     """Tokenize a corpus into memory-mapped shards with a manifest; returns at once if that is done already.
 
     Killed at any moment and called again with the same corpus and settings, it goes on where it was, and the result
@@ -61,31 +76,33 @@ def prepare(
     manifest = read_manifest(folder)
     try:
         files = list_files(config, folder)
-    except NothingThere as error:
+    except SourceNotFoundError as error:
         if manifest is None:
             raise
         return _finished_without_corpus(config, folder, manifest, error)
-    settings = settings_beside(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
-    with storing(folder):
+    settings = current_settings(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
+    with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Where the work is done already, others have the lock only to see that too: several runs may start at once.
         with locked(folder, wait=manifest is not None):
             manifest = read_manifest(folder)  # again: another process may have finished in the meantime
-            known = known_hashes(folder if manifest else folder / PARTIAL, manifest)
-            files = fingerprint(files, known, partial(report, "hash"))
+            known = load_hashes(folder if manifest else folder / PARTIAL, manifest)
+            files = hash_files(files, known, partial(report, "hash"))
             if manifest is not None:
                 before = [(record.path, record.content) for record in manifest.sources]
-                refuse_other_settings(folder, manifest, config, corpus_changes(before, files))
-                remember_touched(folder, files, known)
+                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
+                update_hashes(folder, files, known)
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-                shutil.rmtree(folder / CACHE, ignore_errors=True)
+                shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
                 return open_prepared(folder)
             staging = Staging(folder)
             staging.claim(settings, files)
-            if not (staging.out / MANIFEST).exists():
+            if not (staging.out / MANIFEST_FILE).exists():
                 _make(config, files, settings, staging, workers, report)
             publish(staging)
-            shutil.rmtree(folder / CACHE, ignore_errors=True)  # nobody else has it; data.cache_dir is for sharing
+            shutil.rmtree(
+                folder / CACHE_FOLDER, ignore_errors=True
+            )  # nobody else has it; data.cache_dir is for sharing
     return open_prepared(folder, config)
 
 
@@ -97,20 +114,22 @@ def checked_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") ->
         StorageError: it cannot be looked at.
     """
     folder = Path(out_dir).expanduser()
-    with storing(folder, chosen_by):
+    with convert_disk_errors(folder, chosen_by):
         there = next((place for place in (folder, *folder.parents) if place.exists()), None)
     if there is not None and not there.is_dir():
         raise DataError(f"{chosen_by} {folder}: {there} is a file, so no data can be put there. Name a folder.")
     return folder
 
 
-def _finished_without_corpus(config: DataConfig, folder: Path, manifest: Manifest, error: NothingThere) -> Prepared:
+def _finished_without_corpus(
+    config: DataConfig, folder: Path, manifest: DataManifest, error: SourceNotFoundError
+) -> PreparedData:
     """Finished data stands on its own where its corpus has gone: a cluster need not hold the raw text.
 
     Only for the very paths that the data was made from: a mistyped path is a mistake.
     """
     then = manifest.places["corpus"]
-    if then != places_of(config)["corpus"]:
+    if then != recipe_locations(config)["corpus"]:
         raise DataError(
             f"{error} {folder} holds data that was prepared from another path: to use it as it is, give the recipe "
             f"{' '.join(then)}"
@@ -131,7 +150,7 @@ def _make(
     """Make all of the result, in the staging folder."""
     corpus = Corpus(files, range(len(files)), config.unreadable_rows, given_vocabulary(config))
     plan = split_plan(config, corpus, staging.characters, progress)
-    tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER, progress)
+    tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
     dtype = token_dtype(tokenizer.vocab_size)
     with Merge(config, files, staging.out, dtype) as merge:
 
@@ -166,7 +185,7 @@ def tokenize(
             that are done.
     """
     pending = units(corpus, plan, _unit_bytes(corpus.bytes), partial(read_index, staging.units))
-    with WorkerPool(workers or _cores(), staging.out / TOKENIZER, staging.units, dtype) as pool:
+    with WorkerPool(workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
         progress("tokenize", take(), corpus.bytes)
         for _ in pool.run(pending):
             progress("tokenize", take(), corpus.bytes)

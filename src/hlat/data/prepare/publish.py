@@ -5,18 +5,18 @@ import shutil
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import (
     FORMAT_VERSION,
-    MANIFEST,
-    Manifest,
+    MANIFEST_FILE,
+    DataManifest,
     QuarantineRecord,
     SourceRecord,
     SourceRows,
     content_fingerprint,
-    places_of,
+    recipe_locations,
     write_manifest,
 )
 from hlat.data.prepare.merge_units import Merge
 from hlat.data.prepare.staging import Staging
-from hlat.data.prepared import CHECKSUM, token_dtype
+from hlat.data.prepared import CHECKSUM_SUFFIX, token_dtype
 from hlat.data.sources import SourceFile
 from hlat.data.stores import sync_folder
 from hlat.data.tokenizers import Tokenizer
@@ -44,7 +44,7 @@ def complete(
     """
     dtype = token_dtype(tokenizer.vocab_size)
     splits, rows, quarantine = merge.close()
-    manifest = Manifest(
+    manifest = DataManifest(
         format_version=FORMAT_VERSION,
         fingerprint=content_fingerprint(tokenizer.sha256, dtype, splits),
         dtype=dtype,
@@ -57,8 +57,8 @@ def complete(
         quarantine=quarantine,
         notes=[*notes, *_notes(config, rows, quarantine)],
         settings=settings,
-        places=places_of(config),
-        sources=[SourceRecord.of(file) for file in files],
+        places=recipe_locations(config),
+        sources=[SourceRecord.from_file(file) for file in files],
     )
     sync_folder(staging.out)
     write_manifest(staging.out, manifest)
@@ -67,8 +67,8 @@ def complete(
 
 def publish(staging: Staging) -> None:
     """Move the result to its place; killed in between, the next run goes on moving."""
-    names = sorted(path.name for path in staging.out.iterdir() if path.suffix != CHECKSUM)
-    for name in [*(name for name in names if name != MANIFEST), MANIFEST]:
+    names = sorted(path.name for path in staging.out.iterdir() if path.suffix != CHECKSUM_SUFFIX)
+    for name in [*(name for name in names if name != MANIFEST_FILE), MANIFEST_FILE]:
         (staging.out / name).rename(staging.folder / name)
     sync_folder(staging.folder)
     shutil.rmtree(staging.root)

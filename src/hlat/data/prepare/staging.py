@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.data.manifest import MANIFEST, TOKENIZER, WORK_VERSION, differences, remember_hashes
-from hlat.data.sources import SourceFile, corpus_changes
-from hlat.data.stores import write_whole
+from hlat.data.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, WORK_VERSION, save_hashes, setting_differences
+from hlat.data.sources import SourceFile, describe_corpus_changes
+from hlat.data.stores import write_atomic
 from hlat.runtime import DataError
 
 PARTIAL = "partial"
@@ -62,10 +62,10 @@ class Staging:
         self.out.mkdir(exist_ok=True)
         for leftover in [*self.units.glob("*.tmp"), *self.out.glob("*.tmp")]:
             leftover.unlink()
-        remember_hashes(self.root, files)
+        save_hashes(self.root, files)
         content = [[file.path, file.content] for file in files]
         key = {"format": WORK_VERSION, "settings": settings, "files": content}
-        write_whole(self.root / _KEY, json.dumps(key).encode())
+        write_atomic(self.root / _KEY, json.dumps(key).encode())
 
     def _goes_on(self, settings: dict[str, Any], files: list[SourceFile]) -> bool:
         """Whether the folder holds work of this very preparation; else it may be removed."""
@@ -85,14 +85,14 @@ class Staging:
             if key["format"] != WORK_VERSION:
                 return [f"data format: {key['format']}, this version of hlat writes {WORK_VERSION}"]
             before = [(str(path), list(content)) for path, content in key["files"]]
-            return differences(dict(key["settings"]), settings) + corpus_changes(before, files)
+            return setting_differences(dict(key["settings"]), settings) + describe_corpus_changes(before, files)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return [f"{_KEY} is missing or damaged, so what it was cannot be told"]
 
     def _refuse_strangers(self) -> None:
-        strangers = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER or p.suffix == ".bin"]
+        strangers = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER_FOLDER or p.suffix == ".bin"]
         if strangers:
             raise DataError(
-                f"{self.folder}: holds {strangers[0]} but no {MANIFEST}: not complete, and not left by an "
+                f"{self.folder}: holds {strangers[0]} but no {MANIFEST_FILE}: not complete, and not left by an "
                 "interrupted run of this preparation. Give another folder with data.prepared_dir, or delete this one."
             )

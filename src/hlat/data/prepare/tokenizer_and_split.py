@@ -13,11 +13,11 @@ from pathlib import Path
 
 from hlat.config.sections import DataConfig
 from hlat.data.formats import Vocabulary
-from hlat.data.manifest import is_whole, sealed
+from hlat.data.manifest import checksum_matches, with_checksum
 from hlat.data.prepare.corpus import Corpus, SplitPlan, texts_of, watched
 from hlat.data.sources import SPLITS, Split, tail_start
-from hlat.data.stores import write_whole
-from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer, sample, train_bpe, train_char
+from hlat.data.stores import write_atomic
+from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer, sample_texts, train_bpe, train_char
 from hlat.runtime import DataError
 
 Progress = Callable[[str, int, int], None]
@@ -43,7 +43,7 @@ def split_plan(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
     characters_of = _counted_before(stored)
     if characters_of is None:
         characters_of = _characters(corpus.whole, progress)
-        write_whole(stored, json.dumps(sealed({_CHARACTERS: characters_of})).encode())
+        write_atomic(stored, json.dumps(with_checksum({_CHARACTERS: characters_of})).encode())
     counts, before = defaultdict[int, int](int), dict[int, int]()
     for index, characters in enumerate(characters_of):
         if index == corpus.stretch.start:
@@ -57,7 +57,7 @@ def _counted_before(stored: Path) -> list[int] | None:
     """The characters of each file as an interrupted run counted them; None where it did not, or they are damaged."""
     try:
         record = json.loads(stored.read_bytes())
-        return list(record[_CHARACTERS]) if is_whole(record) else None
+        return list(record[_CHARACTERS]) if checksum_matches(record) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -69,7 +69,7 @@ def given_vocabulary(config: DataConfig) -> Vocabulary | None:
         DataError: it cannot be read.
     """
     asked = config.tokenizer
-    return None if asked.path is None else Vocabulary.of(load_tokenizer(asked.path, asked.eos_token))
+    return None if asked.path is None else Vocabulary.from_tokenizer(load_tokenizer(asked.path, asked.eos_token))
 
 
 def _characters(corpus: Corpus, progress: Progress) -> list[int]:
@@ -124,7 +124,7 @@ def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: Progre
         refuse_nothing(config, corpus, dealt)
         return train_char(alphabet, asked.eos_token)
     trained_on = (text for split, text in texts if split == "train")
-    chosen = sample(trained_on, asked.train_bytes, distinct=config.duplicates == "drop")
+    chosen = sample_texts(trained_on, asked.train_bytes, distinct=config.duplicates == "drop")
     refuse_nothing(config, corpus, dealt)
     return train_bpe(chosen, asked.vocab_size, asked.eos_token)
 

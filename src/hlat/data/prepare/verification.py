@@ -16,9 +16,9 @@ import numpy as np
 
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import (
-    MANIFEST,
-    TOKENIZER,
-    Manifest,
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    DataManifest,
     QuarantineRecord,
     ShardRecord,
     SplitRecord,
@@ -28,9 +28,9 @@ from hlat.data.manifest import (
 from hlat.data.prepare.preparation import locked
 from hlat.data.prepare.tokenizer_and_split import Progress
 from hlat.data.prepared import (
-    Prepared,
+    PreparedData,
     content_problems,
-    contradictions,
+    manifest_problems,
     open_prepared,
     setting_problems,
     size_problems,
@@ -43,7 +43,7 @@ _CHUNK = 1 << 23  # bytes looked at together; a whole number of tokens and of bo
 _CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"
 
 
-def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress | None = None) -> Prepared:
+def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress | None = None) -> PreparedData:
     """Open prepared data and check all of its content: checksums, token range, document boundaries, counts.
 
     Args:
@@ -62,7 +62,7 @@ def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress
     return open_prepared(folder)
 
 
-def verify_and_seal(dir: str | Path, progress: Progress | None = None) -> Prepared:
+def verify_and_seal(dir: str | Path, progress: Progress | None = None) -> PreparedData:
     """``verify``, after which a manifest that has no checksum of its own gets one, if the folder can be written to.
 
     Args:
@@ -88,9 +88,9 @@ def problems(folder: Path, config: DataConfig | None = None, progress: Progress 
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        raise DataError(f"{folder}: no prepared data here (no {MANIFEST}). Run hlat data prepare first.")
+        raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
     other = [] if config is None else setting_problems(folder, manifest, config)
-    contradictory = list(contradictions(manifest))
+    contradictory = list(manifest_problems(manifest))
     missing = list(size_problems(folder, manifest))
     return [
         *other,
@@ -102,16 +102,16 @@ def problems(folder: Path, config: DataConfig | None = None, progress: Progress 
     ]
 
 
-def _of_tokenizer(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _of_tokenizer(folder: Path, manifest: DataManifest) -> Iterator[str]:
     try:
-        tokenizer = load_saved(folder / TOKENIZER)
+        tokenizer = load_saved(folder / TOKENIZER_FOLDER)
     except DataError as error:
         yield str(error)
         return
     yield from tokenizer_problems(manifest, tokenizer)
 
 
-def _of_contents(folder: Path, manifest: Manifest, broken: set[str], progress: Progress | None) -> Iterator[str]:
+def _of_contents(folder: Path, manifest: DataManifest, broken: set[str], progress: Progress | None) -> Iterator[str]:
     """What is wrong inside the files that are there in full, read side by side."""
     checks: list[tuple[str, int, Callable[[], list[str]]]] = []
     for record in manifest.splits.values():
@@ -139,7 +139,7 @@ def _tried(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
         return [f"{name or error.filename}: cannot be read: {error.strerror}"]
 
 
-def _of_shard(folder: Path, shard: ShardRecord, manifest: Manifest) -> list[str]:
+def _of_shard(folder: Path, shard: ShardRecord, manifest: DataManifest) -> list[str]:
     digest, little = hashlib.sha256(), np.dtype(manifest.dtype).newbyteorder("<")
     outside: list[str] = []
     position = 0

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.formats import C, Content, as_tokens, text_bytes, tokens_of
-from hlat.data.manifest import CHECKSUM, Unreadable, is_whole, sealed
+from hlat.data.formats import Content, ContentT, text_byte_count, tokenize_contents, tokens_from_bytes
+from hlat.data.manifest import CHECKSUM_KEY, BadRow, checksum_matches, with_checksum
 from hlat.data.prepare.duplicates import Hashes, document_hashes
-from hlat.data.sources import SPLITS, Assignment, Split
-from hlat.data.stores import write_whole
-from hlat.data.tokenizers import Ids, Tokenizer
+from hlat.data.sources import SPLITS, Split, SplitRule
+from hlat.data.stores import write_atomic
+from hlat.data.tokenizers import TokenIdArray, Tokenizer
 from hlat.runtime import DataError
 
 Int64s = npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ class Span:
     rows: int
     null_rows: int
     empty_documents: int
-    unreadable: list[Unreadable]
+    unreadable: list[BadRow]
     position: int
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Span:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Span":
         """The span that ``to_json`` wrote."""
-        unreadable = [Unreadable(*row) for row in stored["unreadable"]]
+        unreadable = [BadRow(*row) for row in stored["unreadable"]]
         return cls(**{**stored, "next": Cursor(**stored["next"]), "unreadable": unreadable})
 
 
@@ -87,7 +87,7 @@ class Unit:
     """
 
     span: Span
-    assignment: Assignment
+    assignment: SplitRule
     documents: list[bytes]
     are_tokens: bool
     where: str
@@ -126,35 +126,35 @@ def encode_unit(unit: Unit, tokenizer: Tokenizer, folder: Path, dtype: str) -> N
         OSError: the disk refused; the unit does not exist then.
         DataError: a text that the tokenizer cannot encode.
     """
-    dealt = _dealt(unit, as_tokens) if unit.are_tokens else _dealt(unit, bytes.decode)
+    dealt = _dealt(unit, tokens_from_bytes) if unit.are_tokens else _dealt(unit, bytes.decode)
     ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     splits: dict[Split, dict[str, str]] = {}
     for split in SPLITS:
         pieces = [part for _, part in dealt[split]]
-        tokens = tokens_of(pieces, tokenizer)
+        tokens = tokenize_contents(pieces, tokenizer)
         sha256 = ""
         if tokens:
             content = _joined(tokens, ends, dtype).data
             sha256 = hashlib.sha256(content).hexdigest()
-            write_whole(tokens_file(folder, unit.span.number, split), content)
+            write_atomic(tokens_file(folder, unit.span.number, split), content)
         splits[split] = {
             "documents": _packed([document for document, _ in dealt[split]]),
             "lengths": _packed([len(ids) + len(ends) for ids in tokens]),
-            "text_bytes": _packed([text_bytes(part, tokenizer) for part in pieces]),
+            "text_bytes": _packed([text_byte_count(part, tokenizer) for part in pieces]),
             "sha256": sha256,
         }
     hashes = base64.b64encode(document_hashes(unit.documents, unit.are_tokens).tobytes()).decode()
-    index = sealed({"span": unit.span.to_json(), "hashes": hashes, "splits": splits})
-    write_whole(index_file(folder, unit.span.number), json.dumps(index).encode())
+    index = with_checksum({"span": unit.span.to_json(), "hashes": hashes, "splits": splits})
+    write_atomic(index_file(folder, unit.span.number), json.dumps(index).encode())
 
 
-def _dealt(unit: Unit, decoded: Callable[[bytes], C]) -> dict[Split, list[tuple[int, Content]]]:
+def _dealt(unit: Unit, decoded: Callable[[bytes], ContentT]) -> dict[Split, list[tuple[int, Content]]]:
     """The pieces of each split, and which document of the unit each is of."""
     dealt: dict[Split, list[tuple[int, Content]]] = {split: [] for split in SPLITS}
     offset = 0
     for document, encoded in enumerate(unit.documents):
         content = decoded(encoded)
-        for split, part in unit.assignment.pieces(content, encoded, offset):
+        for split, part in unit.assignment.split_document(content, encoded, offset):
             dealt[split].append((document, part))
         offset += len(content)
     return dealt
@@ -169,7 +169,7 @@ def read_index(folder: Path, number: int) -> UnitIndex | None:
     file = index_file(folder, number)
     try:
         stored = json.loads(file.read_bytes())
-        if CHECKSUM in stored and not is_whole(stored):
+        if CHECKSUM_KEY in stored and not checksum_matches(stored):
             raise ValueError("its content does not match the checksum in it")
         splits = {split: _split_index(stored["splits"][split]) for split in SPLITS}
         hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
@@ -193,7 +193,7 @@ def index_file(folder: Path, number: int) -> Path:
     return folder / f"{number:08d}.json"
 
 
-def _joined(documents: list[Ids], ends: list[int], dtype: str) -> npt.NDArray[np.unsignedinteger]:
+def _joined(documents: list[TokenIdArray], ends: list[int], dtype: str) -> npt.NDArray[np.unsignedinteger]:
     end = np.array(ends, dtype=np.uint32)
     little = np.dtype(dtype).newbyteorder("<")
     return np.concatenate([part for ids in documents for part in (ids, end)]).astype(little)

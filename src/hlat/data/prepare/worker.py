@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from hlat.data.prepare.work_units import Span, Unit, encode_unit
-from hlat.data.sources import Assignment
-from hlat.data.stores import is_refusal
+from hlat.data.sources import SplitRule
+from hlat.data.stores import is_disk_error
 from hlat.data.tokenizers import load_saved
 
 
@@ -47,7 +47,7 @@ def read_unit(stream: IO[bytes]) -> Unit | None:
     documents = [stream.read(size) for size in header["sizes"]]
     if [len(document) for document in documents] != header["sizes"]:
         return None
-    span, assignment = Span.from_json(header["span"]), Assignment(**header["assignment"])
+    span, assignment = Span.from_json(header["span"]), SplitRule(**header["assignment"])
     return Unit(span, assignment, documents, header["are_tokens"], header["where"])
 
 
@@ -79,7 +79,7 @@ def _receive(stream: IO[bytes], units: "queue.Queue[Unit]") -> None:
 
 def _describe(error: Exception) -> dict[str, str]:
     """What the parent needs to raise the same error."""
-    if isinstance(error, OSError) and is_refusal(error.errno):
+    if isinstance(error, OSError) and is_disk_error(error.errno):
         return {"kind": "storage", "message": os.strerror(error.errno or 0)}
     if type(error).__name__ == "DataError":
         return {"kind": "data", "message": str(error)}

@@ -5,48 +5,48 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.prepared.consistency import content_problems, contradictions, size_problems, tokenizer_problems
+    from hlat.data.prepared.consistency import content_problems, manifest_problems, size_problems, tokenizer_problems
     from hlat.data.prepared.prepared_folder import (
-        Prepared,
+        PreparedData,
+        check_settings,
+        check_token_ids,
         check_tokenizer,
         check_vocabulary,
+        current_settings,
         open_prepared,
-        refuse_other_settings,
-        refuse_unknown,
         setting_problems,
-        settings_beside,
     )
-    from hlat.data.prepared.shards import CHECKSUM, DocumentWriter, ShardWriter, TokenArray, token_dtype
-    from hlat.data.prepared.summary import Lengths, Summary, TextSample, summarize
+    from hlat.data.prepared.shards import CHECKSUM_SUFFIX, BoundaryWriter, ShardWriter, TokenArray, token_dtype
+    from hlat.data.prepared.summary import LengthStatistics, Summary, TextSample, summarize
 
 __getattr__ = lazily(
     __name__,
     {
         "consistency": (
             "content_problems",
-            "contradictions",
+            "manifest_problems",
             "size_problems",
             "tokenizer_problems",
         ),
         "prepared_folder": (
-            "Prepared",
+            "PreparedData",
+            "check_settings",
+            "check_token_ids",
             "check_tokenizer",
             "check_vocabulary",
+            "current_settings",
             "open_prepared",
-            "refuse_other_settings",
-            "refuse_unknown",
             "setting_problems",
-            "settings_beside",
         ),
         "shards": (
-            "CHECKSUM",
-            "DocumentWriter",
+            "BoundaryWriter",
+            "CHECKSUM_SUFFIX",
             "ShardWriter",
             "TokenArray",
             "token_dtype",
         ),
         "summary": (
-            "Lengths",
+            "LengthStatistics",
             "Summary",
             "TextSample",
             "summarize",
@@ -55,23 +55,23 @@ __getattr__ = lazily(
 )
 
 __all__ = [
-    "CHECKSUM",
-    "DocumentWriter",
-    "Lengths",
-    "Prepared",
+    "CHECKSUM_SUFFIX",
+    "BoundaryWriter",
+    "LengthStatistics",
+    "PreparedData",
     "ShardWriter",
     "Summary",
     "TextSample",
     "TokenArray",
+    "check_settings",
+    "check_token_ids",
     "check_tokenizer",
     "check_vocabulary",
     "content_problems",
-    "contradictions",
+    "current_settings",
+    "manifest_problems",
     "open_prepared",
-    "refuse_other_settings",
-    "refuse_unknown",
     "setting_problems",
-    "settings_beside",
     "size_problems",
     "summarize",
     "token_dtype",

@@ -18,20 +18,20 @@ import numpy.typing as npt
 
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import (
-    MANIFEST,
-    TOKENIZER,
-    Manifest,
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    DataManifest,
     SourceRecord,
-    differences,
-    places_of,
+    content_settings,
     read_manifest,
-    settings_of,
-    too_many,
+    recipe_locations,
+    setting_differences,
+    too_many_bad_rows,
 )
 from hlat.data.prepared.consistency import (
-    boundaries,
     content_problems,
-    contradictions,
+    document_boundaries,
+    manifest_problems,
     size_problems,
     tokenizer_problems,
 )
@@ -42,13 +42,13 @@ from hlat.runtime import DataError
 
 _TOLD = 20  # problems that a message lists
 _NO_CHECKSUM = (
-    f"{MANIFEST} has no checksum of its own, as earlier versions wrote none: hlat data prepare with this recipe "
+    f"{MANIFEST_FILE} has no checksum of its own, as earlier versions wrote none: hlat data prepare with this recipe "
     "verifies all of the data and adds it."
 )
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """Prepared data, opened.
 
     Attributes:
@@ -58,7 +58,7 @@ class Prepared:
     """
 
     dir: Path
-    manifest: Manifest
+    manifest: DataManifest
     tokenizer: Tokenizer
 
     @property
@@ -66,14 +66,14 @@ class Prepared:
         """Hash of the content, tokens and tokenizer, wherever it lies and whatever it was made from."""
         return self.manifest.fingerprint
 
-    def reading(self, sources: list[SourceRecord]) -> "Prepared":
+    def with_sources(self, sources: list[SourceRecord]) -> "PreparedData":
         """The same, of a corpus that may have been moved: text is read where it is now. Nothing is written."""
         return replace(self, manifest=self.manifest.model_copy(update={"sources": sources}))
 
     @property
     def tokenizer_dir(self) -> Path:
         """Folder of the tokenizer's files."""
-        return self.dir / TOKENIZER
+        return self.dir / TOKENIZER_FOLDER
 
     @property
     def notes(self) -> list[str]:
@@ -105,7 +105,7 @@ class Prepared:
         shards = self.manifest.splits[split].shards
         return TokenArray([self.dir / s.file for s in shards], [s.tokens for s in shards], self.manifest.dtype)
 
-    def documents(self, split: Split) -> npt.NDArray[np.uint64]:
+    def document_boundaries(self, split: Split) -> npt.NDArray[np.uint64]:
         """Where each document of a split begins, in tokens, and where the last one ends: shape (documents + 1,).
 
         Asked for the first time, the file is compared with its checksum: 8 bytes a document are read.
@@ -121,7 +121,7 @@ class Prepared:
                     f"{file}: damaged: the checksum differs from the manifest's. Restore it, or delete {self.dir} and "
                     "prepare again: the same corpus and settings give the same data, with which a run goes on."
                 )
-            self._boundaries[split] = boundaries(self.dir, record)
+            self._boundaries[split] = document_boundaries(self.dir, record)
         return self._boundaries[split]
 
     @cached_property
@@ -130,7 +130,7 @@ class Prepared:
         return {}
 
 
-def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared:
+def open_prepared(dir: str | Path, config: DataConfig | None = None) -> PreparedData:
     """Open prepared data; the manifest is checked completely, of its files sizes and borders (verify does the rest).
 
     Args:
@@ -143,17 +143,17 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
     folder = Path(dir).expanduser()
     manifest = read_manifest(folder)
     if manifest is None:
-        raise DataError(f"{folder}: no prepared data here (no {MANIFEST}). Run hlat data prepare first.")
-    _refuse(folder, list(contradictions(manifest)))
+        raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
+    _refuse(folder, list(manifest_problems(manifest)))
     _refuse(folder, list(size_problems(folder, manifest)))
-    tokenizer = load_saved(folder / TOKENIZER)
+    tokenizer = load_saved(folder / TOKENIZER_FOLDER)
     try:
         _refuse(folder, [*tokenizer_problems(manifest, tokenizer), *content_problems(folder, manifest)])
     except OSError as error:
         raise DataError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
     if config is not None:
-        refuse_other_settings(folder, manifest, config)
-    return Prepared(folder, manifest, tokenizer)
+        check_settings(folder, manifest, config)
+    return PreparedData(folder, manifest, tokenizer)
 
 
 def _refuse(folder: Path, problems: list[str]) -> None:
@@ -167,7 +167,7 @@ def _refuse(folder: Path, problems: list[str]) -> None:
         )
 
 
-def refuse_other_settings(folder: Path, manifest: Manifest, config: DataConfig, more: list[str] | None = None) -> None:
+def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, more: list[str] | None = None) -> None:
     """Raise DataError if data was prepared with other settings than these, or for the reasons in ``more``."""
     found = setting_problems(folder, manifest, config) + (more or [])
     if found:
@@ -178,15 +178,15 @@ def refuse_other_settings(folder: Path, manifest: Manifest, config: DataConfig, 
         )
 
 
-def setting_problems(folder: Path, manifest: Manifest, config: DataConfig) -> list[str]:
+def setting_problems(folder: Path, manifest: DataManifest, config: DataConfig) -> list[str]:
     """How data was prepared otherwise than a recipe says, a sentence each.
 
     Raises:
         DataError: a tokenizer that is not there, and that is not the one the data was prepared with.
     """
-    found = differences(manifest.settings, settings_beside(folder, manifest, config))
+    found = setting_differences(manifest.settings, current_settings(folder, manifest, config))
     unreadable, rows = manifest.unreadable_rows, manifest.all_rows
-    if too_many(unreadable, rows, config.unreadable_rows):
+    if too_many_bad_rows(unreadable, rows, config.unreadable_rows):
         found.append(
             f"data.unreadable_rows: prepared without {unreadable:,} of {rows:,} rows that cannot be read, now a share "
             f"of {config.unreadable_rows:g} may be"
@@ -194,7 +194,7 @@ def setting_problems(folder: Path, manifest: Manifest, config: DataConfig) -> li
     return found
 
 
-def settings_beside(folder: Path, manifest: Manifest | None, config: DataConfig) -> dict[str, Any]:
+def current_settings(folder: Path, manifest: DataManifest | None, config: DataConfig) -> dict[str, Any]:
     """``settings_of``, where finished data in the folder holds a copy of a given tokenizer that has gone since.
 
     Raises:
@@ -202,14 +202,14 @@ def settings_beside(folder: Path, manifest: Manifest | None, config: DataConfig)
     """
     path = config.tokenizer.path
     if manifest is None or path is None or Path(path).expanduser().exists():
-        return settings_of(config)
+        return content_settings(config)
     then = manifest.places["tokenizer"]
-    if then != places_of(config)["tokenizer"]:
+    if then != recipe_locations(config)["tokenizer"]:
         raise DataError(
             f"data.tokenizer.path {path}: no such tokenizer. {folder} holds data that was prepared with "
             f"{' '.join(then) or 'a tokenizer trained on its corpus'}. Ask for that to use it, or correct the path."
         )
-    return settings_of(config, manifest.tokenizer_sha256)
+    return content_settings(config, manifest.tokenizer_sha256)
 
 
 def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
@@ -231,7 +231,7 @@ def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
         )
 
 
-def refuse_unknown(prepared: Prepared, split: Split, highest: int, place: int) -> None:
+def check_token_ids(prepared: PreparedData, split: Split, highest: int, place: int) -> None:
     """Raise DataError if the highest of some token ids, at a position of a split, is none of the tokenizer's."""
     if highest >= prepared.tokenizer.vocab_size:
         raise DataError(
@@ -241,7 +241,7 @@ def refuse_unknown(prepared: Prepared, split: Split, highest: int, place: int) -
         )
 
 
-def check_vocabulary(prepared: Prepared, vocab_size: int) -> None:
+def check_vocabulary(prepared: PreparedData, vocab_size: int) -> None:
     """Raise DataError if the data has token ids that a model with so many embedding rows does not."""
     needed = prepared.manifest.vocab_size
     if needed > vocab_size:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from hlat.data.manifest import shard_file
 from hlat.data.sources import Split
-from hlat.data.stores import GrowingFile, sync_folder
+from hlat.data.stores import AtomicFileWriter, sync_folder
 from hlat.runtime import DataError
 
-CHECKSUM = ".sha256"  # ending of the file beside a shard while data is being prepared
+CHECKSUM_SUFFIX = ".sha256"  # ending of the file beside a shard while data is being prepared
 _COPY = 1 << 22  # tokens copied at once
 
 Int64s = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ class ShardWriter:
         while self._is_full(self._full):
             self._full += 1
         self._merged: deque[tuple[int, Path]] = deque()  # token files, and the position at which each ends
-        self._file: GrowingFile | None = None
+        self._file: AtomicFileWriter | None = None
         self.position = 0
 
     def append(self, tokens: Path, lengths: Int64s, kept: Bools, sha256: str) -> None:
@@ -89,7 +89,7 @@ class ShardWriter:
         shards = []
         for name in names:
             size = (self._folder / name).stat().st_size // self._dtype.itemsize
-            shards.append(ShardFile(name, size, (self._folder / f"{name}{CHECKSUM}").read_text()))
+            shards.append(ShardFile(name, size, (self._folder / f"{name}{CHECKSUM_SUFFIX}").read_text()))
         return shards
 
     def abandon(self) -> None:
@@ -103,7 +103,7 @@ class ShardWriter:
 
     def _is_full(self, index: int) -> bool:
         path = self._folder / self._name(index)
-        beside = self._folder / f"{path.name}{CHECKSUM}"
+        beside = self._folder / f"{path.name}{CHECKSUM_SUFFIX}"
         size = self._shard_tokens * self._dtype.itemsize
         return path.is_file() and beside.is_file() and path.stat().st_size == size
 
@@ -129,9 +129,9 @@ class ShardWriter:
                 if self._room() == 0:
                     self._finish()
 
-    def _open(self) -> GrowingFile:
+    def _open(self) -> AtomicFileWriter:
         if self._file is None:
-            self._file = GrowingFile(self._folder / self._name(self._full))
+            self._file = AtomicFileWriter(self._folder / self._name(self._full))
         return self._file
 
     def _room(self) -> int:
@@ -139,7 +139,7 @@ class ShardWriter:
         return self._shard_tokens - written
 
     def _finish(self) -> None:
-        self._open().close(beside=CHECKSUM)
+        self._open().close(checksum_suffix=CHECKSUM_SUFFIX)
         sync_folder(self._folder)  # before any token file that the shard holds is removed
         self._file = None
         self._full += 1
@@ -166,11 +166,11 @@ def _stretches(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int, i
             yield begin + passed, stop
 
 
-class DocumentWriter:
+class BoundaryWriter:
     """Writes where each document of a split begins: documents + 1 positions, uint64, the last being the end."""
 
     def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
+        self._file = AtomicFileWriter(path)
         self._position = 0
         self.documents = 0
         self._file.write(bytes(8))

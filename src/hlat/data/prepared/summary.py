@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.manifest import SourceRows
-from hlat.data.prepared.prepared_folder import Prepared, refuse_unknown
+from hlat.data.prepared.prepared_folder import PreparedData, check_token_ids
 from hlat.data.sources import SPLITS, Split
 
 _CHUNK = 1 << 20  # documents looked at together
@@ -16,7 +16,7 @@ _EXACT = 1 << 20  # tokens up to which lengths are counted one by one
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LengthBucket:
     """Documents of ``at_least`` to ``at_most`` tokens, and the tokens of all of them."""
 
     at_least: int
@@ -26,7 +26,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthStatistics:
     """How long the documents of a split are, in tokens, end tokens included.
 
     Attributes:
@@ -41,11 +41,11 @@ class Lengths:
     median: int
     p90: int
     p99: int
-    buckets: list[Bucket]
+    buckets: list[LengthBucket]
 
 
 @dataclass(frozen=True)
-class SourceShare:
+class SourceCounts:
     """What a split holds of one source."""
 
     name: str
@@ -61,8 +61,8 @@ class SplitSummary:
     tokens: int
     text_bytes: int
     shards: int
-    sources: list[SourceShare]
-    lengths: Lengths | None
+    sources: list[SourceCounts]
+    lengths: LengthStatistics | None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Summary:
     samples: list[TextSample]
 
 
-def summarize(prepared: Prepared, samples: int = 3, tokens: int = 128) -> Summary:
+def summarize(prepared: PreparedData, samples: int = 3, tokens: int = 128) -> Summary:
     """Tell what prepared data holds.
 
     Args:
@@ -142,7 +142,7 @@ def summarize(prepared: Prepared, samples: int = 3, tokens: int = 128) -> Summar
     )
 
 
-def _split(prepared: Prepared, split: Split) -> SplitSummary:
+def _split(prepared: PreparedData, split: Split) -> SplitSummary:
     record = prepared.manifest.splits[split]
     names = prepared.manifest.source_names
     return SplitSummary(
@@ -151,13 +151,13 @@ def _split(prepared: Prepared, split: Split) -> SplitSummary:
         text_bytes=record.text_bytes,
         shards=len(record.shards),
         sources=[
-            SourceShare(names.get(part.source, "all sources"), part.documents, part.tokens) for part in record.sources
+            SourceCounts(names.get(part.source, "all sources"), part.documents, part.tokens) for part in record.sources
         ],
-        lengths=_lengths(prepared.documents(split)) if record.documents else None,
+        lengths=_lengths(prepared.document_boundaries(split)) if record.documents else None,
     )
 
 
-def _lengths(starts: npt.NDArray[np.uint64]) -> Lengths:
+def _lengths(starts: npt.NDArray[np.uint64]) -> LengthStatistics:
     """Lengths of documents from where they begin and end, shape (documents + 1,), in bounded memory."""
     exact = np.zeros(_EXACT + 1, dtype=np.int64)
     documents, tokens = np.zeros(65, dtype=np.int64), np.zeros(65, dtype=np.int64)  # of lengths below 2**k
@@ -173,10 +173,10 @@ def _lengths(starts: npt.NDArray[np.uint64]) -> Lengths:
     cumulated = np.cumsum(exact)
     median, p90, p99 = (int(np.searchsorted(cumulated, share * total)) for share in (0.5, 0.9, 0.99))
     buckets = [
-        Bucket((1 << power) >> 1, max((1 << power) - 1, 0), int(documents[power]), int(tokens[power]))
+        LengthBucket((1 << power) >> 1, max((1 << power) - 1, 0), int(documents[power]), int(tokens[power]))
         for power in range(_power(shortest), _power(longest) + 1)
     ]
-    return Lengths(shortest, longest, int(starts[-1]) / total, median, p90, p99, buckets)
+    return LengthStatistics(shortest, longest, int(starts[-1]) / total, median, p90, p99, buckets)
 
 
 def _power(length: int) -> int:
@@ -184,9 +184,9 @@ def _power(length: int) -> int:
     return length.bit_length()
 
 
-def _samples(prepared: Prepared, split: Split, count: int, tokens: int) -> Iterator[TextSample]:
+def _samples(prepared: PreparedData, split: Split, count: int, tokens: int) -> Iterator[TextSample]:
     """Samples around the beginnings of documents that are evenly spread: a quarter of each lies before it."""
-    starts = prepared.documents(split)
+    starts = prepared.document_boundaries(split)
     documents, total = len(starts) - 1, int(starts[-1])
     middles = {documents * (2 * number + 1) // (2 * count) for number in range(count)} if total else set()
     for document in sorted(middles):
@@ -194,12 +194,12 @@ def _samples(prepared: Prepared, split: Split, count: int, tokens: int) -> Itera
         yield TextSample(split, position, list(_passages(prepared, split, position, min(position + tokens, total))))
 
 
-def _passages(prepared: Prepared, split: Split, start: int, stop: int) -> Iterator[Passage]:
-    starts, tokens = prepared.documents(split), prepared.tokens(split)
+def _passages(prepared: PreparedData, split: Split, start: int, stop: int) -> Iterator[Passage]:
+    starts, tokens = prepared.document_boundaries(split), prepared.tokens(split)
     first = int(np.searchsorted(starts, start, side="right")) - 1
     after = int(np.searchsorted(starts, stop, side="left"))
     for document, (begin, end) in enumerate(pairwise(starts[first : after + 1].tolist()), first):
         ids = tokens.read(max(begin, start), min(end, stop)).tolist()
-        refuse_unknown(prepared, split, max(ids, default=0), max(begin, start))
+        check_token_ids(prepared, split, max(ids, default=0), max(begin, start))
         text = prepared.tokenizer.decode(ids)
         yield Passage(document, end - begin, len(ids), begin >= start, end <= stop, text)

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from hlat.config.sections import DataConfig
-from hlat.data.manifest import is_whole, sealed
-from hlat.data.prepared import Prepared
+from hlat.data.manifest import checksum_matches, with_checksum
+from hlat.data.prepared import PreparedData
 from hlat.data.samples.best_fit import Fitted, fit
 from hlat.data.samples.packed_rows import ConcatRows, FittedRows, Rows
 from hlat.data.sources import sha256_of
-from hlat.data.stores import sync_folder, write_whole
+from hlat.data.stores import sync_folder, write_atomic
 from hlat.runtime import DataError
 
 _ARRAYS = ("rows", "documents", "offsets", "lengths")
@@ -63,13 +63,13 @@ class Waste:
         )
 
 
-def whole_split(prepared: Prepared) -> Stretch:
+def whole_split(prepared: PreparedData) -> Stretch:
     """All training documents."""
     record = prepared.manifest.splits["train"]
     return Stretch(0, record.documents, 0, record.tokens)
 
 
-def of_sources(prepared: Prepared, config: DataConfig) -> list[Stretch]:
+def of_sources(prepared: PreparedData, config: DataConfig) -> list[Stretch]:
     """The training documents of each source, as many as it may give; none for a source that has none."""
     stretches, document, token = {}, 0, 0
     for share in prepared.manifest.splits["train"].sources:
@@ -81,37 +81,41 @@ def of_sources(prepared: Prepared, config: DataConfig) -> list[Stretch]:
     ]
 
 
-def _capped(prepared: Prepared, stretch: Stretch, most: int | None) -> Stretch:
+def _capped(prepared: PreparedData, stretch: Stretch, most: int | None) -> Stretch:
     """Its first documents, of ``most`` tokens at most; the last one is cut off where it would be too many."""
     if most is None or stretch.tokens <= most:
         return stretch
-    starts = prepared.documents("train")
+    starts = prepared.document_boundaries("train")
     end = stretch.first_document + stretch.documents
     documents = int(np.searchsorted(starts[stretch.first_document + 1 : end + 1], stretch.first_token + most, "right"))
     return Stretch(stretch.first_document, documents, stretch.first_token, most)
 
 
-def rows_of(prepared: Prepared, stretch: Stretch, length: int, packing: str) -> Rows:
+def rows_of(prepared: PreparedData, stretch: Stretch, length: int, packing: str) -> Rows:
     """The rows of a stretch."""
     if packing == "concat":
         return ConcatRows(stretch.first_token, stretch.tokens, length)
-    return FittedRows(prepared.documents("train"), stretch.first_document, _fitted(prepared, stretch, length))
+    return FittedRows(prepared.document_boundaries("train"), stretch.first_document, _fitted(prepared, stretch, length))
 
 
-def waste_of(prepared: Prepared, rows: FittedRows, stretch: Stretch, length: int) -> Waste:
+def waste_of(prepared: PreparedData, rows: FittedRows, stretch: Stretch, length: int) -> Waste:
     """What fitting costs in a stretch."""
-    starts = prepared.documents("train")[stretch.first_document : stretch.first_document + stretch.documents + 1]
+    starts = prepared.document_boundaries("train")[
+        stretch.first_document : stretch.first_document + stretch.documents + 1
+    ]
     sizes = np.diff(starts.astype(np.int64))
     positions = len(rows) * length
     return Waste(positions - int(sizes.sum()), positions, int((sizes > length).sum()), stretch.documents)
 
 
-def _fitted(prepared: Prepared, stretch: Stretch, length: int) -> Fitted:
+def _fitted(prepared: PreparedData, stretch: Stretch, length: int) -> Fitted:
     """The plan, from the disk if it has been made before."""
     name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{stretch.first_document}-{stretch.documents}"
     folder = prepared.dir / "rows" / name
     if (kept := _kept(folder)) is None:
-        starts = prepared.documents("train")[stretch.first_document : stretch.first_document + stretch.documents + 1]
+        starts = prepared.document_boundaries("train")[
+            stretch.first_document : stretch.first_document + stretch.documents + 1
+        ]
         fitted = _fit(np.diff(starts.astype(np.int64)), length)
         try:
             _keep(fitted, folder)
@@ -125,7 +129,7 @@ def _kept(folder: Path) -> Fitted | None:
     """The plan that ``_keep`` wrote; None where there is none, or where it is damaged, so that it is made again."""
     try:
         sums = json.loads((folder / _SUMS).read_bytes())
-        if not is_whole(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _ARRAYS):
+        if not checksum_matches(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _ARRAYS):
             return None
         return Fitted(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS))
     except (OSError, ValueError, KeyError, AttributeError, RecursionError, DataError):
@@ -152,8 +156,8 @@ def _keep(fitted: Fitted, folder: Path) -> None:
                 np.save(file, getattr(fitted, name), allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-        sums = sealed({name: sha256_of(making / f"{name}.npy") for name in _ARRAYS})
-        write_whole(making / _SUMS, json.dumps(sums).encode())
+        sums = with_checksum({name: sha256_of(making / f"{name}.npy") for name in _ARRAYS})
+        write_atomic(making / _SUMS, json.dumps(sums).encode())
         sync_folder(making)
         if _kept(folder) is None:  # unless another process has just made the same
             shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hlat.config.sections import DataConfig
-from hlat.data.prepared import Prepared, refuse_unknown
+from hlat.data.prepared import PreparedData, check_token_ids
 from hlat.data.samples.epoch_order import Turns
 from hlat.data.samples.packed_rows import FittedRows, Piece, Read, RowReader
 from hlat.data.samples.packing import Waste, of_sources, rows_of, waste_of, whole_split
@@ -62,9 +62,9 @@ class TrainingData:
         DataError: less text than one sample, in all or in a source that has a weight; or a phase too short for one.
     """
 
-    def __init__(self, prepared: Prepared, config: DataConfig, seed: int) -> None:
+    def __init__(self, prepared: PreparedData, config: DataConfig, seed: int) -> None:
         length = config.sequence_length
-        starts = prepared.documents("train") if config.isolate else None
+        starts = prepared.document_boundaries("train") if config.isolate else None
         self._reader = RowReader(prepared.tokens("train"), length, starts)
         self._prepared, self._config = prepared, config
         self._stretches = [whole_split(prepared)] if _is_one(config) else of_sources(prepared, config)
@@ -161,11 +161,13 @@ class ValidationData:
     """
 
     def __init__(
-        self, prepared: Prepared, sequence_length: int, sequences: int | None = None, isolate: bool = False
+        self, prepared: PreparedData, sequence_length: int, sequences: int | None = None, isolate: bool = False
     ) -> None:
         tokens = prepared.tokens("validation")
         self._prepared, self._length, self._tokens = prepared, sequence_length, len(tokens)
-        self._reader = RowReader(tokens, sequence_length, prepared.documents("validation") if isolate else None)
+        self._reader = RowReader(
+            tokens, sequence_length, prepared.document_boundaries("validation") if isolate else None
+        )
         windows = -(-(self._tokens - 1) // sequence_length)
         if windows < 1:
             raise DataError(
@@ -191,7 +193,7 @@ class ValidationData:
         return batch_of(self._prepared, "validation", self._reader.read(pieces), ids)
 
 
-def batch_of(prepared: Prepared, split: Split, read: Read, ids: npt.NDArray[np.int64]) -> Batch:
+def batch_of(prepared: PreparedData, split: Split, read: Read, ids: npt.NDArray[np.int64]) -> Batch:
     """Rows that have been read, as tensors.
 
     Raises:
@@ -199,7 +201,7 @@ def batch_of(prepared: Prepared, split: Split, read: Read, ids: npt.NDArray[np.i
     """
     token_bytes = prepared.token_bytes
     highest, place = read.highest
-    refuse_unknown(prepared, split, highest, place)
+    check_token_ids(prepared, split, highest, place)
     target_bytes = int(token_bytes[read.labels_BS[read.labels_BS != IGNORED]].sum())
     positions_BS = None if read.positions_BS is None else torch.from_numpy(read.positions_BS)
     inputs_BS, labels_BS = torch.from_numpy(read.inputs_BS), torch.from_numpy(read.labels_BS)

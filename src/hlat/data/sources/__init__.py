@@ -6,28 +6,28 @@ from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.data.sources.file_list import (
-        CACHE,
-        NothingThere,
-        cache_of,
-        corpus_changes,
-        fingerprint,
+        CACHE_FOLDER,
+        SourceNotFoundError,
+        cache_location,
+        describe_corpus_changes,
+        hash_files,
         list_files,
-        shelf_of,
+        open_cached_store,
     )
     from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
-    from hlat.data.sources.split import ALL_VALIDATION, SPLITS, Assignment, Split, hash_threshold, tail_start
+    from hlat.data.sources.split import ALL_VALIDATION, SPLITS, Split, SplitRule, hash_threshold, tail_start
 
 __getattr__ = lazily(
     __name__,
     {
         "file_list": (
-            "CACHE",
-            "NothingThere",
-            "cache_of",
-            "corpus_changes",
-            "fingerprint",
+            "CACHE_FOLDER",
+            "SourceNotFoundError",
+            "cache_location",
+            "describe_corpus_changes",
+            "hash_files",
             "list_files",
-            "shelf_of",
+            "open_cached_store",
         ),
         "source_file": (
             "SourceFile",
@@ -36,9 +36,9 @@ __getattr__ = lazily(
         ),
         "split": (
             "ALL_VALIDATION",
-            "Assignment",
             "SPLITS",
             "Split",
+            "SplitRule",
             "hash_threshold",
             "tail_start",
         ),
@@ -47,19 +47,19 @@ __getattr__ = lazily(
 
 __all__ = [
     "ALL_VALIDATION",
-    "CACHE",
+    "CACHE_FOLDER",
     "SPLITS",
-    "Assignment",
-    "NothingThere",
     "SourceFile",
+    "SourceNotFoundError",
     "Split",
+    "SplitRule",
     "Stamp",
-    "cache_of",
-    "corpus_changes",
-    "fingerprint",
+    "cache_location",
+    "describe_corpus_changes",
+    "hash_files",
     "hash_threshold",
     "list_files",
+    "open_cached_store",
     "sha256_of",
-    "shelf_of",
     "tail_start",
 ]

@@ -13,17 +13,26 @@ from functools import partial
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.sources.megatron_pairs import TWO_FILES, paired
+from hlat.data.sources.megatron_pairs import TWO_FILES, pair_indexes
 from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given
 from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of, stat_of
-from hlat.data.stores import Away, Cache, Missing, RemoteFile, Shelf, Store, in_turn, local_path
+from hlat.data.stores import (
+    Cache,
+    CachedStore,
+    RemoteFile,
+    Store,
+    StoreAccessError,
+    StoreUnavailableError,
+    local_path,
+    prefetch_in_order,
+)
 from hlat.runtime import DataError, is_url
 
-CACHE = "cache"
+CACHE_FOLDER = "cache"
 """Subfolder of the prepared data where files of URLs are kept unless data.cache_dir names another folder."""
 
 
-class NothingThere(DataError):
+class SourceNotFoundError(DataError):
     """Where the recipe looks for text there is nothing."""
 
 
@@ -39,7 +48,7 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
         DataError: no source, a file that is known not to be text, files that do not go together, a .bin or .idx
             without the other, tokens without a tokenizer, or a URL that cannot be used.
     """
-    cache = Cache(*cache_of(config, folder))
+    cache = Cache(*cache_location(config, folder))
     sources = [(source.path, source.text_column or config.text_column) for source in config.sources]
     if config.path is not None:
         sources.insert(0, (config.path, config.text_column))
@@ -57,25 +66,25 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
     return files
 
 
-def cache_of(config: DataConfig, folder: Path) -> tuple[Path, int]:
+def cache_location(config: DataConfig, folder: Path) -> tuple[Path, int]:
     """Where files of URLs are kept, and bytes that they may take."""
-    return Path(config.cache_dir or folder / CACHE).expanduser(), int(config.cache_gib * 2**30)
+    return Path(config.cache_dir or folder / CACHE_FOLDER).expanduser(), int(config.cache_gib * 2**30)
 
 
-def shelf_of(path: str, cache: Cache) -> Shelf | None:
+def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
     """Where a file of a URL comes from and is kept; None for a path."""
-    return Shelf(Store(path), cache) if is_url(path) else None
+    return CachedStore(Store(path), cache) if is_url(path) else None
 
 
 def _files_of(path: str, column: str, source: int, cache: Cache) -> list[SourceFile]:
     path = local_path(path)
     if is_url(path):
-        shelf = Shelf(Store(path), cache)
-        found = [_remote(file, column, source, shelf) for file in _find_remote(path, shelf.store)]
+        cached_store = CachedStore(Store(path), cache)
+        found = [_remote(file, column, source, cached_store) for file in _find_remote(path, cached_store.store)]
     else:
         found = [SourceFile(str(file), column, source, *stat_of(file)) for file in find_files(path)]
     check_source(path, [file.path for file in found])  # before terabytes are hashed
-    return paired(found, partial(_beside, column=column, source=source, cache=cache))
+    return pair_indexes(found, partial(_beside, column=column, source=source, cache=cache))
 
 
 def _beside(path: str, column: str, source: int, cache: Cache) -> SourceFile | None:
@@ -84,22 +93,24 @@ def _beside(path: str, column: str, source: int, cache: Cache) -> SourceFile | N
         return SourceFile(path, column, source, *stat_of(Path(path))) if Path(path).is_file() else None
     store = Store(path)
     try:
-        return _remote(store.find()[0], column, source, Shelf(store, cache))
-    except Missing as error:
+        return _remote(store.find()[0], column, source, CachedStore(store, cache))
+    except StoreAccessError as error:
         raise DataError(f"{error} {TWO_FILES}.") from error
 
 
-def _remote(file: RemoteFile, column: str, source: int, shelf: Shelf) -> SourceFile:
-    return SourceFile(file.url, column, source, file.size, file.mtime_ns, etag=file.etag, shelf=shelf)
+def _remote(file: RemoteFile, column: str, source: int, cached_store: CachedStore) -> SourceFile:
+    return SourceFile(file.url, column, source, file.size, file.mtime_ns, etag=file.etag, cached_store=cached_store)
 
 
 def _find_remote(url: str, store: Store) -> list[RemoteFile]:
     try:
         files = store.find()
-    except (Missing, Away) as error:
-        raise NothingThere(str(error)) from error
+    except (StoreAccessError, StoreUnavailableError) as error:
+        raise SourceNotFoundError(str(error)) from error
     if not files:
-        raise NothingThere(f"{url}: no file matches this glob. Quote it in the shell, and use ** to cross folders.")
+        raise SourceNotFoundError(
+            f"{url}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
+        )
     if url.rstrip("/") != files[0].url and not glob.has_magic(url):
         check_folder(url, [file.url for file in files])
     return files
@@ -127,14 +138,14 @@ def find_files(path: str) -> list[Path]:
     if glob.has_magic(path):
         files = sorted(Path(name) for name in _matches(str(root)) if Path(name).is_file())
         if not files:
-            raise NothingThere(
+            raise SourceNotFoundError(
                 f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
             )
         return files
-    raise NothingThere(f"{path}: no such file or folder (looked in {Path.cwd()})")
+    raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()})")
 
 
-def fingerprint(
+def hash_files(
     files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
 ) -> list[SourceFile]:
     """The files with their sha256; those of URLs are fetched for it, unless they were fetched before.
@@ -144,7 +155,7 @@ def fingerprint(
         known: sha256 of files hashed before, which are not read again.
         progress: called with bytes done and bytes in all.
     """
-    hashes = _hashes([part for file in files for part in file.parts], known, progress)
+    hashes = _hashes([part for file in files for part in file.files], known, progress)
     hashed = []
     for file in files:
         own = replace(file, sha256=next(hashes))
@@ -155,9 +166,9 @@ def fingerprint(
 def _hashes(files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]) -> Iterator[str]:
     total = sum(file.size for file in files)
     done = 0
-    hashes = [known.get(file.stamp) or file.remembered_sha256 for file in files]
+    hashes = [known.get(file.stamp) or file.cached_sha256 for file in files]
     unknown = [file for file, sha256 in zip(files, hashes, strict=True) if sha256 is None]
-    with closing(in_turn(unknown)) as arriving:
+    with closing(prefetch_in_order(unknown)) as arriving:
         for file, sha256 in zip(files, hashes, strict=True):
             found = sha256 or _hash_next(arriving)
             done += file.size
@@ -167,10 +178,10 @@ def _hashes(files: list[SourceFile], known: dict[Stamp, str], progress: Callable
 
 def _hash_next(arriving: Iterator[tuple[SourceFile, Path]]) -> str:
     file, local = next(arriving)
-    return file.remembered_sha256 or sha256_of(local)
+    return file.cached_sha256 or sha256_of(local)
 
 
-def corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
+def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
     """One sentence on how a corpus differs from what it was, by content and order; nothing for one that was moved.
 
     Args:

@@ -6,15 +6,15 @@ a.bin  a.idx  b.bin --> a.bin (a.idx), b.bin (b.idx, looked for beside it)
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hlat.data.formats import index_of
+from hlat.data.formats import index_path
 from hlat.data.sources.source_file import SourceFile
-from hlat.data.stores import name_of
+from hlat.data.stores import url_file_name
 from hlat.runtime import DataError, is_url
 
 TWO_FILES = "A dataset of Megatron-LM is two files of one name, .bin and .idx"
 
 
-def paired(files: Sequence[SourceFile], beside: Callable[[str], SourceFile | None]) -> list[SourceFile]:
+def pair_indexes(files: Sequence[SourceFile], beside: Callable[[str], SourceFile | None]) -> list[SourceFile]:
     """The files of a source, in their order, each .idx with its .bin.
 
     Args:
@@ -41,12 +41,12 @@ def paired(files: Sequence[SourceFile], beside: Callable[[str], SourceFile | Non
 
 
 def _ends(file: SourceFile, ending: str) -> bool:
-    name = name_of(file.path) if is_url(file.path) else file.path
+    name = url_file_name(file.path) if is_url(file.path) else file.path
     return name.lower().endswith(ending)
 
 
 def _index_at(data: str) -> str:
     """The .idx of a .bin; a query of a URL of the web stays where it is."""
-    name = name_of(data) if is_url(data) else data
+    name = url_file_name(data) if is_url(data) else data
     head, _, tail = data.rpartition(name)
-    return head + index_of(name) + tail
+    return head + index_path(name) + tail

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hlat.data.sources.source_checks import kind_at
-from hlat.data.stores import RemoteFile, Shelf
+from hlat.data.sources.source_checks import path_file_type
+from hlat.data.stores import CachedStore, RemoteFile
 from hlat.runtime import DataError
 
 
@@ -16,13 +16,13 @@ class SourceFile:
     """One file of the corpus.
 
     Attributes:
-        path: where it is, a path or a URL, as it is shown and recorded; ``opened`` says where it can be read.
+        path: where it is, a path or a URL, as it is shown and recorded; ``open_local`` says where it can be read.
         column: column or key of its text.
         source: index of the source it belongs to; -1 for data.validation.path.
         size, mtime_ns, etag: as the file system or the store says; together a cheap sign that it is still the same.
         sha256: of its content.
         index: the .idx of a file of tokens; None for text.
-        shelf: where a file of a URL comes from and is kept; None for one that is here.
+        cached_store: where a file of a URL comes from and is kept; None for one that is here.
     """
 
     path: str
@@ -33,7 +33,7 @@ class SourceFile:
     sha256: str = ""
     etag: str = ""
     index: "SourceFile | None" = None
-    shelf: Shelf | None = field(default=None, compare=False, repr=False)
+    cached_store: CachedStore | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_validation(self) -> bool:
@@ -43,11 +43,11 @@ class SourceFile:
     @property
     def content(self) -> list[str | int]:
         """What of it decides the prepared tokens."""
-        own: list[str | int] = [self.source, self.column, kind_at(self.path), self.size, self.sha256]
+        own: list[str | int] = [self.source, self.column, path_file_type(self.path), self.size, self.sha256]
         return own if self.index is None else [*own, self.index.size, self.index.sha256]
 
     @property
-    def parts(self) -> "list[SourceFile]":
+    def files(self) -> "list[SourceFile]":
         """The file, and its .idx if it has one."""
         return [self] if self.index is None else [self, self.index]
 
@@ -57,17 +57,17 @@ class SourceFile:
         return self.path, self.size, self.mtime_ns, self.etag
 
     @property
-    def room(self) -> int | None:
+    def cache_limit(self) -> int | None:
         """Bytes of the cache that the file is fetched into; None for one that is here."""
-        return None if self.shelf is None else self.shelf.cache.limit
+        return None if self.cached_store is None else self.cached_store.cache.limit
 
     @property
-    def remembered_sha256(self) -> str | None:
+    def cached_sha256(self) -> str | None:
         """The sha256 that the cache remembers of a file that was fetched before."""
-        return None if self.shelf is None else self.shelf.cache.known_sha256(self._remote)
+        return None if self.cached_store is None else self.cached_store.cache.known_sha256(self._remote)
 
     @contextmanager
-    def opened(self, wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
+    def open_local(self, wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
         """Where the file can be read for as long as the context lasts: a remote one is fetched, whole, and kept.
 
         Args:
@@ -77,28 +77,28 @@ class SourceFile:
             DataError: a remote file that cannot be had, or that is no longer the one that was fingerprinted.
             StorageError: the disk of the cache refused.
         """
-        if self.shelf is None:
+        if self.cached_store is None:
             yield Path(self.path)
             return
-        with self.shelf.hold(self._remote, wanted) as local:
-            if self.sha256 and (self.remembered_sha256 or sha256_of(local)) != self.sha256:
+        with self.cached_store.acquire(self._remote, wanted) as local:
+            if self.sha256 and (self.cached_sha256 or sha256_of(local)) != self.sha256:
                 raise DataError(f"{self.path}: {_CHANGED}")
             yield local
 
     @contextmanager
-    def named(self, local: Path) -> Iterator[None]:
+    def relabel_errors(self, local: Path) -> Iterator[None]:
         """Errors about the local copy become errors about the file."""
         try:
             yield
         except DataError as error:
-            if self.shelf is None:
+            if self.cached_store is None:
                 raise
             raise DataError(str(error).replace(str(local), self.path)) from error
 
     def check_unchanged(self) -> None:
         """Raise DataError if the file is no longer the one that was fingerprinted; a fetched one always is."""
-        for part in self.parts:
-            if part.shelf is None and stat_of(Path(part.path)) != (part.size, part.mtime_ns):
+        for part in self.files:
+            if part.cached_store is None and stat_of(Path(part.path)) != (part.size, part.mtime_ns):
                 raise DataError(f"{part.path}: {_CHANGED}")
 
     @property

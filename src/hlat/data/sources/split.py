@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from hlat.data.formats import C
+from hlat.data.formats import ContentT
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -28,7 +28,7 @@ def tail_start(length: int, fraction: float) -> int:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class SplitRule:
     """How the documents of one unit are dealt to the splits.
 
     Attributes:
@@ -39,7 +39,7 @@ class Assignment:
     below: int = 0
     boundary: int | None = None
 
-    def pieces(self, content: C, encoded: bytes, offset: int) -> list[tuple[Split, C]]:
+    def split_document(self, content: ContentT, encoded: bytes, offset: int) -> list[tuple[Split, ContentT]]:
         """The parts of a document and where each goes; a document is cut only where a tail begins inside it.
 
         Args:
@@ -48,17 +48,17 @@ class Assignment:
             offset: characters of the unit before this document, or tokens where it has tokens.
         """
         if self.boundary is None:
-            return [(self.by_hash(encoded), content)]
+            return [(self.split_of(encoded), content)]
         cut = min(max(self.boundary - offset, 0), len(content))
-        parts: list[tuple[Split, C]] = [("train", content[:cut]), ("validation", content[cut:])]
+        parts: list[tuple[Split, ContentT]] = [("train", content[:cut]), ("validation", content[cut:])]
         return [part for part in parts if len(part[1])]
 
-    def by_hash(self, encoded: bytes) -> Split:
+    def split_of(self, encoded: bytes) -> Split:
         """Where a document goes, as ``as_bytes`` gives it, unless there is a boundary."""
         return "validation" if self.below > 0 and _hash(encoded) < self.below else "train"
 
 
-ALL_VALIDATION = Assignment(boundary=0)
+ALL_VALIDATION = SplitRule(boundary=0)
 
 
 def _hash(encoded: bytes) -> int:

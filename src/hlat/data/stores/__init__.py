@@ -5,52 +5,59 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.stores.atomic_files import GrowingFile, is_refusal, storage_error, storing, sync_folder, write_whole
+    from hlat.data.stores.atomic_files import (
+        AtomicFileWriter,
+        convert_disk_errors,
+        is_disk_error,
+        storage_error,
+        sync_folder,
+        write_atomic,
+    )
     from hlat.data.stores.cache import Cache
-    from hlat.data.stores.fetching import Shelf
-    from hlat.data.stores.prefetch import in_turn
-    from hlat.data.stores.remote import Missing, RemoteFile, Store, local_path, name_of
-    from hlat.data.stores.retries import Away
+    from hlat.data.stores.fetching import CachedStore
+    from hlat.data.stores.prefetch import prefetch_in_order
+    from hlat.data.stores.remote import RemoteFile, Store, StoreAccessError, local_path, url_file_name
+    from hlat.data.stores.retries import StoreUnavailableError
 
 __getattr__ = lazily(
     __name__,
     {
         "atomic_files": (
-            "GrowingFile",
-            "is_refusal",
+            "AtomicFileWriter",
+            "convert_disk_errors",
+            "is_disk_error",
             "storage_error",
-            "storing",
             "sync_folder",
-            "write_whole",
+            "write_atomic",
         ),
         "cache": ("Cache",),
-        "fetching": ("Shelf",),
-        "prefetch": ("in_turn",),
+        "fetching": ("CachedStore",),
+        "prefetch": ("prefetch_in_order",),
         "remote": (
-            "Missing",
             "RemoteFile",
             "Store",
+            "StoreAccessError",
             "local_path",
-            "name_of",
+            "url_file_name",
         ),
-        "retries": ("Away",),
+        "retries": ("StoreUnavailableError",),
     },
 )
 
 __all__ = [
-    "Away",
+    "AtomicFileWriter",
     "Cache",
-    "GrowingFile",
-    "Missing",
+    "CachedStore",
     "RemoteFile",
-    "Shelf",
     "Store",
-    "in_turn",
-    "is_refusal",
+    "StoreAccessError",
+    "StoreUnavailableError",
+    "convert_disk_errors",
+    "is_disk_error",
     "local_path",
-    "name_of",
+    "prefetch_in_order",
     "storage_error",
-    "storing",
     "sync_folder",
-    "write_whole",
+    "url_file_name",
+    "write_atomic",
 ]

@@ -25,7 +25,7 @@ _REFUSALS = {
 }
 
 
-def write_whole(path: Path, *parts: bytes | memoryview) -> None:
+def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file so that a crash at any moment leaves the whole of it or nothing under its name.
 
     Raises:
@@ -44,7 +44,7 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
         raise
 
 
-class GrowingFile:
+class AtomicFileWriter:
     """A file that is written bit by bit, and gets its name once it is complete."""
 
     def __init__(self, path: Path) -> None:
@@ -66,18 +66,18 @@ class GrowingFile:
         self._file.write(part)
         self._digest.update(part)
 
-    def close(self, beside: str | None = None) -> str:
+    def close(self, checksum_suffix: str | None = None) -> str:
         """Finish the file; returns its sha256.
 
         Args:
-            beside: ending of a file beside this one that gets the sha256 first, so that a file that exists has one.
+            checksum_suffix: ending of a file beside this one that gets the sha256 first, so that a file that exists has one.
         """
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         sha256 = self._digest.hexdigest()
-        if beside is not None:
-            write_whole(self._path.with_name(f"{self._path.name}{beside}"), sha256.encode())
+        if checksum_suffix is not None:
+            write_atomic(self._path.with_name(f"{self._path.name}{checksum_suffix}"), sha256.encode())
         Path(self._file.name).replace(self._path)
         return sha256
 
@@ -97,18 +97,18 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def is_refusal(number: int | None) -> bool:
+def is_disk_error(number: int | None) -> bool:
     """Whether an errno means that the disk refused, rather than that we asked for nonsense."""
     return number in _REFUSALS
 
 
 @contextmanager
-def storing(folder: Path, chosen_by: str = "data.prepared_dir") -> Iterator[None]:
+def convert_disk_errors(folder: Path, chosen_by: str = "data.prepared_dir") -> Iterator[None]:
     """Turn the disk's refusals into StorageError, naming the folder, what chooses it, and what to do."""
     try:
         yield
     except OSError as error:
-        if not is_refusal(error.errno):
+        if not is_disk_error(error.errno):
             raise
         raise storage_error(folder, os.strerror(error.errno or 0), chosen_by) from error
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import IO
 
 from hlat.data.stores.cache_folder import PART, CacheFolder
-from hlat.data.stores.remote import RemoteFile, name_of
-from hlat.data.stores.retries import PATIENCE
+from hlat.data.stores.remote import RemoteFile, url_file_name
+from hlat.data.stores.retries import MAX_OUTAGE_SECONDS
 from hlat.runtime import DataError, StorageError
 
-Write = Callable[[IO[bytes]], str]
+FetchInto = Callable[[IO[bytes]], str]
 """Writes a file from its first byte on; returns the sha256 of what it wrote. Called again after the disk was full.
 
 What it writes to is unbuffered: a write may take a part of the bytes only, and says how many.
@@ -63,7 +63,7 @@ class Cache:
         return self._folder.hashes().get(_key(file))
 
     @contextmanager
-    def hold(self, file: RemoteFile, write: Write) -> Iterator[Path]:
+    def acquire(self, file: RemoteFile, write: FetchInto) -> Iterator[Path]:
         """The file, fetched if it is not here, and kept at least until the context ends.
 
         Args:
@@ -111,7 +111,7 @@ class Cache:
             if not self._holders[key]:
                 del self._holders[key], self._sizes[key]
 
-    def _obtain(self, path: Path, file: RemoteFile, write: Write) -> int:
+    def _obtain(self, path: Path, file: RemoteFile, write: FetchInto) -> int:
         """A descriptor of the whole file, with the lock that keeps it here."""
         while True:
             with self._folder.storing(file.url):
@@ -153,7 +153,7 @@ class Cache:
         file.close()
         return None
 
-    def _fill(self, part: IO[bytes], path: Path, file: RemoteFile, write: Write) -> int:
+    def _fill(self, part: IO[bytes], path: Path, file: RemoteFile, write: FetchInto) -> int:
         """Fetch into ``part`` and give it its name; returns a descriptor that holds it."""
         temporary = Path(f"{path}{PART}")
         try:
@@ -176,14 +176,14 @@ class Cache:
             with self._folder.storing(file.url):
                 if self._folder.reserve(part, file.size, self.limit):
                     return
-            if self._clock() - began > PATIENCE:
+            if self._clock() - began > MAX_OUTAGE_SECONDS:
                 raise DataError(
                     f"{file.url}: no room for its {_gib(file.size)} in {self._folder.path}: other processes hold the "
                     f"{_gib(self.limit)} that data.cache_gib allows. Raise it, or give them another data.cache_dir."
                 )
             self._sleep(0.2)
 
-    def _write(self, part: IO[bytes], file: RemoteFile, write: Write) -> str:
+    def _write(self, part: IO[bytes], file: RemoteFile, write: FetchInto) -> str:
         while True:
             part.seek(0)
             try:
@@ -201,7 +201,7 @@ def _key(file: RemoteFile) -> str:
 
 def _ending(url: str) -> str:
     """The endings that say how a file is read."""
-    endings = "".join(Path(name_of(url)).suffixes[-2:])
+    endings = "".join(Path(url_file_name(url)).suffixes[-2:])
     return endings if len(endings) <= 20 and endings.isascii() else ""
 
 

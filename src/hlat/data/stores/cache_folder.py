@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hlat.data.stores.atomic_files import is_refusal
+from hlat.data.stores.atomic_files import is_disk_error
 from hlat.runtime import StorageError
 
 PART = ".part"
@@ -180,7 +180,7 @@ class CacheFolder:
                     f"{self.path}: the file system has no locks (flock), which keep processes from removing each "
                     "other's files. Name a folder on a local disk with data.cache_dir."
                 ) from error
-            if not is_refusal(error.errno) and error.errno not in _NO_FOLDER:
+            if not is_disk_error(error.errno) and error.errno not in _NO_FOLDER:
                 raise
             raise StorageError(
                 f"{self.path}: cannot keep {url} here: {os.strerror(error.errno or 0)}. Free space or make the folder "

@@ -16,22 +16,22 @@ from typing import IO
 
 from hlat.data.stores.cache import Cache
 from hlat.data.stores.remote import RemoteFile, Store
-from hlat.data.stores.retries import Abandoned, Attempts
+from hlat.data.stores.retries import FetchCancelledError, RetryLoop
 from hlat.runtime import DataError
 from hlat.runtime.storage import TransientError
 
 
 @dataclass(frozen=True)
-class Shelf:
+class CachedStore:
     """Where the files of a URL come from, and where they are kept."""
 
     store: Store
     cache: Cache
 
     @contextmanager
-    def hold(self, file: RemoteFile, wanted: Callable[[], bool]) -> Iterator[Path]:
-        """A file on this machine, for as long as the context lasts; raises what ``fetch`` and ``Cache.hold`` do."""
-        with self.cache.hold(file, lambda out: fetch(self.store, file, out, wanted)) as path:
+    def acquire(self, file: RemoteFile, wanted: Callable[[], bool]) -> Iterator[Path]:
+        """A file on this machine, for as long as the context lasts; raises what ``fetch`` and ``Cache.acquire`` do."""
+        with self.cache.acquire(file, lambda out: fetch(self.store, file, out, wanted)) as path:
             yield path
 
 
@@ -51,7 +51,7 @@ def fetch(store: Store, file: RemoteFile, out: IO[bytes], wanted: Callable[[], b
     """
     attempts = store.retries.attempt(f"reading {file.url}", wanted)
     transfer = _Transfer(store, file, out, attempts, wanted)
-    attempts.call(transfer.run, store.refusal(file))
+    attempts.call(transfer.run, store.permanent_error(file))
     if transfer.refusal is not None:
         raise transfer.refusal
     return transfer.digest.hexdigest()
@@ -61,7 +61,7 @@ class _Transfer:
     """How far a file has come."""
 
     def __init__(
-        self, store: Store, file: RemoteFile, out: IO[bytes], attempts: Attempts, wanted: Callable[[], bool]
+        self, store: Store, file: RemoteFile, out: IO[bytes], attempts: RetryLoop, wanted: Callable[[], bool]
     ) -> None:
         self._store, self._file, self._out = store, file, out
         self._attempts, self._wanted = attempts, wanted
@@ -73,21 +73,21 @@ class _Transfer:
     def run(self) -> None:
         """Go on until the whole file is there, or something breaks."""
         if self._again:
-            self._store.check_same(self._file)
+            self._store.check_version(self._file)
         self._again = True
-        if not self._store.resumes:
+        if not self._store.supports_ranges:
             self._restart()
         if not self._receive():
             return
         if self._done < self._file.size:
-            raise TransientError(f"only {self._done:,} of {self._file.size:,} bytes came")
-        self._store.check_same(self._file)
+            raise Transient(f"only {self._done:,} of {self._file.size:,} bytes came")
+        self._store.check_version(self._file)
 
     def _receive(self) -> bool:
         """Take what comes; False if the disk does not take it, which is no fault of the store."""
         for piece in self._store.read(self._file, self._done):
             if not self._wanted():
-                raise Abandoned
+                raise FetchCancelledError
             self._done += len(piece)
             if self._done > self._file.size:
                 raise DataError(

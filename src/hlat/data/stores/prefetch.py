@@ -30,10 +30,10 @@ class Openable(Protocol):
         """Bytes."""
 
     @property
-    def room(self) -> int | None:
+    def cache_limit(self) -> int | None:
         """Bytes of the cache that it is fetched into; None for a file that is here."""
 
-    def opened(self, wanted: Callable[[], bool]) -> AbstractContextManager[Path]:
+    def open_local(self, wanted: Callable[[], bool]) -> AbstractContextManager[Path]:
         """The file on this machine; fetching it ends early once it is not wanted any more."""
 
 
@@ -50,11 +50,11 @@ class _Task(NamedTuple):
     result: "Future[_Held]"
 
 
-def in_turn(files: Sequence[F]) -> Generator[tuple[F, Path], None, None]:
+def prefetch_in_order(files: Sequence[F]) -> Generator[tuple[F, Path], None, None]:
     """Each file, and where it can be read until the next one is asked for; close the iterator to stop early.
 
     Raises:
-        Exception: what ``opened`` raised for a file, when it is the file's turn.
+        Exception: what ``open_local`` raised for a file, when it is the file's turn.
     """
     threads = _Threads()
     pending: deque[Future[_Held]] = deque()
@@ -81,11 +81,11 @@ def in_turn(files: Sequence[F]) -> Generator[tuple[F, Path], None, None]:
 
 
 def _may_go_ahead(candidate: Openable, ahead: int, current: Openable) -> bool:
-    room = candidate.room
-    if room is None:
+    cache_limit = candidate.cache_limit
+    if cache_limit is None:
         return False
     ahead += candidate.size
-    return ahead <= room // _SHARE and ahead + current.size <= room
+    return ahead <= cache_limit // _SHARE and ahead + current.size <= cache_limit
 
 
 def _let_go(future: "Future[_Held]") -> None:
@@ -104,7 +104,7 @@ class _Threads:
     def open(self, file: Openable) -> "Future[_Held]":
         """The file, opened at once if it is here, else by a thread."""
         task = _Task(file, Future())
-        if file.room is None:
+        if file.cache_limit is None:
             self._open(task)
         else:
             self._tasks.put(task)
@@ -132,7 +132,7 @@ class _Threads:
     def _open(self, task: _Task) -> None:
         hold = ExitStack()
         try:
-            path = hold.enter_context(task.file.opened(lambda: not self._stopped.is_set()))
+            path = hold.enter_context(task.file.open_local(lambda: not self._stopped.is_set()))
         except BaseException as error:
             task.result.set_exception(error)
         else:

@@ -13,16 +13,9 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from hlat.data.stores.retries import Retries
-from hlat.runtime import WEB_PROTOCOLS, DataError, is_url
-from hlat.runtime.storage import (
-    StorageFailure,
-    TransientError,
-    check_url,
-    explain_failure,
-    open_filesystem,
-    protocol_of,
-)
+from hlat.data.stores.retries import StoreRetries
+from hlat.runtime import WEB, DataError, is_url
+from hlat.runtime.storage import Fault, Transient, connect, protocol_of, refusal, refuse_unusable
 
 _CHUNK = 1 << 24  # bytes a request asks for: long beside its latency, short beside what a lost one costs
 _STREAMED = 1 << 20  # bytes read together from a server that does not give parts of a file
@@ -30,7 +23,7 @@ _VERSIONS = ("generation", "ETag", "etag", "e_tag", "Content-MD5")
 _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
 
 
-class Missing(DataError):
+class StoreAccessError(DataError):
     """A store that answers, and has nothing at that place, or does not say so to us."""
 
 
@@ -62,8 +55,8 @@ class Store:
         DataError: a URL that holds a secret, an unknown protocol, or a backend that is not installed or cannot start.
     """
 
-    def __init__(self, url: str, retries: Callable[[str], Retries] = Retries) -> None:
-        check_url(url, DataError)
+    def __init__(self, url: str, retries: Callable[[str], StoreRetries] = StoreRetries) -> None:
+        refuse_unusable(url, DataError)
         self._url = url
         self._protocol = protocol_of(url)
         self.retries = retries(_place(url))
@@ -87,9 +80,9 @@ class Store:
         """The bytes of a file from ``start`` on, in pieces; what the backend raises comes through.
 
         Raises:
-            Transient: the server gives whole files only, and ``start`` is not 0: ``resumes`` is False from then on.
+            Transient: the server gives whole files only, and ``start`` is not 0: ``supports_ranges`` is False from then on.
         """
-        if not self.resumes:
+        if not self.supports_ranges:
             yield from self._stream(file, start)
             return
         with self._fs.open(self._name(file.url), "rb", block_size=_CHUNK, cache_type="none") as remote:
@@ -106,11 +99,11 @@ class Store:
                 yield piece
 
     @property
-    def resumes(self) -> bool:
+    def supports_ranges(self) -> bool:
         """Whether reading may begin anywhere in a file."""
         return not self._streams
 
-    def check_same(self, file: RemoteFile) -> None:
+    def check_version(self, file: RemoteFile) -> None:
         """Raise DataError if the file is no longer the version that was listed; backends' errors come through."""
         now = self._file(file.url, self._info(self._name(file.url)))
         if now != file:
@@ -120,7 +113,7 @@ class Store:
                 "one back, or start over from the new one."
             )
 
-    def refusal(self, file: RemoteFile) -> Callable[[StorageFailure], Exception]:
+    def permanent_error(self, file: RemoteFile) -> Callable[[Fault], Exception]:
         """What is raised for a fault that lasts, at a file."""
         return partial(self._refusal, file.url)
 
@@ -194,8 +187,8 @@ class Store:
             while piece := remote.read(_STREAMED):
                 yield piece
 
-    def _refusal(self, url: str, fault: StorageFailure) -> Exception:
-        return Missing(explain_failure(url, fault))
+    def _refusal(self, url: str, fault: Fault) -> Exception:
+        return StoreAccessError(refusal(url, fault))
 
 
 def local_path(path: str) -> str:
@@ -204,7 +197,7 @@ def local_path(path: str) -> str:
     return rest if is_url(path) and protocol.lower() in ("file", "local") else path
 
 
-def name_of(url: str) -> str:
+def url_file_name(url: str) -> str:
     """The part of a URL that is a file's name with its endings, without a query."""
     protocol = protocol_of(url)
     path = url.partition("?")[0].partition("#")[0] if protocol in WEB_PROTOCOLS else url

@@ -21,7 +21,7 @@ from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
-PATIENCE = 900.0
+MAX_OUTAGE_SECONDS = 900.0
 """Seconds without any progress after which a store is given up. Object stores were away for minutes, rarely longer."""
 
 _FIRST, _LONGEST = 0.5, 30.0  # seconds between attempts
@@ -30,15 +30,15 @@ _SAID_AGAIN = 60.0  # seconds: a store that answers every other request is one o
 T = TypeVar("T")
 
 
-class Away(DataError):
+class StoreUnavailableError(DataError):
     """A store did not answer for as long as a run waits."""
 
 
-class Abandoned(Exception):
+class FetchCancelledError(Exception):
     """Nobody wants the result any more."""
 
 
-class Retries:
+class StoreRetries:
     """The patience with one store, shared by everything that reads from it, whatever the thread.
 
     Args:
@@ -66,24 +66,24 @@ class Retries:
         self._announced = False
         self._last_said = float("-inf")
 
-    def attempt(self, what: str, wanted: Callable[[], bool] = lambda: True) -> "Attempts":
+    def attempt(self, what: str, wanted: Callable[[], bool] = lambda: True) -> "RetryLoop":
         """Attempts at one thing.
 
         Args:
             what: what is being done, for messages: ``reading s3://bucket/a.parquet``.
             wanted: whether anybody still waits for the result; asked every second.
         """
-        return Attempts(self, what, wanted)
+        return RetryLoop(self, what, wanted)
 
     def call(self, what: str, action: Callable[[], T], refuse: Callable[[StorageFailure], Exception]) -> T:
         """The result of an action, after as many attempts as it takes; see ``Attempts.call``."""
         return self.attempt(what).call(action, refuse)
 
 
-class Attempts:
+class RetryLoop:
     """Attempts at one thing; ``progress`` says that it got further: a later failure is an outage of its own."""
 
-    def __init__(self, retries: Retries, what: str, wanted: Callable[[], bool]) -> None:
+    def __init__(self, retries: StoreRetries, what: str, wanted: Callable[[], bool]) -> None:
         self._of, self._what, self._wanted = retries, what, wanted
         self._since: float | None = None
         self._began: datetime | None = None
@@ -104,7 +104,7 @@ class Attempts:
         while True:
             try:
                 result = action()
-            except (HlatError, Abandoned):
+            except (HlatError, FetchCancelledError):
                 raise
             except Exception as error:
                 fault = classify_error(error)
@@ -131,15 +131,15 @@ class Attempts:
         if self._since is None:
             self._since, self._began = of._clock(), of._now()
         lasted = of._clock() - self._since
-        if lasted >= PATIENCE:
-            raise Away(
+        if lasted >= MAX_OUTAGE_SECONDS:
+            raise StoreUnavailableError(
                 f"{self._what}: {fault.reason}, since {self._began:%H:%M:%S} ({_duration(lasted)} of attempts). See "
                 f"whether {of.where} can be reached from here; then run the same command again: finished work is kept."
             ) from error
         self._failures += 1
         if self._failures == 2:  # one failure that is gone a moment later is nobody's concern
             self._announce(fault)
-        longest = min(_FIRST * 2 ** min(self._failures - 1, 20), _LONGEST, PATIENCE - lasted)
+        longest = min(_FIRST * 2 ** min(self._failures - 1, 20), _LONGEST, MAX_OUTAGE_SECONDS - lasted)
         self._pause(longest * (0.5 + 0.5 * of._chance()))
 
     def _pause(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class Attempts:
             self._of._sleep(min(seconds, 1.0))
             seconds -= 1.0
             if not self._wanted():
-                raise Abandoned
+                raise FetchCancelledError
 
     def _announce(self, fault: StorageFailure) -> None:
         of = self._of
@@ -158,7 +158,7 @@ class Attempts:
             of._announced, of._last_said = True, of._clock()
         of._say(
             f"{of.where} does not answer: {fault.reason}, while {self._what}, since {self._began:%H:%M:%S}. "
-            f"Trying again for up to {_duration(PATIENCE)}."
+            f"Trying again for up to {_duration(MAX_OUTAGE_SECONDS)}."
         )
 
 

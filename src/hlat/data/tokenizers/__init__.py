@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.tokenizers.base import Ids, Tokenizer
+    from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
     from hlat.data.tokenizers.load import load_saved, load_tokenizer
-    from hlat.data.tokenizers.training import sample, train_bpe, train_char
+    from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
 
 __getattr__ = lazily(
     __name__,
     {
         "base": (
-            "Ids",
+            "TokenIdArray",
             "Tokenizer",
         ),
         "load": (
@@ -21,11 +21,11 @@ __getattr__ = lazily(
             "load_tokenizer",
         ),
         "training": (
-            "sample",
+            "sample_texts",
             "train_bpe",
             "train_char",
         ),
     },
 )
 
-__all__ = ["Ids", "Tokenizer", "load_saved", "load_tokenizer", "sample", "train_bpe", "train_char"]
+__all__ = ["TokenIdArray", "Tokenizer", "load_saved", "load_tokenizer", "sample_texts", "train_bpe", "train_char"]

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.stores import sync_folder, write_whole
+from hlat.data.stores import sync_folder, write_atomic
 from hlat.runtime import DataError
 
-Ids = npt.NDArray[np.uint32]
+TokenIdArray = npt.NDArray[np.uint32]
 
-PIECE = 1 << 16  # characters; memory while encoding is about 100 bytes per character
+CHUNK_CHARS = 1 << 16  # characters; memory while encoding is about 100 bytes per character
 _BATCH = 1 << 18  # characters handed to the library at once
 
 
@@ -84,16 +84,16 @@ class Tokenizer(ABC):
     def _prompt(self, text: str) -> list[int]:
         return self.encode(text)
 
-    def encode_documents(self, texts: Sequence[str]) -> list[Ids]:
+    def encode_documents(self, texts: Sequence[str]) -> list[TokenIdArray]:
         """The tokens of each document, the same as ``encode``'s, in memory that does not grow with its length."""
-        pieces: list[list[Ids]] = [[] for _ in texts]
-        for batch in _batches((index, piece) for index, text in enumerate(texts) for piece in self.pieces(text)):
+        pieces: list[list[TokenIdArray]] = [[] for _ in texts]
+        for batch in _batches((index, piece) for index, text in enumerate(texts) for piece in self.chunks(text)):
             encoded = self.encode_batch([piece for _, piece in batch])
             for (index, _), ids in zip(batch, encoded, strict=True):
                 pieces[index].append(np.array(ids, dtype=np.uint32))
         return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in pieces]
 
-    def pieces(self, text: str, at_least: int = PIECE) -> Iterator[str]:
+    def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
         """Pieces of about so many characters whose tokens, joined, are those of the text; it may stay whole."""
         yield text
 
@@ -113,18 +113,18 @@ class Tokenizer(ABC):
         """
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
-            write_whole(folder / name, content)
+            write_atomic(folder / name, content)
         sync_folder(folder)
 
 
-def chosen_end(asked: str | None, config: dict[str, Any] | None) -> str | None:
+def resolve_eos_token(asked: str | None, config: dict[str, Any] | None) -> str | None:
     """The end-of-sequence token asked for; where "auto" was asked, the one that tokenizer_config.json names, if any."""
     if asked == "auto" and config is not None and "eos_token" in config:
-        return token_name(config, "eos_token")
+        return special_token_name(config, "eos_token")
     return asked
 
 
-def token_name(config: dict[str, Any] | None, key: str) -> str | None:
+def special_token_name(config: dict[str, Any] | None, key: str) -> str | None:
     """A special token of tokenizer_config.json, which writes it as a string or as an object."""
     value = (config or {}).get(key)
     name = value.get("content", value) if isinstance(value, dict) else value
@@ -133,7 +133,7 @@ def token_name(config: dict[str, Any] | None, key: str) -> str | None:
     return name
 
 
-def piece_bytes(token: str) -> int:
+def sentencepiece_byte_count(token: str) -> int:
     """Bytes of text behind a token written the SentencePiece way: ▁ is a space, <0x0A> is one byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1

@@ -9,9 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from hlat.data.tokenizers.base import PIECE, Ids, Tokenizer, chosen_end, config_files, piece_bytes, token_name
-from hlat.data.tokenizers.json_tokenizer_file import opened
-from hlat.data.tokenizers.safe_cuts import cut, tokens_survive_cuts
+from hlat.data.tokenizers.base import (
+    CHUNK_CHARS,
+    TokenIdArray,
+    Tokenizer,
+    config_files,
+    resolve_eos_token,
+    sentencepiece_byte_count,
+    special_token_name,
+)
+from hlat.data.tokenizers.json_tokenizer_file import parse_tokenizer_json
+from hlat.data.tokenizers.safe_cuts import cut_text, cuts_preserve_tokens
 from hlat.runtime import DataError
 
 CHAR_PATTERN = r"[\s\S]"
@@ -46,7 +54,7 @@ class JsonTokenizer(Tokenizer):
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
     ) -> None:
         where = where or "tokenizer.json"
-        self._tokenizer, self._description = opened(content, where)
+        self._tokenizer, self._description = parse_tokenizer_json(content, where)
         self._where = where
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -54,11 +62,11 @@ class JsonTokenizer(Tokenizer):
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self._special = {t["content"] for t in self._description.get("added_tokens") or [] if t["special"]}
-        self.eos_token = self._end(chosen_end(eos_token, config), vocabulary, where)
+        self.eos_token = self._end(resolve_eos_token(eos_token, config), vocabulary, where)
         self.eos_id = None if self.eos_token is None else vocabulary[self.eos_token]
-        bos = token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
+        bos = special_token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
         self.bos_id = vocabulary.get(bos) if bos else None
-        self._cuttable = tokens_survive_cuts(self._description)
+        self._cuttable = cuts_preserve_tokens(self._description)
         self.files = {
             "tokenizer.json": content,
             **_companions(config, eos=self.eos_token, bos=bos),
@@ -90,9 +98,9 @@ class JsonTokenizer(Tokenizer):
         """See Tokenizer."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
 
-    def pieces(self, text: str, at_least: int = PIECE) -> Iterator[str]:
+    def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
         """See Tokenizer."""
-        return cut(text, at_least) if self._cuttable else iter((text,))
+        return cut_text(text, min_chars) if self._cuttable else iter((text,))
 
     def _end(self, chosen: str | None, vocabulary: dict[str, int], where: str) -> str | None:
         if chosen == "auto":
@@ -116,7 +124,7 @@ class JsonTokenizer(Tokenizer):
             if byte_level and alphabet.issuperset(token):
                 sizes[index] = len(token)  # spelled with one character per byte
             else:
-                sizes[index] = piece_bytes(token) if spaced else len(token.encode())
+                sizes[index] = sentencepiece_byte_count(token) if spaced else len(token.encode())
         return sizes
 
 
@@ -145,7 +153,7 @@ class CharTokenizer(JsonTokenizer):
         """
         return [ids.tolist() for ids in self.encode_documents(texts)]
 
-    def encode_documents(self, texts: Sequence[str]) -> list[Ids]:
+    def encode_documents(self, texts: Sequence[str]) -> list[TokenIdArray]:
         """See Tokenizer."""
         return [self._look_up(text) for text in texts]
 
@@ -167,7 +175,7 @@ class CharTokenizer(JsonTokenizer):
             sizes[index] = len(char.encode())
         return sizes
 
-    def _look_up(self, text: str) -> Ids:
+    def _look_up(self, text: str) -> TokenIdArray:
         points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
         places = np.minimum(np.searchsorted(self._points, points), len(self._points) - 1)
         unknown = self._points[places] != points

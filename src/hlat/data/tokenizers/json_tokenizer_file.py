@@ -10,7 +10,7 @@ from hlat.runtime import DataError
 _MOST_IDS = 1 << 24  # sixty times the largest published vocabulary; an id above it is damage, not a token
 
 
-def opened(content: bytes, where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def parse_tokenizer_json(content: bytes, where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """The tokenizer of the library, and the description as parsed JSON.
 
     Args:

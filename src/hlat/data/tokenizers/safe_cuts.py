@@ -42,14 +42,14 @@ _PROVEN = frozenset([OWN_PATTERN, *_PUBLISHED])
 _CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
 
 
-def cut(text: str, at_least: int) -> Iterator[str]:
+def cut_text(text: str, min_chars: int) -> Iterator[str]:
     """Pieces of a text of at least so many characters (one or more), cut before white space between ASCII letters.
 
     Text without such places stays whole, so a piece may be longer; the last one may be shorter.
     """
     start = 0
-    while len(text) - start > at_least:
-        place = _CUT.search(text, start + at_least)
+    while len(text) - start > min_chars:
+        place = _CUT.search(text, start + min_chars)
         if place is None:
             break
         yield text[start : place.start()]
@@ -57,7 +57,7 @@ def cut(text: str, at_least: int) -> Iterator[str]:
     yield text[start:] if start else text
 
 
-def tokens_survive_cuts(description: dict[str, Any]) -> bool:
+def cuts_preserve_tokens(description: dict[str, Any]) -> bool:
     """Whether the tokenizer of a parsed tokenizer.json gives the same tokens for the pieces as for the whole text."""
     model = description.get("model") or {}
     return (

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from hlat.data.tokenizers.base import PIECE, Tokenizer, chosen_end, config_files, piece_bytes
+from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer, config_files, resolve_eos_token, sentencepiece_byte_count
 from hlat.data.tokenizers.json_tokenizer import DEFAULT_CONFIG
-from hlat.data.tokenizers.sentencepiece_convert import convert, is_plain
+from hlat.data.tokenizers.sentencepiece_convert import is_plain, to_tokenizer_json
 from hlat.runtime import DataError
 
 # For models that are not converted: transformers reads the .model itself. Documents are trained on without a
@@ -59,7 +59,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = len(self._model)
         proto = _proto(self._model)
         self._cuttable = proto is not None and _survives_cuts(proto)
-        self.eos_id = self._end(chosen_end(eos_token, config), where)
+        self.eos_id = self._end(resolve_eos_token(eos_token, config), where)
         self.eos_token = None if self.eos_id is None else self._model.id_to_piece(self.eos_id)
         self.bos_id = self._model.bos_id() if self._model.bos_id() >= 0 else None
         special = {
@@ -68,7 +68,7 @@ class SentencePieceTokenizer(Tokenizer):
             "unk_token": self._model.id_to_piece(self._model.unk_id()),
         }
         self._begins = self.bos_id is not None and bool((config or {}).get("add_bos_token", False))
-        converted = None if proto is None else convert(proto, self.bos_id if self._begins else None)
+        converted = None if proto is None else to_tokenizer_json(proto, self.bos_id if self._begins else None)
         base = config or (_LLAMA_CONFIG if converted is None else DEFAULT_CONFIG)
         if converted is not None:
             # for LlamaTokenizer, transformers 5 builds other splitting rules than tokenizer.json has
@@ -101,7 +101,7 @@ class SentencePieceTokenizer(Tokenizer):
         model = self._model
         return np.array(
             [
-                0 if model.is_control(i) or model.is_unknown(i) else piece_bytes(model.id_to_piece(i))
+                0 if model.is_control(i) or model.is_unknown(i) else sentencepiece_byte_count(model.id_to_piece(i))
                 for i in range(self.vocab_size)
             ],
             dtype=np.int64,
@@ -119,11 +119,11 @@ class SentencePieceTokenizer(Tokenizer):
             )
         return index
 
-    def pieces(self, text: str, at_least: int = PIECE) -> Iterator[str]:
+    def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
         """See Tokenizer."""
         start = 0
-        while self._cuttable and len(text) - start > at_least:
-            place = _CUT.search(text, start + at_least)
+        while self._cuttable and len(text) - start > min_chars:
+            place = _CUT.search(text, start + min_chars)
             if place is None:
                 break
             yield text[start : place.start()]

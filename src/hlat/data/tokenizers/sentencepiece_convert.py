@@ -17,7 +17,7 @@ _BPE = 2  # TrainerSpec.ModelType
 _SPACE = "▁"
 
 
-def convert(proto: Any, begin: int | None = None) -> bytes | None:
+def to_tokenizer_json(proto: Any, begin: int | None = None) -> bytes | None:
     """The tokenizer.json of a parsed ModelProto; None if the model is not of the plain kind.
 
     Args:

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hlat.data.tokenizers.json_tokenizer import CHAR_PATTERN, DEFAULT_CONFIG, CharTokenizer, JsonTokenizer
-from hlat.data.tokenizers.safe_cuts import OWN_PATTERN, cut
+from hlat.data.tokenizers.safe_cuts import OWN_PATTERN, cut_text
 from hlat.runtime import DataError
 
 EOS = "<|endoftext|>"
@@ -23,7 +23,7 @@ _PIECE = 1 << 15  # characters: a long document is sampled in pieces, not all or
 _KEY = b"hlat tokenizer sample"
 
 
-def sample(texts: Iterable[str], at_most: int, distinct: bool = False) -> list[str]:
+def sample_texts(texts: Iterable[str], at_most: int, distinct: bool = False) -> list[str]:
     """An evenly spread sample of at most so many UTF-8 bytes, in the order of the corpus; all of it if it fits.
 
     Args:
@@ -108,4 +108,4 @@ def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharT
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from cut(text, _PIECE)
+        yield from cut_text(text, _PIECE)

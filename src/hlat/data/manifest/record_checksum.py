@@ -10,20 +10,20 @@ import hashlib
 import json
 from typing import Any
 
-CHECKSUM = "checksum"
+CHECKSUM_KEY = "checksum"
 
 
 def checksum_of(record: dict[str, Any]) -> str:
     """The sha256 of a record without its own checksum, spelled in one way only: sorted keys, no white space."""
-    content = {key: value for key, value in record.items() if key != CHECKSUM}
+    content = {key: value for key, value in record.items() if key != CHECKSUM_KEY}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def sealed(record: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
     """A record of JSON values, with its checksum."""
-    return {**record, CHECKSUM: checksum_of(record)}
+    return {**record, CHECKSUM_KEY: checksum_of(record)}
 
 
-def is_whole(record: dict[str, Any]) -> bool:
+def checksum_matches(record: dict[str, Any]) -> bool:
     """Compare the checksum that a record carries with its content; False also where it carries none."""
-    return record.get(CHECKSUM) == checksum_of(record)
+    return record.get(CHECKSUM_KEY) == checksum_of(record)
