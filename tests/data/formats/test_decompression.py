@@ -65,7 +65,7 @@ def peak_while(path: Path) -> tuple[list[str | None], list[str], int]:
         rows = list(read_documents(path, "text"))
         return (
             [row.content for row in rows],
-            [row.fault.reason for row in rows if row.fault],
+            [row.error.reason for row in rows if row.error],
             tracemalloc.get_traced_memory()[1],
         )  # type: ignore[misc]
     finally:
@@ -91,8 +91,8 @@ def test_blank_lines_without_end_take_no_memory(tmp_path: Path, ending: str) -> 
     )
     assert [text and len(text) for text in texts] == [38, None, 48] and "invalid JSON" in faults[0]
     assert peak < 2 * LIMIT
-    (row,) = (row for row in read_documents(tmp_path / f"a{ending}", "text") if row.fault)
-    assert row.fault is not None and row.fault.line == MUCH + 3
+    (row,) = (row for row in read_documents(tmp_path / f"a{ending}", "text") if row.error)
+    assert row.error is not None and row.error.line == MUCH + 3
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -118,7 +118,7 @@ def test_what_is_merely_easy_to_compress_is_read(tmp_path: Path) -> None:
 def test_a_line_may_be_as_long_as_the_limit(tmp_path: Path, size: int) -> None:
     path = packed(tmp_path / "a.jsonl", line(size) + line(50))
     first, second = read_documents(path, "text")
-    assert (first.fault is None) == (size <= LIMIT) and second.content == "a" * 38
+    assert (first.error is None) == (size <= LIMIT) and second.content == "a" * 38
 
 
 _bytes = st.text(st.sampled_from("a \n\r\t"), max_size=60).map(str.encode)
@@ -158,7 +158,7 @@ def test_a_value_of_a_table_that_is_too_long(
     pq.write_table(pa.table({"text": pa.array(values).cast(kind)}), tmp_path / "a.parquet", compression="zstd")
     rows = list(read_documents(tmp_path / "a.parquet", "text"))
     assert [row.content for row in rows] == ["a", None, None, "c" * LIMIT, "d"]
-    (fault,) = (row.fault for row in rows if row.fault)
+    (fault,) = (row.error for row in rows if row.error)
     assert fault.reason == "a text of 1,048,577 bytes, and a document may have 1,048,576"
 
 
@@ -203,7 +203,7 @@ import resource, sys
 from pathlib import Path
 from hlat.data.formats import read_documents
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-rows = [row.fault.reason if row.fault else row.content for row in read_documents(Path(sys.argv[1]), "text")]
+rows = [row.error.reason if row.error else row.content for row in read_documents(Path(sys.argv[1]), "text")]
 print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
