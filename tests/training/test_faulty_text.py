@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_under_the_cache(recipe_file: Path, server: str, tm
         settings = [f"data.cache_dir={disk / 'cache'}", few, "data.streams=2"]
         code, text = Run(recipe_file, run, server, *settings, "training.steps=100000").end(Thread(target=fill).start)
         ended.set()
-        assert code == 3 and f"{disk / 'cache'}: cannot keep http://127.0.0.1" in text, text
+        assert code == 3 and f"{disk / 'cache'}: cannot store http://127.0.0.1" in text, text
         assert "No space left on device" in text and "data.cache_dir" in text and "Traceback" not in text
         other.unlink()
         step = int(re.findall(r"step (\d+)", text)[-1])  # that the last attempt got to, or began at

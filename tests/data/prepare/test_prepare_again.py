@@ -64,7 +64,7 @@ def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) ->
     assert again.fingerprint == first.fingerprint and "taken as it is" in again.notes[-1]
     assert again.notes[:-1] == first.notes == open_prepared(out).notes
     corpus.mkdir()  # there, but not usable: not the same as gone
-    with pytest.raises(DataError, match="holds no files"):
+    with pytest.raises(DataError, match="contains no files"):
         prepare(data_config(corpus), out)
     corpus.rmdir()
     with pytest.raises(DataError, match=r"data\.validation\.fraction"):

@@ -182,7 +182,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert "no such file or folder" in _refusal(tmp_path / "missing.txt", out)
     assert "no file matches this glob" in _refusal(f"{tmp_path}/*.txt", out)
     (tmp_path / "folder").mkdir()
-    assert "holds no files" in _refusal(tmp_path / "folder", out)
+    assert "contains no files" in _refusal(tmp_path / "folder", out)
     assert not out.exists()
     (tmp_path / "empty.txt").touch()
     assert "no text for training" in _refusal(tmp_path / "empty.txt", out)

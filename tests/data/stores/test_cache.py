@@ -99,7 +99,7 @@ def test_more_than_fits_is_refused(tmp_path: Path) -> None:
         cache.acquire(file("a"), source.write(file("a"))),
         cache.acquire(file("a"), source.write(file("a"))),  # held twice, counted once
         cache.acquire(file("b"), source.write(file("b"))),
-        pytest.raises(DataError, match=r"beside the .* of files that are open"),
+        pytest.raises(DataError, match=r"next to .* of open files"),
     ):
         cache.acquire(file("c"), source.write(file("c"))).__enter__()
     use(cache, source, "c")
@@ -118,7 +118,7 @@ def test_room_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
     assert len(holds) == 1 and kept(tmp_path) == 2
     clock = iter(range(0, 10_000, 100))
     waiting = Cache(tmp_path, SIZE, clock=lambda: next(clock), sleep=lambda _: None)
-    with pytest.raises(DataError, match=r"d\.jsonl: no room for its .*: other processes hold the"):
+    with pytest.raises(DataError, match=r"d\.jsonl: no space for its .*: other processes use the"):
         use(waiting, source, "d")
     assert not list(tmp_path.glob(f"*{PART}"))
 

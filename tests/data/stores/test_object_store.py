@@ -39,7 +39,7 @@ def store(server: ObjectStore, large: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The server, behaving well, and an environment that leads to it."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(retries, "_FIRST", 0.1)
+    monkeypatch.setattr(retries, "_FIRST_DELAY", 0.1)
     yield server
     server.misbehave()
 

@@ -82,7 +82,7 @@ def web(small: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Web
     class Server(Web):
         faults: list[str] = []
 
-    monkeypatch.setattr(retries, "_FIRST", 0.05)
+    monkeypatch.setattr(retries, "_FIRST_DELAY", 0.05)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Server, directory=str(small)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield Server, f"http://127.0.0.1:{server.server_port}"
@@ -138,7 +138,7 @@ def test_a_server_that_does_not_say_how_long_a_file_is(web: tuple[type[Web], str
 
     server.do_HEAD = unmeasured  # type: ignore[method-assign]
     server.faults += ["unmeasured"] * 2
-    with pytest.raises(DataError, match=r"does not say how long the file is \(no Content-Length\)"):
+    with pytest.raises(DataError, match=r"does not report the length of the file \(no Content-Length\)"):
         list_files(data_config(f"{url}/a.jsonl"), tmp_path)
 
 

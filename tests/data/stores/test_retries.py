@@ -21,7 +21,7 @@ from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
 class World:
     """A clock that sleeping moves, and what was said."""
 
-    def __init__(self, chance: float = 1.0) -> None:
+    def __init__(self, uniform: float = 1.0) -> None:
         self.time = 0.0
         self.slept: list[float] = []
         self.said: list[str] = []
@@ -29,8 +29,8 @@ class World:
             "s3://corpus",
             clock=lambda: self.time,
             sleep=self.sleep,
-            chance=lambda: chance,
-            say=self.said.append,
+            uniform=lambda: uniform,
+            log=self.said.append,
             now=lambda: datetime(2030, 1, 1, 14, 3) + timedelta(seconds=self.time),
         )
 
@@ -71,7 +71,7 @@ def waits(world: World) -> list[float]:
 
 def test_waits_double_up_to_a_limit() -> None:
     assert waits(World()) == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert waits(World(chance=0.0)) == [0.25, 0.5, 1, 2, 4, 8, 15, 15, 15]
+    assert waits(World(uniform=0.0)) == [0.25, 0.5, 1, 2, 4, 8, 15, 15, 15]
 
 
 def test_an_outage_is_said_once_and_so_is_its_end() -> None:
@@ -114,9 +114,7 @@ def test_patience_ends() -> None:
     ) as caught:
         world.retries.call("reading a", Failing(10_000), refuse)
     assert world.time == MAX_OUTAGE_SECONDS
-    assert "See whether s3://corpus can be reached" in str(caught.value) and "finished work is kept" in str(
-        caught.value
-    )
+    assert "Check that s3://corpus can be reached" in str(caught.value) and "finished work is kept" in str(caught.value)
 
 
 def test_progress_begins_the_patience_anew() -> None:

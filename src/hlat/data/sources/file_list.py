@@ -132,7 +132,7 @@ def find_files(path: str) -> list[Path]:
     if root.is_dir():
         files = sorted(file for file in _below(root) if file.is_file() and not _hidden(file.relative_to(root)))
         if not files:
-            raise DataError(f"{path}: the folder holds no files")
+            raise DataError(f"{path}: the folder contains no files")
         check_folder(path, [str(file) for file in files])
         return files
     if glob.has_magic(path):

@@ -1,4 +1,4 @@
-"""Files on this machine and in object stores: atomic writes, retries, downloads, and a cache of bounded size."""
+"""Local files and object stores: atomic writes, retries, downloads, and a size-limited cache of remote files."""
 
 from typing import TYPE_CHECKING
 

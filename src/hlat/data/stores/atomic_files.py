@@ -1,7 +1,9 @@
-"""Files reach the disk whole or not at all: written under a temporary name, synced, renamed.
+"""Atomic file writes: a file is either complete under its final name, or absent.
 
-Used by worker processes too, hence without imports of heavier rooms; ``storing`` turns the disk's refusals into the
-error that users see.
+    bytes --write--> temporary file --fsync--> --rename--> final name
+
+Worker processes import this module, so it imports no heavier room. ``convert_disk_errors`` turns an OSError of the
+local disk into the StorageError that users see.
 """
 
 import errno
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from hlat.runtime import StorageError
 
-_REFUSALS = {
+_DISK_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
@@ -25,17 +27,17 @@ _REFUSALS = {
 }
 
 
-def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file so that a crash at any moment leaves the whole of it or nothing under its name.
+def write_atomic(path: Path, *chunks: bytes | memoryview) -> None:
+    """Write a file so that a crash at any moment leaves either the complete file or nothing under its name.
 
     Raises:
-        OSError: the disk refused; nothing is left behind.
+        OSError: the disk refused the write; no temporary file is left behind.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            for part in parts:
-                file.write(part)
+            for chunk in chunks:
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -45,7 +47,7 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
 
 
 class AtomicFileWriter:
-    """A file that is written bit by bit, and gets its name once it is complete."""
+    """A file written chunk by chunk under a temporary name; ``close`` gives it its final name."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,20 +59,24 @@ class AtomicFileWriter:
         """Bytes written so far."""
         return self._file.tell()
 
-    def write(self, part: bytes) -> None:
-        """Write some more.
+    def write(self, chunk: bytes) -> None:
+        """Append a chunk.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk refused the write.
         """
-        self._file.write(part)
-        self._digest.update(part)
+        self._file.write(chunk)
+        self._digest.update(chunk)
 
     def close(self, checksum_suffix: str | None = None) -> str:
-        """Finish the file; returns its sha256.
+        """Sync the file, give it its final name, and return its sha256.
 
         Args:
-            checksum_suffix: ending of a file beside this one that gets the sha256 first, so that a file that exists has one.
+            checksum_suffix: if given, the sha256 is first written to the file's name plus this suffix, so that a
+                file that exists under its final name always has a checksum file.
+
+        Raises:
+            OSError: the disk refused the write.
         """
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -82,14 +88,14 @@ class AtomicFileWriter:
         return sha256
 
     def abandon(self) -> None:
-        """Close and remove what is not finished, also where the disk refuses what is left in its buffer."""
+        """Close and remove an unfinished file, even if the disk refuses to flush its buffer."""
         Path(self._file.name).unlink(missing_ok=True)
-        with suppress(OSError):  # closing writes the rest, and a full disk refuses that too
+        with suppress(OSError):  # closing flushes the buffer, and a full disk refuses that too
             self._file.close()
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Call fsync on a folder, so that creations and renames in it survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,13 +104,21 @@ def sync_folder(path: Path) -> None:
 
 
 def is_disk_error(number: int | None) -> bool:
-    """Whether an errno means that the disk refused, rather than that we asked for nonsense."""
-    return number in _REFUSALS
+    """Return True if an errno says that the disk refused an operation (full, read-only, no permission, I/O error)."""
+    return number in _DISK_ERRORS
 
 
 @contextmanager
 def convert_disk_errors(folder: Path, chosen_by: str = "data.prepared_dir") -> Iterator[None]:
-    """Turn the disk's refusals into StorageError, naming the folder, what chooses it, and what to do."""
+    """Convert an OSError of the disk into a StorageError that names the folder and says what to do.
+
+    Args:
+        folder: the folder that is written to.
+        chosen_by: the recipe field or command-line option that sets the folder.
+
+    Raises:
+        StorageError: the disk refused an operation. Any other OSError is passed on.
+    """
     try:
         yield
     except OSError as error:
@@ -114,7 +128,7 @@ def convert_disk_errors(folder: Path, chosen_by: str = "data.prepared_dir") -> I
 
 
 def storage_error(folder: Path, reason: str, chosen_by: str = "data.prepared_dir") -> Exception:
-    """The StorageError for a folder that could not be written to."""
+    """Build the StorageError for a folder that could not be written to."""
     return StorageError(
         f"{folder}: cannot write prepared data: {reason}. Free space or make the folder writable, or choose another "
         f"one with {chosen_by}; then run the same command again: finished work is kept."

@@ -1,12 +1,12 @@
-"""Whole files of remote stores on the local disk: a folder of bounded size that several processes may share.
+"""A local cache of complete remote files: a folder of bounded size, shared by any number of processes.
 
-<cache>/<key>.parquet         a file, whole: it has this name only since all of it is on the disk
-<cache>/<key>.parquet.part    one that somebody is fetching, or left behind when it was killed
-<cache>/hashes.jsonl          sha256 of every file that was ever here, so that none is fetched only to be hashed again
-<cache>/lock                  bytes in use, under the lock that every change takes
+<cache>/<key>.parquet         a complete file; it gets this name after its last byte is on disk
+<cache>/<key>.parquet.part    a file being fetched, or left behind by a killed process
+<cache>/hashes.jsonl          sha256 of every file that was ever cached, so that no file is fetched only to be hashed
+<cache>/lock                  bytes in use; every change of the cache takes this file's lock
 
-Whoever reads or fetches a file holds a lock (flock) on it, which goes with the process, however it ends. Files that
-nobody holds go when room is needed, those first that were not used for longest.
+A process that reads or fetches a file holds an flock on it. The kernel releases the lock when the process ends, for
+whatever reason. When space is needed, unlocked files are evicted, least recently used first.
 """
 
 import fcntl
@@ -21,26 +21,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from hlat.data.stores.cache_folder import PART, CacheFolder
+from hlat.data.stores.cache_folder import PART_SUFFIX, CacheFolder
 from hlat.data.stores.remote import RemoteFile, url_file_name
 from hlat.data.stores.retries import MAX_OUTAGE_SECONDS
 from hlat.runtime import DataError, StorageError
 
 FetchInto = Callable[[IO[bytes]], str]
-"""Writes a file from its first byte on; returns the sha256 of what it wrote. Called again after the disk was full.
+"""Function that fetches a complete file into an open file and returns its sha256; called again after a full disk.
 
-What it writes to is unbuffered: a write may take a part of the bytes only, and says how many.
+The open file is unbuffered: a write may take only some of the bytes, and returns how many.
 """
 
 
 class Cache:
-    """A cache folder, made when it is first used.
+    """A cache of remote files in a local folder, which is created on first use.
 
     Args:
-        folder: where.
-        limit: bytes that its files may take together.
-        clock: seconds that only grow.
-        sleep: waits for so many seconds.
+        folder: the cache folder.
+        limit: maximum total size of its files in bytes.
+        clock: monotonic time in seconds.
+        sleep: function that waits for a number of seconds.
     """
 
     def __init__(
@@ -55,75 +55,80 @@ class Cache:
         self._folder = CacheFolder(folder)
         self._clock, self._sleep = clock, sleep
         self._mutex = threading.Lock()
-        self._sizes: dict[str, int] = {}  # of the files that this process holds
-        self._holders: Counter[str] = Counter()
+        self._sizes: dict[str, int] = {}  # sizes by key of the files that this process has locked
+        self._users: Counter[str] = Counter()
 
     def known_sha256(self, file: RemoteFile) -> str | None:
-        """The sha256 of a file that has been here, even if it has gone since; None for one that has not."""
+        """Return the sha256 of a file that was cached once, even if it was evicted since; None if it never was."""
         return self._folder.hashes().get(_key(file))
 
     @contextmanager
-    def acquire(self, file: RemoteFile, write: FetchInto) -> Iterator[Path]:
-        """The file, fetched if it is not here, and kept at least until the context ends.
+    def acquire(self, file: RemoteFile, fetch: FetchInto) -> Iterator[Path]:
+        """Yield the local path of a file, fetched if it is not cached; it is not evicted before the context ends.
 
         Args:
-            file: which file, and which version of it.
-            write: fetches it.
+            file: the file and its version.
+            fetch: fetches the file.
 
         Raises:
-            DataError: the cache is too small, or what ``write`` raises.
-            StorageError: the disk refused; nothing half-written stays.
+            DataError: the cache is too small for the file; and whatever ``fetch`` raises.
+            StorageError: the disk refused the write; no partial file is left behind.
         """
         key = _key(file)
-        self._claim(key, file)
+        self._register(key, file)
         try:
-            with self._folder.storing(file.url):
+            with self._folder.convert_disk_errors(file.url):
                 self._folder.open()
-            path = self._folder.path / (key + _ending(file.url))
-            descriptor = self._obtain(path, file, write)
+            path = self._folder.path / (key + _suffixes(file.url))
+            descriptor = self._open_or_fetch(path, file, fetch)
             try:
                 yield path
             finally:
                 with suppress(OSError):
-                    os.utime(descriptor)  # used until now
+                    os.utime(descriptor)  # the time of last use, for eviction
                 os.close(descriptor)
         finally:
-            self._unclaim(key)
+            self._unregister(key)
 
-    # --- getting a file --------------------------------------------------------------------------------------------
+    # --- opening and fetching --------------------------------------------------------------------------------------
 
-    def _claim(self, key: str, file: RemoteFile) -> None:
-        """Count the file as held; raises DataError where what this process holds could never fit."""
+    def _register(self, key: str, file: RemoteFile) -> None:
+        """Count the file as in use.
+
+        Raises:
+            DataError: the files that this process uses at the same time exceed the cache's limit.
+        """
         with self._mutex:
-            others = sum(size for held, size in self._sizes.items() if held != key)
+            others = sum(size for other, size in self._sizes.items() if other != key)
             if others + file.size > self.limit:
-                beside = f" beside the {_gib(others)} of files that are open" if others else ""
+                open_files = f" next to {_gib(others)} of open files" if others else ""
                 raise DataError(
-                    f"{file.url}: its {_gib(file.size)} do not fit into the cache{beside}: data.cache_gib allows "
-                    f"{_gib(self.limit)}. Raise it, on a disk that has the room (data.cache_dir)."
+                    f"{file.url}: its {_gib(file.size)} do not fit into the cache{open_files}: data.cache_gib allows "
+                    f"{_gib(self.limit)}. Raise it, on a disk with enough free space (data.cache_dir)."
                 )
             self._sizes[key] = file.size
-            self._holders[key] += 1
+            self._users[key] += 1
 
-    def _unclaim(self, key: str) -> None:
+    def _unregister(self, key: str) -> None:
         with self._mutex:
-            self._holders[key] -= 1
-            if not self._holders[key]:
-                del self._holders[key], self._sizes[key]
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._sizes[key]
 
-    def _obtain(self, path: Path, file: RemoteFile, write: FetchInto) -> int:
-        """A descriptor of the whole file, with the lock that keeps it here."""
+    def _open_or_fetch(self, path: Path, file: RemoteFile, fetch: FetchInto) -> int:
+        """Return a descriptor of the complete file with a shared lock, which prevents its eviction."""
         while True:
-            with self._folder.storing(file.url):
-                descriptor = self._open_whole(path, file.size)
+            with self._folder.convert_disk_errors(file.url):
+                descriptor = self._open_complete(path, file.size)
                 if descriptor is not None:
                     return descriptor
                 part = self._open_part(path)
             if part is not None:
                 with part:
-                    return self._fill(part, path, file, write)
+                    return self._fetch(part, path, file, fetch)
 
-    def _open_whole(self, path: Path, size: int) -> int | None:
+    def _open_complete(self, path: Path, size: int) -> int | None:
+        """Return a descriptor of a cached file with a shared lock; None if it is not cached, or was truncated."""
         with self._folder.locked():
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -135,12 +140,12 @@ class Cache:
                     os.utime(descriptor)
                 return descriptor
             os.close(descriptor)
-            path.unlink()  # somebody else cut it off
+            path.unlink()  # truncated by another program
             return None
 
     def _open_part(self, path: Path) -> IO[bytes] | None:
-        """The file to be fetched, locked; None once another process that was fetching it is done with it."""
-        part = Path(f"{path}{PART}")
+        """Open and lock the partial file; return None if another process has completed or removed it meanwhile."""
+        part = Path(f"{path}{PART_SUFFIX}")
         file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -153,15 +158,15 @@ class Cache:
         file.close()
         return None
 
-    def _fill(self, part: IO[bytes], path: Path, file: RemoteFile, write: FetchInto) -> int:
-        """Fetch into ``part`` and give it its name; returns a descriptor that holds it."""
-        temporary = Path(f"{path}{PART}")
+    def _fetch(self, part: IO[bytes], path: Path, file: RemoteFile, fetch: FetchInto) -> int:
+        """Fetch into ``part`` and give it its final name; return a descriptor with a shared lock."""
+        temporary = Path(f"{path}{PART_SUFFIX}")
         try:
             self._reserve(part, file)
-            sha256 = self._write(part, file, write)
-            with self._folder.storing(file.url):
+            sha256 = self._write(part, file, fetch)
+            with self._folder.convert_disk_errors(file.url):
                 os.fsync(part.fileno())
-                self._folder.remember(_key(file), sha256)
+                self._folder.add_hash(_key(file), sha256)
                 self._folder.publish(temporary, path)
             fcntl.flock(part, fcntl.LOCK_SH)
             return os.dup(part.fileno())
@@ -170,25 +175,30 @@ class Cache:
             raise
 
     def _reserve(self, part: IO[bytes], file: RemoteFile) -> None:
-        """Make room for the file and take it at once; waits for what other processes hold."""
-        began = self._clock()
+        """Reserve disk space for the file, waiting for files that other processes use.
+
+        Raises:
+            DataError: no space became free within ``MAX_OUTAGE_SECONDS``.
+        """
+        start = self._clock()
         while True:
-            with self._folder.storing(file.url):
+            with self._folder.convert_disk_errors(file.url):
                 if self._folder.reserve(part, file.size, self.limit):
                     return
-            if self._clock() - began > MAX_OUTAGE_SECONDS:
+            if self._clock() - start > MAX_OUTAGE_SECONDS:
                 raise DataError(
-                    f"{file.url}: no room for its {_gib(file.size)} in {self._folder.path}: other processes hold the "
+                    f"{file.url}: no space for its {_gib(file.size)} in {self._folder.path}: other processes use the "
                     f"{_gib(self.limit)} that data.cache_gib allows. Raise it, or give them another data.cache_dir."
                 )
             self._sleep(0.2)
 
-    def _write(self, part: IO[bytes], file: RemoteFile, write: FetchInto) -> str:
+    def _write(self, part: IO[bytes], file: RemoteFile, fetch: FetchInto) -> str:
+        """Fetch into ``part`` and return the sha256; retry while evicting other files frees space on a full disk."""
         while True:
             part.seek(0)
             try:
-                with self._folder.storing(file.url):
-                    return write(part)
+                with self._folder.convert_disk_errors(file.url):
+                    return fetch(part)
             except StorageError:
                 if not self._folder.evict_all():
                     raise
@@ -199,10 +209,10 @@ def _key(file: RemoteFile) -> str:
     return hashlib.sha256(json.dumps(version).encode()).hexdigest()[:32]
 
 
-def _ending(url: str) -> str:
-    """The endings that say how a file is read."""
-    endings = "".join(Path(url_file_name(url)).suffixes[-2:])
-    return endings if len(endings) <= 20 and endings.isascii() else ""
+def _suffixes(url: str) -> str:
+    """Return the file name's suffixes, up to two, which say how the file is read."""
+    suffixes = "".join(Path(url_file_name(url)).suffixes[-2:])
+    return suffixes if len(suffixes) <= 20 and suffixes.isascii() else ""
 
 
 def _gib(size: int) -> str:

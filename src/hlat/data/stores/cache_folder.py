@@ -1,7 +1,7 @@
-"""The folder of a cache: how many bytes are in it, who may go, and which hashes it remembers.
+"""The folder of a cache: the count of bytes in use, eviction, and the hashes of cached files.
 
-Every change happens under one lock. The bytes in use are kept in the lock's file, since counting them would mean
-looking at every file for every file; they are counted anew where the sum says that there is no room.
+Every change happens under one lock. The number of bytes in use is stored in the lock file, because counting it for
+each new file would mean a stat of all files. It is counted again when the stored number says that the cache is full.
 """
 
 import errno
@@ -20,23 +20,23 @@ from typing import IO
 from hlat.data.stores.atomic_files import is_disk_error
 from hlat.runtime import StorageError
 
-PART = ".part"
+PART_SUFFIX = ".part"
 _LOCK, _HASHES = "lock", "hashes.jsonl"
-_SPARE = 1 << 30  # bytes of disk to leave to others, where removing files that nobody holds can
-_OURS = re.compile(r"[0-9a-f]{32}(\..{0,40})?")  # nothing else in the folder is counted or removed
-_NO_FOLDER = {errno.ENOTDIR, errno.EEXIST}
+_MIN_FREE_DISK = 1 << 30  # bytes of disk left free for other programs, as far as evicting unlocked files can
+_CACHED_NAME = re.compile(r"[0-9a-f]{32}(\..{0,40})?")  # no other file in the folder is counted or removed
+_NOT_A_FOLDER = {errno.ENOTDIR, errno.EEXIST}
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @dataclass
-class _Used:
-    """Bytes of all files in the folder, those that are being fetched at their full length."""
+class _Usage:
+    """Total bytes of the files in the folder; a file being fetched counts with its full length."""
 
     bytes: int
 
 
 class CacheFolder:
-    """The folder of a cache, which may not exist yet."""
+    """The folder of a cache; ``open`` creates it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,10 +45,10 @@ class CacheFolder:
         self._hashes: dict[str, str] | None = None
 
     def open(self) -> None:
-        """Make the folder, and remove what a killed process left half fetched.
+        """Create the folder, and remove partial files that killed processes left behind.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk refused an operation.
         """
         with self._mutex:
             if self._opened:
@@ -56,37 +56,42 @@ class CacheFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with self.locked() as used:
                 for path, _ in self._files():
-                    if path.name.endswith(PART):
-                        _remove_unheld(path)
-                used.bytes = self._counted()
+                    if path.name.endswith(PART_SUFFIX):
+                        _remove_unlocked(path)
+                used.bytes = self._count_bytes()
             self._opened = True
 
     @contextmanager
-    def locked(self) -> Iterator[_Used]:
-        """Alone among all processes and threads, with the bytes in use, which may be changed."""
+    def locked(self) -> Iterator[_Usage]:
+        """Hold the cache's lock, exclusive among processes and threads; yield the usage, stored again if changed."""
         with os.fdopen(os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             stored = file.read(32)
-            used = _Used(int(stored) if stored.strip().isdigit() else self._counted())
+            used = _Usage(int(stored) if stored.strip().isdigit() else self._count_bytes())
             before = used.bytes
             yield used
             if used.bytes != before or not stored:
                 file.seek(0)
                 file.write(f"{max(used.bytes, 0):<20d}\n".encode())
 
-    # --- room ------------------------------------------------------------------------------------------------------
+    # --- space -----------------------------------------------------------------------------------------------------
 
     def reserve(self, part: IO[bytes], size: int, limit: int) -> bool:
-        """Give a file that is being fetched its full length, after others have gone; False where they are all held.
+        """Extend a partial file to its full length, evicting other files; return False if too many of them are locked.
+
+        Args:
+            part: the partial file.
+            size: its full length in bytes.
+            limit: maximum total size of the cache in bytes.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk refused an operation.
         """
         with self.locked() as used:
-            tight = size + _SPARE - shutil.disk_usage(self.path).free
-            if used.bytes + size > limit or tight > 0:
-                used.bytes = self._counted()
-                used.bytes -= self._evict(max(used.bytes + size - limit, tight))
+            shortage = size + _MIN_FREE_DISK - shutil.disk_usage(self.path).free
+            if used.bytes + size > limit or shortage > 0:
+                used.bytes = self._count_bytes()
+                used.bytes -= self._evict(max(used.bytes + size - limit, shortage))
             if used.bytes + size > limit:
                 return False
             part.truncate(size)
@@ -94,61 +99,62 @@ class CacheFolder:
             return True
 
     def evict_all(self) -> int:
-        """Remove every file that nobody holds; returns how many bytes they had."""
+        """Remove every unlocked file; return the number of bytes freed."""
         with self.locked() as used:
             freed = self._evict(1 << 62)
             used.bytes -= freed
             return freed
 
     def publish(self, part: Path, path: Path) -> None:
-        """Give a whole file its name. Whoever counts files meanwhile would see neither name, or both.
+        """Give a complete file its final name, under the lock: a concurrent count could see neither name, or both.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk refused the rename.
         """
         with self.locked():
             part.rename(path)
 
     def remove(self, part: Path) -> None:
-        """Remove a file that this process was fetching."""
+        """Remove a partial file of this process."""
         with self.locked() as used, suppress(FileNotFoundError):
             size = part.stat().st_size
             part.unlink()
             used.bytes -= size
 
-    def _evict(self, wanted: int) -> int:
+    def _evict(self, min_bytes: int) -> int:
+        """Remove unlocked files, least recently used first, until enough is freed; return the number of bytes."""
         freed = 0
         for _, size, path in sorted((stat.st_mtime_ns, stat.st_size, path) for path, stat in self._files()):
-            if freed >= wanted:
+            if freed >= min_bytes:
                 break
-            if _remove_unheld(path):
+            if _remove_unlocked(path):
                 freed += size
         return freed
 
-    def _counted(self) -> int:
+    def _count_bytes(self) -> int:
         return sum(stat.st_size for _, stat in self._files())
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if _OURS.fullmatch(entry.name):
+                if _CACHED_NAME.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
                         yield Path(entry.path), entry.stat()
 
     # --- hashes ----------------------------------------------------------------------------------------------------
 
     def hashes(self) -> dict[str, str]:
-        """sha256 of the files that have been here, by key, those included that have gone since."""
+        """Return the sha256 of every file ever cached by key, including evicted ones."""
         with self._mutex:
             if self._hashes is None:
                 self._hashes = self._read_hashes()
             return self._hashes
 
-    def remember(self, key: str, sha256: str) -> None:
-        """Keep the hash of a file, durably.
+    def add_hash(self, key: str, sha256: str) -> None:
+        """Append the hash of a file to ``hashes.jsonl`` and sync it.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk refused the write.
         """
         known = self.hashes()
         if known.get(key) != sha256:
@@ -162,35 +168,39 @@ class CacheFolder:
         found = {}
         with suppress(OSError):
             for line in (self.path / _HASHES).read_bytes().splitlines():
-                with suppress(ValueError, TypeError, RecursionError):  # a line that a full disk or a crash cut off
+                with suppress(ValueError, TypeError, RecursionError):  # a line truncated by a full disk or a crash
                     key, sha256 = json.loads(line)
                     found[str(key)] = str(sha256)
         return found
 
-    # --- the disk --------------------------------------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def storing(self, url: str) -> Iterator[None]:
-        """Turn the disk's refusals into StorageError, naming the folder, the file, and what to do."""
+    def convert_disk_errors(self, url: str) -> Iterator[None]:
+        """Convert an OSError of the disk into a StorageError that names the folder and the file, and says what to do.
+
+        Raises:
+            StorageError: the disk refused an operation, or has no locks. Any other OSError is passed on.
+        """
         try:
             yield
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 raise StorageError(
-                    f"{self.path}: the file system has no locks (flock), which keep processes from removing each "
+                    f"{self.path}: the file system has no locks (flock). They keep processes from removing each "
                     "other's files. Name a folder on a local disk with data.cache_dir."
                 ) from error
-            if not is_disk_error(error.errno) and error.errno not in _NO_FOLDER:
+            if not is_disk_error(error.errno) and error.errno not in _NOT_A_FOLDER:
                 raise
             raise StorageError(
-                f"{self.path}: cannot keep {url} here: {os.strerror(error.errno or 0)}. Free space or make the folder "
+                f"{self.path}: cannot store {url} here: {os.strerror(error.errno or 0)}. Free space or make the folder "
                 "writable, choose another one with data.cache_dir, or lower data.cache_gib; then run the same command "
                 "again: finished work is kept."
             ) from error
 
 
-def _remove_unheld(path: Path) -> bool:
-    """Remove a file unless some process reads or fetches it."""
+def _remove_unlocked(path: Path) -> bool:
+    """Remove a file unless a process has it locked; return True if it was removed."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

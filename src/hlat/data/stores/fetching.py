@@ -1,10 +1,10 @@
-"""A remote file -> the same bytes in a local file, through any number of outages, or an error.
+"""Download a remote file to a local file, resuming after outages of the store.
 
-    attempt: from where the last one broke off --bytes--> local file, sha256 on the way
+    attempt: resume where the last one stopped --bytes--> local file, sha256 computed on the way
     length as listed? version still the one that was listed? --> done
 
-Nothing of another version gets in unnoticed: the version is compared before every further attempt and after the last,
-and whoever knows the sha256 from an earlier fetch compares that.
+Bytes of another version are always noticed: the version is compared before every further attempt and after the last.
+A caller that knows the sha256 from an earlier download compares it too.
 """
 
 import hashlib
@@ -23,83 +23,95 @@ from hlat.runtime.storage import TransientError
 
 @dataclass(frozen=True)
 class CachedStore:
-    """Where the files of a URL come from, and where they are kept."""
+    """A remote store together with the local cache of its files."""
 
     store: Store
     cache: Cache
 
     @contextmanager
-    def acquire(self, file: RemoteFile, wanted: Callable[[], bool]) -> Iterator[Path]:
-        """A file on this machine, for as long as the context lasts; raises what ``fetch`` and ``Cache.acquire`` do."""
-        with self.cache.acquire(file, lambda out: fetch(self.store, file, out, wanted)) as path:
+    def acquire(self, file: RemoteFile, still_needed: Callable[[], bool]) -> Iterator[Path]:
+        """Yield the local path of a remote file, valid until the context ends.
+
+        Args:
+            file: the file and its version.
+            still_needed: polled while fetching; the fetch is cancelled once it returns False.
+
+        Raises:
+            DataError: see ``fetch`` and ``Cache.acquire``.
+            StorageError: see ``Cache.acquire``.
+            FetchCancelledError: see ``fetch``.
+        """
+        with self.cache.acquire(file, lambda out: fetch(self.store, file, out, still_needed)) as path:
             yield path
 
 
-def fetch(store: Store, file: RemoteFile, out: IO[bytes], wanted: Callable[[], bool]) -> str:
-    """Write a file's bytes, from the beginning of ``out`` on; returns their sha256.
+def fetch(store: Store, file: RemoteFile, out: IO[bytes], still_needed: Callable[[], bool]) -> str:
+    """Download a file into ``out``, from its beginning on, and return the sha256.
 
     Args:
         store: where the file is.
-        file: the version that is meant.
-        out: seekable, and unbuffered, so that what a full disk does not take is known at once.
-        wanted: whether anybody still waits for the file.
+        file: the file and the version to download.
+        out: a seekable, unbuffered file, so that a full disk is noticed at once.
+        still_needed: polled while downloading; the download is cancelled once it returns False.
 
     Raises:
-        DataError: missing, denied, replaced by another version, or an outage longer than a run waits for.
-        OSError: the local disk refused.
-        Abandoned: nobody waits any more.
+        DataError: the file is missing, denied, or was replaced by another version; or the outage was longer than
+            ``MAX_OUTAGE_SECONDS``.
+        OSError: the local disk refused the write.
+        FetchCancelledError: ``still_needed`` returned False.
     """
-    attempts = store.retries.attempt(f"reading {file.url}", wanted)
-    transfer = _Transfer(store, file, out, attempts, wanted)
+    attempts = store.retries.attempt(f"reading {file.url}", still_needed)
+    transfer = _Transfer(store, file, out, attempts, still_needed)
     attempts.call(transfer.run, store.permanent_error(file))
-    if transfer.refusal is not None:
-        raise transfer.refusal
+    if transfer.disk_error is not None:
+        raise transfer.disk_error
     return transfer.digest.hexdigest()
 
 
 class _Transfer:
-    """How far a file has come."""
+    """State of one download: bytes received, their sha256, and the error of the local disk, if any."""
 
     def __init__(
-        self, store: Store, file: RemoteFile, out: IO[bytes], attempts: RetryLoop, wanted: Callable[[], bool]
+        self, store: Store, file: RemoteFile, out: IO[bytes], attempts: RetryLoop, still_needed: Callable[[], bool]
     ) -> None:
         self._store, self._file, self._out = store, file, out
-        self._attempts, self._wanted = attempts, wanted
-        self._done = self._furthest = 0
-        self._again = False
+        self._attempts, self._still_needed = attempts, still_needed
+        self._done = self._furthest = 0  # bytes of this attempt, and the most bytes of any attempt
+        self._is_retry = False
         self.digest = hashlib.sha256()
-        self.refusal: OSError | None = None
+        self.disk_error: OSError | None = None
 
     def run(self) -> None:
-        """Go on until the whole file is there, or something breaks."""
-        if self._again:
+        """Make one attempt: receive bytes until the file is complete or an error occurs."""
+        if self._is_retry:
             self._store.check_version(self._file)
-        self._again = True
+        self._is_retry = True
         if not self._store.supports_ranges:
             self._restart()
         if not self._receive():
             return
         if self._done < self._file.size:
-            raise Transient(f"only {self._done:,} of {self._file.size:,} bytes came")
+            raise Transient(f"only {self._done:,} of {self._file.size:,} bytes were received")
         self._store.check_version(self._file)
 
     def _receive(self) -> bool:
-        """Take what comes; False if the disk does not take it, which is no fault of the store."""
-        for piece in self._store.read(self._file, self._done):
-            if not self._wanted():
+        """Receive and write bytes; return False on an error of the local disk, which retrying would not solve."""
+        for chunk in self._store.read(self._file, self._done):
+            if not self._still_needed():
                 raise FetchCancelledError
-            self._done += len(piece)
+            self._done += len(chunk)
             if self._done > self._file.size:
                 raise DataError(
-                    f"{self._file.url}: the server sends more than the {self._file.size:,} bytes that it says the file "
-                    "has: it may compress what it sends, or the file is being written. Run again once it is complete."
+                    f"{self._file.url}: the server sends more than the {self._file.size:,} bytes that it reports for "
+                    "the file: it may compress the transfer, or the file is being written. Run again once it is "
+                    "complete."
                 )
             try:
-                _write(self._out, piece)
+                _write_all(self._out, chunk)
             except OSError as error:
-                self.refusal = error
+                self.disk_error = error
                 return False
-            self.digest.update(piece)
+            self.digest.update(chunk)
             if self._done > self._furthest:
                 self._furthest = self._done
                 self._attempts.progress()
@@ -111,8 +123,8 @@ class _Transfer:
         self.digest = hashlib.sha256()
 
 
-def _write(out: IO[bytes], piece: bytes) -> None:
-    """All of a piece: an unbuffered file may take a part of it."""
-    rest = memoryview(piece)
+def _write_all(out: IO[bytes], chunk: bytes) -> None:
+    """Write a complete chunk; one write to an unbuffered file may take only some of its bytes."""
+    rest = memoryview(chunk)
     while rest:
         rest = rest[out.write(rest) :]

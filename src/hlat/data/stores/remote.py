@@ -1,4 +1,4 @@
-"""A URL -> the files it names, and their bytes, by fsspec: any store that has a backend.
+"""List and read the files that a URL names, through fsspec: any store with an fsspec backend.
 
 s3://bucket/corpus/**/*.parquet --list--> RemoteFile(url, size, version) ... --read--> bytes, in order
 """
@@ -17,14 +17,16 @@ from hlat.data.stores.retries import StoreRetries
 from hlat.runtime import WEB, DataError, is_url
 from hlat.runtime.storage import Fault, Transient, connect, protocol_of, refusal, refuse_unusable
 
-_CHUNK = 1 << 24  # bytes a request asks for: long beside its latency, short beside what a lost one costs
-_STREAMED = 1 << 20  # bytes read together from a server that does not give parts of a file
-_VERSIONS = ("generation", "ETag", "etag", "e_tag", "Content-MD5")
-_TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
+_CHUNK = 1 << 24  # bytes per request: long compared with its latency, short compared with the cost of a lost one
+_STREAM_CHUNK = 1 << 20  # bytes per read from a server without range requests
+_VERSION_KEYS = ("generation", "ETag", "etag", "e_tag", "Content-MD5")
+_TIME_KEYS = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
+
+_NO_RANGES = "the server does not support range requests"
 
 
 class StoreAccessError(DataError):
-    """A store that answers, and has nothing at that place, or does not say so to us."""
+    """A store answered, but has no such file or denies access to it."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class RemoteFile:
     """One version of one file of a store.
 
     Attributes:
-        url: where it is, without anything secret.
-        size: bytes.
-        etag: the store's word for the version, such as S3's ETag; empty if it has none.
-        mtime_ns: when it was written, for stores that have no ETag; 0 if unknown.
+        url: its URL, without credentials.
+        size: in bytes.
+        etag: the store's identifier of the version, such as S3's ETag; empty if it has none.
+        mtime_ns: time of last modification in ns, for stores without ETag; 0 if unknown.
     """
 
     url: str
@@ -45,179 +47,186 @@ class RemoteFile:
 
 
 class Store:
-    """What one URL of a recipe refers to.
+    """The files behind one URL of a recipe.
 
     Args:
         url: a file, a folder or prefix, or a glob.
-        retries: makes the patience with a store from its name.
+        retries: makes the retry state of a store from its name.
 
     Raises:
-        DataError: a URL that holds a secret, an unknown protocol, or a backend that is not installed or cannot start.
+        DataError: a URL that contains credentials, an unknown protocol, or a backend that is not installed or cannot
+            start.
     """
 
     def __init__(self, url: str, retries: Callable[[str], StoreRetries] = StoreRetries) -> None:
         refuse_unusable(url, DataError)
         self._url = url
         self._protocol = protocol_of(url)
-        self.retries = retries(_place(url))
-        open_it = partial(open_filesystem, url, DataError)  # some backends log in when they are made
-        self._fs, self._root = self.retries.call(f"opening {url}", open_it, partial(self._refusal, url))
-        shorter = url.rstrip("/")
-        at_end = shorter.endswith(self._root)
-        self._head = shorter[: len(shorter) - len(self._root)] if at_end else f"{self._protocol}://"
-        self._streams = False
+        self.retries = retries(_store_name(url))
+        open_it = partial(connect, url, DataError)  # some backends log in when they are made
+        self._fs, self._root = self.retries.call(f"opening {url}", open_it, partial(self._permanent_error, url))
+        trimmed = url.rstrip("/")
+        at_end = trimmed.endswith(self._root)
+        self._prefix = trimmed[: len(trimmed) - len(self._root)] if at_end else f"{self._protocol}://"
+        self._streaming_only = False
 
     def find(self) -> list[RemoteFile]:
-        """The files that the URL names, sorted by path as local ones are; none for a glob that nothing matches.
+        """List the files that the URL names, sorted by path like local files; empty for a glob without matches.
 
         Raises:
-            Missing: nothing there, no access, or no credentials.
-            Away: an outage longer than a run waits for.
+            StoreAccessError: no such file, no access, or no credentials.
+            StoreUnavailableError: an outage longer than ``MAX_OUTAGE_SECONDS``.
         """
-        return self.retries.call(f"listing {self._url}", self._find, partial(self._refusal, self._url))
+        return self.retries.call(f"listing {self._url}", self._find, partial(self._permanent_error, self._url))
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
-        """The bytes of a file from ``start`` on, in pieces; what the backend raises comes through.
+        """Yield the bytes of a file from ``start`` on, in chunks; errors of the backend are passed on.
 
         Raises:
-            Transient: the server gives whole files only, and ``start`` is not 0: ``supports_ranges`` is False from then on.
+            Transient: the server does not support range requests, and ``start`` is not 0. From then on
+                ``supports_ranges`` is False.
         """
         if not self.supports_ranges:
-            yield from self._stream(file, start)
+            yield from self._read_stream(file, start)
             return
         with self._fs.open(self._name(file.url), "rb", block_size=_CHUNK, cache_type="none") as remote:
             while start < file.size:
                 remote.seek(start)
                 try:
-                    piece = remote.read(min(_CHUNK, file.size - start))
-                except ValueError as error:  # so fsspec says that a server knows no ranges
-                    self._streams = True
-                    raise TransientError("the server gives whole files only") from error
-                if not piece:
+                    chunk = remote.read(min(_CHUNK, file.size - start))
+                except ValueError as error:  # fsspec's error for a server without range requests
+                    self._streaming_only = True
+                    raise Transient(_NO_RANGES) from error
+                if not chunk:
                     return
-                start += len(piece)
-                yield piece
+                start += len(chunk)
+                yield chunk
 
     @property
     def supports_ranges(self) -> bool:
-        """Whether reading may begin anywhere in a file."""
-        return not self._streams
+        """True if reading can start at any byte of a file."""
+        return not self._streaming_only
 
     def check_version(self, file: RemoteFile) -> None:
-        """Raise DataError if the file is no longer the version that was listed; backends' errors come through."""
-        now = self._file(file.url, self._info(self._name(file.url)))
+        """Check that the file is still the version that was listed.
+
+        Raises:
+            DataError: another version has replaced it. Errors of the backend are passed on.
+        """
+        now = self._remote_file(file.url, self._info(self._name(file.url)))
         if now != file:
-            was, found = _version(file), _version(now)
+            was, found = _describe_version(file), _describe_version(now)
             raise DataError(
-                f"{file.url}: the file was replaced while it was in use (it was {was}, now it is {found}). Put the old "
-                "one back, or start over from the new one."
+                f"{file.url}: the file was replaced while it was in use (it was {was}, now it is {found}). Restore "
+                "the old file, or start over with the new one."
             )
 
     def permanent_error(self, file: RemoteFile) -> Callable[[Fault], Exception]:
-        """What is raised for a fault that lasts, at a file."""
-        return partial(self._refusal, file.url)
+        """Return a function that makes the exception for an error at this file that retrying would not solve."""
+        return partial(self._permanent_error, file.url)
 
     # --- listing ---------------------------------------------------------------------------------------------------
 
     def _find(self) -> list[RemoteFile]:
-        files = [self._file(self._head + name, info) for name, info in self._entries().items()]
+        files = [self._remote_file(self._prefix + name, info) for name, info in self._entries().items()]
         return sorted(files, key=lambda file: PurePosixPath(file.url).parts)
 
     def _entries(self) -> dict[str, dict[str, Any]]:
-        """What is at the place, by the backend's names."""
-        web = self._protocol in WEB_PROTOCOLS
+        """Return the backend's info of each file that the URL names, by the backend's name of it."""
+        web = self._protocol in WEB
         first = min((at for sign in ("*[" if web else "*?[") if (at := self._root.find(sign)) >= 0), default=None)
         if first is not None:
-            return self._matching(self._root[:first].rpartition("/")[0])
-        if not (web and self._url.endswith("/")):  # any address of the web is a file but for those that end so
+            return self._matches(self._root[:first].rpartition("/")[0])
+        if not (web and self._url.endswith("/")):  # a web URL without a final slash is a file
             info = self._info(self._root)
             if info.get("type") != "directory":
                 return {self._root: info}
-        below = self._below(self._root, None)
-        if not below:
-            raise FileNotFoundError("the folder holds no files")
-        return below
+        files = self._files_below(self._root, None)
+        if not files:
+            raise FileNotFoundError("the folder contains no files")
+        return files
 
-    def _matching(self, folder: str) -> dict[str, dict[str, Any]]:
-        from fsspec.utils import glob_translate  # noqa: PLC0415 - as fsspec itself
+    def _matches(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Return the files below a folder that match the URL's glob."""
+        from fsspec.utils import glob_translate  # noqa: PLC0415 - fsspec is imported on first use
 
-        deep = "**" in self._root
-        below = self._below(folder, None if deep else self._root[len(folder) :].lstrip("/").count("/") + 1)
+        recursive = "**" in self._root
+        depth = None if recursive else self._root[len(folder) :].lstrip("/").count("/") + 1
         pattern = re.compile(glob_translate(self._root))
-        return {name: info for name, info in below.items() if pattern.match(name)}
+        return {name: info for name, info in self._files_below(folder, depth).items() if pattern.match(name)}
 
-    def _below(self, folder: str, depth: int | None) -> dict[str, dict[str, Any]]:
-        """The files below a folder, hidden ones left out, down to a depth.
+    def _files_below(self, folder: str, depth: int | None) -> dict[str, dict[str, Any]]:
+        """Return the files below a folder, without hidden ones, down to a depth.
 
-        By walking, since ``find`` and ``glob`` take a folder that could not be listed for an empty one.
+        This walks the folders, because fsspec's ``find`` and ``glob`` treat a folder that could not be listed as empty.
         """
         self._fs.invalidate_cache()
         web = self._protocol in WEB_PROTOCOLS
         found: dict[str, dict[str, Any]] = {}
         for _, _, files in self._fs.walk(folder + "/" * web, maxdepth=depth, detail=True, on_error="raise"):
             found |= {info["name"]: info for info in files.values()}
-        shown = (name for name in found if not any(p.startswith(".") for p in name[len(folder) :].split("/")))
-        links = (name for name in shown if not name.endswith("/") and not (web and "?" in name))
-        return {name: found[name] for name in links}
+        visible = (name for name in found if not any(p.startswith(".") for p in name[len(folder) :].split("/")))
+        names = (name for name in visible if not name.endswith("/") and not (web and "?" in name))
+        return {name: found[name] for name in names}
 
     def _info(self, name: str) -> dict[str, Any]:
         self._fs.invalidate_cache()
         return dict(self._fs.info(name))
 
-    def _file(self, url: str, info: dict[str, Any]) -> RemoteFile:
-        if info.get("size") is None:  # a listing of web pages has none
+    def _remote_file(self, url: str, info: dict[str, Any]) -> RemoteFile:
+        if info.get("size") is None:  # a listing of web pages has no sizes
             info = self._info(self._name(url))
         if info.get("size") is None:
             raise DataError(
-                f"{url}: the server does not say how long the file is (no Content-Length), so that a file that came "
-                "only in part could not be told from a whole one. Fetch it by other means and give the local path."
+                f"{url}: the server does not report the length of the file (no Content-Length), so a partial download "
+                "could not be detected. Download it by other means and give the local path."
             )
-        etag = next((str(info[key]) for key in _VERSIONS if info.get(key)), "").removeprefix("W/").strip('"')
-        time = next((info[key] for key in _TIMES if info.get(key)), None)
+        etag = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "").removeprefix("W/").strip('"')
+        time = next((info[key] for key in _TIME_KEYS if info.get(key)), None)
         return RemoteFile(url, int(info["size"]), etag, 0 if etag or time is None else _nanoseconds(time))
 
     def _name(self, url: str) -> str:
-        """The backend's name of a file that it listed."""
-        return url[len(self._head) :]
+        """Return the backend's name of a listed file."""
+        return url[len(self._prefix) :]
 
-    def _stream(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+    def _read_stream(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         if start:
-            raise TransientError("the server gives whole files only")
+            raise Transient(_NO_RANGES)
         with closing(self._fs.open(self._name(file.url), "rb", block_size=0)) as remote:
-            while piece := remote.read(_STREAMED):
-                yield piece
+            while chunk := remote.read(_STREAM_CHUNK):
+                yield chunk
 
-    def _refusal(self, url: str, fault: Fault) -> Exception:
+    def _permanent_error(self, url: str, fault: Fault) -> Exception:
         return StoreAccessError(refusal(url, fault))
 
 
 def local_path(path: str) -> str:
-    """The path of a ``file://`` URL, any other path as it is."""
+    """Return the path of a ``file://`` URL; return any other path or URL unchanged."""
     protocol, _, rest = path.partition("://")
     return rest if is_url(path) and protocol.lower() in ("file", "local") else path
 
 
 def url_file_name(url: str) -> str:
-    """The part of a URL that is a file's name with its endings, without a query."""
+    """Return the file name of a URL with its suffixes, without a query."""
     protocol = protocol_of(url)
     path = url.partition("?")[0].partition("#")[0] if protocol in WEB_PROTOCOLS else url
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _place(url: str) -> str:
-    """The server or bucket of a URL: what is said to be away."""
+def _store_name(url: str) -> str:
+    """Return the server or bucket of a URL, such as ``s3://bucket``: the name of the store in messages."""
     protocol, _, rest = url.partition("://")
     return f"{protocol}://{rest.partition('/')[0]}"
 
 
-def _version(file: RemoteFile) -> str:
+def _describe_version(file: RemoteFile) -> str:
     written = f", written {datetime.fromtimestamp(file.mtime_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     version = f", version {file.etag}" if file.etag else written if file.mtime_ns else ""
     return f"{file.size:,} bytes{version}"
 
 
 def _nanoseconds(time: Any) -> int:
-    """Whole seconds, in ns: listings and single answers of one store differ in what comes after the point."""
+    """Convert a time to ns, truncated to seconds: a store's listings and single answers differ in the fraction."""
     if isinstance(time, str):
         try:
             time = parsedate_to_datetime(time)

@@ -1,11 +1,11 @@
-"""Another attempt, and another: what a store that is away for a while costs is time, not the run.
+"""Retries with exponential backoff and jitter, so that an outage of a store costs a run time but does not end it.
 
-    action --fails--> worth another attempt? --no--> the caller's error, at once
-                        | yes: wait 0.5 s, 1 s, 2 s ... 30 s, half of it at random; said once, in one line
+    action --fails--> transient error? --no--> the caller's error, at once
+                        | yes: wait 0.5 s, 1 s, 2 s ... 30 s, half of it at random; logged once, in one line
                         v
                       action
 
-An outage may last ``PATIENCE``; it counts from the last byte that came, so a slow store is no outage.
+An outage may last ``MAX_OUTAGE_SECONDS``. It is counted from the last byte received, so a slow store is no outage.
 """
 
 import logging
@@ -22,84 +22,84 @@ from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
 MAX_OUTAGE_SECONDS = 900.0
-"""Seconds without any progress after which a store is given up. Object stores were away for minutes, rarely longer."""
+"""Seconds without progress after which retries end. Outages of object stores last minutes, rarely longer."""
 
-_FIRST, _LONGEST = 0.5, 30.0  # seconds between attempts
-_SAID_AGAIN = 60.0  # seconds: a store that answers every other request is one outage
+_FIRST_DELAY, _MAX_DELAY = 0.5, 30.0  # seconds between attempts
+_LOG_INTERVAL = 60.0  # seconds between messages; a store that answers every other request has one outage, not many
 
 T = TypeVar("T")
 
 
 class StoreUnavailableError(DataError):
-    """A store did not answer for as long as a run waits."""
+    """A store did not answer for ``MAX_OUTAGE_SECONDS``."""
 
 
 class FetchCancelledError(Exception):
-    """Nobody wants the result any more."""
+    """The result of a fetch is no longer needed."""
 
 
 class StoreRetries:
-    """The patience with one store, shared by everything that reads from it, whatever the thread.
+    """Retry state of one store, shared by all threads that read from it, so that an outage is logged once.
 
     Args:
-        where: what is said to be away, ``s3://bucket`` for one.
-        clock: seconds that only grow.
-        sleep: waits for so many seconds.
-        chance: a random number from [0, 1), so that many processes do not all come back at the same moment.
-        say: takes a line for the user.
-        now: the time of day.
+        store: name of the store in messages, such as ``s3://bucket``.
+        clock: monotonic time in seconds.
+        sleep: function that waits for a number of seconds.
+        uniform: random number from [0, 1) for the jitter, so that many processes do not retry at the same moment.
+        log: function that logs one line for the user.
+        now: time of day.
     """
 
     def __init__(
         self,
-        where: str,
+        store: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        chance: Callable[[], float] = random.random,
-        say: Callable[[str], None] = _LOG.warning,
+        uniform: Callable[[], float] = random.random,
+        log: Callable[[str], None] = _LOG.warning,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self.where = where
-        self._clock, self._sleep, self._chance, self._say, self._now = clock, sleep, chance, say, now
+        self.store = store
+        self._clock, self._sleep, self._uniform, self._log, self._now = clock, sleep, uniform, log, now
         self._lock = threading.Lock()
-        self._announced = False
-        self._last_said = float("-inf")
+        self._outage_logged = False
+        self._last_log = float("-inf")
 
-    def attempt(self, what: str, wanted: Callable[[], bool] = lambda: True) -> "RetryLoop":
-        """Attempts at one thing.
+    def attempt(self, activity: str, still_needed: Callable[[], bool] = lambda: True) -> "RetryLoop":
+        """Return a retry loop for one action.
 
         Args:
-            what: what is being done, for messages: ``reading s3://bucket/a.parquet``.
-            wanted: whether anybody still waits for the result; asked every second.
+            activity: description of the action for messages, such as ``reading s3://bucket/a.parquet``.
+            still_needed: polled every second; the loop is cancelled once it returns False.
         """
-        return RetryLoop(self, what, wanted)
+        return RetryLoop(self, activity, still_needed)
 
-    def call(self, what: str, action: Callable[[], T], refuse: Callable[[StorageFailure], Exception]) -> T:
-        """The result of an action, after as many attempts as it takes; see ``Attempts.call``."""
-        return self.attempt(what).call(action, refuse)
+    def call(self, activity: str, action: Callable[[], T], make_error: Callable[[Fault], Exception]) -> T:
+        """Call an action, retried as often as needed, and return its result; see ``RetryLoop.call``."""
+        return self.attempt(activity).call(action, make_error)
 
 
 class RetryLoop:
-    """Attempts at one thing; ``progress`` says that it got further: a later failure is an outage of its own."""
+    """Retries of one action; ``progress`` ends an outage, and a later failure begins a new one."""
 
-    def __init__(self, retries: StoreRetries, what: str, wanted: Callable[[], bool]) -> None:
-        self._of, self._what, self._wanted = retries, what, wanted
-        self._since: float | None = None
-        self._began: datetime | None = None
+    def __init__(self, retries: StoreRetries, activity: str, still_needed: Callable[[], bool]) -> None:
+        self._retries, self._activity, self._still_needed = retries, activity, still_needed
+        self._outage_start: float | None = None
+        self._outage_time: datetime | None = None
         self._failures = 0
 
-    def call(self, action: Callable[[], T], refuse: Callable[[StorageFailure], Exception]) -> T:
-        """The result of an action, after as many attempts as it takes.
+    def call(self, action: Callable[[], T], make_error: Callable[[Fault], Exception]) -> T:
+        """Call an action, retried as often as needed, and return its result.
 
         Args:
-            action: may be done again after it failed.
-            refuse: the error for a fault that another attempt would not mend.
+            action: can be called again after it failed.
+            make_error: makes the exception for an error that retrying would not solve.
 
         Raises:
-            Away: the outage lasted longer than ``PATIENCE``.
-            Abandoned: nobody wants the result any more.
-            Exception: what ``refuse`` made, or a HlatError that the action raised itself.
+            StoreUnavailableError: the outage lasted longer than ``MAX_OUTAGE_SECONDS``.
+            FetchCancelledError: the result is no longer needed.
+            Exception: the one that ``make_error`` made, or a HlatError that the action raised.
         """
         while True:
             try:
@@ -107,58 +107,59 @@ class RetryLoop:
             except (HlatError, FetchCancelledError):
                 raise
             except Exception as error:
-                fault = classify_error(error)
-                if fault.kind is not FailureKind.TRANSIENT:
-                    raise refuse(fault) from error
+                fault = fault_of(error)
+                if fault.kind is not Kind.TRANSIENT:
+                    raise make_error(fault) from error
                 self._wait(fault, error)
             else:
                 self.progress()
                 return result
 
     def progress(self) -> None:
-        """The store gave something: an outage, if there was one, is over."""
-        if self._since is None:
+        """Record that the store answered, which ends an outage."""
+        if self._outage_start is None:
             return
-        of, since = self._of, self._since
-        self._since, self._failures = None, 0
-        with of._lock:
-            if of._announced:
-                of._announced = False
-                of._say(f"{of.where} answers again, after {_duration(of._clock() - since)}.")
+        retries, start = self._retries, self._outage_start
+        self._outage_start, self._failures = None, 0
+        with retries._lock:
+            if retries._outage_logged:
+                retries._outage_logged = False
+                retries._log(f"{retries.store} answers again, after {_duration(retries._clock() - start)}.")
 
-    def _wait(self, fault: StorageFailure, error: Exception) -> None:
-        of = self._of
-        if self._since is None:
-            self._since, self._began = of._clock(), of._now()
-        lasted = of._clock() - self._since
+    def _wait(self, fault: Fault, error: Exception) -> None:
+        retries = self._retries
+        if self._outage_start is None:
+            self._outage_start, self._outage_time = retries._clock(), retries._now()
+        lasted = retries._clock() - self._outage_start
         if lasted >= MAX_OUTAGE_SECONDS:
             raise StoreUnavailableError(
-                f"{self._what}: {fault.reason}, since {self._began:%H:%M:%S} ({_duration(lasted)} of attempts). See "
-                f"whether {of.where} can be reached from here; then run the same command again: finished work is kept."
+                f"{self._activity}: {fault.reason}, since {self._outage_time:%H:%M:%S} ({_duration(lasted)} of "
+                f"attempts). Check that {retries.store} can be reached from this machine; then run the same command "
+                "again: finished work is kept."
             ) from error
         self._failures += 1
-        if self._failures == 2:  # one failure that is gone a moment later is nobody's concern
-            self._announce(fault)
-        longest = min(_FIRST * 2 ** min(self._failures - 1, 20), _LONGEST, MAX_OUTAGE_SECONDS - lasted)
-        self._pause(longest * (0.5 + 0.5 * of._chance()))
+        if self._failures == 2:  # a single failure is not worth a message
+            self._log_outage(fault)
+        longest = min(_FIRST_DELAY * 2 ** min(self._failures - 1, 20), _MAX_DELAY, MAX_OUTAGE_SECONDS - lasted)
+        self._pause(longest * (0.5 + 0.5 * retries._uniform()))
 
     def _pause(self, seconds: float) -> None:
-        """Wait, and stop waiting soon after nobody wants the result any more."""
+        """Wait; raise FetchCancelledError within a second after the result is no longer needed."""
         while seconds > 0:
-            self._of._sleep(min(seconds, 1.0))
+            self._retries._sleep(min(seconds, 1.0))
             seconds -= 1.0
-            if not self._wanted():
+            if not self._still_needed():
                 raise FetchCancelledError
 
-    def _announce(self, fault: StorageFailure) -> None:
-        of = self._of
-        with of._lock:
-            if of._announced or of._clock() - of._last_said < _SAID_AGAIN:
+    def _log_outage(self, fault: Fault) -> None:
+        retries = self._retries
+        with retries._lock:
+            if retries._outage_logged or retries._clock() - retries._last_log < _LOG_INTERVAL:
                 return
-            of._announced, of._last_said = True, of._clock()
-        of._say(
-            f"{of.where} does not answer: {fault.reason}, while {self._what}, since {self._began:%H:%M:%S}. "
-            f"Trying again for up to {_duration(MAX_OUTAGE_SECONDS)}."
+            retries._outage_logged, retries._last_log = True, retries._clock()
+        retries._log(
+            f"{retries.store} does not answer: {fault.reason}, while {self._activity}, since "
+            f"{self._outage_time:%H:%M:%S}. Trying again for up to {_duration(MAX_OUTAGE_SECONDS)}."
         )
 
 
