@@ -227,7 +227,7 @@ def test_transformers_agrees_with_sentencepiece(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=100)
 def test_sentencepiece_cuts_do_not_change_tokens(text: str) -> None:
     tokenizer = _llama2()
-    assert tokenizer._cuttable
+    assert tokenizer._can_cut
     pieces = list(tokenizer.chunks(text, 3))
     assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
 
@@ -342,7 +342,7 @@ def _with(change: dict[str, object]) -> bytes:
         (b'{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}', "no tokens"),
         (_with({"vocab": {"a": 2**32 - 1}, "merges": []}), "id 4,294,967,295"),
         (_with({"vocab": {"a": 2**40}, "merges": []}), "not a tokenizer.json"),
-        (_with({"continuing_subword_prefix": "x"}), "does not go on with 'x'"),
+        (_with({"continuing_subword_prefix": "x"}), "does not begin with 'x'"),
         (_with({"type": 5}), "not a tokenizer.json"),
         (b"[" * 100_000, "not a tokenizer.json"),
         (b"[]", "a JSON list, not an object"),

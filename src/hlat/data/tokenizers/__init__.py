@@ -1,4 +1,4 @@
-"""Text to token ids and back: tokenizer.json files, SentencePiece models, and training of new ones."""
+"""Tokenizers: text to token ids and back, from tokenizer.json files, SentencePiece models, or trained on a corpus."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
 """The interface of all tokenizers: text -> token ids -> text.
 
-Text is always encoded as plain text: a document that spells out a special token gets the characters of it, never
-the token, so that no document can forge the end of another. A long document is encoded in pieces where that is
-proven not to change the tokens (hlat.data.tokenizers.safe_cuts), so that memory stays bounded.
+Documents are always encoded as plain text: the name of a special token in a document is encoded as its characters,
+never as the token, so that no document can fake an end of document. A long document is encoded in chunks where this
+is proven not to change the tokens (hlat.data.tokenizers.safe_cuts), so that memory stays bounded.
 
 Worker processes import this module, so it must not import torch.
 """
@@ -24,17 +24,19 @@ from hlat.runtime import DataError
 TokenIdArray = npt.NDArray[np.uint32]
 
 CHUNK_CHARS = 1 << 16  # characters; memory while encoding is about 100 bytes per character
-_BATCH = 1 << 18  # characters handed to the library at once
+_BATCH = 1 << 18  # characters per call of the library
 
 
 class Tokenizer(ABC):
-    """One tokenizer. Ids are in [0, vocab_size).
+    """A tokenizer. Ids are in [0, vocab_size).
 
     Attributes:
-        vocab_size: one more than the highest id.
-        eos_token, eos_id: what ends a document; None for nothing.
-        bos_id: what the tokenizer's own model expects in front of a text, added by no ``encode``; None if unknown.
-        files: name -> content of every file that ``transformers.AutoTokenizer`` needs.
+        vocab_size: highest id plus 1.
+        eos_token: name of the end-of-sequence token, which ends a document; None for no such token.
+        eos_id: id of ``eos_token``; None for no such token.
+        bos_id: id of the begin-of-sequence token that models of this tokenizer expect in front of a text. ``encode``
+            does not add it. None if unknown.
+        files: content by name of every file that ``transformers.AutoTokenizer`` needs.
     """
 
     vocab_size: int
@@ -45,71 +47,78 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, special tokens neither recognised nor added."""
+        """Encode each text; special tokens are neither recognised nor added."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Decode tokens to text, without special tokens; bytes that are not UTF-8 become U+FFFD."""
 
     @property
     @abstractmethod
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of text that each token stands for, shape (vocab_size,); 0 for special tokens.
+        """UTF-8 bytes of text per token, int64, shape (vocab_size,); 0 for special tokens.
 
-        Over the tokens of a document they add up to the bytes of its text: exactly for byte-level and character
-        tokenizers; SentencePiece counts the space that it puts in front of a text too.
+        Summed over the tokens of a document they give the bytes of its text: exactly for byte-level and character
+        tokenizers; SentencePiece models also count the space that they put in front of a text.
         """
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text.
+        """Encode a text.
 
         Raises:
-            DataError: the text is not valid Unicode, or holds what the tokenizer cannot encode.
+            DataError: the text is not valid Unicode, or contains a character that the tokenizer cannot encode.
         """
         _check_text(text)
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The tokens of a text that a model is to continue, as ``transformers`` gives them.
+        """Encode a prompt for a model to continue, in the same way as ``transformers``.
 
-        Unlike ``encode``, names of special tokens in the text are those tokens, and a begin-of-text token stands in
-        front where the tokenizer's own post-processing puts one.
+        Unlike in ``encode``, names of special tokens in the text become these tokens, and a begin-of-sequence token is
+        added in front if the tokenizer's post-processing adds one.
 
         Raises:
-            DataError: the text is not valid Unicode, or holds what the tokenizer cannot encode.
+            DataError: the text is not valid Unicode, or contains a character that the tokenizer cannot encode.
         """
         _check_text(text)
-        return self._prompt(text)
+        return self._encode_prompt(text)
 
-    def _prompt(self, text: str) -> list[int]:
+    def _encode_prompt(self, text: str) -> list[int]:
         return self.encode(text)
 
     def encode_documents(self, texts: Sequence[str]) -> list[TokenIdArray]:
-        """The tokens of each document, the same as ``encode``'s, in memory that does not grow with its length."""
-        pieces: list[list[TokenIdArray]] = [[] for _ in texts]
-        for batch in _batches((index, piece) for index, text in enumerate(texts) for piece in self.chunks(text)):
-            encoded = self.encode_batch([piece for _, piece in batch])
+        """Encode each document in chunks, so that memory is bounded; the result equals ``encode``.
+
+        Returns:
+            Tokens of each document, uint32, shape (tokens,).
+        """
+        arrays: list[list[TokenIdArray]] = [[] for _ in texts]
+        for batch in _batches((index, chunk) for index, text in enumerate(texts) for chunk in self.chunks(text)):
+            encoded = self.encode_batch([chunk for _, chunk in batch])
             for (index, _), ids in zip(batch, encoded, strict=True):
-                pieces[index].append(np.array(ids, dtype=np.uint32))
-        return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in pieces]
+                arrays[index].append(np.array(ids, dtype=np.uint32))
+        return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in arrays]
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
-        """Pieces of about so many characters whose tokens, joined, are those of the text; it may stay whole."""
+        """Cut a text into chunks of about ``min_chars`` characters without changing its tokens; it may stay uncut.
+
+        The tokens of the chunks, concatenated, are the tokens of the text.
+        """
         yield text
 
     @cached_property
     def sha256(self) -> str:
-        """Identity: a hash of everything that decides the ids."""
+        """Identity of the tokenizer: a hash of everything that decides the ids."""
         digest = hashlib.sha256()
         digest.update(self.files.get("tokenizer.model") or self.files["tokenizer.json"])
         digest.update(json.dumps([self.eos_id, self.vocab_size]).encode())
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the files to a folder that ``transformers.AutoTokenizer`` and ``load_saved`` read.
+        """Write the files to a folder, which ``transformers.AutoTokenizer`` and ``load_saved`` can read.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk refused the write.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
@@ -117,15 +126,23 @@ class Tokenizer(ABC):
         sync_folder(folder)
 
 
-def resolve_eos_token(asked: str | None, config: dict[str, Any] | None) -> str | None:
-    """The end-of-sequence token asked for; where "auto" was asked, the one that tokenizer_config.json names, if any."""
-    if asked == "auto" and config is not None and "eos_token" in config:
+def resolve_eos_token(requested: str | None, config: dict[str, Any] | None) -> str | None:
+    """Return the requested end-of-sequence token; replace "auto" by the one that tokenizer_config.json names, if any.
+
+    Raises:
+        DataError: tokenizer_config.json does not give the token as text.
+    """
+    if requested == "auto" and config is not None and "eos_token" in config:
         return special_token_name(config, "eos_token")
-    return asked
+    return requested
 
 
 def special_token_name(config: dict[str, Any] | None, key: str) -> str | None:
-    """A special token of tokenizer_config.json, which writes it as a string or as an object."""
+    """Return the name of a special token of tokenizer_config.json, given there as a string or as an object.
+
+    Raises:
+        DataError: it is not text.
+    """
     value = (config or {}).get(key)
     name = value.get("content", value) if isinstance(value, dict) else value
     if name is not None and not isinstance(name, str):
@@ -134,14 +151,14 @@ def special_token_name(config: dict[str, Any] | None, key: str) -> str | None:
 
 
 def sentencepiece_byte_count(token: str) -> int:
-    """Bytes of text behind a token written the SentencePiece way: ▁ is a space, <0x0A> is one byte."""
+    """Return the bytes of text of a token in SentencePiece spelling: ▁ is a space, <0x0A> is one byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.replace("▁", " ").encode())
 
 
 def config_files(config: dict[str, Any], special: dict[str, str | None]) -> dict[str, bytes]:
-    """tokenizer_config.json and special_tokens_map.json, as transformers reads them."""
+    """Build tokenizer_config.json and special_tokens_map.json for ``transformers``; return their content by name."""
     named = {key: name for key, name in special.items() if name is not None}
     return {
         "tokenizer_config.json": _json({**config, **special}),
@@ -150,7 +167,7 @@ def config_files(config: dict[str, Any], special: dict[str, str | None]) -> dict
 
 
 def _check_text(text: str) -> None:
-    """Bytes that are not UTF-8 reach us from a command line as lone surrogates, which no tokenizer takes."""
+    """Raise DataError for lone surrogates, as Python reads bytes of a command line that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -164,12 +181,12 @@ def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _batches(pieces: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+def _batches(chunks: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
     batch: list[tuple[int, str]] = []
     size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece[1])
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk[1])
         if size >= _BATCH:
             yield batch
             batch, size = [], 0

@@ -1,4 +1,4 @@
-"""The bytes of a tokenizer.json -> a tokenizer of the ``tokenizers`` library, or an error that says what is wrong."""
+"""Parse the bytes of a tokenizer.json into a tokenizer of the ``tokenizers`` library."""
 
 import json
 from typing import Any
@@ -7,24 +7,27 @@ import tokenizers
 
 from hlat.runtime import DataError
 
-_MOST_IDS = 1 << 24  # sixty times the largest published vocabulary; an id above it is damage, not a token
+_MAX_IDS = 1 << 24  # sixty times the largest published vocabulary; a higher id means a damaged file
 
 
 def parse_tokenizer_json(content: bytes, where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer of the library, and the description as parsed JSON.
+    """Parse a tokenizer.json.
 
     Args:
-        content: of the file.
-        where: what to call it in errors.
+        content: bytes of the file.
+        where: name of the file in errors.
+
+    Returns:
+        The library's tokenizer, and the parsed JSON.
 
     Raises:
-        DataError: not a tokenizer, one without tokens, or one with ids that none has.
+        DataError: the content is not a tokenizer, has no tokens, or has ids above 2**24.
     """
     try:
         description = json.loads(content)
         if not isinstance(description, dict):
             raise TypeError(f"a JSON {type(description).__name__}, not an object")
-        _refuse_odd_merges(description.get("model"))
+        _check_merges(description.get("model"))
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
     except BaseException as error:  # the library raises plain Exception, and panics as BaseException
@@ -34,15 +37,18 @@ def parse_tokenizer_json(content: bytes, where: str) -> tuple[tokenizers.Tokeniz
         raise DataError(f"{where}: not a tokenizer.json: {reason}. Give a file that `tokenizers` saved.") from error
     if not ids:
         raise DataError(f"{where}: the tokenizer has no tokens. Give a file that `tokenizers` saved after training.")
-    if max(ids) >= _MOST_IDS:
-        raise DataError(f"{where}: a token has the id {max(ids):,}, and ids below {_MOST_IDS:,} are read.")
+    if max(ids) >= _MAX_IDS:
+        raise DataError(
+            f"{where}: a token has the id {max(ids):,}, and the highest id that hlat reads is {_MAX_IDS - 1:,}."
+        )
     return tokenizer, description
 
 
-def _refuse_odd_merges(model: Any) -> None:
-    """Raise ValueError for a BPE model at which the library ends the process: its merges lack the prefix of pieces.
+def _check_merges(model: Any) -> None:
+    """Raise ValueError for a BPE model with merges that lack its ``continuing_subword_prefix``.
 
-    It takes as many bytes off the right part of each merge as the prefix has characters, wherever these bytes end.
+    For such a model the library ends the process: it removes the length of the prefix from the right half of each
+    merge, in bytes, even where this cuts a character.
     """
     prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
     if not prefix or not isinstance(prefix, str):
@@ -50,4 +56,6 @@ def _refuse_odd_merges(model: Any) -> None:
     for merge in model.get("merges") or []:
         right = (merge.split(" ") if isinstance(merge, str) else merge)[-1]
         if not str(right).startswith(prefix):
-            raise ValueError(f"the merge {merge!r} does not go on with {prefix!r}, its continuing_subword_prefix")
+            raise ValueError(
+                f"the right half of the merge {merge!r} does not begin with {prefix!r}, the continuing_subword_prefix"
+            )

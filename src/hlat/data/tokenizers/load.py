@@ -1,4 +1,4 @@
-"""Loading a tokenizer of any kind from its files.
+"""Load a tokenizer of any kind from its files.
 
 tokenizer.json            json_tokenizer.py   (Hugging Face ``tokenizers``)
 SentencePiece .model      sentencepiece.py    (extra ``sentencepiece``)
@@ -15,25 +15,27 @@ _NAMES = ("tokenizer.json", "tokenizer.model")
 
 
 def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenizer:
-    """A tokenizer from tokenizer.json, a SentencePiece .model, or a folder that holds one of them.
+    """Load a tokenizer from a tokenizer.json, a SentencePiece .model, or a folder that contains one of them.
 
     Args:
         path: the file or folder.
         eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
 
     Raises:
-        DataError: missing, unreadable, or without the end-of-sequence token.
+        DataError: the tokenizer is missing, unreadable, or has no such end-of-sequence token.
     """
     path = Path(path).expanduser()
     file = _tokenizer_file(path)
     try:
         content = file.read_bytes()
-        beside = file.with_name("tokenizer_config.json")
-        config = json.loads(beside.read_bytes()) if file.name in _NAMES and beside.is_file() else None
+        config_file = file.with_name("tokenizer_config.json")
+        config = json.loads(config_file.read_bytes()) if file.name in _NAMES and config_file.is_file() else None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot read the tokenizer: {error}") from error
     if config is not None and not isinstance(config, dict):
-        raise DataError(f"{beside}: a JSON {type(config).__name__}, not an object. Restore the file, or remove it.")
+        raise DataError(
+            f"{config_file}: a JSON {type(config).__name__}, not an object. Restore the file, or remove it."
+        )
     if file.suffix == ".model":
         from hlat.data.tokenizers.sentencepiece import SentencePieceTokenizer  # noqa: PLC0415 - an extra
 
@@ -44,7 +46,11 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
 
 
 def load_saved(folder: Path) -> Tokenizer:
-    """The tokenizer that ``save`` wrote: from the SentencePiece model where a conversion lies beside it."""
+    """Load the tokenizer that ``Tokenizer.save`` wrote: the SentencePiece model if there is one, else tokenizer.json.
+
+    Raises:
+        DataError: see ``load_tokenizer``.
+    """
     model = folder / "tokenizer.model"
     return load_tokenizer(model if model.is_file() else folder)
 

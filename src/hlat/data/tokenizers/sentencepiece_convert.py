@@ -1,12 +1,12 @@
-"""A SentencePiece BPE model -> the tokenizer.json that libraries without SentencePiece load.
+"""Convert a SentencePiece BPE model to a tokenizer.json, for libraries without SentencePiece.
 
-Both merge the best pair of neighbours first, the leftmost of equals, so the conversion ranks each way to put a piece
-together by the score of the piece. Runs of spaces, which Llama's models give one equal score, are merged from the
-left one by one; ranking the longest run first does the same. Loading the bare .model with transformers 5
-ranks by id instead and splits indented text differently: an exported model carries this file beside it for that.
+Both merge the best pair of neighbours first, and the leftmost of equal pairs. So the conversion ranks every pair that
+forms a piece by the score of the piece. Runs of spaces, which all have the same score in Llama's models, are merged
+from the left one by one; ranking the longest run first gives the same result. An exported model has this file next to
+its .model, because transformers 5 ranks by id when it loads a .model alone, and then splits indented text differently.
 
-Only models of the plain kind are converted: identity normalizer, a space in front, byte fallback, no user-defined
-pieces. Preparation itself always encodes with the sentencepiece library; this is for those who load the result.
+A model is converted only if its normalizer is "identity", it puts a space in front of a text, has byte fallback and no
+user-defined pieces. Preparation always encodes with the sentencepiece library; only readers of the result use this.
 """
 
 import json
@@ -17,12 +17,12 @@ _BPE = 2  # TrainerSpec.ModelType
 _SPACE = "▁"
 
 
-def to_tokenizer_json(proto: Any, begin: int | None = None) -> bytes | None:
-    """The tokenizer.json of a parsed ModelProto; None if the model is not of the plain kind.
+def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes | None:
+    """Convert a parsed ModelProto to the bytes of a tokenizer.json; return None if it cannot be converted.
 
     Args:
         proto: the model.
-        begin: id of the piece that is to stand in front of a prompt; None for none.
+        bos_id: id of the piece to put in front of a prompt; None for none.
     """
     pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     if not is_plain(proto) or proto.trainer_spec.model_type != _BPE:
@@ -56,7 +56,7 @@ def to_tokenizer_json(proto: Any, begin: int | None = None) -> bytes | None:
             ],
         },
         "pre_tokenizer": None,
-        "post_processor": None if begin is None else _template(pieces[begin][0], begin),
+        "post_processor": None if bos_id is None else _template(pieces[bos_id][0], bos_id),
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -83,7 +83,7 @@ def to_tokenizer_json(proto: Any, begin: int | None = None) -> bytes | None:
 
 
 def _template(piece: str, index: int) -> dict[str, Any]:
-    """One piece in front of every text."""
+    """Build a post-processor that puts one piece in front of every text."""
     begin, text = {"SpecialToken": {"id": piece, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     other = {"Sequence": {"id": "B", "type_id": 0}}
     return {
@@ -95,7 +95,7 @@ def _template(piece: str, index: int) -> dict[str, Any]:
 
 
 def is_plain(proto: Any) -> bool:
-    """Whether the model changes nothing of a text but to put a space in front, and knows every text."""
+    """Return True if the model changes a text only by putting a space in front, and can encode any text."""
     rules = proto.normalizer_spec
     return bool(
         rules.name == "identity"
@@ -110,12 +110,12 @@ def is_plain(proto: Any) -> bool:
 
 
 def _merges(normal: dict[str, float]) -> list[list[str]]:
-    """Every way to put a piece together from two others, best first."""
+    """List every pair of pieces that forms another piece, best first."""
     ranked = []
     for piece, score in normal.items():
         spaces = not piece.strip(_SPACE)
-        for place in range(1, len(piece)):
-            left, right = piece[:place], piece[place:]
+        for split in range(1, len(piece)):
+            left, right = piece[:split], piece[split:]
             if left in normal and right in normal and (right == _SPACE or not spaces):
-                ranked.append((-score, -len(piece) if spaces else 0, place, left, right))
+                ranked.append((-score, -len(piece) if spaces else 0, split, left, right))
     return [[left, right] for *_, left, right in sorted(ranked, key=lambda merge: merge[:3])]

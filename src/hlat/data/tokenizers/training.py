@@ -1,7 +1,7 @@
-"""A corpus becomes a tokenizer: byte-level BPE on an evenly spread sample, or one token per character.
+"""Train a tokenizer on a corpus: byte-level BPE on a uniform sample, or one token per character.
 
-Both end as an ordinary tokenizer.json. The sample is the pieces of text with the smallest hashes, as many as fit:
-which text is in it depends on the texts alone, every piece has the same chance, and memory is bounded by the sample.
+Both give an ordinary tokenizer.json. The sample consists of the chunks of text with the smallest hashes, as many as
+fit. So it depends on the texts alone, every chunk has the same chance, and memory is bounded by the sample.
 """
 
 import hashlib
@@ -19,53 +19,53 @@ from hlat.runtime import DataError
 EOS = "<|endoftext|>"
 
 _BYTES = 256
-_PIECE = 1 << 15  # characters: a long document is sampled in pieces, not all or nothing
+_CHUNK = 1 << 15  # characters; a long document is sampled in chunks, not completely or not at all
 _KEY = b"hlat tokenizer sample"
 
 
-def sample_texts(texts: Iterable[str], at_most: int, distinct: bool = False) -> list[str]:
-    """An evenly spread sample of at most so many UTF-8 bytes, in the order of the corpus; all of it if it fits.
+def sample_texts(texts: Iterable[str], max_bytes: int, distinct: bool = False) -> list[str]:
+    """Draw a uniform sample of chunks of a corpus, in the order of the corpus; the complete corpus if it fits.
 
     Args:
         texts: the corpus.
-        at_most: bytes of the sample.
-        distinct: whether what was sampled already is passed over, as where copies of documents are dropped.
+        max_bytes: maximum size of the sample in UTF-8 bytes; at least one chunk is returned.
+        distinct: skip chunks that are in the sample already, for corpora of which copies are dropped.
     """
-    kept: list[tuple[int, int, int, str]] = []  # a heap with the largest hash on top: (-hash, -place, bytes, text)
+    kept: list[tuple[int, int, int, str]] = []  # a heap with the largest hash on top: (-hash, -position, bytes, text)
     ranks: set[int] = set()
     total = 0
-    for place, piece in enumerate(_pieces(texts)):
-        encoded = piece.encode()
+    for position, chunk in enumerate(_chunks(texts)):
+        encoded = chunk.encode()
         rank = int.from_bytes(hashlib.blake2b(encoded, digest_size=8, key=_KEY).digest(), "little")
         if distinct and rank in ranks:
             continue
         ranks.add(rank)
-        heapq.heappush(kept, (-rank, -place, len(encoded), piece))
+        heapq.heappush(kept, (-rank, -position, len(encoded), chunk))
         total += len(encoded)
-        while total > at_most and len(kept) > 1:
-            gone = heapq.heappop(kept)
-            ranks.discard(-gone[0])
-            total -= gone[2]
-    return [piece for _, _, _, piece in sorted(kept, key=lambda entry: -entry[1])]
+        while total > max_bytes and len(kept) > 1:
+            removed = heapq.heappop(kept)
+            ranks.discard(-removed[0])
+            total -= removed[2]
+    return [chunk for _, _, _, chunk in sorted(kept, key=lambda entry: -entry[1])]
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, eos_token: str | None = "auto") -> JsonTokenizer:
-    """A byte-level BPE tokenizer: it knows all text, and decoding gives back exactly what was encoded.
+    """Train a byte-level BPE tokenizer, which encodes any text and decodes it to exactly the same text.
 
     Args:
-        texts: what to train on.
-        vocab_size: tokens in all: 256 bytes, the end-of-sequence token, merges. A small corpus may yield fewer.
+        texts: texts to train on.
+        vocab_size: total number of tokens: 256 bytes, the end-of-sequence token, merges. A small corpus can give fewer.
         eos_token: name of the end-of-sequence token; "auto" is <|endoftext|>, None for none.
 
     Raises:
-        DataError: a vocabulary too small for the bytes.
+        DataError: the vocabulary is too small for the 256 bytes and the end-of-sequence token.
     """
     name = EOS if eos_token == "auto" else eos_token
     special = [] if name is None else [name]
     if vocab_size < _BYTES + len(special):
         raise DataError(
             f"data.tokenizer.vocab_size = {vocab_size}: a byte-level tokenizer has 256 bytes"
-            f"{' and an end-of-sequence token' if special else ''}; ask for at least {_BYTES + len(special)}"
+            f"{' and an end-of-sequence token' if special else ''}; set it to at least {_BYTES + len(special)}"
         )
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -86,11 +86,14 @@ def train_bpe(texts: Iterable[str], vocab_size: int, eos_token: str | None = "au
 
 
 def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharTokenizer:
-    """One token per character, numbered by code point; the end-of-sequence token, if asked for by name, comes last.
+    """Make a tokenizer with one token per character, ordered by code point; the end-of-sequence token comes last.
 
     Args:
-        alphabet: every character there is, in any order.
-        eos_token: name of the end-of-sequence token; "auto" and None are none.
+        alphabet: all characters, in any order.
+        eos_token: name of the end-of-sequence token; "auto" and None for none.
+
+    Raises:
+        DataError: the name of the end-of-sequence token is a single character.
     """
     chars = sorted(set(alphabet))
     name = None if eos_token == "auto" else eos_token
@@ -99,13 +102,13 @@ def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharT
     tokenizer.decoder = decoders.Fuse()
     if name is not None:
         if len(name) == 1:
-            raise DataError(f"data.tokenizer.eos_token = {name!r}: a single character is text; give a longer name")
+            raise DataError(f"data.tokenizer.eos_token = {name!r}: a single character is text; set a longer name")
         tokenizer.add_special_tokens([name])
     description = json.loads(tokenizer.to_str())
     content = json.dumps(description, indent=2, ensure_ascii=False).encode()
     return CharTokenizer(content, {**DEFAULT_CONFIG, "eos_token": name}, name)
 
 
-def _pieces(texts: Iterable[str]) -> Iterator[str]:
+def _chunks(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from cut_text(text, _PIECE)
+        yield from cut_text(text, _CHUNK)
