@@ -76,7 +76,9 @@ def test_a_line_that_was_cut_is_a_row_and_a_file_that_was_cut_is_not(tmp_path: P
     lines = write_jsonl(tmp_path / "a.jsonl", [*TEXTS]).read_bytes()[:-5]
     (tmp_path / "a.jsonl").write_bytes(lines)
     (entry,) = _listed(_prepared(tmp_path / "a.jsonl", tmp_path / "out"))
-    assert entry["line"] == 150 and "The line has no end: the file may be truncated" in str(entry["reason"])
+    assert entry["line"] == 150 and "The line does not end with a newline: the file may be truncated" in str(
+        entry["reason"]
+    )
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines)[:-20])
     with pytest.raises(DataError, match=r"b\.jsonl\.gz: the compressed data cannot be read to its end"):
         _prepared(tmp_path / "b.jsonl.gz", tmp_path / "gz", 0.99)

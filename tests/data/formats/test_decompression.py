@@ -159,7 +159,7 @@ def test_a_value_of_a_table_that_is_too_long(
     rows = list(read_documents(tmp_path / "a.parquet", "text"))
     assert [row.content for row in rows] == ["a", None, None, "c" * LIMIT, "d"]
     (fault,) = (row.error for row in rows if row.error)
-    assert fault.reason == "a text of 1,048,577 bytes, and a document may have 1,048,576"
+    assert fault.reason == "a text of 1,048,577 bytes; a document may have 1,048,576"
 
 
 def config(path: Path, **more: object) -> DataConfig:

@@ -90,30 +90,36 @@ def cut(name: str, by: int) -> Callable[[Path], None]:
 _LENGTHS, _BEGINS = 34, 34 + 4 * 6
 _FIRSTS = _BEGINS + 8 * 6
 DAMAGES = [
-    (lambda data: data.with_suffix(".idx").unlink(), r"document\.idx: no such file.*missing beside its \.bin"),
-    (lambda data: data.unlink(), r"document\.bin: no such file.*missing beside its \.idx"),
-    (cut(".idx", 1), r"document\.idx: truncated: 153 bytes, where 6 sequences and 5 documents take 154"),
+    (
+        lambda data: data.with_suffix(".idx").unlink(),
+        r"document\.idx: no such file.*next to its \.bin, this one is missing",
+    ),
+    (lambda data: data.unlink(), r"document\.bin: no such file.*next to its \.idx, this one is missing"),
+    (cut(".idx", 1), r"document\.idx: truncated: 153 bytes, but 6 sequences and 5 documents take 154"),
     (cut(".idx", 130), r"document\.idx: truncated within its header, after 24 bytes"),
     (cut(".idx", 154), r"not an index of Megatron-LM"),
-    (cut(".idx", -3), r"document\.idx: longer than it says: 157 bytes"),
-    (cut(".bin", 1), r"document\.bin: truncated: 21 bytes, and sequence 5 of .*document\.idx goes on to byte 22"),
-    (cut(".bin", 22), r"document\.bin: truncated: 0 bytes, and sequence 0"),
-    (cut(".bin", -10), r"document\.bin: 32 bytes, and .*describes the first 22 only: they do not belong together"),
+    (cut(".idx", -3), r"document\.idx: longer than its header says: 157 bytes"),
+    (cut(".bin", 1), r"document\.bin: truncated: 21 bytes, but sequence 5 of .*document\.idx ends at byte 22"),
+    (cut(".bin", 22), r"document\.bin: truncated: 0 bytes, but sequence 0"),
+    (cut(".bin", -10), r"document\.bin: 32 bytes, but .*describes only the first 22: they do not belong together"),
     (patch(".idx", 0, b"PAR1"), r"it begins with b'PAR1IDX\\x00\\x00'"),
-    (patch(".idx", 0, b"TNTIDX\x00\x00"), r"older kind.*--dataset-impl mmap"),
+    (patch(".idx", 0, b"TNTIDX\x00\x00"), r"older format.*--dataset-impl mmap"),
     (patch(".idx", 9, b"\x02"), "version 2 of the format at byte 9"),
     (patch(".idx", 17, b"\x09"), r"unknown type code 9 at byte 17; known are 1 uint8, .* 8 uint16"),
     (patch(".idx", 17, b"\x07"), "holds floating-point numbers"),
-    (patch(".idx", 18, b"\xff" * 7), "truncated: 154 bytes, where"),
+    (patch(".idx", 18, b"\xff" * 7), "truncated: 154 bytes, but"),
     (patch(".idx", 26, bytes(8)), "no entry"),
     (patch(".idx", _LENGTHS + 4, struct.pack("<i", -1)), r"sequence 1: -1 tokens at byte 6"),
-    (patch(".idx", _LENGTHS + 20, struct.pack("<i", 2**31 - 1)), r"truncated: 22 bytes, and sequence 5"),
+    (patch(".idx", _LENGTHS + 20, struct.pack("<i", 2**31 - 1)), r"truncated: 22 bytes, but sequence 5"),
     (patch(".idx", _BEGINS + 8, struct.pack("<q", -2)), r"sequence 1: 1 tokens at byte -2"),
-    (patch(".idx", _BEGINS + 8, struct.pack("<q", 7)), r"sequence 1: 1 tokens at byte 7, which is no place in"),
+    (
+        patch(".idx", _BEGINS + 8, struct.pack("<q", 7)),
+        r"sequence 1: 1 tokens at byte 7, which is not a valid range of",
+    ),
     (patch(".idx", _BEGINS + 8, struct.pack("<q", 2**63 - 2)), r"sequence 1: 1 tokens at byte 9223372036854775806"),
     (patch(".idx", _FIRSTS + 8, struct.pack("<q", 4)), r"document 1: begins at sequence 4 and ends at 3, before"),
-    (patch(".idx", _FIRSTS, struct.pack("<q", 1)), r"sequences 1 to 6, and the dataset has 0 to 6"),
-    (patch(".idx", _FIRSTS + 40, struct.pack("<q", 7)), r"sequences 0 to 7, and the dataset has 0 to 6"),
+    (patch(".idx", _FIRSTS, struct.pack("<q", 1)), r"sequences 1 to 6, but the dataset has 0 to 6"),
+    (patch(".idx", _FIRSTS + 40, struct.pack("<q", 7)), r"sequences 0 to 7, but the dataset has 0 to 6"),
     (patch(".idx", _FIRSTS, struct.pack("<q", -1)), r"sequences -1 to 6"),
 ]
 
@@ -134,7 +140,7 @@ def test_other_kinds_are_named(tmp_path: Path) -> None:
 
 
 def test_a_place_beyond_the_first_chunk_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hlat.data.formats.megatron._CHECKED", 2)
+    monkeypatch.setattr("hlat.data.formats.megatron._CHECK_ENTRIES", 2)
     for damage, message in DAMAGES[16:]:
         data = write(tmp_path)
         damage(data)

@@ -155,7 +155,7 @@ def test_a_url_is_the_same_as_a_path(
     plan = plan_of(prepare_online(online, tmp_path / "online", None), online, 0, Share(0, 1, 4, 4, 0))
     assert len(run(plan, 1, 1, Cursors(4, 1), 0, 2)) == 8
     fsspec.filesystem("memory").rm("/megatron/a.idx")
-    with pytest.raises(DataError, match=r"memory://megatron/a\.idx: nothing there.*two files of one name"):
+    with pytest.raises(DataError, match=r"memory://megatron/a\.idx: nothing there.*two files with the same name"):
         prepare(remote, tmp_path / "other")
 
 
@@ -282,14 +282,14 @@ def test_ids_outside_of_the_vocabulary_are_named(tokenizer: tuple[Path, Tokenize
     for number, (wrong, dtype) in enumerate([(300, "uint16"), (-1, "int32"), (2**40, "int64")]):
         data = write_megatron(tmp_path / f"{number}.bin", [[[1, 2]], [[3, wrong]], [[1]]], dtype)
         message = _refusal(_config([data], tokenizer[0], unreadable_rows=0.9), tmp_path / "out")
-        assert message.startswith(f"{data}, document 1: token 1 of it has the id {wrong}, and the ids of ")
+        assert message.startswith(f"{data}, document 1: its token 1 has the id {wrong}, but the ids of ")
         assert "are 0 to 299. Give the tokenizer" in message
 
 
 def test_one_file_without_the_other(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     data = write_megatron(tmp_path / "a.bin")
     index = data.with_suffix(".idx")
-    both = "two files of one name, .bin and .idx"
+    both = "two files with the same name, .bin and .idx"
     message = _refusal(_config([index], tokenizer[0]), tmp_path / "out")
     assert f"{index}: its .bin, which holds the tokens, is not in the source" in message and both in message
     index.rename(tmp_path / "b.idx")

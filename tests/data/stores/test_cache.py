@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 
 from hlat.data.stores import Cache, RemoteFile
-from hlat.data.stores.cache_folder import PART, CacheFolder
+from hlat.data.stores.cache_folder import PART_SUFFIX, CacheFolder
 from hlat.runtime import DataError, StorageError
 
 SIZE = 1000
@@ -120,7 +120,7 @@ def test_room_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
     waiting = Cache(tmp_path, SIZE, clock=lambda: next(clock), sleep=lambda _: None)
     with pytest.raises(DataError, match=r"d\.jsonl: no space for its .*: other processes use the"):
         use(waiting, source, "d")
-    assert not list(tmp_path.glob(f"*{PART}"))
+    assert not list(tmp_path.glob(f"*{PART_SUFFIX}"))
 
 
 def test_a_file_that_was_cut_off_is_fetched_again(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_two_processes_fetch_a_file_once(tmp_path: Path) -> None:
     both = [process(cache, 9 * SIZE, 0.2, "abcde") for _ in range(2)]
     assert [one.wait(timeout=60) for one in both] == [0, 0]
     assert sorted((tmp_path / "written").read_text().split()) == list("abcde")
-    assert kept(cache) == 5 and not list(cache.glob(f"*{PART}"))
+    assert kept(cache) == 5 and not list(cache.glob(f"*{PART_SUFFIX}"))
 
 
 def test_a_file_gets_its_name_when_nobody_counts(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_file_gets_its_name_when_nobody_counts(tmp_path: Path) -> None:
         return source.write(file("a"))(out)
 
     with cache.acquire(file("a"), write):
-        assert seen == [PART]
+        assert seen == [PART_SUFFIX]
     assert kept(tmp_path) == 1
 
 
@@ -241,16 +241,16 @@ def test_two_processes_in_a_small_cache(tmp_path: Path) -> None:
 def test_killed_while_fetching(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     victim = process(cache, 2 * SIZE, 60, "a")
-    while not list(cache.glob(f"*{PART}")):
+    while not list(cache.glob(f"*{PART_SUFFIX}")):
         assert victim.poll() is None
         time.sleep(0.01)
     source = Source()
     use(Cache(cache, 2 * SIZE), source, "b")
-    assert list(cache.glob(f"*{PART}")), "what a living process fetches is its own"
+    assert list(cache.glob(f"*{PART_SUFFIX}")), "what a living process fetches is its own"
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     use(Cache(cache, 2 * SIZE), source, "b")
-    assert not list(cache.glob(f"*{PART}"))
+    assert not list(cache.glob(f"*{PART_SUFFIX}"))
     use(Cache(cache, 2 * SIZE), source, "c", "a")
     assert source.written == ["b", "c", "a"]
 
@@ -274,7 +274,7 @@ def test_full_disk(tmp_path: Path) -> None:
         message = str(caught.value)
         assert f"{disk / 'cache'}: cannot keep s3://corpus/large.jsonl here: No space left on device" in message
         assert "data.cache_dir" in message and "data.cache_gib" in message and "finished work is kept" in message
-        assert not list((disk / "cache").glob(f"*{PART}"))
+        assert not list((disk / "cache").glob(f"*{PART_SUFFIX}"))
         assert os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize > 20_000
     finally:
         subprocess.run(["umount", str(disk)], check=True)

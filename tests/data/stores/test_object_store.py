@@ -13,7 +13,7 @@ import pytest
 from hlat.data.prepare import prepare
 from hlat.data.sources import list_files
 from hlat.data.stores import remote, retries
-from hlat.data.stores.cache_folder import PART
+from hlat.data.stores.cache_folder import PART_SUFFIX
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config, start, wait
@@ -152,15 +152,15 @@ def test_killed_while_fetching(store: ObjectStore, tmp_path: Path, reference: di
     config = data_config(URL, **LARGE, cache_dir=str(cache))
     store.misbehave({"method": "GET", "path": "large/2", "slow": 0.5})
     process = start(config, out)
-    wait(lambda: len(list(cache.glob("[0-9a-f]*.jsonl"))) == 2 and list(cache.glob(f"*{PART}")), process)
+    wait(lambda: len(list(cache.glob("[0-9a-f]*.jsonl"))) == 2 and list(cache.glob(f"*{PART_SUFFIX}")), process)
     process.kill()
     process.communicate()
-    assert list(cache.glob(f"*{PART}"))
+    assert list(cache.glob(f"*{PART_SUFFIX}"))
     store.misbehave()
     first = len(store.requests())
     prepare(config, out, workers=1)
     assert content(out) == content(reference)
-    assert not list(cache.glob(f"*{PART}"))
+    assert not list(cache.glob(f"*{PART_SUFFIX}"))
     fetched = {line.split()[1] for line in store.requests()[first:] if "bytes=" in line}
     assert fetched == {"/corpus/large/2.jsonl"}
 
@@ -231,7 +231,7 @@ def test_refusals_come_at_once(
     with pytest.raises(DataError, match=message):
         prepare(data_config(url, **LARGE), tmp_path / "out", workers=1)
     assert outages(caplog) == []
-    assert not list(tmp_path.rglob(f"*{PART}"))
+    assert not list(tmp_path.rglob(f"*{PART_SUFFIX}"))
 
 
 def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

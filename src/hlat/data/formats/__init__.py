@@ -1,4 +1,4 @@
-"""File formats: the bytes of a file become rows, and rows become documents."""
+"""File formats: read the bytes of a file as rows, and rows as documents."""
 
 from typing import TYPE_CHECKING
 

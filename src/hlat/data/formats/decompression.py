@@ -1,7 +1,7 @@
-"""The bytes of a file that may be compressed, by its ending: .gz, .zst, or as they are.
+"""Decompress .gz and .zst files while reading; other files are read as they are.
 
-A few compressed bytes may stand for gigabytes, so nothing is decompressed before it is asked for, and what is asked for
-here is a piece of bounded size: how much of a line or a text is kept is up to hlat.data.formats.json_lines.
+A few compressed bytes can expand to gigabytes. So data is decompressed only when it is read, in chunks of bounded size;
+hlat.data.formats.json_lines bounds how much of a line or a text is kept in memory.
 """
 
 import gzip
@@ -14,17 +14,18 @@ import pyarrow as pa
 _CHUNK = 1 << 18
 
 Stream = io.BufferedReader | gzip.GzipFile
-"""Bytes to be read once, from the beginning, with a look at those that come next."""
+"""A stream of bytes that is read once, from the beginning, and can be peeked into."""
 
 
 class DamagedStream(Exception):
-    """Compressed data that cannot be read to its end."""
+    """Compressed data is damaged or truncated."""
 
 
 def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:
-    """The content of an open file, decompressed as its ending says.
+    """Return a stream of the decompressed content of an open file; the file's suffix selects the format.
 
-    Reading raises EOFError, zlib.error, gzip.BadGzipFile or DamagedStream where it is damaged or cut off.
+    Reading from the stream raises EOFError, zlib.error, gzip.BadGzipFile or DamagedStream if the data is damaged or
+    truncated.
     """
     match file.suffix.lower():
         case ".gz":
@@ -34,14 +35,14 @@ def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:
     return raw
 
 
-def describe_expansion(raw: io.BufferedReader, taken: int) -> str:
-    """How far a compressed file has been read, and how many bytes that has given."""
+def describe_expansion(raw: io.BufferedReader, decompressed: int) -> str:
+    """Describe how many compressed bytes have been read, how many bytes they gave, and the ratio, for messages."""
     read = max(raw.tell(), 1)
-    return f"{read:,} compressed bytes gave {taken:,}, {taken / read:,.0f} times as many"
+    return f"{read:,} compressed bytes gave {decompressed:,}, {decompressed / read:,.0f} times as many"
 
 
 class _Zstandard(io.RawIOBase):
-    """The decompressed bytes of zstd frames, one after the other."""
+    """Raw stream of the decompressed bytes of concatenated zstd frames."""
 
     def __init__(self, raw: io.BufferedReader) -> None:
         self._stream = pa.CompressedInputStream(raw, "zstd")
@@ -53,6 +54,6 @@ class _Zstandard(io.RawIOBase):
         try:
             return int(self._stream.readinto(buffer))
         except OSError as error:
-            if error.errno is not None:  # the file's, not the decompressor's
+            if error.errno is not None:  # an error of the file, not of the decompressor
                 raise
             raise DamagedStream(str(error)) from error

@@ -1,6 +1,6 @@
-"""What a document is: text, or tokens already. Both have a length, can be cut, and are bytes where they are hashed.
+"""Content of a document: text, or token ids. Both have a length, can be sliced, and have a byte form for hashing.
 
-Worker processes import this module, so it brings neither torch nor the heavier rooms along.
+Worker processes import this module, so it imports neither torch nor the heavier rooms.
 """
 
 from collections.abc import Sequence
@@ -11,32 +11,35 @@ import numpy as np
 from hlat.data.tokenizers import TokenIdArray, Tokenizer
 
 Content = str | TokenIdArray
-"""A text, or tokens: uint32, shape (tokens,), without an end token."""
+"""A text, or token ids: uint32, shape (tokens,), without an end-of-sequence token."""
 ContentT = TypeVar("ContentT", str, TokenIdArray)
 
-_ON_THE_WAY = np.dtype("<u4")
+_ENCODED_DTYPE = np.dtype("<u4")
 
 
 def content_bytes(content: Content) -> bytes:
-    """A text in UTF-8; tokens as little-endian uint32."""
-    return content.encode() if isinstance(content, str) else content.astype(_ON_THE_WAY).tobytes()
+    """Encode a text as UTF-8, or tokens as little-endian uint32."""
+    return content.encode() if isinstance(content, str) else content.astype(_ENCODED_DTYPE).tobytes()
 
 
 def tokens_from_bytes(encoded: bytes) -> TokenIdArray:
-    """The tokens that ``as_bytes`` was given, read-only."""
-    return np.frombuffer(encoded, dtype=_ON_THE_WAY)
+    """Decode tokens from the bytes that ``content_bytes`` returned; the array is read-only."""
+    return np.frombuffer(encoded, dtype=_ENCODED_DTYPE)
 
 
 def tokenize_contents(contents: Sequence[Content], tokenizer: Tokenizer) -> list[TokenIdArray]:
-    """The tokens of each document, without end tokens.
+    """Tokenize each document that is text; pass documents that are tokens through.
+
+    Returns:
+        Tokens of each document, uint32, shape (tokens,), without end-of-sequence tokens.
 
     Raises:
-        DataError: a text that the tokenizer cannot encode.
+        DataError: the tokenizer cannot encode a text.
     """
     encoded = iter(tokenizer.encode_documents([content for content in contents if isinstance(content, str)]))
     return [next(encoded) if isinstance(content, str) else content for content in contents]
 
 
 def text_byte_count(content: Content, tokenizer: Tokenizer) -> int:
-    """Bytes of text in UTF-8 that a document is, or that its tokens stand for."""
+    """Count the UTF-8 bytes of a text, or of the text that tokens stand for."""
     return len(content.encode()) if isinstance(content, str) else int(tokenizer.token_bytes[content].sum())

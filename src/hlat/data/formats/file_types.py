@@ -1,11 +1,11 @@
-"""The ending of a file -> how it is read."""
+"""File types by suffix: which files hlat reads, and how."""
 
 from pathlib import Path
 
 from hlat.runtime import DataError
 
 PARQUET, ARROW, JSON, TEXT, MEGATRON = "parquet", "arrow", "jsonl", "text", "megatron"
-_ENDINGS = {
+_TYPES = {
     ".parquet": PARQUET,
     ".pq": PARQUET,
     ".arrow": ARROW,
@@ -17,21 +17,25 @@ _ENDINGS = {
     ".bin": MEGATRON,
     ".idx": MEGATRON,
 }
+_TABLES = "Convert it to parquet or jsonl, with the text in its own column."
+_TOKEN_FILES = (
+    "The only files of tokens that hlat reads are Megatron-LM's (.bin with its .idx); otherwise give the text."
+)
 _COMPRESSED = {".gz", ".zst"}
-_REFUSED = {
-    ".csv": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".tsv": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".xls": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".xlsx": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".avro": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".orc": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".sqlite": "Convert it to parquet or jsonl, with the text in a column of its own.",
-    ".npy": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
-    ".npz": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
-    ".pt": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
-    ".pkl": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
-    ".safetensors": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
-    ".h5": "Of binary files of tokens those of Megatron-LM are read (.bin with its .idx); else give the text.",
+_UNSUPPORTED = {
+    ".csv": _TABLES,
+    ".tsv": _TABLES,
+    ".xls": _TABLES,
+    ".xlsx": _TABLES,
+    ".avro": _TABLES,
+    ".orc": _TABLES,
+    ".sqlite": _TABLES,
+    ".npy": _TOKEN_FILES,
+    ".npz": _TOKEN_FILES,
+    ".pt": _TOKEN_FILES,
+    ".pkl": _TOKEN_FILES,
+    ".safetensors": _TOKEN_FILES,
+    ".h5": _TOKEN_FILES,
     ".tar": "Unpack it first.",
     ".zip": "Unpack it first.",
     ".7z": "Unpack it first.",
@@ -47,21 +51,21 @@ _REFUSED = {
 
 
 def file_type(file: Path) -> str:
-    """How a file is read, from its ending; an ending that is not known is text.
+    """Return the type of a file by its suffix; an unknown suffix is text.
 
     Raises:
-        DataError: an ending that is known not to be text, or that is not read compressed.
+        DataError: the suffix is of a file type that hlat does not read, or does not read compressed.
     """
     suffixes = [suffix.lower() for suffix in file.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()
-        if suffixes and _ENDINGS.get(suffixes[-1]) in (PARQUET, ARROW, MEGATRON):
-            kind = _ENDINGS[suffixes[-1]]
-            raise DataError(f"{file}: {kind} inside {file.suffix} is not read; decompress the file first")
-    if suffixes and suffixes[-1] in _REFUSED:
-        remedy = _REFUSED[suffixes[-1]]
+        if suffixes and _TYPES.get(suffixes[-1]) in (PARQUET, ARROW, MEGATRON):
+            inner = _TYPES[suffixes[-1]]
+            raise DataError(f"{file}: {inner} inside {file.suffix} is not read; decompress the file first")
+    if suffixes and suffixes[-1] in _UNSUPPORTED:
+        remedy = _UNSUPPORTED[suffixes[-1]]
         raise DataError(
-            f"{file}: {suffixes[-1]} files are not a corpus that hlat reads. {remedy} Where it is not meant, name "
-            "the files that are with a glob such as folder/**/*.txt."
+            f"{file}: hlat does not read {suffixes[-1]} files. {remedy} If it is not part of the corpus, name the "
+            "files that are with a glob such as folder/**/*.txt."
         )
-    return _ENDINGS.get(suffixes[-1], TEXT) if suffixes else TEXT
+    return _TYPES.get(suffixes[-1], TEXT) if suffixes else TEXT

@@ -1,7 +1,7 @@
-"""A stream of bytes -> its lines, of which no more than ``LONGEST_LINE`` bytes are ever held.
+r"""Split a stream of bytes into lines with bounded memory: at most ``MAX_LINE_BYTES`` + 1 bytes of a line are kept.
 
-Lines are cut at b"\\n" alone. A longer line comes out as its beginning; the rest of it is read only if lines after it
-are asked for, so that whoever refuses it does not wait for what it decompresses to.
+Lines end at b"\n" only. Of a longer line only the beginning is returned. The rest is skipped when the next line is
+requested, so that a caller that stops at a too long line does not wait for it to be decompressed.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from typing import NamedTuple
 from hlat.data.formats.decompression import Stream
 
 MAX_LINE_BYTES = 1 << 28
-"""Bytes of a line with its end. A Chinese document of 100 MB takes 200 MB where JSON spells its characters \\uXXXX."""
-_STEP = 1 << 16
+"""Maximum bytes of a line with its newline; 100 MB of Chinese text take 200 MB if JSON spells it as \\uXXXX."""
+_READ_BYTES = 1 << 16
 
 
 class TextLine(NamedTuple):
     """A line that is not blank.
 
     Attributes:
-        number: from 1, blank ones counted.
-        offset: the byte of the stream at which it begins.
-        content: with its end; the first ``LONGEST_LINE`` + 1 bytes where it is longer.
+        number: line number from 1; blank lines count.
+        offset: byte of the stream at which the line begins.
+        content: bytes of the line with its newline; of a longer line the first ``MAX_LINE_BYTES`` + 1 bytes.
     """
 
     number: int
@@ -29,22 +29,22 @@ class TextLine(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The byte of the stream after ``content``."""
+        """Offset in the stream of the byte after ``content``."""
         return self.offset + len(self.content)
 
     @property
     def is_too_long(self) -> bool:
-        """Tell whether ``content`` is the beginning of it only."""
+        """True if the line is longer than ``MAX_LINE_BYTES``; ``content`` is then only its beginning."""
         return len(self.content) > MAX_LINE_BYTES
 
 
 def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[TextLine]:
-    """The lines of a stream that are not blank.
+    """Yield the lines of a stream that are not blank.
 
     Args:
-        stream: read from where it is.
-        number: lines before that.
-        offset: bytes before that.
+        stream: the stream, read from its current position.
+        number: lines before this position.
+        offset: bytes before this position.
     """
     while content := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -55,26 +55,26 @@ def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[Tex
         yield TextLine(number, offset, content)
         offset += len(content)
         rest = len(content) > MAX_LINE_BYTES and not content.endswith(b"\n")
-        del content  # before anything more is read: it may be large
+        del content  # frees memory before more is read
         if rest:
             offset += skip_line(stream)
 
 
 def skip_line(stream: Stream) -> int:
-    """Read to the end of a line; returns how many bytes that took."""
+    """Read to the end of the current line; return the number of bytes read."""
     skipped = 0
-    while part := stream.readline(_STEP):
-        skipped += len(part)
-        if part.endswith(b"\n"):
+    while chunk := stream.readline(_READ_BYTES):
+        skipped += len(chunk)
+        if chunk.endswith(b"\n"):
             break
     return skipped
 
 
 def _skip_blank(stream: Stream) -> tuple[int, int]:
-    """Read over blank lines, many at a time; returns how many there were, and their bytes."""
+    """Skip blank lines, many at a time; return the number of lines and their bytes."""
     lines = skipped = 0
-    while ahead := stream.peek(_STEP):
-        blank = ahead[: len(ahead) - len(ahead.lstrip())]
+    while peeked := stream.peek(_READ_BYTES):
+        blank = peeked[: len(peeked) - len(peeked.lstrip())]
         end = blank.rfind(b"\n") + 1
         if not end:
             break

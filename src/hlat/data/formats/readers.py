@@ -1,9 +1,9 @@
-"""A file -> its documents, one at a time, in order: parquet, arrow, jsonl (plain, .gz, .zst) and text.
+"""Read the documents of a file, one at a time and in order: parquet, arrow, jsonl (plain, .gz, .zst) and text.
 
-    endings -> tables (parquet, arrow) or lines (jsonl, text) -> records
+    suffix -> tables (parquet, arrow) or lines (jsonl, text) -> rows
 
-Memory is bounded by one document and one record batch. Nothing is skipped silently: null texts come out as None, to be
-counted.
+Memory is bounded by one document and one record batch. Nothing is skipped silently: a null text is a row with content
+None, which the caller counts.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,21 +17,21 @@ from hlat.runtime import DataError
 
 
 def read_documents(file: Path, column: str, start: int = 0) -> Iterator[Row]:
-    """The documents of a file from row ``start`` on.
+    """Read the documents of a file from row ``start`` on.
 
     Args:
-        file: the file; its ending says how it is read, and that it is of text.
-        column: column or key of the text; text files have none and are one document each.
-        start: the first row wanted.
+        file: a file of text, not of tokens; its suffix selects the format.
+        column: column or key of the text; ignored for text files, which are one document each.
+        start: index of the first row to read.
 
     Raises:
-        DataError: the file is missing, empty, damaged or truncated, or has no column of text of this name. What is
-            wrong with a single row is said by the row.
+        DataError: the file is missing, empty, damaged or truncated, or has no text column of this name. Problems of a
+            single row are returned in ``Row.error``.
     """
     readers: dict[str, Callable[[Path, str, int], Iterator[Row]]]
     readers = {PARQUET: read_parquet, ARROW: read_arrow, JSON: read_json, TEXT: read_text}
-    kind = file_type(file)
+    type_of_file = file_type(file)
     with convert_file_errors(file):
-        if kind != TEXT and file.stat().st_size == 0:
+        if type_of_file != TEXT and file.stat().st_size == 0:
             raise DataError(f"{file}: the file is empty (0 bytes); restore it, or leave it out of the source")
-        yield from readers[kind](file, column, start)
+        yield from readers[type_of_file](file, column, start)

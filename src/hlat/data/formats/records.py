@@ -1,7 +1,7 @@
-"""What a file is read into, and what is said of one that cannot be read.
+"""Rows of a file, and the errors of files and rows that cannot be read.
 
-Whatever is wrong with a file is a DataError that names the file, the place and the remedy. What is wrong with one row
-comes out as a row without text that says so, since the rows after it can be read.
+A problem of a file raises a DataError that names the file, the position and a remedy. A problem of one row is returned
+as a row without content and with an error, because the rows after it can be read.
 """
 
 import errno
@@ -20,16 +20,16 @@ from hlat.data.formats.file_types import file_type
 from hlat.runtime import DataError, visible_name
 
 SET_TEXT_COLUMN = "Set data.text_column to one of these."
-_NAMES = 20  # names of columns that a message lists
+_MAX_NAMES = 20  # column names that a message lists
 
 
 class RowError(NamedTuple):
-    """Why a row cannot be read.
+    """Problem of a bad row, which cannot be read.
 
     Attributes:
-        line: line of the file that the row is, from 1; None where rows are not lines.
-        reason: what is wrong.
-        remedy: what would put it right, a sentence.
+        line: line number of the row in the file, from 1; None if rows are not lines.
+        reason: the problem.
+        remedy: a sentence that says how to fix it.
     """
 
     line: int | None
@@ -41,11 +41,10 @@ class Row(NamedTuple):
     """One document of a file.
 
     Attributes:
-        row: its index in the file, from 0.
-        content: the text, or tokens of a file of tokens; None where the column holds null, or where the row cannot be
-            read.
-        position: bytes of the file read so far, about, for progress.
-        error: why the row cannot be read; None where it can.
+        row: index in the file, from 0.
+        content: the text, or the tokens if the file contains tokens; None if the column is null or the row is bad.
+        position: approximate number of bytes of the file read so far, for progress.
+        error: the problem of a bad row; None for a good row.
     """
 
     row: int
@@ -55,13 +54,17 @@ class Row(NamedTuple):
 
 
 def make_row(row: int, text: str | RowError | None, position: int) -> Row:
-    """A row that could be read, or could not."""
+    """Make a row from its text, or a bad row from an error."""
     return Row(row, None, position, text) if isinstance(text, RowError) else Row(row, text, position)
 
 
 @contextmanager
 def convert_file_errors(file: Path) -> Iterator[None]:
-    """What reading libraries raise about a file, as DataError."""
+    """Convert exceptions of the reading libraries into a DataError that names the file.
+
+    Raises:
+        DataError: the file is missing, unreadable, damaged or truncated, or too many files are open.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -85,6 +88,6 @@ def _damaged(file: Path, what: str, error: object) -> DataError:
 
 
 def missing_column(column: str, names: list[str]) -> str:
-    """That there is no column of this name, and which there are."""
-    known = ", ".join(escape_name(name) for name in names[:_NAMES])
-    return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _NAMES else ''}"
+    """Describe, for messages, that there is no column of this name, and list the columns."""
+    known = ", ".join(visible_name(name) for name in names[:_MAX_NAMES])
+    return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _MAX_NAMES else ''}"

@@ -1,9 +1,9 @@
-"""Documents that are tokens already, of Megatron-LM's .bin and .idx: checked against the tokenizer, as rows.
+"""Documents of Megatron-LM's .bin and .idx files, which are tokens already: checked against the tokenizer, as rows.
 
-    tokens of a document --all in the vocabulary?--> without the end token that may stand last --> Row
+    tokens of a document --all in the vocabulary?--> end-of-sequence token removed, if it is last --> Row
 
-Where tokens are put away each document gets an end token, whatever it came from. So it is taken off here: a dataset
-written with --append-eod has the same documents, hashes and tails as one written without.
+When shards are written, every document gets an end-of-sequence token. So it is removed here: a dataset written with
+--append-eod has the same documents, hashes and validation tail as one written without.
 """
 
 from collections.abc import Iterator
@@ -19,27 +19,32 @@ from hlat.runtime import DataError
 
 
 class Vocabulary(NamedTuple):
-    """What tokens may be: ids below ``size``; ``end`` is the one that ends a document, None where nothing does."""
+    """Valid token ids.
+
+    Attributes:
+        size: ids are below this.
+        eos_id: id of the end-of-sequence token; None for none.
+    """
 
     size: int
-    end: int | None
+    eos_id: int | None
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "Vocabulary":
-        """That of a tokenizer."""
+        """Return the vocabulary of a tokenizer."""
         return cls(tokenizer.vocab_size, tokenizer.eos_id)
 
 
 class TokenDocuments:
-    """The documents of one dataset, by their number.
+    """Documents of one Megatron-LM dataset, by their index.
 
     Args:
-        data: the .bin.
-        index: its .idx.
-        vocabulary: of the tokenizer that the tokens are of.
+        data: the .bin file.
+        index: its .idx file.
+        vocabulary: valid token ids.
 
     Raises:
-        DataError: as MegatronDataset.
+        DataError: see MegatronDataset.
     """
 
     def __init__(self, data: Path, index: Path, vocabulary: Vocabulary) -> None:
@@ -48,23 +53,23 @@ class TokenDocuments:
         self._bytes = self._dataset.tokens * self._dataset.dtype.itemsize
 
     def rows(self, start: int, stop: int | None = None) -> Iterator[Row]:
-        """The documents ``start <= row < stop``, all of them where ``stop`` is None; tokens are uint32.
+        """Yield the documents ``start <= row < stop``, to the end if ``stop`` is None; tokens are uint32.
 
         Raises:
-            DataError: a token that the vocabulary does not have.
+            DataError: a token is not in the vocabulary.
         """
         total = len(self._dataset)
         for number in range(start, total if stop is None else stop):
-            tokens = self._checked(number, self._dataset.document(number))
+            tokens = self._check(number, self._dataset.document(number))
             yield Row(number, tokens, self._bytes * (number + 1) // total)
 
-    def _checked(self, number: int, tokens: StoredTokens) -> TokenIdArray:
-        size, end = self._vocabulary
+    def _check(self, number: int, tokens: StoredTokens) -> TokenIdArray:
+        size, eos_id = self._vocabulary
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
-            place = int(np.flatnonzero((tokens < 0) | (tokens >= size))[0])
+            position = int(np.flatnonzero((tokens < 0) | (tokens >= size))[0])
             raise DataError(
-                f"{self._data}, document {number}: token {place} of it has the id {tokens[place]}, and the ids of "
+                f"{self._data}, document {number}: its token {position} has the id {tokens[position]}, but the ids of "
                 f"data.tokenizer.path are 0 to {size - 1}. Give the tokenizer that the dataset was written with."
             )
-        body = tokens[:-1] if end is not None and len(tokens) and tokens[-1] == end else tokens
+        body = tokens[:-1] if eos_id is not None and len(tokens) and tokens[-1] == eos_id else tokens
         return body.astype(np.uint32)

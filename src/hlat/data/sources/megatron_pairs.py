@@ -11,7 +11,7 @@ from hlat.data.sources.source_file import SourceFile
 from hlat.data.stores import url_file_name
 from hlat.runtime import DataError, is_url
 
-TWO_FILES = "A dataset of Megatron-LM is two files of one name, .bin and .idx"
+TWO_FILES = "A Megatron-LM dataset consists of two files with the same name, .bin and .idx"
 
 
 def pair_indexes(files: Sequence[SourceFile], beside: Callable[[str], SourceFile | None]) -> list[SourceFile]:
