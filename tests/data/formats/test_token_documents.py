@@ -291,7 +291,7 @@ def test_one_file_without_the_other(tokenizer: tuple[Path, Tokenizer], tmp_path:
     index = data.with_suffix(".idx")
     both = "two files with the same name, .bin and .idx"
     message = _refusal(_config([index], tokenizer[0]), tmp_path / "out")
-    assert f"{index}: its .bin, which holds the tokens, is not in the source" in message and both in message
+    assert f"{index}: its .bin, which contains the tokens, is not in the source" in message and both in message
     index.rename(tmp_path / "b.idx")
     message = _refusal(_config([data], tokenizer[0]), tmp_path / "out")
     assert f"{data}: {index} is missing" in message and both in message
@@ -301,7 +301,7 @@ def test_tokens_need_their_tokenizer(tmp_path: Path) -> None:
     data = write_megatron(tmp_path / "a.bin")
     config = DataConfig.model_validate({"path": str(data)})
     message = _refusal(config, tmp_path / "out")
-    assert f"{data}: its documents are tokens, and data.tokenizer.path names no tokenizer" in message
+    assert f"{data}: its documents are tokens, but data.tokenizer.path is not set" in message
     with pytest.raises(DataError, match=r"Set data\.tokenizer\.path to the tokenizer that"):
         train_tokenizer(config, tmp_path / "trained")
 

@@ -1,4 +1,4 @@
-"""The sources of a corpus: paths, globs and URLs become a sorted list of files with fingerprints."""
+"""Sources of a corpus: paths, globs and URLs resolve to a sorted list of files with fingerprints."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,9 @@
-"""A path, folder, glob or URL -> a sorted list of files with fingerprints -> the documents of a corpus, in order.
+"""List and hash the files of a corpus.
 
-The order of the files is the order of their paths, so it is the same on every machine; the fingerprint of a file is
-its size and the sha256 of its content. Where it lies, here or in a remote store, is no part of it.
+    path, folder, glob or URL --list--> sorted files --hash--> files with fingerprints
+
+Files are sorted by path, so their order is the same on every machine. The fingerprint of a file is its size and the
+sha256 of its content. It does not depend on the location of the file, local or remote.
 """
 
 import glob
@@ -29,24 +31,24 @@ from hlat.data.stores import (
 from hlat.runtime import DataError, is_url
 
 CACHE_FOLDER = "cache"
-"""Subfolder of the prepared data where files of URLs are kept unless data.cache_dir names another folder."""
+"""Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder."""
 
 
 class SourceNotFoundError(DataError):
-    """Where the recipe looks for text there is nothing."""
+    """A source of the recipe has no files."""
 
 
 def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
-    """The files of a data section, in the order in which their documents follow one another, not yet hashed.
+    """List the files of a data section in the order of their documents; they are not hashed yet.
 
     Args:
         config: the data section.
-        folder: of the prepared data; files of URLs are kept in it where ``data.cache_dir`` names no other folder.
+        folder: folder of the prepared data; it contains the cache of remote files unless ``data.cache_dir`` is set.
 
     Raises:
-        NothingThere: nothing at a path.
-        DataError: no source, a file that is known not to be text, files that do not go together, a .bin or .idx
-            without the other, tokens without a tokenizer, or a URL that cannot be used.
+        SourceNotFoundError: a path or glob has no files.
+        DataError: there is no source, a file of a type that hlat does not read, files that cannot be one source, a
+            .bin or .idx without the other, tokens without a tokenizer, or a URL that cannot be used.
     """
     cache = Cache(*cache_location(config, folder))
     sources = [(source.path, source.text_column or config.text_column) for source in config.sources]
@@ -56,10 +58,10 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
         raise DataError(
             "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
         )
-    named = [(index, path, column) for index, (path, column) in enumerate(sources)]
+    numbered = [(index, path, column) for index, (path, column) in enumerate(sources)]
     if config.validation.path is not None:
-        named.append((-1, config.validation.path, config.text_column))
-    files = [file for index, path, column in named for file in _files_of(path, column, index, cache)]
+        numbered.append((-1, config.validation.path, config.text_column))
+    files = [file for index, path, column in numbered for file in _files_of(path, column, index, cache)]
     for file in files:
         if file.index is not None:
             check_tokenizer_given(file.path, config.tokenizer.path)
@@ -67,12 +69,12 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
 
 
 def cache_location(config: DataConfig, folder: Path) -> tuple[Path, int]:
-    """Where files of URLs are kept, and bytes that they may take."""
+    """Return the folder of the cache of remote files, and its maximum size in bytes."""
     return Path(config.cache_dir or folder / CACHE_FOLDER).expanduser(), int(config.cache_gib * 2**30)
 
 
 def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
-    """Where a file of a URL comes from and is kept; None for a path."""
+    """Open the store of a URL together with the cache; return None for a local path."""
     return CachedStore(Store(path), cache) if is_url(path) else None
 
 
@@ -83,12 +85,12 @@ def _files_of(path: str, column: str, source: int, cache: Cache) -> list[SourceF
         found = [_remote(file, column, source, cached_store) for file in _find_remote(path, cached_store.store)]
     else:
         found = [SourceFile(str(file), column, source, *stat_of(file)) for file in find_files(path)]
-    check_source(path, [file.path for file in found])  # before terabytes are hashed
-    return pair_indexes(found, partial(_beside, column=column, source=source, cache=cache))
+    check_source(path, [file.path for file in found])  # before hashing, which may take hours
+    return pair_indexes(found, partial(_find_index, column=column, source=source, cache=cache))
 
 
-def _beside(path: str, column: str, source: int, cache: Cache) -> SourceFile | None:
-    """A file that no path of the recipe names; None if it is not there."""
+def _find_index(path: str, column: str, source: int, cache: Cache) -> SourceFile | None:
+    """Find the .idx of a .bin if the recipe's path does not include it; return None if it does not exist."""
     if not is_url(path):
         return SourceFile(path, column, source, *stat_of(Path(path))) if Path(path).is_file() else None
     store = Store(path)
@@ -117,20 +119,20 @@ def _find_remote(url: str, store: Store) -> list[RemoteFile]:
 
 
 def find_files(path: str) -> list[Path]:
-    """The files of one source, sorted by path.
+    """List the local files of one source, sorted by path.
 
     Args:
-        path: a file, a folder (all files below it, hidden ones left out), or a glob, where ** crosses folders.
+        path: a file, a folder (all files below it except hidden ones), or a glob, in which ** crosses folders.
 
     Raises:
-        NothingThere: nothing there.
+        SourceNotFoundError: no such file, or no match.
         DataError: an empty folder, or one that mixes text files with parquet, arrow or jsonl files.
     """
     root = Path(path).expanduser()
     if root.is_file():
         return [root]
     if root.is_dir():
-        files = sorted(file for file in _below(root) if file.is_file() and not _hidden(file.relative_to(root)))
+        files = sorted(file for file in _walk(root) if file.is_file() and not _hidden(file.relative_to(root)))
         if not files:
             raise DataError(f"{path}: the folder contains no files")
         check_folder(path, [str(file) for file in files])
@@ -148,14 +150,20 @@ def find_files(path: str) -> list[Path]:
 def hash_files(
     files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
 ) -> list[SourceFile]:
-    """The files with their sha256; those of URLs are fetched for it, unless they were fetched before.
+    """Compute the sha256 of each file; remote files are fetched for this unless they were fetched before.
 
     Args:
-        files: from list_files.
-        known: sha256 of files hashed before, which are not read again.
-        progress: called with bytes done and bytes in all.
+        files: result of ``list_files``.
+        known: sha256 of files that were hashed before; these are not read again.
+        progress: called with the bytes done and the total bytes.
+
+    Returns:
+        The files with their sha256.
+
+    Raises:
+        DataError: a file cannot be read.
     """
-    hashes = _hashes([part for file in files for part in file.files], known, progress)
+    hashes = _iter_hashes([file for source_file in files for file in source_file.files], known, progress)
     hashed = []
     for file in files:
         own = replace(file, sha256=next(hashes))
@@ -163,43 +171,45 @@ def hash_files(
     return hashed
 
 
-def _hashes(files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]) -> Iterator[str]:
+def _iter_hashes(
+    files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
+) -> Iterator[str]:
     total = sum(file.size for file in files)
     done = 0
     hashes = [known.get(file.stamp) or file.cached_sha256 for file in files]
     unknown = [file for file, sha256 in zip(files, hashes, strict=True) if sha256 is None]
-    with closing(prefetch_in_order(unknown)) as arriving:
+    with closing(prefetch_in_order(unknown)) as opened:
         for file, sha256 in zip(files, hashes, strict=True):
-            found = sha256 or _hash_next(arriving)
+            found = sha256 or _hash_next(opened)
             done += file.size
             progress(done, total)
             yield found
 
 
-def _hash_next(arriving: Iterator[tuple[SourceFile, Path]]) -> str:
-    file, local = next(arriving)
+def _hash_next(opened: Iterator[tuple[SourceFile, Path]]) -> str:
+    file, local = next(opened)
     return file.cached_sha256 or sha256_of(local)
 
 
 def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
-    """One sentence on how a corpus differs from what it was, by content and order; nothing for one that was moved.
+    """Describe in one sentence how a corpus has changed in content or order; empty if it was only moved.
 
     Args:
-        before: path and ``SourceFile.content`` of each file, in order.
-        now: the files, fingerprinted.
+        before: path and ``SourceFile.content`` of each earlier file, in order.
+        now: the current files, hashed.
     """
     if [content for _, content in before] == [file.content for file in now]:
         return []
     old, new = dict(before), {file.path: file.content for file in now}
     size_and_hash = slice(3, None)
-    found = {
+    changes = {
         "changed since": [path for path in new if path in old and new[path][size_and_hash] != old[path][size_and_hash]],
         "new": [path for path in new if path not in old],
         "gone": [path for path in old if path not in new],
     }
-    parts = [f"{paths[0]}{_more(len(paths) - 1)} {what}" for what, paths in found.items() if paths]
+    phrases = [f"{paths[0]}{_more(len(paths) - 1)} {change}" for change, paths in changes.items() if paths]
     counts = f"from {len(before)} files, now {len(now)}: " if len(before) != len(now) else ""
-    return [f"the corpus: {counts}{', '.join(parts) or 'the same files in another order, source or text column'}"]
+    return [f"the corpus: {counts}{', '.join(phrases) or 'the same files in another order, source or text column'}"]
 
 
 def _more(count: int) -> str:
@@ -210,8 +220,8 @@ def _matches(pattern: str) -> list[str]:
     return glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
 
 
-def _below(root: Path) -> Iterator[Path]:
-    """Everything below a folder; a folder that may not be listed is an error, since what is in it would be missing."""
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield all files below a folder; a folder that cannot be listed is an error, not empty."""
     for folder, _, names in os.walk(root, onerror=_cannot_list):
         yield from (Path(folder, name) for name in names)
 

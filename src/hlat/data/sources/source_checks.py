@@ -1,7 +1,7 @@
-"""How the files of a source are read, and which of them may be a source together.
+"""Checks of the files of a source, made before hashing, which may take hours.
 
-What cannot be meant is refused here, before anything is hashed: text beside records in a folder, tokens beside text in
-a source, tokens where no tokenizer says what they mean.
+Refused are: a folder that mixes text files with record files, a source that mixes tokens with text, and tokens without
+a tokenizer.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from hlat.runtime import DataError, is_url
 
 
 def path_file_type(path: str) -> str:
-    """How a file is read; refused with its whole URL, if it has one, since several may have the same name.
+    """Return the type of a local or remote file; errors name the full URL, as several files may have the same name.
 
     Raises:
-        DataError: an ending that is known not to be text.
+        DataError: hlat does not read files of this type.
     """
     if not is_url(path):
         return file_type(Path(path))
@@ -28,33 +28,49 @@ def path_file_type(path: str) -> str:
 
 
 def check_folder(path: str, files: Sequence[str]) -> None:
-    """Raise DataError if a folder mixes text files with others, so that which of them are meant is not clear."""
+    """Check that a folder does not mix text files with record files.
+
+    Raises:
+        DataError: it does, so it is not clear which files are the corpus.
+    """
     texts = [file for file in files if path_file_type(file) == TEXT]
     if texts and len(texts) < len(files):
         record = next(file for file in files if path_file_type(file) != TEXT)
         text, other = (Path(url_file_name(file)) for file in (texts[0], record))
         raise DataError(
-            f"{path}: the folder mixes text files ({text}) with {path_file_type(record)} files ({other}), so "
-            f"which are the corpus is not clear. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
+            f"{path}: the folder mixes text files ({text}) with {path_file_type(record)} files ({other}), so it "
+            f"is not clear which are the corpus. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
         )
 
 
 def check_source(path: str, files: Sequence[str]) -> None:
-    """Raise DataError if a source has tokens and text, whose lengths cannot be added up, or a file of no known kind."""
+    """Check that a source does not mix tokens with text, whose lengths cannot be added.
+
+    Raises:
+        DataError: it does, or it has a file of a type that hlat does not read.
+    """
     tokens = [file for file in files if path_file_type(file) == MEGATRON]
     if tokens and len(tokens) < len(files):
         other = next(file for file in files if path_file_type(file) != MEGATRON)
         raise DataError(
-            f"{path}: tokens ({tokens[0]}) and {path_file_type(other)} files ({other}) in one source. Make them two of "
-            "data.sources, each named with a glob."
+            f"{path}: tokens ({tokens[0]}) and {path_file_type(other)} files ({other}) in one source. Make them two "
+            "entries of data.sources, each with a glob."
         )
 
 
 def check_tokenizer_given(tokens: str, tokenizer: str | None) -> None:
-    """Raise DataError if there is a file of tokens, and no tokenizer is given that they are of."""
+    """Check that a recipe with a file of tokens names their tokenizer.
+
+    Args:
+        tokens: path of the file of tokens.
+        tokenizer: data.tokenizer.path.
+
+    Raises:
+        DataError: it does not.
+    """
     if tokenizer is None:
         raise DataError(
-            f"{tokens}: its documents are tokens, and data.tokenizer.path names no tokenizer: one that is trained here "
+            f"{tokens}: its documents are tokens, but data.tokenizer.path is not set. A tokenizer trained by hlat "
             "would give the ids other meanings. Set data.tokenizer.path to the tokenizer that the dataset was written "
-            "with: tokenizer.json, a SentencePiece .model, or the folder of one."
+            "with: a tokenizer.json, a SentencePiece .model, or the folder of one."
         )

@@ -1,4 +1,4 @@
-"""One file of the corpus: what it is known by, and how to get at it, here or in a remote store."""
+"""One file of the corpus: its identity, and access to its content, local or in a remote store."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -16,13 +16,16 @@ class SourceFile:
     """One file of the corpus.
 
     Attributes:
-        path: where it is, a path or a URL, as it is shown and recorded; ``open_local`` says where it can be read.
+        path: path or URL for messages and records; read the content through ``open_local``.
         column: column or key of its text.
-        source: index of the source it belongs to; -1 for data.validation.path.
-        size, mtime_ns, etag: as the file system or the store says; together a cheap sign that it is still the same.
-        sha256: of its content.
+        source: index of its source; -1 for data.validation.path.
+        size: in bytes.
+        mtime_ns: time of last modification in ns; 0 if unknown.
+        sha256: hash of its content; empty before ``hash_files``.
+        etag: version identifier of a remote store; empty if there is none. A file whose path, size, mtime_ns and etag
+            are the same is taken as unchanged.
         index: the .idx of a file of tokens; None for text.
-        cached_store: where a file of a URL comes from and is kept; None for one that is here.
+        cached_store: store and cache of a remote file; None for a local file.
     """
 
     path: str
@@ -37,12 +40,12 @@ class SourceFile:
 
     @property
     def is_validation(self) -> bool:
-        """Whether the whole file is validation text."""
+        """True if the complete file is validation text."""
         return self.source < 0
 
     @property
     def content(self) -> list[str | int]:
-        """What of it decides the prepared tokens."""
+        """Everything about the file that decides the prepared tokens; the path does not."""
         own: list[str | int] = [self.source, self.column, path_file_type(self.path), self.size, self.sha256]
         return own if self.index is None else [*own, self.index.size, self.index.sha256]
 
@@ -53,41 +56,41 @@ class SourceFile:
 
     @property
     def stamp(self) -> "Stamp":
-        """What the file is known by without reading it."""
+        """Identity of the file, known without reading it."""
         return self.path, self.size, self.mtime_ns, self.etag
 
     @property
     def cache_limit(self) -> int | None:
-        """Bytes of the cache that the file is fetched into; None for one that is here."""
+        """Size limit in bytes of the cache that the file is fetched into; None for a local file."""
         return None if self.cached_store is None else self.cached_store.cache.limit
 
     @property
     def cached_sha256(self) -> str | None:
-        """The sha256 that the cache remembers of a file that was fetched before."""
+        """The sha256 of a remote file that was fetched before, from the cache; None if unknown."""
         return None if self.cached_store is None else self.cached_store.cache.known_sha256(self._remote)
 
     @contextmanager
-    def open_local(self, wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
-        """Where the file can be read for as long as the context lasts: a remote one is fetched, whole, and kept.
+    def open_local(self, still_needed: Callable[[], bool] = lambda: True) -> Iterator[Path]:
+        """Yield a local path of the file, valid until the context ends; a remote file is fetched completely.
 
         Args:
-            wanted: fetching ends early once this is no longer so.
+            still_needed: polled while fetching; the fetch is cancelled once it returns False.
 
         Raises:
-            DataError: a remote file that cannot be had, or that is no longer the one that was fingerprinted.
-            StorageError: the disk of the cache refused.
+            DataError: a remote file cannot be fetched, or has changed since it was hashed.
+            StorageError: the disk of the cache refused the write.
         """
         if self.cached_store is None:
             yield Path(self.path)
             return
-        with self.cached_store.acquire(self._remote, wanted) as local:
+        with self.cached_store.acquire(self._remote, still_needed) as local:
             if self.sha256 and (self.cached_sha256 or sha256_of(local)) != self.sha256:
                 raise DataError(f"{self.path}: {_CHANGED}")
             yield local
 
     @contextmanager
     def relabel_errors(self, local: Path) -> Iterator[None]:
-        """Errors about the local copy become errors about the file."""
+        """Replace the local path by the file's path or URL in a DataError."""
         try:
             yield
         except DataError as error:
@@ -96,10 +99,14 @@ class SourceFile:
             raise DataError(str(error).replace(str(local), self.path)) from error
 
     def check_unchanged(self) -> None:
-        """Raise DataError if the file is no longer the one that was fingerprinted; a fetched one always is."""
-        for part in self.files:
-            if part.cached_store is None and stat_of(Path(part.path)) != (part.size, part.mtime_ns):
-                raise DataError(f"{part.path}: {_CHANGED}")
+        """Check that a local file has not changed since it was hashed; a fetched one was checked by its hash.
+
+        Raises:
+            DataError: it has changed.
+        """
+        for file in self.files:
+            if file.cached_store is None and stat_of(Path(file.path)) != (file.size, file.mtime_ns):
+                raise DataError(f"{file.path}: {_CHANGED}")
 
     @property
     def _remote(self) -> RemoteFile:
@@ -113,7 +120,7 @@ _CHANGED = "the file changed while it was being read. Run again once it is compl
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file; raises DataError if it cannot be read."""
+    """Compute the sha256 of a file; raise DataError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -122,7 +129,7 @@ def sha256_of(path: Path) -> str:
 
 
 def stat_of(path: Path) -> tuple[int, int]:
-    """Size and time of modification in ns of a file; raises DataError if it cannot be looked at."""
+    """Return the size in bytes and the modification time in ns of a file; raise DataError if stat fails."""
     try:
         stat = path.stat()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""A document goes to training or to validation, by its own content or place and nothing else.
+"""Assign documents to the training or the validation split, by their content or position alone.
 
-Which worker sees it, when, and what other documents there are does not matter, so the split of a corpus is the same
-for any number of workers and survives interruptions. Chosen by hash of the text or the tokens, exact
-duplicates of a document land on the same side.
+The assignment does not depend on the worker, on time, or on other documents. So the split of a corpus is the same for
+any number of workers and after interruptions. If it is made by hash of the text or the tokens, exact copies of a
+document are in the same split.
 """
 
 import hashlib
@@ -18,43 +18,49 @@ _KEY = b"hlat validation split"
 
 
 def hash_threshold(fraction: float) -> int:
-    """The documents whose 64-bit hash lies below this are a share ``fraction`` of all."""
+    """Return the threshold below which the 64-bit hashes of a share ``fraction`` of all documents lie."""
     return int(fraction * 2.0**64)
 
 
 def tail_start(length: int, fraction: float) -> int:
-    """The character, or token, of a source at which its tail begins: int(n * (1 - fraction)), as nanoGPT cuts."""
+    """Return the character or token at which the validation tail of a source begins: int(n * (1 - fraction)).
+
+    This is the cut that nanoGPT makes.
+    """
     return int(length * (1 - fraction))
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """How the documents of one unit are dealt to the splits.
+    """Rule that assigns the documents of one work unit to the splits.
 
     Attributes:
-        below: documents whose hash lies below this are validation.
-        boundary: characters, or tokens, from the start of the unit from which on they are validation; None for none.
+        below: documents whose hash lies below this are validation documents; ignored if there is a boundary.
+        boundary: characters (or tokens) of the unit before its validation tail; None for no tail.
     """
 
     below: int = 0
     boundary: int | None = None
 
     def split_document(self, content: ContentT, encoded: bytes, offset: int) -> list[tuple[Split, ContentT]]:
-        """The parts of a document and where each goes; a document is cut only where a tail begins inside it.
+        """Assign a document to a split; cut it in two if the validation tail begins inside it.
 
         Args:
             content: the document.
-            encoded: the same as ``as_bytes`` gives it.
-            offset: characters of the unit before this document, or tokens where it has tokens.
+            encoded: the document as ``content_bytes`` returns it.
+            offset: characters (or tokens) of the unit before this document.
+
+        Returns:
+            The split and content of each piece that is not empty.
         """
         if self.boundary is None:
             return [(self.split_of(encoded), content)]
         cut = min(max(self.boundary - offset, 0), len(content))
-        parts: list[tuple[Split, ContentT]] = [("train", content[:cut]), ("validation", content[cut:])]
-        return [part for part in parts if len(part[1])]
+        pieces: list[tuple[Split, ContentT]] = [("train", content[:cut]), ("validation", content[cut:])]
+        return [piece for piece in pieces if len(piece[1])]
 
     def split_of(self, encoded: bytes) -> Split:
-        """Where a document goes, as ``as_bytes`` gives it, unless there is a boundary."""
+        """Return the split of a document by the hash of its ``content_bytes``; the boundary is ignored."""
         return "validation" if self.below > 0 and _hash(encoded) < self.below else "train"
 
 
