@@ -1,4 +1,4 @@
-"""The manifest of prepared data: its types, files and checksums, the settings it was made with, and bad rows."""
+"""Manifest of prepared data: its types, files and checksums, the settings used to prepare it, and bad rows."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""Rows that cannot be read: how many there may be, and the file that lists them.
+"""Bad rows, which cannot be read: the limit on their share, and the quarantine file that lists them.
 
-They are judged in the order of the corpus, row by row, so that any number of workers and any interruptions come to the
-same verdict at the same row: none may be where the stated share is 0; else the share is compared from the hundredth
-such row on, before which it says little of the corpus, and at the end of the corpus whatever their number.
+Rows are checked in the order of the corpus, so that any number of workers and any interruptions end preparation at the
+same row. If the allowed share is 0, the first bad row is an error. Otherwise the share is checked from the hundredth
+bad row on, before which it is not representative of the corpus, and once more at the end of the corpus.
 """
 
 import json
@@ -19,8 +19,8 @@ from hlat.data.stores import AtomicFileWriter
 from hlat.runtime import DataError
 
 MIN_BAD_ROWS = 100
-"""Unreadable rows after which their share is judged, though rows follow."""
-_EXAMPLES = 3
+"""Bad rows from which on their share is checked before the end of the corpus."""
+_MAX_EXAMPLES = 3
 
 
 class BadRow(NamedTuple):
@@ -28,10 +28,11 @@ class BadRow(NamedTuple):
 
     Attributes:
         file: index of its file.
-        row: its index in the file, from 0.
-        line: line of the file that it is, from 1; None where rows are not lines.
-        rows: rows of the unit up to it, itself included.
-        reason, remedy: what is wrong, and a sentence on what would put it right.
+        row: index in the file, from 0.
+        line: line number in the file, from 1; None if rows are not lines.
+        rows: rows of the work unit up to and including this one.
+        reason: the problem.
+        remedy: a sentence that says how to fix it.
     """
 
     file: int
@@ -43,66 +44,78 @@ class BadRow(NamedTuple):
 
 
 class BadRowCounter:
-    """Counts rows, in the order of the corpus, and raises DataError once too many of them cannot be read.
+    """Counter of rows, in the order of the corpus, that raises DataError once too many of them are bad.
 
     Args:
-        share: the largest share of the rows that may be unreadable.
-        files: the files that rows are numbered by.
+        share: maximum share of bad rows, from data.unreadable_rows.
+        files: files of the corpus, which ``BadRow.file`` indexes.
     """
 
     def __init__(self, share: float, files: list[SourceFile]) -> None:
         self._share, self._files = share, files
-        self._rows = self._unreadable = 0
+        self._rows = self._bad_rows = 0
         self._examples: list[str] = []
 
-    def add(self, rows: int, unreadable: Sequence[BadRow]) -> None:
-        """Count a stretch of rows and those of them that cannot be read, each with the rows of the stretch up to it."""
+    def add(self, rows: int, bad_rows: Sequence[BadRow]) -> None:
+        """Count the rows of a work unit.
+
+        Args:
+            rows: number of rows.
+            bad_rows: the bad ones among them, in order.
+
+        Raises:
+            DataError: too many rows are bad.
+        """
         before = self._rows
-        for bad in unreadable:
+        for bad in bad_rows:
             self._rows = before + bad.rows
-            self._unreadable += 1
-            place = _place(bad, self._files)
+            self._bad_rows += 1
+            where = _describe_position(bad, self._files)
             if self._share == 0:
                 raise DataError(
-                    f"{place}: {bad.reason}. {bad.remedy} Or set data.unreadable_rows to the share of the rows that "
-                    "may be left out for being unreadable."
+                    f"{where}: {bad.reason}. {bad.remedy} Or set data.unreadable_rows to the share of rows that may "
+                    "be left out because they cannot be read."
                 )
-            if len(self._examples) < _EXAMPLES:
-                self._examples.append(f"{place}: {bad.reason}. {bad.remedy}")
-            if self._unreadable >= MIN_BAD_ROWS:
-                self._judge("so far")
+            if len(self._examples) < _MAX_EXAMPLES:
+                self._examples.append(f"{where}: {bad.reason}. {bad.remedy}")
+            if self._bad_rows >= MIN_BAD_ROWS:
+                self._check("so far")
         self._rows = before + rows
 
     def finish(self) -> None:
-        """Judge what was counted: no rows follow."""
-        self._judge("in all")
+        """Check the share of bad rows at the end of the corpus.
 
-    def _judge(self, when: str) -> None:
-        if not too_many_bad_rows(self._unreadable, self._rows, self._share):
+        Raises:
+            DataError: too many rows are bad.
+        """
+        self._check("in all")
+
+    def _check(self, when: str) -> None:
+        if not too_many_bad_rows(self._bad_rows, self._rows, self._share):
             return
-        found = self._unreadable / self._rows
-        enough = _rounded_up(found)
+        found = self._bad_rows / self._rows
+        enough = _round_up(found)
         allow = f", or set data.unreadable_rows={enough:g}, and run the same command again" if enough < 1 else ""
         listed = "".join(f"\n  {example}" for example in self._examples)
         raise DataError(
-            f"{self._unreadable:,} of {self._rows:,} rows {when} cannot be read, a share of {found:.3g}; "
+            f"{self._bad_rows:,} of {self._rows:,} rows {when} cannot be read, a share of {found:.3g}; "
             f"data.unreadable_rows allows {self._share:g}. The first of them:{listed}\n"
-            f"Repair these files, or leave them out{allow}: what was finished is kept as long as the corpus stays the "
-            "same."
+            f"Repair these files, or leave them out{allow}: finished work is kept as long as the corpus is not "
+            "changed."
         )
 
 
-def too_many_bad_rows(unreadable: int, rows: int, share: float) -> bool:
-    """Whether more rows are unreadable than a share of all, as it is written in decimal."""
-    return unreadable > Fraction(repr(share)) * rows
+def too_many_bad_rows(bad_rows: int, rows: int, share: float) -> bool:
+    """Return True if more than a share of the rows are bad; the share is taken exactly as it is written in decimal."""
+    return bad_rows > Fraction(repr(share)) * rows
 
 
 class QuarantineWriter:
-    """Writes the list of the rows that cannot be read, one JSON object a line; no file where there are none.
+    """Writer of the quarantine file: the bad rows, one JSON object per line. Without bad rows no file is written.
 
     Args:
-        folder: where the file goes.
-        files: the files that rows are numbered by.
+        folder: folder of the file.
+        files: files of the corpus, which ``BadRow.file`` indexes.
     """
 
     def __init__(self, folder: Path, files: list[SourceFile]) -> None:
@@ -110,39 +123,39 @@ class QuarantineWriter:
         self._file: AtomicFileWriter | None = None
         self._rows = 0
 
-    def append(self, unreadable: Sequence[BadRow]) -> None:
-        """List some more."""
-        for bad in unreadable:
-            record = {"file": self._files[bad.file].path, **_numbers(bad), "reason": bad.reason}
+    def append(self, bad_rows: Sequence[BadRow]) -> None:
+        """Write more rows."""
+        for bad in bad_rows:
+            record = {"file": self._files[bad.file].path, **_row_numbers(bad), "reason": bad.reason}
             self._file = self._file or AtomicFileWriter(self._path)
             self._file.write(json.dumps(record).encode() + b"\n")
             self._rows += 1
 
     def close(self) -> QuarantineRecord | None:
-        """Finish the file; None where nothing was listed."""
+        """Complete the file and return its record; return None if there were no bad rows."""
         if self._file is None:
             return None
         return QuarantineRecord(file=QUARANTINE_FILE, rows=self._rows, sha256=self._file.close())
 
     def abandon(self) -> None:
-        """Give up the file, unless it is finished."""
+        """Remove the file if it is not complete."""
         if self._file is not None:
             self._file.abandon()
 
 
-def _numbers(bad: BadRow) -> dict[str, int]:
+def _row_numbers(bad: BadRow) -> dict[str, int]:
     return {"row": bad.row} if bad.line is None else {"row": bad.row, "line": bad.line}
 
 
-def _place(bad: BadRow, files: list[SourceFile]) -> str:
+def _describe_position(bad: BadRow, files: list[SourceFile]) -> str:
     file = files[bad.file]
     if bad.line is not None:
         return f"{file.path}, line {bad.line}"
-    kind = file.content[2]
-    return file.path if kind == TEXT else f"{file.path}, row {bad.row}"
+    file_type = file.content[2]
+    return file.path if file_type == TEXT else f"{file.path}, row {bad.row}"
 
 
-def _rounded_up(share: float) -> float:
-    """The smallest number of two digits that is not below a share."""
+def _round_up(share: float) -> float:
+    """Round a share up to two significant digits."""
     scale = 10.0 ** (1 - floor(log10(share)))
     return ceil(share * scale) / scale

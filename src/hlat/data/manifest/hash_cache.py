@@ -1,7 +1,7 @@
-"""Hashes of source files, remembered, so that a corpus is read again only where it may have changed.
+"""Cache of the hashes of source files, so that only files that may have changed are read again.
 
-A file is known by path, size, and time of modification or ETag. Beside finished data, ``hashes.json`` holds the files
-that were touched, copied or moved since the manifest was written: their content was found to be the same.
+A file is identified by path, size, and modification time or ETag. The manifest has the hashes of the files that the
+data was made from. ``hashes.json`` next to it has those of files that were touched, copied or moved since.
 """
 
 import json
@@ -15,34 +15,34 @@ from hlat.data.stores import write_atomic
 HASHES = "hashes.json"
 
 KnownHashes = dict[Stamp, str]
-"""What a file is known by -> sha256."""
+"""The sha256 of files by their identity."""
 
 
 def load_hashes(folder: Path, manifest: DataManifest | None = None) -> KnownHashes:
-    """The hashes remembered in a folder, and those of the manifest; a damaged memory only costs hashing again."""
+    """Load the hashes of a folder and its manifest; if ``hashes.json`` is damaged, its files are hashed again."""
     try:
         stored = json.loads((folder / HASHES).read_bytes())
-        remembered = {
+        saved = {
             (str(path), int(size), int(mtime), str(etag)): str(sha256) for path, size, mtime, etag, sha256 in stored
         }
     except (OSError, ValueError, TypeError, RecursionError):
-        remembered = {}
-    records = [] if manifest is None else [part for source in manifest.sources for part in source.files]
-    return {(record.path, record.bytes, record.mtime_ns, record.etag): record.sha256 for record in records} | remembered
+        saved = {}
+    records = [] if manifest is None else [file for source in manifest.sources for file in source.files]
+    return {(record.path, record.bytes, record.mtime_ns, record.etag): record.sha256 for record in records} | saved
 
 
 def save_hashes(folder: Path, files: list[SourceFile]) -> None:
-    """Write the hashes of these files, in place of what was remembered.
+    """Write the hashes of these files to ``hashes.json``, replacing its content.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk refused the write.
     """
-    stored = [(*part.stamp, part.sha256) for file in files for part in file.files]
+    stored = [(*file.stamp, file.sha256) for source in files for file in source.files]
     write_atomic(folder / HASHES, json.dumps(stored).encode())
 
 
 def update_hashes(folder: Path, files: list[SourceFile], known: KnownHashes) -> None:
-    """Remember files of finished data if some were not known; a folder that cannot be written to stays as it is."""
-    if any(part.stamp not in known for file in files for part in file.files):
+    """Save the hashes of the files if some are not in ``known``; do nothing if the folder cannot be written to."""
+    if any(file.stamp not in known for source in files for file in source.files):
         with suppress(OSError):
             save_hashes(folder, files)

@@ -1,7 +1,7 @@
-"""The manifest of prepared data: what it holds, file by file and source by source, and what it was made from.
+"""Manifest of prepared data: its content by file and by source, the settings, and the source files.
 
-Types, ranges and names of files are checked here, the checksum by hlat.data.manifest.manifest_file, and its counts
-against one another and against the files by hlat.data.prepared.consistency.
+This module checks types, ranges and file names, hlat.data.manifest.manifest_file the checksum, and
+hlat.data.prepared.consistency the counts against one another and against the files.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from hlat.data.sources import SPLITS, SourceFile, Split
 from hlat.runtime.distributed import sendable
 
 FORMAT_VERSION = 4
-"""The format that is written. Format 3, the only other one that is read, is the same without a checksum of its own."""
+"""Format version that is written. Format 3, the only other one that is read, has no checksum of the manifest."""
 VERSION_WITHOUT_CHECKSUM = 3
 WORK_VERSION = 3
-"""The format of unfinished work, and of parts of a corpus."""
+"""Format version of unfinished work, and of partitions of a corpus."""
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 QUARANTINE_FILE = "quarantine.jsonl"
@@ -31,23 +31,23 @@ SourceIndex = Annotated[int, Field(strict=True, ge=-1, le=1 << 31)]
 
 
 def shard_file(split: Split, index: int) -> str:
-    """The name of a shard."""
+    """Return the file name of a shard."""
     return f"{split}-{index:05d}.bin"
 
 
 def documents_file(split: Split) -> str:
-    """The name of the file that says where the documents of a split begin."""
+    """Return the name of the file with the document boundaries of a split."""
     return f"{split}-documents.bin"
 
 
 class StrictRecord(BaseModel):
-    """A piece of what is written beside data; unknown fields are refused."""
+    """Base of all records that are written next to data; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ShardRecord(StrictRecord):
-    """One shard file."""
+    """A shard file."""
 
     file: str
     tokens: Count
@@ -56,7 +56,7 @@ class ShardRecord(StrictRecord):
 
 
 class SourceTokens(StrictRecord):
-    """What a split holds of one source: a stretch of its tokens, the sources one after the other."""
+    """Documents and tokens of one source in a split; the tokens of a source are contiguous."""
 
     source: SourceIndex
     documents: Count
@@ -64,7 +64,7 @@ class SourceTokens(StrictRecord):
 
 
 class SplitRecord(StrictRecord):
-    """One split: what it holds and in which files. ``text_bytes`` is UTF-8."""
+    """A split: its counts and files. ``text_bytes`` counts UTF-8 bytes."""
 
     documents: Count
     tokens: Count
@@ -76,16 +76,18 @@ class SplitRecord(StrictRecord):
 
 
 class SourceRows(StrictRecord):
-    """What became of the rows of one source: null, empty, unreadable, or a document.
+    """Counts of the rows of one source; each row is null, empty, unreadable, or a document.
 
     Attributes:
-        source: its index; -1 for data.validation.path.
-        name: what the recipe calls it, if it gives it a name.
-        rows: read in all.
-        null_rows, empty_documents, unreadable_rows: left out.
-        documents: the others. A document inside which a validation tail begins is in both splits.
+        source: index of the source; -1 for data.validation.path.
+        name: its name in the recipe, if it has one.
+        rows: all rows.
+        null_rows: rows without text, left out.
+        empty_documents: rows with an empty text, left out.
+        unreadable_rows: bad rows, left out.
+        documents: all other rows. A document inside which a validation tail begins is in both splits.
         copies: documents that are exact copies of earlier ones, dropped or not.
-        copied_tokens: tokens of these, end tokens included.
+        copied_tokens: tokens of these copies, end-of-sequence tokens included.
     """
 
     source: SourceIndex
@@ -100,7 +102,7 @@ class SourceRows(StrictRecord):
 
 
 class QuarantineRecord(StrictRecord):
-    """The file that lists the rows that could not be read."""
+    """The file that lists the bad rows."""
 
     file: str
     rows: Count
@@ -109,7 +111,7 @@ class QuarantineRecord(StrictRecord):
 
 @sendable
 class SourceRecord(StrictRecord):
-    """One file that the data was made from; ``index`` is the .idx of a file of tokens."""
+    """A source file that the data was made from; ``index`` is the .idx of a file of tokens."""
 
     path: str
     use: Literal["split", "validation"]
@@ -121,8 +123,8 @@ class SourceRecord(StrictRecord):
     index: "SourceRecord | None" = None
 
     @model_validator(mode="after")
-    def _content(self) -> Self:
-        """Refuse a content that does not begin with the index of a source."""
+    def _check_content(self) -> Self:
+        """Check that ``content`` begins with the index of a source."""
         if not isinstance(self.content[0], int) or self.content[0] < -1:
             raise ValueError(f"content: begins with {self.content[0]!r}, which is not the index of a source")
         return self
@@ -134,7 +136,7 @@ class SourceRecord(StrictRecord):
 
     @classmethod
     def from_file(cls, file: SourceFile) -> "SourceRecord":
-        """The record of a file of the corpus."""
+        """Make the record of a file of the corpus."""
         return cls(
             path=file.path,
             use="validation" if file.is_validation else "split",
@@ -147,21 +149,22 @@ class SourceRecord(StrictRecord):
         )
 
     def to_file(self) -> SourceFile:
-        """The file of the corpus that this is the record of."""
+        """Return the file of the corpus that this record describes."""
         source, column = self.content[:2]
-        known = self.bytes, self.mtime_ns, self.sha256, self.etag
+        identity = self.bytes, self.mtime_ns, self.sha256, self.etag
         index = None if self.index is None else self.index.to_file()
-        return SourceFile(self.path, str(column), int(source), *known, index)
+        return SourceFile(self.path, str(column), int(source), *identity, index)
 
 
 class BlocksRecord(StrictRecord):
-    """Where text is tokenized while training: the blocks that are dealt to streams.
+    """Blocks of text that streams read, for data that is tokenized while training (data.mode "online").
 
     Attributes:
-        file, sha256: the catalogue, int64 (blocks, 3).
-        bytes: of that file.
-        counts: how many of its blocks are each source's, in the order of the sources.
-        below: documents whose hash lies below this are validation text.
+        file: name of the block index file, an int64 array of shape (blocks, 3).
+        sha256: hash of that file.
+        bytes: size of that file.
+        counts: number of blocks of each source, in the order of the sources.
+        below: documents whose hash lies below this are validation documents.
     """
 
     file: str
@@ -172,7 +175,25 @@ class BlocksRecord(StrictRecord):
 
 
 class DataManifest(StrictRecord):
-    """What prepared data is and what it was made from."""
+    """Content of prepared data, and the settings and source files that it was made from.
+
+    Attributes:
+        format_version: see ``FORMAT_VERSION``.
+        fingerprint: see ``content_fingerprint``.
+        dtype: dtype of the tokens in the shards.
+        vocab_size: number of token ids of the tokenizer.
+        eos_id: end-of-sequence token; None for none.
+        bos_id: begin-of-sequence token of the tokenizer, which is not in the data; None if unknown.
+        tokenizer_sha256: see ``Tokenizer.sha256``.
+        splits: counts and files by split.
+        rows: counts of the rows by source.
+        quarantine: the list of bad rows; None if there are none.
+        notes: sentences for the user about this preparation.
+        settings: see ``content_settings``.
+        places: see ``recipe_locations``.
+        sources: the source files.
+        blocks: the blocks of text; None unless the text is tokenized while training.
+    """
 
     format_version: int
     fingerprint: str
@@ -191,61 +212,61 @@ class DataManifest(StrictRecord):
     blocks: BlocksRecord | None = None
 
     @model_validator(mode="after")
-    def _names(self) -> Self:
-        """Refuse any file name but the one that is written: nothing outside the folder is ever opened."""
+    def _check_names(self) -> Self:
+        """Check that all file names are those that hlat writes, so that no file outside the folder is ever opened."""
         if set(self.splits) != set(SPLITS):
-            raise ValueError(f"splits: has {sorted(self.splits)}, and these are {sorted(SPLITS)}")
+            raise ValueError(f"splits: has {sorted(self.splits)}, expected {sorted(SPLITS)}")
         if set(self.places) != {"corpus", "tokenizer"}:
             raise ValueError("places: must have exactly the keys corpus and tokenizer")
-        for where, name, written in _file_names(self):
-            if name != written:
-                raise ValueError(f"{where}: file name is {name!r}, expected {written!r}")
+        for field, name, expected in _file_names(self):
+            if name != expected:
+                raise ValueError(f"{field}: file name is {name!r}, expected {expected!r}")
         return self
 
     @property
     def has_checksum(self) -> bool:
-        """Tell whether the manifest was written with a checksum of its own."""
+        """True if the manifest was written with a checksum of its own content."""
         return self.format_version != VERSION_WITHOUT_CHECKSUM
 
     @property
     def source_names(self) -> dict[int, str]:
-        """What to call each source, by its index: its name, or where it is."""
+        """Name or path of each source, by its index."""
         paths = paths_by_source(self.places["corpus"])
         return {row.source: row.name or paths.get(row.source, f"source {row.source}") for row in self.rows}
 
     @property
     def all_rows(self) -> int:
-        """Rows of all sources."""
+        """Number of rows of all sources."""
         return sum(source.rows for source in self.rows)
 
     @property
     def null_rows(self) -> int:
-        """Rows without text."""
+        """Number of rows without text."""
         return sum(source.null_rows for source in self.rows)
 
     @property
     def empty_documents(self) -> int:
-        """Rows whose text is empty."""
+        """Number of rows with an empty text."""
         return sum(source.empty_documents for source in self.rows)
 
     @property
     def unreadable_rows(self) -> int:
-        """Rows that could not be read."""
+        """Number of bad rows, which could not be read."""
         return sum(source.unreadable_rows for source in self.rows)
 
     @property
     def documents(self) -> int:
-        """Documents of all sources, copies included."""
+        """Number of documents of all sources, copies included."""
         return sum(source.documents for source in self.rows)
 
     @property
     def copies(self) -> int:
-        """Documents that are exact copies of earlier ones."""
+        """Number of documents that are exact copies of earlier ones."""
         return sum(source.copies for source in self.rows)
 
     @property
     def copies_dropped(self) -> bool:
-        """Whether copies were left out."""
+        """True if copies were left out."""
         return bool(self.settings.get("data.duplicates") == "drop")
 
 
@@ -256,7 +277,15 @@ def content_fingerprint(
     sources: list[SourceRecord] | None = None,
     blocks: BlocksRecord | None = None,
 ) -> str:
-    """The fingerprint of prepared data: its tokens, shard by shard, and the tokenizer; online, the files and blocks."""
+    """Compute the fingerprint of prepared data: a hash of its tokenizer and shards.
+
+    Args:
+        tokenizer_sha256: see ``Tokenizer.sha256``.
+        dtype: dtype of the tokens.
+        splits: shards by split.
+        sources: source files; used only together with ``blocks``.
+        blocks: if the text is tokenized while training, its blocks.
+    """
     shards = [[shard.sha256 for shard in splits[split].shards] for split in SPLITS]
     content: list[Any] = [tokenizer_sha256, dtype, shards]
     if blocks is not None:
@@ -265,7 +294,7 @@ def content_fingerprint(
 
 
 def _file_names(manifest: DataManifest) -> Iterator[tuple[str, str, str]]:
-    """Every file that a manifest names: the field, the name in it, and the name that is written there."""
+    """Yield the field, the name, and the expected name of every file in a manifest."""
     for split, record in manifest.splits.items():
         yield f"splits.{split}.documents_file", record.documents_file, documents_file(split)
         for index, shard in enumerate(record.shards):

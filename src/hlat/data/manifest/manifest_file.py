@@ -1,6 +1,6 @@
-"""Records beside data as files: written with a checksum of what they say, read with all that they can be held against.
+"""Write and read manifests and other records as JSON files with a checksum of their content.
 
-What was prepared before there were checksums (format 3) is read without one.
+Records of format 3, which had no checksums yet, are read without this check.
 """
 
 import json
@@ -20,27 +20,27 @@ from hlat.data.manifest.record_checksum import CHECKSUM_KEY, checksum_matches, w
 from hlat.data.stores import write_atomic
 from hlat.runtime import DataError
 
-_TOLD = 5  # problems of one record that a message lists
+_MAX_PROBLEMS = 5  # problems of one record that a message lists
 
 
 class UnknownFormatError(Exception):
-    """A record of a format that this version does not read; the message says which, and which it does."""
+    """A record has a format version that this version of hlat does not read; the message names both."""
 
 
 def write_manifest(folder: Path, manifest: DataManifest) -> None:
     """Write the manifest of a folder.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk refused the write.
     """
     write_record(folder / MANIFEST_FILE, manifest.model_copy(update={"format_version": FORMAT_VERSION}))
 
 
 def read_manifest(folder: Path) -> DataManifest | None:
-    """The manifest of a folder, None if it has none.
+    """Read the manifest of a folder; return None if it has none.
 
     Raises:
-        DataError: damaged, or of another format.
+        DataError: the manifest is damaged, or has another format.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -55,30 +55,30 @@ def read_manifest(folder: Path) -> DataManifest | None:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        what = validation_summary(error) if isinstance(error, ValidationError) else str(error)
+        problem = validation_summary(error) if isinstance(error, ValidationError) else str(error)
         raise DataError(
-            f"{path}: damaged: {what}. Restore the file, or delete {folder} and prepare again: the same corpus and "
-            "settings give the same data, with which a run goes on."
+            f"{path}: damaged: {problem}. Restore the file, or delete {folder} and prepare again: the same corpus and "
+            "settings give the same data, and runs can resume with it."
         ) from error
 
 
 def write_record(path: Path, record: StrictRecord) -> None:
-    """Write a record of format ``FORMAT_VERSION``, with its checksum.
+    """Write a record of format ``FORMAT_VERSION`` with its checksum.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk refused the write.
     """
     content = with_checksum(json.loads(record.model_dump_json()))
     write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The fields of a record that ``write_stored`` or an earlier version wrote, without the checksum.
+    """Read the fields of a record that ``write_record`` or an earlier version wrote, without the checksum.
 
     Raises:
-        OSError: there is none, or it cannot be read.
+        OSError: the file does not exist or cannot be read.
         ValueError: it is damaged; the message says how.
-        OtherFormat: another version wrote it.
+        UnknownFormatError: its format version is not read.
     """
     try:
         stored = json.loads(path.read_bytes())
@@ -99,6 +99,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def validation_summary(error: ValidationError) -> str:
-    """What is wrong with a record that was read, in one line."""
-    wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors()]
-    return "; ".join(wrong[:_TOLD]) + (f"; and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else "")
+    """Summarize the problems of a record in one line."""
+    problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}".removeprefix(": ") for item in error.errors()]
+    more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+    return "; ".join(problems[:_MAX_PROBLEMS]) + more

@@ -1,9 +1,9 @@
-"""JSON that carries a checksum of what it says, so that one flipped bit is noticed by whoever reads it.
+"""Checksums inside JSON records, so that readers notice a single flipped bit.
 
     record --canonical JSON--> sha256 --> the last key of the record
 
-The checksum is of the content, not of the spelling: a line break more or less changes nothing that is said. It protects
-against damage, not against someone who computes it anew.
+The checksum covers the values, not the formatting: line breaks between them can change. It protects against damage, not
+against manipulation, because anyone can compute it again.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ CHECKSUM_KEY = "checksum"
 
 
 def checksum_of(record: dict[str, Any]) -> str:
-    """The sha256 of a record without its own checksum, spelled in one way only: sorted keys, no white space."""
+    """Compute the sha256 of a record without its checksum, in canonical JSON: sorted keys, no white space."""
     content = {key: value for key, value in record.items() if key != CHECKSUM_KEY}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of JSON values, with its checksum."""
+    """Return a record of JSON values with its checksum added."""
     return {**record, CHECKSUM_KEY: checksum_of(record)}
 
 
 def checksum_matches(record: dict[str, Any]) -> bool:
-    """Compare the checksum that a record carries with its content; False also where it carries none."""
+    """Return True if a record has a checksum that matches its content."""
     return record.get(CHECKSUM_KEY) == checksum_of(record)

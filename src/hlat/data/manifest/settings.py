@@ -1,6 +1,6 @@
-"""Which settings of the data section decide the prepared tokens, and how two sets of them differ.
+"""Settings of the data section that decide the prepared tokens, and the differences between two sets of them.
 
-data.unreadable_rows is not among them: whatever it is, what comes out is the same, or nothing.
+data.unreadable_rows is not among them: with any value, the result is the same, or preparation fails.
 """
 
 import re
@@ -12,31 +12,34 @@ from hlat.data.tokenizers import load_tokenizer
 
 
 def recipe_locations(config: DataConfig) -> dict[str, list[str]]:
-    """What of a recipe finds the corpus and the given tokenizer, as it is written there; empty for a trained one.
+    """List the settings of a recipe that locate the corpus and the tokenizer, as "field=value".
 
-    Data stands in for what it was made from once that has gone, but only for what was asked for in these words.
+    After the corpus or the tokenizer was deleted, prepared data is still used for recipes with the same locations.
+
+    Returns:
+        Locations under the keys "corpus" and "tokenizer"; the latter is empty for a tokenizer trained on the corpus.
     """
     corpus = {"data.path": config.path}
     corpus |= {f"data.sources.{index}.path": source.path for index, source in enumerate(config.sources)}
     corpus["data.validation.path"] = config.validation.path
     tokenizer = config.tokenizer
     end = "null" if tokenizer.eos_token is None else tokenizer.eos_token
-    given = [f"data.tokenizer.path={tokenizer.path}", f"data.tokenizer.eos_token={end}"]
+    loaded = [f"data.tokenizer.path={tokenizer.path}", f"data.tokenizer.eos_token={end}"]
     return {
         "corpus": [f"{field}={path}" for field, path in corpus.items() if path is not None],
-        "tokenizer": [] if tokenizer.path is None else given,
+        "tokenizer": [] if tokenizer.path is None else loaded,
     }
 
 
 def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) -> dict[str, Any]:
-    """The settings that decide the prepared content, by the names of their fields; paths are not among them.
+    """Return the settings that decide the prepared content, by field name; paths are not among them.
 
     Args:
         config: the data section.
-        tokenizer_sha256: what counts for a given tokenizer whose file is no longer there.
+        tokenizer_sha256: hash to use for the recipe's tokenizer if its file does not exist any more.
 
     Raises:
-        DataError: a tokenizer that cannot be read; it counts by its content.
+        DataError: the tokenizer, of which the hash of the content is needed, cannot be read.
     """
     columns = [source.text_column or config.text_column for source in config.sources]
     settings: dict[str, Any] = {
@@ -45,13 +48,13 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
         "data.duplicates": config.duplicates,
     }
     if config.mode == "online":
-        settings["data.streams"] = config.streams  # small corpora are cut into blocks by it
+        settings["data.streams"] = config.streams  # decides the size of the blocks of small corpora
     else:
         settings["data.shard_tokens"] = config.shard_tokens
     tokenizer = config.tokenizer
     if tokenizer.path is not None:
-        gone = tokenizer_sha256 is not None and not Path(tokenizer.path).expanduser().exists()
-        content = tokenizer_sha256 if gone else load_tokenizer(tokenizer.path, tokenizer.eos_token).sha256
+        is_deleted = tokenizer_sha256 is not None and not Path(tokenizer.path).expanduser().exists()
+        content = tokenizer_sha256 if is_deleted else load_tokenizer(tokenizer.path, tokenizer.eos_token).sha256
         settings["data.tokenizer.path (content)"] = content
     else:
         settings["data.tokenizer.train"] = tokenizer.train
@@ -69,9 +72,9 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
 
 
 def setting_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One sentence for each setting that is not the same."""
+    """Describe each setting that differs, in one sentence each."""
     return [
-        f"{name}: prepared with {_shown(before, name)}, now {_shown(now, name)}"
+        f"{name}: prepared with {_format(before, name)}, now {_format(now, name)}"
         for name in sorted(before.keys() | now.keys())
         if before.get(name, _NOT_SET) != now.get(name, _NOT_SET)
     ]
@@ -80,17 +83,20 @@ def setting_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str
 _NOT_SET = object()
 
 
-def _shown(settings: dict[str, Any], name: str) -> str:
+def _format(settings: dict[str, Any], name: str) -> str:
     return str(settings[name]) if name in settings else "none"
 
 
 def recipe_source_names(config: DataConfig) -> dict[int, str | None]:
-    """What a recipe calls each source, by its index, None for nothing; -1 is the text of data.validation.path."""
+    """Return the name of each source in a recipe, by its index; None for a source without name.
+
+    The index -1 stands for data.validation.path and has the name "validation".
+    """
     names: list[str | None] = [] if config.path is None else [None]
     return {-1: "validation", **dict(enumerate([*names, *(source.name for source in config.sources)]))}
 
 
-def paths_by_source(places: list[str]) -> dict[int, str]:
-    """The path of each source, by its index, from what ``places_of`` says of the corpus."""
-    found = (re.match(r"data\.(?:sources\.(\d+)\.)?path=(.*)", place, re.DOTALL) for place in places)
-    return {int(match[1] or 0): match[2] for match in found if match is not None}
+def paths_by_source(locations: list[str]) -> dict[int, str]:
+    """Extract the path of each source, by its index, from the "corpus" entry of ``recipe_locations``."""
+    matches = (re.match(r"data\.(?:sources\.(\d+)\.)?path=(.*)", location, re.DOTALL) for location in locations)
+    return {int(match[1] or 0): match[2] for match in matches if match is not None}
