@@ -89,7 +89,7 @@ def test_text_that_is_replaced_by_as_much_with_the_same_time_is_found_by_the_nex
     for file in texts.iterdir():
         _rewrite_and_keep_times(file)
     code, text = Run(recipe_file, run, texts).end()
-    assert code == 2 and "holds data prepared otherwise" in text, text
+    assert code == 2 and "contains data that was prepared differently" in text, text
     assert f"{texts / '0.jsonl'} and {_FILES - 1} more changed since" in text
 
 

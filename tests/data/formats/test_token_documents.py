@@ -127,7 +127,9 @@ def test_a_dataset_that_was_prepared_is_known_by_both_files(tokenizer: tuple[Pat
     first = prepare(config, tmp_path / "out")
     assert prepare(config, tmp_path / "out").fingerprint == first.fingerprint
     write_megatron(data, [[[1, 2]], [[3, 4, 5]], [[6]]])
-    with pytest.raises(DataError, match=r"holds data prepared otherwise:\n  the corpus: .*a\.bin changed since"):
+    with pytest.raises(
+        DataError, match=r"contains data that was prepared differently:\n  the corpus: .*a\.bin changed since"
+    ):
         prepare(config, tmp_path / "out")
 
 
@@ -167,7 +169,7 @@ def test_errors_name_the_url(tokenizer: tuple[Path, Tokenizer], tmp_path: Path, 
         prepare(config, tmp_path / "out")
     fsspec.filesystem("memory").pipe("/megatron/a.idx", index)
     fsspec.filesystem("memory").pipe("/megatron/a.bin", store[0].read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"^memory://megatron/a\.bin: truncated: .* of memory:.*a\.idx goes on"):
+    with pytest.raises(DataError, match=r"^memory://megatron/a\.bin: truncated: .* of memory:.*a\.idx ends at"):
         prepare(config, tmp_path / "out")
 
 
@@ -314,4 +316,6 @@ def test_tokens_and_text_are_two_sources(tokenizer: tuple[Path, Tokenizer], tmp_
     assert "inside .gz is not read; decompress" in _refusal(_config([compressed], tokenizer[0]), tmp_path / "out")
     other = tmp_path / "a.npy"
     other.touch()
-    assert "those of Megatron-LM are read" in _refusal(_config([other], tokenizer[0]), tmp_path / "out")
+    assert "files of tokens that hlat reads are Megatron-LM's" in _refusal(
+        _config([other], tokenizer[0]), tmp_path / "out"
+    )

@@ -16,8 +16,7 @@ from hlat.data.manifest import read_manifest
 from hlat.data.manifest.record_checksum import checksum_of
 from hlat.data.online import prepare_online
 from hlat.data.prepare import prepare, verify, verify_and_seal
-from hlat.data.prepared import PreparedData, open_prepared
-from hlat.data.prepared import open_prepared as prepared
+from hlat.data.prepared import PreparedData, open_prepared, prepared_folder
 from hlat.data.samples import TrainingData, ValidationData
 from hlat.data.tokenizers import load_saved
 from hlat.runtime import DataError
@@ -39,7 +38,7 @@ def quick() -> Iterator[None]:
             read[folder] = read.get(folder) or load_saved(folder)
             return read[folder]
 
-        patch.setattr(prepared, "load_saved", once)
+        patch.setattr(prepared_folder, "load_saved", once)
         yield
 
 

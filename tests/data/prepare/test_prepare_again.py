@@ -124,11 +124,11 @@ def test_a_damaged_shard_is_an_error_where_it_is_read(small: Path, tmp_path: Pat
     tokens[0] = 400
     tokens.tofile(shard)
     data = training_data(open_prepared(prepared.dir), 8, seed=0)
-    with pytest.raises(DataError, match=r"train-00001\.bin: damaged: it holds token 400, the vocabulary has 400"):
+    with pytest.raises(DataError, match=r"train-00001\.bin: damaged: it contains token 400, the vocabulary has 400"):
         data.batch(0, data.samples_per_epoch)
     held_out = prepared.dir / "validation-00000.bin"
     held_out.write_bytes(b"\xff" * held_out.stat().st_size)
-    with pytest.raises(DataError, match=r"validation-00000\.bin: damaged: it holds token 65535"):
+    with pytest.raises(DataError, match=r"validation-00000\.bin: damaged: it contains token 65535"):
         ValidationData(open_prepared(prepared.dir), 8).batch(0, 1)
 
 

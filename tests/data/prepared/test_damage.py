@@ -63,7 +63,7 @@ def test_boundaries_of_documents_are_compared_before_they_are_used(
 def test_showing_notices_tokens_outside_the_vocabulary(finished: PreparedData) -> None:
     for file in finished.dir.glob("train-0*.bin"):
         np.full(file.stat().st_size // 2, 65_535, dtype="<u2").tofile(file)
-    with pytest.raises(DataError, match=r"train-0000\d\.bin: damaged: it holds token 65535, the vocabulary has 400"):
+    with pytest.raises(DataError, match=r"train-0000\d\.bin: damaged: it contains token 65535, the vocabulary has 400"):
         summarize(open_prepared(finished.dir))
 
 
@@ -86,7 +86,7 @@ def test_damaged_manifest(finished: PreparedData, content: str) -> None:
 def test_other_tokenizer_in_the_folder(finished: PreparedData) -> None:
     file = finished.dir / "tokenizer" / "tokenizer.json"
     file.write_text(file.read_text().replace("ByteLevel", "ByteLevel ", 0) + "\n")
-    with pytest.raises(DataError, match="not the tokenizer that made this data"):
+    with pytest.raises(DataError, match="not the tokenizer that prepared this data"):
         open_prepared(finished.dir)
 
 

@@ -272,7 +272,7 @@ def test_full_disk(tmp_path: Path) -> None:
                 with cache.acquire(file(name, size), source.write(file(name, size))) as path:
                     assert path.stat().st_size == size
         message = str(caught.value)
-        assert f"{disk / 'cache'}: cannot keep s3://corpus/large.jsonl here: No space left on device" in message
+        assert f"{disk / 'cache'}: cannot store s3://corpus/large.jsonl here: No space left on device" in message
         assert "data.cache_dir" in message and "data.cache_gib" in message and "finished work is kept" in message
         assert not list((disk / "cache").glob(f"*{PART_SUFFIX}"))
         assert os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize > 20_000
@@ -282,5 +282,5 @@ def test_full_disk(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"file/cache: cannot keep s3://corpus/a\.jsonl here: Not a directory"):
+    with pytest.raises(StorageError, match=r"file/cache: cannot store s3://corpus/a\.jsonl here: Not a directory"):
         use(Cache(tmp_path / "file" / "cache", SIZE), Source(), "a")

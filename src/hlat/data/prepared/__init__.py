@@ -1,4 +1,4 @@
-"""Prepared data on disk: token shards, opened and checked against their manifest."""
+"""Prepared data on disk: open token shards, and check them against their manifest."""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,11 @@
-"""Consistency of a manifest with itself, its files and the tokenizer beside them: one sentence for each problem.
+"""Check that a manifest is consistent with itself, its files and its tokenizer; yield one sentence per problem.
 
-    counts --sums--> counts of parts, fingerprint
+    counts --sums--> counts by shard and source, fingerprint
     counts --sizes, a few boundaries--> files
-    catalogue of blocks --checksum--> file            (where text is tokenized while training)
+    block index --checksum--> file                    (if the text is tokenized while training)
 
-All of it is done whenever data is opened, so it looks at no token: what every shard holds is compared by
-prepare/verification.py. Whatever of a manifest decides samples is found wrong here even where it has no checksum.
+These checks run whenever data is opened, so they read no tokens; prepare/verification.py verifies the content of the
+shards. An error in any field that decides samples is found here even in a manifest without a checksum.
 """
 
 import hashlib
@@ -32,82 +32,84 @@ from hlat.data.tokenizers import Tokenizer
 
 
 def manifest_problems(manifest: DataManifest) -> Iterator[str]:
-    """Name what the manifest says that cannot be true."""
+    """Yield the contradictions within a manifest."""
     stated = (manifest.tokenizer_sha256, manifest.dtype, manifest.splits, manifest.sources, manifest.blocks)
     if content_fingerprint(*stated) != manifest.fingerprint:
-        yield f"{MANIFEST_FILE}: the fingerprint does not belong to the shards it lists"
+        yield f"{MANIFEST_FILE}: the fingerprint does not match the shards in it"
     if manifest.dtype != token_dtype(manifest.vocab_size):
         yield f"{MANIFEST_FILE}: dtype {manifest.dtype} does not match a vocabulary of {manifest.vocab_size:,} tokens"
     for split, record in manifest.splits.items():
-        yield from _of_split(split, record, np.dtype(manifest.dtype).itemsize)
-    yield from _of_rows(manifest)
+        yield from _split_problems(split, record, np.dtype(manifest.dtype).itemsize)
+    yield from _row_problems(manifest)
     if manifest.blocks is None:
-        yield from _of_sources(manifest)
+        yield from _source_problems(manifest)
 
 
-def _of_split(split: Split, record: SplitRecord, itemsize: int) -> Iterator[str]:
+def _split_problems(split: Split, record: SplitRecord, itemsize: int) -> Iterator[str]:
     for shard in record.shards:
         if shard.tokens * itemsize != shard.bytes:
-            yield f"{MANIFEST_FILE}: {shard.file} has {shard.tokens} tokens in {shard.bytes} bytes, {itemsize} bytes each"
-    for what, stated, parts, found in (
+            yield f"{MANIFEST_FILE}: {shard.file} has {shard.tokens} tokens of {itemsize} bytes in {shard.bytes} bytes"
+    for noun, stated, items, found in (
         ("tokens", record.tokens, "its shards", sum(shard.tokens for shard in record.shards)),
         ("tokens", record.tokens, "its sources", sum(source.tokens for source in record.sources)),
         ("documents", record.documents, "its sources", sum(source.documents for source in record.sources)),
     ):
         if stated != found:
-            yield f"{MANIFEST_FILE}: {split} has {stated} {what}, those of {parts} are {found}"
+            yield f"{MANIFEST_FILE}: {split} has {stated} {noun}, but {items} have {found}"
 
 
-def _of_rows(manifest: DataManifest) -> Iterator[str]:
+def _row_problems(manifest: DataManifest) -> Iterator[str]:
     for source in manifest.rows:
-        told = source.null_rows + source.empty_documents + source.unreadable_rows + source.documents
-        if told != source.rows:
-            yield f"{MANIFEST_FILE}: source {source.source} has {source.rows} rows, its kept and dropped ones sum to {told}"
+        total = source.null_rows + source.empty_documents + source.unreadable_rows + source.documents
+        if total != source.rows:
+            yield f"{MANIFEST_FILE}: source {source.source} has {source.rows} rows, but its kept and dropped ones are {total}"
         if source.copies > source.documents:
-            yield f"{MANIFEST_FILE}: source {source.source} has {source.copies} copies among {source.documents} documents"
+            yield (
+                f"{MANIFEST_FILE}: source {source.source} has {source.copies} copies among {source.documents} documents"
+            )
     listed = 0 if manifest.quarantine is None else manifest.quarantine.rows
     if listed != manifest.unreadable_rows:
         yield f"{MANIFEST_FILE}: {manifest.unreadable_rows} rows could not be read, {listed} are listed"
 
 
-def _of_sources(manifest: DataManifest) -> Iterator[str]:
-    """Which source a stretch of tokens is of: the order is that of the files, the documents are those of its rows."""
+def _source_problems(manifest: DataManifest) -> Iterator[str]:
+    """Check the sources of each split: their order is that of the files, their documents are counted in ``rows``."""
     rows = {row.source: row for row in manifest.rows}
     order = [source for record in manifest.sources if isinstance(source := record.content[0], int)]
     if list(dict.fromkeys(order)) != [row.source for row in manifest.rows]:
-        yield f"{MANIFEST_FILE}: the sources of its rows are not those of its files"
+        yield f"{MANIFEST_FILE}: the sources in rows are not those in sources"
         return
     for split, record in manifest.splits.items():
-        places = [list(rows).index(part.source) if part.source in rows else -1 for part in record.sources]
-        if -1 in places or places != sorted(set(places)):
+        indices = [list(rows).index(item.source) if item.source in rows else -1 for item in record.sources]
+        if -1 in indices or indices != sorted(set(indices)):
             yield f"{MANIFEST_FILE}: the order of sources in {split} differs from the order of the files"
             return
     for row in manifest.rows:
-        yield from _of_documents(manifest, row)
+        yield from _document_problems(manifest, row)
 
 
-def _of_documents(manifest: DataManifest, row: SourceRows) -> Iterator[str]:
-    parts = [part for record in manifest.splits.values() for part in record.sources if part.source == row.source]
-    kept = sum(part.documents for part in parts)
+def _document_problems(manifest: DataManifest, row: SourceRows) -> Iterator[str]:
+    tokens = [item for record in manifest.splits.values() for item in record.sources if item.source == row.source]
+    kept = sum(item.documents for item in tokens)
     expected = row.documents - (row.copies if manifest.copies_dropped else 0)
     if kept - expected not in (0, 1):  # one more where a validation tail begins inside a document
-        yield f"{MANIFEST_FILE}: source {row.source} gave {expected} documents, the splits have {kept} of it"
+        yield f"{MANIFEST_FILE}: source {row.source} has {expected} documents, but the splits have {kept} of it"
 
 
 def tokenizer_problems(manifest: DataManifest, tokenizer: Tokenizer) -> Iterator[str]:
-    """Name what the tokenizer in the folder has otherwise than the manifest says."""
+    """Yield the differences between the tokenizer in the folder and the manifest."""
     if tokenizer.sha256 != manifest.tokenizer_sha256:
-        yield f"{TOKENIZER_FOLDER}: not the tokenizer that made this data"
+        yield f"{TOKENIZER_FOLDER}: not the tokenizer that prepared this data"
     elif (tokenizer.vocab_size, tokenizer.eos_id) != (manifest.vocab_size, manifest.eos_id):
         yield (
-            f"{MANIFEST_FILE}: says {manifest.vocab_size} tokens and end token {manifest.eos_id}, the tokenizer has "
+            f"{MANIFEST_FILE}: {manifest.vocab_size} tokens and end token {manifest.eos_id}, but the tokenizer has "
             f"{tokenizer.vocab_size} and {tokenizer.eos_id}"
         )
 
 
 def size_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
-    """Name files that are missing or of another size than the manifest says; each sentence begins with the name."""
-    for name, size in _sizes(manifest):
+    """Yield the files that are missing or have the wrong size; each sentence begins with the file name."""
+    for name, size in _file_sizes(manifest):
         try:
             actual = (folder / name).stat().st_size
         except FileNotFoundError:
@@ -119,7 +121,7 @@ def size_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
                 yield f"{name}: has {actual} bytes, should have {size} bytes"
 
 
-def _sizes(manifest: DataManifest) -> Iterator[tuple[str, int]]:
+def _file_sizes(manifest: DataManifest) -> Iterator[tuple[str, int]]:
     for record in manifest.splits.values():
         yield record.documents_file, 8 * (record.documents + 1)
         for shard in record.shards:
@@ -129,38 +131,42 @@ def _sizes(manifest: DataManifest) -> Iterator[tuple[str, int]]:
 
 
 def content_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
-    """Name what the small files say otherwise than the manifest; all files have to have their sizes.
+    """Yield the differences between the small files and the manifest; ``size_problems`` must have found none.
 
-    Of the boundaries of documents only those are looked at where a source begins or ends.
+    Of the document boundaries, only those at which a source begins or ends are checked.
 
     Raises:
         OSError: a file cannot be read.
     """
     for split, record in manifest.splits.items():
-        yield from _of_boundaries(split, record, document_boundaries(folder, record))
+        yield from _boundary_problems(split, record, document_boundaries(folder, record))
     if manifest.blocks is not None:
-        yield from _of_catalogue(folder, manifest.blocks, len(manifest.sources))
+        yield from _block_problems(folder, manifest.blocks, len(manifest.sources))
 
 
 def document_boundaries(folder: Path, record: SplitRecord) -> npt.NDArray[np.uint64]:
-    """Where each document of a split begins, in tokens, and where the last one ends: shape (documents + 1,)."""
+    """Memory-map the document boundaries of a split.
+
+    Returns:
+        First token of each document and end of the last one, uint64, shape (documents + 1,).
+    """
     return np.memmap(folder / record.documents_file, dtype="<u8", mode="r", shape=(record.documents + 1,))
 
 
-def _of_boundaries(split: Split, record: SplitRecord, starts: npt.NDArray[np.uint64]) -> Iterator[str]:
+def _boundary_problems(split: Split, record: SplitRecord, starts: npt.NDArray[np.uint64]) -> Iterator[str]:
     document = token = 0
     for source in [None, *record.sources]:
         if source is not None:
             document, token = document + source.documents, token + source.tokens
         if (found := int(starts[document])) != token:
-            yield f"{documents_file(split)}: document {document} begins at token {found}, and the manifest says {token}"
+            yield f"{documents_file(split)}: document {document} begins at token {found}, expected {token}"
 
 
-def _of_catalogue(folder: Path, record: BlocksRecord, files: int) -> Iterator[str]:
+def _block_problems(folder: Path, record: BlocksRecord, files: int) -> Iterator[str]:
     content = (folder / record.file).read_bytes()
     if hashlib.sha256(content).hexdigest() != record.sha256:
         yield f"{record.file}: the checksum differs from the manifest's"
         return
     blocks = np.load(BytesIO(content), allow_pickle=False)
     if blocks.shape != (sum(record.counts), 3) or not (0 <= blocks[:, 0].min() <= blocks[:, 0].max() < files):
-        yield f"{MANIFEST_FILE}: says {sum(record.counts)} blocks of {files} files, which are not those of {record.file}"
+        yield f"{MANIFEST_FILE}: has {sum(record.counts)} blocks of {files} files, which {record.file} does not"

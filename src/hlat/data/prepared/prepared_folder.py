@@ -1,11 +1,11 @@
-"""A folder of prepared data, opened: checked cheaply here, and completely by hlat.data.prepare.verification.
+"""Open a folder of prepared data; this checks it cheaply, hlat.data.prepare.verification checks it completely.
 
-manifest.json             written last: without it the folder is not prepared data
-tokenizer/                as transformers.AutoTokenizer reads it
+manifest.json             written last; without it the folder is not prepared data
+tokenizer/                tokenizer files, readable by transformers.AutoTokenizer
 train-00000.bin ...       tokens, raw little-endian
-train-documents.bin       where each document begins, uint64, and where the last one ends
-validation-...            the same
-quarantine.jsonl          the rows that could not be read, where there were any
+train-documents.bin       first token of each document and end of the last one, uint64
+validation-...            the same for the validation split
+quarantine.jsonl          the bad rows, if there were any
 """
 
 from dataclasses import dataclass, replace
@@ -40,21 +40,21 @@ from hlat.data.sources import Split, sha256_of
 from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
-_TOLD = 20  # problems that a message lists
+_MAX_PROBLEMS = 20  # problems that a message lists
 _NO_CHECKSUM = (
-    f"{MANIFEST_FILE} has no checksum of its own, as earlier versions wrote none: hlat data prepare with this recipe "
-    "verifies all of the data and adds it."
+    f"{MANIFEST_FILE} has no checksum of its own, because an earlier version wrote it: hlat data prepare with this "
+    "recipe verifies all of the data and adds it."
 )
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Prepared data, opened.
+    """Opened prepared data.
 
     Attributes:
         dir: the folder.
-        manifest: what it says of itself.
-        tokenizer: the tokenizer that made it.
+        manifest: its manifest.
+        tokenizer: the tokenizer that prepared it.
     """
 
     dir: Path
@@ -63,55 +63,58 @@ class PreparedData:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the content, tokens and tokenizer, wherever it lies and whatever it was made from."""
+        """Hash of the tokens and the tokenizer; it does not depend on the folder or on the source files."""
         return self.manifest.fingerprint
 
     def with_sources(self, sources: list[SourceRecord]) -> "PreparedData":
-        """The same, of a corpus that may have been moved: text is read where it is now. Nothing is written."""
+        """Return the same data with other source files, for a corpus that was moved; nothing is written."""
         return replace(self, manifest=self.manifest.model_copy(update={"sources": sources}))
 
     @property
     def tokenizer_dir(self) -> Path:
-        """Folder of the tokenizer's files."""
+        """Folder of the tokenizer files."""
         return self.dir / TOKENIZER_FOLDER
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about this preparation, one sentence each."""
+        """Sentences for the user about this preparation."""
         return self.manifest.notes
 
     @property
     def advice(self) -> list[str]:
-        """What could be better about the folder, one sentence each."""
+        """Sentences for the user on how to improve the folder."""
         return [] if self.manifest.has_checksum else [_NO_CHECKSUM]
 
     @property
     def train_tokens(self) -> int:
-        """Tokens of the training split."""
+        """Number of tokens of the training split."""
         return self.manifest.splits["train"].tokens
 
     @property
     def validation_tokens(self) -> int:
-        """Tokens of the validation split, 0 if there is none."""
+        """Number of tokens of the validation split; 0 if there is none."""
         return self.manifest.splits["validation"].tokens
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of text that each token id stands for, shape (vocab_size,); see Tokenizer.token_bytes."""
+        """UTF-8 bytes of text per token, int64, shape (vocab_size,); see ``Tokenizer.token_bytes``."""
         return self.tokenizer.token_bytes
 
     def tokens(self, split: Split) -> TokenArray:
-        """The tokens of a split, memory-mapped."""
+        """Memory-map the tokens of a split."""
         shards = self.manifest.splits[split].shards
         return TokenArray([self.dir / s.file for s in shards], [s.tokens for s in shards], self.manifest.dtype)
 
     def document_boundaries(self, split: Split) -> npt.NDArray[np.uint64]:
-        """Where each document of a split begins, in tokens, and where the last one ends: shape (documents + 1,).
+        """Memory-map the document boundaries of a split.
 
-        Asked for the first time, the file is compared with its checksum: 8 bytes a document are read.
+        The first call for a split reads the file, 8 bytes per document, and compares its checksum.
+
+        Returns:
+            First token of each document and end of the last one, uint64, shape (documents + 1,).
 
         Raises:
-            DataError: it is damaged.
+            DataError: the file is damaged.
         """
         if split not in self._boundaries:
             record = self.manifest.splits[split]
@@ -119,7 +122,7 @@ class PreparedData:
             if sha256_of(file) != record.documents_sha256:
                 raise DataError(
                     f"{file}: damaged: the checksum differs from the manifest's. Restore it, or delete {self.dir} and "
-                    "prepare again: the same corpus and settings give the same data, with which a run goes on."
+                    "prepare again: the same corpus and settings give the same data, and runs can resume with it."
                 )
             self._boundaries[split] = document_boundaries(self.dir, record)
         return self._boundaries[split]
@@ -131,14 +134,16 @@ class PreparedData:
 
 
 def open_prepared(dir: str | Path, config: DataConfig | None = None) -> PreparedData:
-    """Open prepared data; the manifest is checked completely, of its files sizes and borders (verify does the rest).
+    """Open prepared data after checking its manifest, file sizes and some document boundaries.
+
+    ``hlat.data.prepare.verify`` checks the rest.
 
     Args:
         dir: the folder.
-        config: if given, the settings that decide the content must be the ones the data was prepared with.
+        config: if given, its settings that decide the content must be those that the data was prepared with.
 
     Raises:
-        DataError: not prepared data, incomplete, damaged, or prepared with other settings.
+        DataError: the folder has no prepared data, or it is incomplete, damaged, or prepared with other settings.
     """
     folder = Path(dir).expanduser()
     manifest = read_manifest(folder)
@@ -157,65 +162,84 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
 
 
 def _refuse(folder: Path, problems: list[str]) -> None:
-    """Raise DataError if there are any."""
+    """Raise DataError if there are any problems."""
     if problems:
-        listed = "".join(f"\n  {problem}" for problem in problems[:_TOLD])
-        more = f"\n  and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+        listed = "".join(f"\n  {problem}" for problem in problems[:_MAX_PROBLEMS])
+        more = f"\n  and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
         raise DataError(
             f"{folder}: damaged:{listed}{more}\nRestore what differs, or delete {folder} and prepare again: the same "
-            "corpus and settings give the same data, with which a run goes on."
+            "corpus and settings give the same data, and runs can resume with it."
         )
 
 
 def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, more: list[str] | None = None) -> None:
-    """Raise DataError if data was prepared with other settings than these, or for the reasons in ``more``."""
-    found = setting_problems(folder, manifest, config) + (more or [])
-    if found:
-        listed = "".join(f"\n  {reason}" for reason in found)
+    """Check that data was prepared with these settings.
+
+    Args:
+        folder: folder of the data, for the message.
+        manifest: its manifest.
+        config: the settings.
+        more: further differences to report.
+
+    Raises:
+        DataError: there is a difference.
+    """
+    problems = setting_problems(folder, manifest, config) + (more or [])
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in problems)
         raise DataError(
-            f"{folder}: holds data prepared otherwise:{listed}\nGive another folder with data.prepared_dir, or delete "
-            "this one to prepare anew, or go back to what it was prepared with."
+            f"{folder}: contains data that was prepared differently:{listed}\nSet data.prepared_dir to another "
+            "folder, delete this one to prepare again, or use the earlier settings and corpus."
         )
 
 
 def setting_problems(folder: Path, manifest: DataManifest, config: DataConfig) -> list[str]:
-    """How data was prepared otherwise than a recipe says, a sentence each.
+    """Describe the differences between the settings of prepared data and a recipe, in one sentence each.
 
     Raises:
-        DataError: a tokenizer that is not there, and that is not the one the data was prepared with.
+        DataError: see ``current_settings``.
     """
-    found = setting_differences(manifest.settings, current_settings(folder, manifest, config))
-    unreadable, rows = manifest.unreadable_rows, manifest.all_rows
-    if too_many_bad_rows(unreadable, rows, config.unreadable_rows):
-        found.append(
-            f"data.unreadable_rows: prepared without {unreadable:,} of {rows:,} rows that cannot be read, now a share "
-            f"of {config.unreadable_rows:g} may be"
+    problems = setting_differences(manifest.settings, current_settings(folder, manifest, config))
+    bad_rows, rows = manifest.unreadable_rows, manifest.all_rows
+    if too_many_bad_rows(bad_rows, rows, config.unreadable_rows):
+        problems.append(
+            f"data.unreadable_rows: prepared without {bad_rows:,} of {rows:,} rows that cannot be read, now a share "
+            f"of {config.unreadable_rows:g} is allowed"
         )
-    return found
+    return problems
 
 
 def current_settings(folder: Path, manifest: DataManifest | None, config: DataConfig) -> dict[str, Any]:
-    """``settings_of``, where finished data in the folder holds a copy of a given tokenizer that has gone since.
+    """Return ``content_settings``; for a deleted tokenizer use the copy in the finished data of the folder.
+
+    Args:
+        folder: folder of the data, for the message.
+        manifest: manifest of the finished data; None if there is none.
+        config: the data section.
 
     Raises:
-        DataError: a tokenizer that is not there, and that is not the one the data was prepared with.
+        DataError: the recipe's tokenizer does not exist, and the data was prepared with another one.
     """
     path = config.tokenizer.path
     if manifest is None or path is None or Path(path).expanduser().exists():
         return content_settings(config)
-    then = manifest.places["tokenizer"]
-    if then != recipe_locations(config)["tokenizer"]:
+    earlier = manifest.places["tokenizer"]
+    if earlier != recipe_locations(config)["tokenizer"]:
         raise DataError(
-            f"data.tokenizer.path {path}: no such tokenizer. {folder} holds data that was prepared with "
-            f"{' '.join(then) or 'a tokenizer trained on its corpus'}. Ask for that to use it, or correct the path."
+            f"data.tokenizer.path {path}: no such tokenizer. {folder} contains data that was prepared with "
+            f"{' '.join(earlier) or 'a tokenizer trained on its corpus'}. Set that to use it, or correct the path."
         )
     return content_settings(config, manifest.tokenizer_sha256)
 
 
 def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
-    """``check_vocabulary`` before anything is prepared, where the recipe names a tokenizer that is there.
+    """Check the vocabulary size of the recipe's tokenizer before data is prepared.
 
-    One that is not there is left to ``prepare``, which knows whether finished data stands in for it.
+    A tokenizer that does not exist is left to ``prepare``, which may find a copy of it in finished data.
+
+    Args:
+        config: the data section.
+        vocab_size: embedding rows of the model.
 
     Raises:
         DataError: the tokenizer is unreadable, or has more tokens than the model has embedding rows.
@@ -231,18 +255,36 @@ def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
         )
 
 
-def check_token_ids(prepared: PreparedData, split: Split, highest: int, place: int) -> None:
-    """Raise DataError if the highest of some token ids, at a position of a split, is none of the tokenizer's."""
+def check_token_ids(prepared: PreparedData, split: Split, highest: int, position: int) -> None:
+    """Check that token ids of a split are in the vocabulary.
+
+    Args:
+        prepared: the data.
+        split: the split.
+        highest: the highest of the ids.
+        position: a position of these tokens in the split, for the message.
+
+    Raises:
+        DataError: the highest id is not in the vocabulary.
+    """
     if highest >= prepared.tokenizer.vocab_size:
         raise DataError(
-            f"{prepared.tokens(split).file_of(place)}: damaged: it holds token {highest}, the vocabulary has "
+            f"{prepared.tokens(split).file_of(position)}: damaged: it contains token {highest}, the vocabulary has "
             f"{prepared.tokenizer.vocab_size}. `hlat data prepare` names all damaged files: restore them, or delete "
             "their folder and prepare again."
         )
 
 
 def check_vocabulary(prepared: PreparedData, vocab_size: int) -> None:
-    """Raise DataError if the data has token ids that a model with so many embedding rows does not."""
+    """Check that a model has an embedding row for every token id of the data.
+
+    Args:
+        prepared: the data.
+        vocab_size: embedding rows of the model.
+
+    Raises:
+        DataError: it has fewer embedding rows than the tokenizer has tokens.
+    """
     needed = prepared.manifest.vocab_size
     if needed > vocab_size:
         raise DataError(

@@ -1,8 +1,10 @@
-"""Tokens of units, in order -> shard files of exactly ``shard_tokens`` tokens -> tokens by position.
+"""Write the tokens of work units to shard files of exactly ``shard_tokens`` tokens, and read them by position.
 
-A shard is a raw little-endian array. While it grows it has a temporary name; its sha256 is written beside it before
-it gets its own, so a shard that exists is whole. The token file of a unit is removed as soon as finished shards hold
-all of it, which keeps the disk that a preparation needs near the size of its result.
+    token files of units, in order --copy--> shards --memory map--> tokens by position
+
+A shard is a raw little-endian array. It is written under a temporary name. Its sha256 is written to a file next to it
+before it gets its final name, so a shard under its final name is complete. The token file of a unit is removed as soon
+as finished shards contain all its tokens, so a preparation needs little more disk space than its result.
 """
 
 import hashlib
@@ -19,15 +21,15 @@ from hlat.data.sources import Split
 from hlat.data.stores import AtomicFileWriter, sync_folder
 from hlat.runtime import DataError
 
-CHECKSUM_SUFFIX = ".sha256"  # ending of the file beside a shard while data is being prepared
-_COPY = 1 << 22  # tokens copied at once
+CHECKSUM_SUFFIX = ".sha256"  # suffix of the file with the checksum of a shard, while data is being prepared
+_COPY_TOKENS = 1 << 22  # tokens copied at once
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
 class ShardFile(NamedTuple):
-    """A finished shard."""
+    """A finished shard: file name, number of tokens, sha256."""
 
     name: str
     tokens: int
@@ -35,54 +37,56 @@ class ShardFile(NamedTuple):
 
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """The smallest dtype for token ids."""
+    """Return the smallest dtype for the token ids of a vocabulary."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 class ShardWriter:
-    """Appends the tokens of units, in order, to the shards of one split; restarted, it skips what full shards hold.
+    """Writer of the shards of one split, from the tokens of work units in order.
+
+    After a restart, the same units are appended again; tokens that full shards contain already are skipped.
 
     Args:
-        folder: where the shards go.
-        split: first part of their names.
-        shard_tokens: tokens in every shard but the last.
+        folder: folder of the shards.
+        split: the split, which begins their names.
+        shard_tokens: number of tokens in every shard but the last.
         dtype: "uint16" or "uint32".
-        consume: whether the token files of units are removed once they are not needed any more.
+        consume: remove the token files of units when finished shards contain them.
     """
 
     def __init__(self, folder: Path, split: Split, shard_tokens: int, dtype: str, consume: bool = True) -> None:
         self._folder, self._split, self._shard_tokens, self._consume = folder, split, shard_tokens, consume
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._full = 0
-        while self._is_full(self._full):
-            self._full += 1
-        self._merged: deque[tuple[int, Path]] = deque()  # token files, and the position at which each ends
+        self._full_shards = 0
+        while self._is_full(self._full_shards):
+            self._full_shards += 1
+        self._merged: deque[tuple[int, Path]] = deque()  # end position and path of each token file
         self._file: AtomicFileWriter | None = None
         self.position = 0
 
     def append(self, tokens: Path, lengths: Int64s, kept: Bools, sha256: str) -> None:
-        """Append documents from a file that holds them one after the other, each of so many tokens.
+        """Append documents from the token file of a work unit.
 
         Args:
-            tokens: the file.
-            lengths: tokens of each of its documents, int64, shape (documents,).
-            kept: which of them are wanted, shape (documents,).
-            sha256: of the file, compared before it is copied from.
+            tokens: the file, which contains its documents one after the other.
+            lengths: number of tokens of each document, int64, shape (documents,).
+            kept: mask of the documents to append, bool, shape (documents,).
+            sha256: expected hash of the file, compared before tokens are copied.
 
         Raises:
-            DataError: the file does not hold these documents.
-            OSError: the disk refused.
+            DataError: the file has another length or hash.
+            OSError: the disk refused the write.
         """
         start, self.position = self.position, self.position + int(lengths[kept].sum())
         self._merged.append((self.position, tokens))
-        finished = self._full * self._shard_tokens
+        finished = self._full_shards * self._shard_tokens
         if self.position > max(start, finished):
             self._check(tokens, int(lengths.sum()), sha256)
-            self._copy(tokens, int(lengths.sum()), _stretches(lengths, kept, skip=max(finished - start, 0)))
+            self._copy(tokens, int(lengths.sum()), _kept_ranges(lengths, kept, skip=max(finished - start, 0)))
         self._drop_merged()
 
     def close(self) -> list[ShardFile]:
-        """Finish the last shard, which may be shorter; returns all shards."""
+        """Complete the last shard, which may be shorter, and return all shards."""
         if self._file is not None:
             self._finish()
         names = [self._name(index) for index in range(-(-self.position // self._shard_tokens))]
@@ -93,7 +97,7 @@ class ShardWriter:
         return shards
 
     def abandon(self) -> None:
-        """Give up the shard that is being written."""
+        """Remove the shard that is not complete."""
         if self._file is not None:
             self._file.abandon()
             self._file = None
@@ -103,71 +107,74 @@ class ShardWriter:
 
     def _is_full(self, index: int) -> bool:
         path = self._folder / self._name(index)
-        beside = self._folder / f"{path.name}{CHECKSUM_SUFFIX}"
+        checksum = self._folder / f"{path.name}{CHECKSUM_SUFFIX}"
         size = self._shard_tokens * self._dtype.itemsize
-        return path.is_file() and beside.is_file() and path.stat().st_size == size
+        return path.is_file() and checksum.is_file() and path.stat().st_size == size
 
     def _check(self, tokens: Path, count: int, sha256: str) -> None:
-        right = tokens.is_file() and tokens.stat().st_size == count * self._dtype.itemsize
-        if right:
+        matches = tokens.is_file() and tokens.stat().st_size == count * self._dtype.itemsize
+        if matches:
             with tokens.open("rb") as file:
-                right = hashlib.file_digest(file, "sha256").hexdigest() == sha256
-        if not right:
+                matches = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        if not matches:
             raise DataError(
-                f"{tokens}: unfinished preparation is damaged: this is not the file of {count} tokens that was written "
-                f"here. Delete {tokens.parent.parent} and run its hlat data prepare again."
+                f"{tokens}: unfinished preparation is damaged: this is not the file of {count} tokens that was "
+                f"written. Delete {tokens.parent.parent} and run its hlat data prepare again."
             )
 
-    def _copy(self, tokens: Path, count: int, stretches: Iterator[tuple[int, int]]) -> None:
+    def _copy(self, tokens: Path, count: int, ranges: Iterator[tuple[int, int]]) -> None:
         source = np.memmap(tokens, dtype=self._dtype, mode="r", shape=(count,))
-        for begin, stop in stretches:
+        for begin, stop in ranges:
             start = begin
             while start < stop:
-                part = source[start : start + min(stop - start, self._room(), _COPY)]
-                self._open().write(part.tobytes())
-                start += len(part)
-                if self._room() == 0:
+                copied = source[start : start + min(stop - start, self._free_tokens(), _COPY_TOKENS)]
+                self._open().write(copied.tobytes())
+                start += len(copied)
+                if self._free_tokens() == 0:
                     self._finish()
 
     def _open(self) -> AtomicFileWriter:
         if self._file is None:
-            self._file = AtomicFileWriter(self._folder / self._name(self._full))
+            self._file = AtomicFileWriter(self._folder / self._name(self._full_shards))
         return self._file
 
-    def _room(self) -> int:
+    def _free_tokens(self) -> int:
+        """Return how many more tokens fit into the current shard."""
         written = 0 if self._file is None else self._file.size // self._dtype.itemsize
         return self._shard_tokens - written
 
     def _finish(self) -> None:
         self._open().close(checksum_suffix=CHECKSUM_SUFFIX)
-        sync_folder(self._folder)  # before any token file that the shard holds is removed
+        sync_folder(self._folder)  # before the token files that the shard contains are removed
         self._file = None
-        self._full += 1
+        self._full_shards += 1
 
     def _drop_merged(self) -> None:
-        while self._merged and self._merged[0][0] <= self._full * self._shard_tokens:
+        while self._merged and self._merged[0][0] <= self._full_shards * self._shard_tokens:
             merged = self._merged.popleft()[1]
             if self._consume:
                 merged.unlink(missing_ok=True)
 
 
-def _stretches(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int, int]]:
-    """Where the tokens of the documents that are kept begin and end in their file, without the first ``skip`` of them.
+def _kept_ranges(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int, int]]:
+    """Yield the token ranges of the kept documents in their file, without their first ``skip`` tokens.
 
-    Documents that follow one another are one stretch.
+    Contiguous documents are one range.
     """
     ends = np.cumsum(lengths)
-    edges = np.flatnonzero(np.diff(kept.astype(np.int8), prepend=0, append=0))  # where a run begins, where it has ended
+    edges = np.flatnonzero(
+        np.diff(kept.astype(np.int8), prepend=0, append=0)
+    )  # first document of each run of kept ones, and its end
     for first, after in zip(edges[::2], edges[1::2], strict=True):
         begin, stop = int(ends[first] - lengths[first]), int(ends[after - 1])
-        passed = min(skip, stop - begin)
-        skip -= passed
-        if begin + passed < stop:
-            yield begin + passed, stop
+        skipped = min(skip, stop - begin)
+        skip -= skipped
+        if begin + skipped < stop:
+            yield begin + skipped, stop
 
 
 class BoundaryWriter:
-    """Writes where each document of a split begins: documents + 1 positions, uint64, the last being the end."""
+    """Writer of the document boundaries of a split: first token of each document and end of the last one, uint64."""
 
     def __init__(self, path: Path) -> None:
         self._file = AtomicFileWriter(path)
@@ -176,30 +183,35 @@ class BoundaryWriter:
         self._file.write(bytes(8))
 
     def append(self, lengths: Int64s) -> None:
-        """Append documents of so many tokens each."""
+        """Append documents by their number of tokens, int64, shape (documents,)."""
         ends = self._position + np.cumsum(lengths)
         self._file.write(ends.astype("<u8").tobytes())
         self.documents += len(lengths)
         self._position += int(lengths.sum())
 
     def close(self) -> str:
-        """Finish the file; returns its sha256."""
+        """Complete the file and return its sha256."""
         return self._file.close()
 
     def abandon(self) -> None:
-        """Give up the file, unless it is finished."""
+        """Remove the file if it is not complete."""
         self._file.abandon()
 
 
 class TokenArray:
-    """The tokens of a split by position, memory-mapped, across the borders of its shards."""
+    """Tokens of a split by position, memory-mapped, across its shards.
+
+    Args:
+        paths: the shard files in order.
+        counts: number of tokens of each shard.
+        dtype: "uint16" or "uint32".
+    """
 
     def __init__(self, paths: Sequence[Path], counts: Sequence[int], dtype: str) -> None:
         little = np.dtype(dtype).newbyteorder("<")
         maps = [np.memmap(p, dtype=little, mode="r", shape=(n,)) for p, n in zip(paths, counts, strict=True)]
-        self._shards = [
-            np.asarray(one) for one in maps
-        ]  # plain arrays over the same pages: slicing np.memmap makes an object of its own class each time
+        # Plain arrays over the same pages, because every slice of an np.memmap is a slow np.memmap object again.
+        self._shards = [np.asarray(shard) for shard in maps]
         self._paths = list(paths)
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -207,22 +219,22 @@ class TokenArray:
         return int(self._starts[-1])
 
     def file_of(self, position: int) -> Path:
-        """The shard that holds the token at a position."""
+        """Return the shard file with the token at a position."""
         return self._paths[int(np.searchsorted(self._starts, position, side="right")) - 1]
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Tokens ``start <= position < stop``, int64."""
+        """Read the tokens ``start <= position < stop``, int64, shape (stop - start,)."""
         out = np.empty(stop - start, dtype=np.int64)
         self.read_into(start, out)
         return out
 
     def read_into(self, start: int, out: npt.NDArray[np.int64]) -> None:
-        """As many tokens from ``start`` on as ``out`` takes."""
+        """Fill ``out`` with the tokens from ``start`` on."""
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         filled = 0
         while filled < len(out):
             begin = start + filled - int(self._starts[shard])
-            part = self._shards[shard][begin : begin + len(out) - filled]
-            out[filled : filled + len(part)] = part
-            filled += len(part)
+            tokens = self._shards[shard][begin : begin + len(out) - filled]
+            out[filled : filled + len(tokens)] = tokens
+            filled += len(tokens)
             shard += 1

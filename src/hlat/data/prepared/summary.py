@@ -1,4 +1,4 @@
-"""What prepared data holds, told to a person or a program: counts, lengths of documents, samples of text."""
+"""Summary of prepared data for ``hlat data show``: counts, document lengths, samples of text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from hlat.data.manifest import SourceRows
 from hlat.data.prepared.prepared_folder import PreparedData, check_token_ids
 from hlat.data.sources import SPLITS, Split
 
-_CHUNK = 1 << 20  # documents looked at together
-_EXACT = 1 << 20  # tokens up to which lengths are counted one by one
+_CHUNK = 1 << 20  # documents processed at once
+_MAX_EXACT = 1 << 20  # tokens; longer documents are counted as one length
 
 
 @dataclass(frozen=True)
 class LengthBucket:
-    """Documents of ``at_least`` to ``at_most`` tokens, and the tokens of all of them."""
+    """Number of documents of ``at_least`` to ``at_most`` tokens, and their total tokens."""
 
     at_least: int
     at_most: int
@@ -27,12 +27,16 @@ class LengthBucket:
 
 @dataclass(frozen=True)
 class LengthStatistics:
-    """How long the documents of a split are, in tokens, end tokens included.
+    """Statistics of the document lengths of a split, in tokens, end-of-sequence tokens included.
 
     Attributes:
-        shortest, longest, mean: over all documents.
-        median, p90, p99: so many tokens or fewer have a half, 90 % and 99 % of them; 2**20 stands for more than that.
-        buckets: by powers of two, from the shortest to the longest document.
+        shortest: length of the shortest document.
+        longest: length of the longest document.
+        mean: mean length.
+        median: 0.5 quantile of the lengths; 2**20 also stands for longer ones.
+        p90: 0.9 quantile, likewise.
+        p99: 0.99 quantile, likewise.
+        buckets: histogram by powers of two, from the shortest to the longest document.
     """
 
     shortest: int
@@ -46,7 +50,7 @@ class LengthStatistics:
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """What a split holds of one source."""
+    """Documents and tokens of one source in a split."""
 
     name: str
     documents: int
@@ -55,7 +59,7 @@ class SourceCounts:
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """What a split holds; ``lengths`` is None where that is nothing."""
+    """Counts of a split; ``lengths`` is None for an empty split."""
 
     documents: int
     tokens: int
@@ -67,14 +71,15 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class Passage:
-    """A stretch of one document: its text, and whether the document begins and ends with it.
+    """A contiguous range of tokens of one document, decoded.
 
     Attributes:
-        document: index in the split.
-        document_tokens: of the whole document.
-        tokens: of the stretch.
-        begins, ends: whether its first and last tokens are the document's.
-        text: decoded.
+        document: index of the document in the split.
+        document_tokens: number of tokens of the document.
+        tokens: number of tokens of the passage.
+        begins: True if the passage begins at the beginning of the document.
+        ends: True if the passage ends at the end of the document.
+        text: decoded text.
     """
 
     document: int
@@ -87,7 +92,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class TextSample:
-    """Tokens that follow one another in a split, from a position on, by the documents they belong to."""
+    """Contiguous tokens of a split from a position on, as passages of their documents."""
 
     split: Split
     position: int
@@ -96,7 +101,7 @@ class TextSample:
 
 @dataclass(frozen=True)
 class Summary:
-    """What prepared data holds; sources without a name are called by their path."""
+    """Summary of prepared data; a source without a name is listed by its path."""
 
     folder: str
     fingerprint: str
@@ -112,21 +117,21 @@ class Summary:
 
 
 def summarize(prepared: PreparedData, samples: int = 3, tokens: int = 128) -> Summary:
-    """Tell what prepared data holds.
+    """Summarize prepared data.
 
     Args:
         prepared: the data.
-        samples: how many samples of text to decode of each split, evenly spread over it.
-        tokens: of each sample.
+        samples: number of text samples per split, evenly spread over it.
+        tokens: number of tokens of each sample.
 
     Raises:
-        DataError: damaged: boundaries of documents that are none, or ids that the vocabulary does not have.
+        DataError: the document boundaries are damaged, or an id is not in the vocabulary.
     """
     manifest = prepared.manifest
     quarantine = manifest.quarantine
     notes = [*prepared.notes, *prepared.advice]
     if manifest.blocks is not None:
-        notes.append(f"Training tokenizes its text itself, {sum(manifest.blocks.counts):,} blocks of it.")
+        notes.append(f"The training text is tokenized while training, from {sum(manifest.blocks.counts):,} blocks.")
     return Summary(
         folder=str(prepared.dir),
         fingerprint=manifest.fingerprint,
@@ -151,27 +156,30 @@ def _split(prepared: PreparedData, split: Split) -> SplitSummary:
         text_bytes=record.text_bytes,
         shards=len(record.shards),
         sources=[
-            SourceCounts(names.get(part.source, "all sources"), part.documents, part.tokens) for part in record.sources
+            SourceCounts(names.get(item.source, "all sources"), item.documents, item.tokens) for item in record.sources
         ],
         lengths=_lengths(prepared.document_boundaries(split)) if record.documents else None,
     )
 
 
 def _lengths(starts: npt.NDArray[np.uint64]) -> LengthStatistics:
-    """Lengths of documents from where they begin and end, shape (documents + 1,), in bounded memory."""
-    exact = np.zeros(_EXACT + 1, dtype=np.int64)
-    documents, tokens = np.zeros(65, dtype=np.int64), np.zeros(65, dtype=np.int64)  # of lengths below 2**k
+    """Compute statistics from the document boundaries, shape (documents + 1,), in bounded memory."""
+    exact = np.zeros(_MAX_EXACT + 1, dtype=np.int64)
+    documents, tokens = (
+        np.zeros(65, dtype=np.int64),
+        np.zeros(65, dtype=np.int64),
+    )  # by the exponent k of the smallest 2**k above a length
     shortest, longest = int(starts[-1]), 0
     for begin in range(0, len(starts) - 1, _CHUNK):
         lengths = np.diff(starts[begin : begin + _CHUNK + 1].astype(np.int64))
-        exact += np.bincount(np.minimum(lengths, _EXACT), minlength=_EXACT + 1)
+        exact += np.bincount(np.minimum(lengths, _MAX_EXACT), minlength=_MAX_EXACT + 1)
         powers = np.frexp(lengths.astype(np.float64))[1]
         documents += np.bincount(powers, minlength=65)
         np.add.at(tokens, powers, lengths)
         shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
     total = len(starts) - 1
-    cumulated = np.cumsum(exact)
-    median, p90, p99 = (int(np.searchsorted(cumulated, share * total)) for share in (0.5, 0.9, 0.99))
+    cumulative = np.cumsum(exact)
+    median, p90, p99 = (int(np.searchsorted(cumulative, share * total)) for share in (0.5, 0.9, 0.99))
     buckets = [
         LengthBucket((1 << power) >> 1, max((1 << power) - 1, 0), int(documents[power]), int(tokens[power]))
         for power in range(_power(shortest), _power(longest) + 1)
@@ -180,21 +188,22 @@ def _lengths(starts: npt.NDArray[np.uint64]) -> LengthStatistics:
 
 
 def _power(length: int) -> int:
-    """The smallest power of two that is above a length, as its exponent."""
+    """Return the exponent of the smallest power of two above a length."""
     return length.bit_length()
 
 
 def _samples(prepared: PreparedData, split: Split, count: int, tokens: int) -> Iterator[TextSample]:
-    """Samples around the beginnings of documents that are evenly spread: a quarter of each lies before it."""
+    """Yield samples around the beginnings of evenly spread documents; a quarter of each lies before the beginning."""
     starts = prepared.document_boundaries(split)
     documents, total = len(starts) - 1, int(starts[-1])
-    middles = {documents * (2 * number + 1) // (2 * count) for number in range(count)} if total else set()
-    for document in sorted(middles):
+    chosen = {documents * (2 * number + 1) // (2 * count) for number in range(count)} if total else set()
+    for document in sorted(chosen):
         position = max(min(int(starts[document]) - tokens // 4, total - tokens), 0)
         yield TextSample(split, position, list(_passages(prepared, split, position, min(position + tokens, total))))
 
 
 def _passages(prepared: PreparedData, split: Split, start: int, stop: int) -> Iterator[Passage]:
+    """Yield the passages of the token range from ``start`` to ``stop`` of a split, one per document."""
     starts, tokens = prepared.document_boundaries(split), prepared.tokens(split)
     first = int(np.searchsorted(starts, start, side="right")) - 1
     after = int(np.searchsorted(starts, stop, side="left"))
