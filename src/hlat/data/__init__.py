@@ -1,17 +1,17 @@
-"""Text becomes samples: sources -> documents -> tokens -> shards -> samples addressed by a global index.
+"""Data: sources -> documents -> tokens -> shards -> samples addressed by a global index.
 
-    stores      files of this machine and of object stores, a cache, retries
+    stores      local files and object stores: atomic writes, a cache, retries
     tokenizers  text <-> token ids
     formats     files -> rows -> documents
     sources     paths, globs and URLs -> a sorted list of files
     manifest    the record of prepared data: its files, settings, bad rows
-    prepared    a folder of token shards, opened and checked
+    prepared    a folder of token shards: open it and check it
     prepare     documents -> token shards and a manifest, by worker processes, restartable, on one machine or several
     samples     global sample index -> source -> row -> tokens, a pure function
-    online      documents -> samples while training, by processes of their own
+    online      documents -> samples while training, by separate processes
 
-Names of the doors are resolved on first use: a worker process that only tokenizes (prepare/worker.py) then starts without
-importing torch, which would cost more than tokenizing a small corpus.
+The names of a door (an ``__init__.py``) are resolved on first use. So a worker process that only tokenizes
+(prepare/worker.py) starts without importing torch, which would take longer than tokenizing a small corpus.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a recipe needs before it can train: everything tokenized, or what is needed besides the text."""
+"""Prepare the data of a recipe for training: all of its tokens, or only the parts that online tokenization needs."""
 
 from hlat.config import Recipe
 from hlat.data.online import prepare_online
@@ -9,20 +9,24 @@ from hlat.data.prepared import PreparedData
 def prepare_recipe_data(
     recipe: Recipe, *, workers: int | None = None, progress: Progress | None = None
 ) -> PreparedData:
-    """Prepare a recipe's data in the mode that it says; returns at once if that has been done.
+    """Prepare the data of a recipe in its data.mode; return at once if this has been done before.
 
     Args:
         recipe: the recipe.
-        workers: processes that tokenize; None for data.workers, and for that one per core.
-        progress: see Progress.
+        workers: number of tokenizing processes; None for data.workers, which defaults to one per core. Used only in
+            the mode "prepared".
+        progress: see ``hlat.data.prepare.Progress``.
+
+    Returns:
+        The prepared data. In the mode "online" it has the tokenizer, the validation tokens and the block index.
 
     Raises:
-        DataError: a corpus or tokenizer that cannot be used, or a folder that holds other data.
-        StorageError: the disk refused.
+        DataError: the corpus or tokenizer cannot be used, or the folder contains other data.
+        StorageError: the disk refused the write.
     """
     data = recipe.data
     if data.mode == "prepared":
         return prepare(data, recipe.prepared_dir, workers=workers, progress=progress)
     sequences = recipe.evaluation.sequences
-    wanted = None if sequences is None else sequences * data.sequence_length + 1
-    return prepare_online(data, recipe.prepared_dir, wanted, progress)
+    validation_tokens = None if sequences is None else sequences * data.sequence_length + 1
+    return prepare_online(data, recipe.prepared_dir, validation_tokens, progress)
