@@ -62,7 +62,10 @@ def _row_problems(manifest: DataManifest) -> Iterator[str]:
     for source in manifest.rows:
         total = source.null_rows + source.empty_documents + source.unreadable_rows + source.documents
         if total != source.rows:
-            yield f"{MANIFEST_FILE}: source {source.source} has {source.rows} rows, but kept and dropped add up to {total}"
+            yield (
+                f"{MANIFEST_FILE}: source {source.source} has {source.rows} rows, but its kept and dropped rows add up "
+                f"to {total}"
+            )
         if source.copies > source.documents:
             yield (
                 f"{MANIFEST_FILE}: source {source.source} has {source.copies} copies among {source.documents} documents"
