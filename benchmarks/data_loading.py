@@ -117,7 +117,7 @@ def online(asked):
     config = recipe(asked, "online").data
     data = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
     begin = time.perf_counter()
-    feed = data.feed(0, data.cursors(), 0, print)
+    feed = data.loader(0, data.cursors(), 0, print)
     batches = (feed.read(first)[0].inputs_BS.numel() for first in range(0, 10**9, BATCH))
     next(batches)
     print(f"online, first batch of {STREAMS} streams: {time.perf_counter() - begin:.1f} s")
@@ -224,7 +224,7 @@ def state(asked):
 
     from hlat.data.online import OnlineData
     from hlat.data.prepared import open_prepared
-    from hlat.data.samples import TrainingData, fit
+    from hlat.data.samples import TrainingData, fit_documents
 
     config = recipe(asked, "online").data
     online = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
@@ -235,7 +235,7 @@ def state(asked):
     print(f"prepared, first batch at sample 10^9: {time.perf_counter() - begin:.3f} s")
     lengths = np.exp(np.random.default_rng(SEED).normal(6.5, 1.2, 1_000_000)).astype(np.int64) + 1
     begin = time.perf_counter()
-    rows = len(fit(lengths, 4096).rows) - 1
+    rows = len(fit_documents(lengths, 4096).rows) - 1
     padding = 1 - lengths.sum() / (rows * 4096)
     print(
         f"best-fit of a million documents into rows of 4096: {time.perf_counter() - begin:.2f} s, {padding:.4%} padding"

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from hlat.config.sections import DataConfig
 from hlat.data.online import prepare_online
-from hlat.data.online.build_plan import plan_of
-from hlat.data.online.loader import Cursors
-from hlat.data.online.stream_assignment import Share
-from hlat.data.online.worker import Producer
+from hlat.data.online.build_plan import build_worker_plan
+from hlat.data.online.loader import CursorTable
+from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.worker import RowProducer
 
 STREAMS, BATCH, ROWS = 8, 8, 20_000
 
@@ -62,9 +62,9 @@ def main():
     given = {**section, "path": str(corpus), "tokenizer": {"path": str(tokenizer)}}
     config = DataConfig.model_validate(given)
     prepared = prepare_online(config, asked.folder / f"out-{asked.megabytes}", 100)
-    plan = plan_of(prepared, config, 0, Share(0, 1, BATCH, STREAMS, 0))
+    plan = build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BATCH, STREAMS, 0))
     before, begin = peak(), time.perf_counter()
-    producer = Producer(replace(plan, streams=list(range(STREAMS))), Cursors(STREAMS, 1).values)
+    producer = RowProducer(replace(plan, streams=list(range(STREAMS))), CursorTable(STREAMS, 1).values)
     longest, last = 0.0, begin
     for number, _ in zip(range(ROWS), producer.frames(), strict=False):
         now = time.perf_counter()

@@ -8,14 +8,14 @@ import pytest
 
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineData, prepare_online
-from hlat.data.online.build_plan import plan_of
-from hlat.data.online.documents import Reader
-from hlat.data.online.loader import Cursors
-from hlat.data.online.stream_assignment import Share, streams_of
-from hlat.data.online.worker_protocol import Plan
+from hlat.data.online.build_plan import build_worker_plan
+from hlat.data.online.documents import DocumentReader
+from hlat.data.online.loader import CursorTable
+from hlat.data.online.stream_assignment import StreamAssignment, assign_streams
+from hlat.data.online.worker_protocol import WorkerPlan
 from hlat.data.prepare import prepare
 from hlat.data.prepared import PreparedData
-from hlat.data.samples import Mixture, Shares, Turns, permute
+from hlat.data.samples import EpochOrder, Mixture, PhaseWeights, permute
 from tests.support.data.corpora import documents, prose, write_jsonl
 from tests.support.data.preparing import training_data
 from tests.support.data.reading_ranks import run
@@ -51,8 +51,8 @@ def online(file: Path, folder: Path) -> PreparedData:
     return prepare_online(_config(file, "online"), folder / "online", None)
 
 
-def _plan(online: PreparedData, file: Path, ranks: int = 1, batch: int = BATCH) -> Plan:
-    return plan_of(online, _config(file, "online"), 3, Share(0, ranks, batch, STREAMS, 3))
+def _plan(online: PreparedData, file: Path, ranks: int = 1, batch: int = BATCH) -> WorkerPlan:
+    return build_worker_plan(online, _config(file, "online"), 3, StreamAssignment(0, ranks, batch, STREAMS, 3))
 
 
 def test_a_long_document_keeps_its_order_and_has_one_end(
@@ -66,10 +66,10 @@ def test_a_long_document_keeps_its_order_and_has_one_end(
     assert prepared.tokenizer.decode(ids[:-1].tolist()) == prose(7, 600_000)
     # Online a stream gets it whole, too; that streams join what they get without loss is test_online's.
     plan = _plan(online, file)
-    parts, blocks = plan.sources[0].parts(STREAMS), plan.sources[0].turns(True).epoch
+    parts, blocks = plan.sources[0].partition_count(STREAMS), plan.sources[0].epoch_order(True).epoch_length
     found = []
     for part in range(parts):
-        for document in Reader(plan).part(0, part, parts)(0, 0):
+        for document in DocumentReader(plan).documents(0, part, parts)(0, 0):
             turn = document.turn * parts + (part + document.turn) % parts
             found += [document.content] if turn < blocks else []
             if document.turn * parts >= blocks:
@@ -88,9 +88,9 @@ def test_resume_is_the_same_in_every_epoch(
     assert np.array_equal(again.sample_ids(np.arange(first, first + 90)), data.sample_ids(np.arange(first, first + 90)))
     plan = _plan(online, file)
     steps = (epoch + 1) * 4
-    cursors = Cursors(STREAMS, 1)
+    cursors = CursorTable(STREAMS, 1)
     run(plan, 1, 1, cursors, 0, steps)
-    whole = run(plan, 1, 1, Cursors(STREAMS, 1), 0, steps + 3)
+    whole = run(plan, 1, 1, CursorTable(STREAMS, 1), 0, steps + 3)
     resumed = run(plan, 1, 1, cursors, steps * BATCH, 3)
     assert resumed == {sample: row for sample, row in whole.items() if sample >= steps * BATCH}
 
@@ -98,21 +98,21 @@ def test_resume_is_the_same_in_every_epoch(
 def test_streams_come_to_every_epoch_the_same_way(online: PreparedData, file: Path) -> None:
     """The order of epoch 2 depended on whether the run had been resumed; here it is a formula of (seed, epoch)."""
     plan = _plan(online, file)
-    turns = plan.sources[0].turns(True)
-    blocks = turns.epoch
+    turns = plan.sources[0].epoch_order(True)
+    blocks = turns.epoch_length
     for epoch in range(4):
         order = turns.items(epoch * blocks + np.arange(blocks))
         assert sorted(order.tolist()) == list(range(blocks))
-        assert np.array_equal(order, plan.sources[0].turns(True).items(epoch * blocks + np.arange(blocks)))
+        assert np.array_equal(order, plan.sources[0].epoch_order(True).items(epoch * blocks + np.arange(blocks)))
 
 
 def test_no_token_is_dropped_on_resume(online: PreparedData, file: Path) -> None:
     """Left-over tokens were restored only if a flag said so, off by default: a resume lost up to a batch per rank."""
     plan = _plan(online, file)
-    cursors, joined = Cursors(STREAMS, 1), {}
+    cursors, joined = CursorTable(STREAMS, 1), {}
     for step in range(6):  # a stop after every step
         joined |= run(plan, 1, 1, cursors, step * BATCH, 1)
-    assert joined == run(plan, 1, 1, Cursors(STREAMS, 1), 0, 6)
+    assert joined == run(plan, 1, 1, CursorTable(STREAMS, 1), 0, 6)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 8), (8, 2), (3, 1), (4, 2), (2, 4), (4, 3)])
@@ -120,28 +120,30 @@ def test_any_number_of_ranks_takes_over_from_any_other(
     online: PreparedData, file: Path, before: int, after: int
 ) -> None:
     """Only doubling the ranks was supported, once; indices were computed with /, which gave floats."""
-    plan, cursors = _plan(online, file, batch=24), Cursors(STREAMS, 1)
+    plan, cursors = _plan(online, file, batch=24), CursorTable(STREAMS, 1)
     found = run(plan, before, 2, cursors, 0, 2)
     found |= run(plan, after, 1, cursors, 2 * 24, 2)
     found |= run(plan, before, 1, cursors, 4 * 24, 2)
-    assert found == run(plan, 1, 1, Cursors(STREAMS, 1), 0, 6)
+    assert found == run(plan, 1, 1, CursorTable(STREAMS, 1), 0, 6)
 
 
 def test_each_stream_is_tokenized_by_one_rank_only(online: PreparedData, file: Path) -> None:
     """Every tensor- and pipeline-parallel rank tokenized the same text; here one does it for all that share samples."""
-    shares = [Share(index, 4, BATCH, STREAMS, 3) for index in range(4)]
+    shares = [StreamAssignment(index, 4, BATCH, STREAMS, 3) for index in range(4)]
     owned = [set(share.owned.tolist()) for share in shares]
     assert set.union(*owned) == set(range(STREAMS)) and sum(map(len, owned)) == STREAMS
     data = OnlineData(online, _config(file, "online"), 3, BATCH, 4)
-    assert data.is_shared_out and len(data.notes) == 1
+    assert data.is_evenly_assigned and len(data.notes) == 1
 
 
 def test_the_sequence_length_is_the_recipes(prepared: PreparedData, online: PreparedData, file: Path) -> None:
     """4096 was hard-coded in the data, whatever --seq_len said."""
     for length in (7, 64, 333):
         assert training_data(prepared, length, 0).batch(0, 2).inputs_BS.shape == (2, length)
-        plan = plan_of(online, _config(file, "online", sequence_length=length), 3, Share(0, 1, BATCH, STREAMS, 3))
-        rows = run(plan, 1, 1, Cursors(STREAMS, 1), 0, 1)
+        plan = build_worker_plan(
+            online, _config(file, "online", sequence_length=length), 3, StreamAssignment(0, 1, BATCH, STREAMS, 3)
+        )
+        rows = run(plan, 1, 1, CursorTable(STREAMS, 1), 0, 1)
         assert {len(column) for columns in rows.values() for column in columns} == {length}
 
 
@@ -150,11 +152,11 @@ def test_state_is_that_of_the_step_not_of_what_was_read_ahead(online: PreparedDa
 
     Here the cursors after a batch travel with it, and move when the step that consumed it is done.
     """
-    expected = Cursors(STREAMS, 1)
+    expected = CursorTable(STREAMS, 1)
     run(_plan(online, file), 1, 1, expected, 0, 1)
     data = OnlineData(online, _config(file, "online"), 3, BATCH, 1)
     cursors = data.cursors()
-    feed = data.feed(0, cursors, 0, print)
+    feed = data.loader(0, cursors, 0, print)
     try:
         _, progress = feed.read(0)
         feed.read(BATCH)
@@ -172,6 +174,6 @@ def test_the_library_of_the_day_does_not_decide_the_order() -> None:
     Whoever changes these formulas changes the data of every run that is to go on.
     """
     assert permute(3, 2, np.arange(6), 1000).tolist() == [904, 955, 850, 520, 293, 915]
-    assert Turns([1000, 10], [1.0, 2.0], 3, True).items(np.arange(6)).tolist() == [666, 418, 587, 842, 921, 114]
-    assert streams_of(3, 8, np.arange(12)).tolist() == [2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5]
-    assert Mixture([Shares((5, 3, 2))]).locate(np.arange(10))[0].tolist() == [0, 1, 0, 2, 0, 1, 0, 2, 0, 1]
+    assert EpochOrder([1000, 10], [1.0, 2.0], 3, True).items(np.arange(6)).tolist() == [666, 418, 587, 842, 921, 114]
+    assert assign_streams(3, 8, np.arange(12)).tolist() == [2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5]
+    assert Mixture([PhaseWeights((5, 3, 2))]).locate(np.arange(10))[0].tolist() == [0, 1, 0, 2, 0, 1, 0, 2, 0, 1]

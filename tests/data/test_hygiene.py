@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
-from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part, verify
-from hlat.data.prepare.duplicates import Seen, document_hashes
-from hlat.data.prepare.partition import stretches
+from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition, verify
+from hlat.data.prepare.duplicates import DuplicateFinder, hash_documents
+from hlat.data.prepare.partition import split_files
 from hlat.data.tokenizers import Tokenizer, train_bpe
 from hlat.runtime import DataError
 from tests.support.data.corpora import tree
@@ -67,15 +67,15 @@ def test_every_token_is_accounted_for_in_one_go_and_from_parts(
         check(prepare(config, folder / "whole"), sources, wanted)
         folders = [folder / f"part {number}" for number in range(1, parts + 1)]
         for number, out in enumerate(folders, 1):
-            prepare_part(config, out, number, parts)
-        merge_parts(config, folder / "merged", reversed(folders))
+            prepare_partition(config, out, number, parts)
+        merge_partition_folders(config, folder / "merged", reversed(folders))
         assert tree(folder / "merged") == tree(folder / "whole")
         verify(folder / "merged", config)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 9))
 def test_stretches_are_all_files_in_order_and_even(sizes: list[int], parts: int) -> None:
-    found = stretches(sizes, parts)
+    found = split_files(sizes, parts)
     assert [index for stretch in found for index in stretch] == list(range(len(sizes))) and len(found) == parts
     for stretch in found:
         assert sum(sizes[index] for index in stretch) <= sum(sizes) / parts + max(sizes, default=0)
@@ -88,7 +88,7 @@ def test_stretches_are_all_files_in_order_and_even(sizes: list[int], parts: int)
 def test_seen_is_a_set_even_where_halves_of_hashes_are_the_same(
     batches: list[list[tuple[int, int]]], largest: int
 ) -> None:
-    seen, plain = Seen(largest), set[tuple[int, int]]()
+    seen, plain = DuplicateFinder(largest), set[tuple[int, int]]()
     for batch in batches:
         wanted = []
         for pair in batch:
@@ -98,9 +98,9 @@ def test_seen_is_a_set_even_where_halves_of_hashes_are_the_same(
 
 
 def test_seen_holds_sixteen_bytes_a_document_in_few_runs() -> None:
-    seen = Seen(largest=40_000)
+    seen = DuplicateFinder(largest=40_000)
     for start in range(0, 100_000, 1_000):
-        hashes = document_hashes([f"{number}".encode() for number in range(start, start + 1_000)])
+        hashes = hash_documents([f"{number}".encode() for number in range(start, start + 1_000)])
         assert not seen.add(hashes).any() and seen.add(hashes[::7]).all()
     assert sum(run.nbytes for run in seen._runs) == 1_600_000 and len(seen._runs) < 12
     assert all((run[0, 1:] >= run[0, :-1]).all() for run in seen._runs)
@@ -178,4 +178,4 @@ def test_the_verdict_on_a_corpus_that_is_mostly_unreadable_comes_early_and_at_th
         with pytest.raises(DataError, match="100 of 200 rows so far"):
             prepare(_config(named, given_tokenizer[0], unreadable_rows=share), out)
     with pytest.raises(DataError, match="100 of 200 rows so far"):
-        prepare_part(_config(named, given_tokenizer[0], unreadable_rows=0.3), tmp_path / "part", 1, 1)
+        prepare_partition(_config(named, given_tokenizer[0], unreadable_rows=0.3), tmp_path / "part", 1, 1)

@@ -60,7 +60,7 @@ def prepare_command(
 
 
 def _prepare_part(recipe: Recipe, part: str, workers: int | None) -> None:
-    from hlat.data.prepare import part_folder, prepare_part
+    from hlat.data.prepare import partition_folder, prepare_partition
     from hlat.data.prepared import check_tokenizer
 
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
@@ -69,11 +69,11 @@ def _prepare_part(recipe: Recipe, part: str, workers: int | None) -> None:
     if recipe.data.mode == "online":
         raise DataError(f"--part {part}: with data.mode=online nothing is tokenized before training.")
     number, parts = int(match[1]), int(match[2])
-    folder = part_folder(recipe.prepared_dir, number, parts)
+    folder = partition_folder(recipe.prepared_dir, number, parts)
     ready()
     check_tokenizer(recipe.data, recipe.model.vocab_size)
     with data_progress() as progress:
-        record = prepare_part(recipe.data, folder, number, parts, workers=workers, progress=progress)
+        record = prepare_partition(recipe.data, folder, number, parts, workers=workers, progress=progress)
     files = record.stop - record.first
     say(f"part {number} of {parts}: {files:,} of {len(record.files):,} files, in {record.units:,} units")
     if files == 0:
@@ -100,14 +100,14 @@ def merge_command(
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]
     resolved = load_recipe(recipe, overrides)
-    from hlat.data.prepare import merge_parts, parts_beside, verify_and_seal
+    from hlat.data.prepare import find_partition_folders, merge_partition_folders, verify_and_seal
     from hlat.data.prepared import check_tokenizer, check_vocabulary
 
     ready()
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
-        parts = folders or parts_beside(resolved.prepared_dir)
-        prepared = merge_parts(resolved.data, resolved.prepared_dir, parts, progress)
+        parts = folders or find_partition_folders(resolved.prepared_dir)
+        prepared = merge_partition_folders(resolved.data, resolved.prepared_dir, parts, progress)
         vouched = verify_and_seal(resolved.prepared_dir, progress=progress)
     check_vocabulary(prepared, resolved.model.vocab_size)
     say("\n".join([_summary(prepared), *vouched.advice]))

@@ -2,12 +2,12 @@
 
 from hlat.config import Recipe
 from hlat.data.online import prepare_online
-from hlat.data.prepare import Progress, prepare
+from hlat.data.prepare import ProgressCallback, prepare
 from hlat.data.prepared import PreparedData
 
 
 def prepare_recipe_data(
-    recipe: Recipe, *, workers: int | None = None, progress: Progress | None = None
+    recipe: Recipe, *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> PreparedData:
     """Prepare the data of a recipe in its data.mode; return at once if this has been done before.
 

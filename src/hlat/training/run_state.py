@@ -28,7 +28,7 @@ from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
 from hlat.data import prepare_recipe_data
 from hlat.data.online import OnlineData
-from hlat.data.prepare import Progress
+from hlat.data.prepare import ProgressCallback
 from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, open_prepared
 from hlat.data.samples import Batch, TrainingData, ValidationData
 from hlat.hardware import PeakFlops, peak_flops
@@ -47,7 +47,7 @@ from hlat.training.faulty_disk import disk_of
 from hlat.training.newest_saved import Damage, Saved, refuse_lost
 from hlat.training.precision import resolve_precision
 
-DataProgress = Callable[[], AbstractContextManager[Progress | None]]
+DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
 """Opens a display for the time that text is prepared; see ``hlat.data.prepare.Progress`` for what it is told."""
 
 

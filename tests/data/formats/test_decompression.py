@@ -185,7 +185,7 @@ def _rows_online(config: DataConfig, folder: Path, monkeypatch: pytest.MonkeyPat
     data = OnlineData(prepare_online(config, folder, 100), config, 0, 4, 1)
     monkeypatch.setattr(worker, "_TOGETHER", 4)
     plan = data._plan.__class__(**{**vars(data._plan), "streams": list(range(config.streams))})
-    return worker.Producer(plan, data.cursors().values).frames()
+    return worker.RowProducer(plan, data.cursors().values).frames()
 
 
 def test_online_refuses_or_leaves_out(bomb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
-from hlat.data.online import OnlineFeed, prepare_online
-from hlat.data.online.build_plan import plan_of
-from hlat.data.online.documents import Reader
-from hlat.data.online.loader import Cursors
-from hlat.data.online.stream_assignment import Share, streams_of
-from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part, train_tokenizer
-from hlat.data.prepare.duplicates import document_hashes
+from hlat.data.online import OnlineLoader, prepare_online
+from hlat.data.online.build_plan import build_worker_plan
+from hlat.data.online.documents import DocumentReader
+from hlat.data.online.loader import CursorTable
+from hlat.data.online.stream_assignment import StreamAssignment, assign_streams
+from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition, train_tokenizer
+from hlat.data.prepare.duplicates import hash_documents
 from hlat.data.tokenizers import Tokenizer, train_bpe
 from hlat.runtime import DataError
 from tests.data.formats.test_megatron import DAMAGES
@@ -95,8 +95,8 @@ def test_shards_are_those_of_the_texts(
     assert (found.manifest.copies, found.manifest.empty_documents) == (5, 1)
     parts = [tmp_path / f"part {number}" for number in (1, 2)]
     for number, out in enumerate(parts, 1):
-        prepare_part(config, out, number, 2)
-    assert tree(merge_parts(config, tmp_path / "merged", parts).dir) == tree(found.dir)
+        prepare_partition(config, out, number, 2)
+    assert tree(merge_partition_folders(config, tmp_path / "merged", parts).dir) == tree(found.dir)
 
 
 @pytest.mark.parametrize("by", ["document", "tail"])
@@ -118,7 +118,7 @@ def test_the_split_is_of_tokens_without_end_tokens(tokenizer: tuple[Path, Tokeni
 
 
 def test_text_and_tokens_of_the_same_bytes_are_no_copies() -> None:
-    assert (document_hashes([b"abcd"]) != document_hashes([b"abcd"], are_tokens=True)).any()
+    assert (hash_documents([b"abcd"]) != hash_documents([b"abcd"], are_tokens=True)).any()
 
 
 def test_a_dataset_that_was_prepared_is_known_by_both_files(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
@@ -154,8 +154,10 @@ def test_a_url_is_the_same_as_a_path(
         assert made.fingerprint == here.fingerprint
         assert prepare(remote, made.dir).fingerprint == here.fingerprint
     online = remote.model_copy(update={"mode": "online", "streams": 4})
-    plan = plan_of(prepare_online(online, tmp_path / "online", None), online, 0, Share(0, 1, 4, 4, 0))
-    assert len(run(plan, 1, 1, Cursors(4, 1), 0, 2)) == 8
+    plan = build_worker_plan(
+        prepare_online(online, tmp_path / "online", None), online, 0, StreamAssignment(0, 1, 4, 4, 0)
+    )
+    assert len(run(plan, 1, 1, CursorTable(4, 1), 0, 2)) == 8
     fsspec.filesystem("memory").rm("/megatron/a.idx")
     with pytest.raises(DataError, match=r"memory://megatron/a\.idx: nothing there.*two files with the same name"):
         prepare(remote, tmp_path / "other")
@@ -198,9 +200,11 @@ def test_online_samples_are_the_same_for_any_ranks_and_stops(
 ) -> None:
     folder = tmp_path_factory.mktemp("online")
     config = _online(tokenizer, folder, packing=packing)
-    plan = plan_of(prepare_online(config, folder / "out", 500), config, seed, Share(0, 1, 8, 4, seed))
-    expected = run(plan, 1, 1, Cursors(4, 1), 0, sum(steps for _, _, steps in parts))
-    cursors, found, first = Cursors(4, 1), {}, 0
+    plan = build_worker_plan(
+        prepare_online(config, folder / "out", 500), config, seed, StreamAssignment(0, 1, 8, 4, seed)
+    )
+    expected = run(plan, 1, 1, CursorTable(4, 1), 0, sum(steps for _, _, steps in parts))
+    cursors, found, first = CursorTable(4, 1), {}, 0
     for ranks, workers, steps in parts:
         found |= run(plan, ranks, workers, cursors, first, steps)
         first += 8 * steps
@@ -211,16 +215,16 @@ def test_online_a_stream_is_its_documents(tokenizer: tuple[Path, Tokenizer], tmp
     """By real processes; every training document is read once an epoch, and none that is validation."""
     config = _online(tokenizer, tmp_path)
     prepared = prepare_online(config, tmp_path / "out", None)
-    plan = plan_of(prepared, config, 3, Share(0, 1, 8, 4, 3))
-    assert sum(plan.sources[0].blocks) > 8 and plan.sources[0].parts(4) == 4
-    read, end = Reader(plan), prepared.manifest.eos_id
+    plan = build_worker_plan(prepared, config, 3, StreamAssignment(0, 1, 8, 4, 3))
+    assert sum(plan.sources[0].blocks) > 8 and plan.sources[0].partition_count(4) == 4
+    read, end = DocumentReader(plan), prepared.manifest.eos_id
     rows: dict[int, list[list[int]]] = {}
-    feed = OnlineFeed(plan, Cursors(4, 1).values, 0, 2, prepared.token_bytes, print)
+    feed = OnlineLoader(plan, CursorTable(4, 1).values, 0, 2, prepared.token_bytes, print)
     try:
         for first in range(0, 32, 8):
             batch, _ = feed.read(first)
             for sample, inputs in zip(batch.sample_ids.tolist(), batch.inputs_BS.tolist(), strict=True):
-                rows.setdefault(int(streams_of(3, 4, [sample])[0]), []).append(inputs)
+                rows.setdefault(int(assign_streams(3, 4, [sample])[0]), []).append(inputs)
     finally:
         feed.close()
     for stream, mine in rows.items():
@@ -237,11 +241,11 @@ def test_online_every_document_is_in_one_split_once_an_epoch(tokenizer: tuple[Pa
     data = _megatron(tmp_path / "a.bin", tokenizer[1], TEXTS * 4)
     config = _config([data], tokenizer[0], mode="online", streams=4, validation={"fraction": 0.2})
     prepared = prepare_online(config, tmp_path / "out", None)
-    plan = plan_of(prepared, config, 3, Share(0, 1, 8, 4, 3))
-    blocks, parts = sum(plan.sources[0].blocks), plan.sources[0].parts(4)
+    plan = build_worker_plan(prepared, config, 3, StreamAssignment(0, 1, 8, 4, 3))
+    blocks, parts = sum(plan.sources[0].blocks), plan.sources[0].partition_count(4)
     found = []
     for part in range(parts):
-        for document in Reader(plan).part(0, part, parts)(0, 0):
+        for document in DocumentReader(plan).documents(0, part, parts)(0, 0):
             if document.turn * parts > blocks + parts:
                 break
             if document.turn * parts + (part + document.turn) % parts < blocks:
@@ -263,8 +267,10 @@ def _refusal(config: DataConfig, out: Path) -> str:
     assert not (out / "prepared" / "manifest.json").exists()
     online = config.model_copy(update={"mode": "online"})
     with pytest.raises(DataError) as again:
-        plan = plan_of(prepare_online(online, out / "online", None), online, 0, Share(0, 1, 8, 4, 0))
-        list(Reader(plan).part(0, 0, 1)(0, 0))
+        plan = build_worker_plan(
+            prepare_online(online, out / "online", None), online, 0, StreamAssignment(0, 1, 8, 4, 0)
+        )
+        list(DocumentReader(plan).documents(0, 0, 1)(0, 0))
     assert str(again.value).splitlines()[0] == str(caught.value).splitlines()[0]
     shutil.rmtree(out, ignore_errors=True)
     return str(caught.value)

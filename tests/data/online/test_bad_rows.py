@@ -18,11 +18,19 @@ from pyarrow import parquet as pq
 
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineData, prepare_online
-from hlat.data.online.build_plan import plan_of
-from hlat.data.online.loader import Cursors
-from hlat.data.online.stream_assignment import Share
-from hlat.data.online.worker import Producer, _described
-from hlat.data.online.worker_protocol import BUG, DISK, NOTE, REFUSED, Frame, Plan, unpack_rows
+from hlat.data.online.build_plan import build_worker_plan
+from hlat.data.online.loader import CursorTable
+from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.worker import RowProducer, _error_frame
+from hlat.data.online.worker_protocol import (
+    DATA_ERROR,
+    INTERNAL_ERROR,
+    NOTE,
+    STORAGE_ERROR,
+    Frame,
+    WorkerPlan,
+    unpack_rows,
+)
 from hlat.data.stores import StoreUnavailableError
 from hlat.runtime import DataError, StorageError
 from tests.support.data.corpora import documents, write_jsonl
@@ -68,16 +76,16 @@ def _config(path: Path | str, **more: Any) -> DataConfig:
     return DataConfig.model_validate({**section, "tokenizer": {"path": str(_tokenizer[0])}, **more})
 
 
-def _plan(config: DataConfig, out: Path) -> Plan:
-    share = Share(0, 1, _BATCH, config.streams, _SEED)
-    return plan_of(prepare_online(config, out, 100), config, _SEED, share)
+def _plan(config: DataConfig, out: Path) -> WorkerPlan:
+    share = StreamAssignment(0, 1, _BATCH, config.streams, _SEED)
+    return build_worker_plan(prepare_online(config, out, 100), config, _SEED, share)
 
 
 def _reading(config: DataConfig, out: Path, before: Callable[[], object] = lambda: None) -> Reading:
     """All streams from the beginning on; something may happen between set-up and the first row."""
     plan = _plan(config, out)
     before()
-    producer = Producer(replace(plan, streams=list(range(config.streams))), Cursors(config.streams, 1).values)
+    producer = RowProducer(replace(plan, streams=list(range(config.streams))), CursorTable(config.streams, 1).values)
     return Reading(producer.frames(), [])
 
 
@@ -220,18 +228,18 @@ def test_a_source_without_text_for_training_is_an_error_and_no_endless_search(
 
 
 ERRORS = [
-    (StoreUnavailableError("the store is away"), REFUSED, "the store is away"),
-    (StorageError("the disk is full"), DISK, "the disk is full"),
-    (ValueError("ours"), BUG, "ValueError: ours"),
+    (StoreUnavailableError("the store is away"), DATA_ERROR, "the store is away"),
+    (StorageError("the disk is full"), STORAGE_ERROR, "the disk is full"),
+    (ValueError("ours"), INTERNAL_ERROR, "ValueError: ours"),
 ]
 
 
 @pytest.mark.parametrize(("error", "kind", "text"), ERRORS, ids=["data", "disk", "bug"])
 def test_errors_arrive_as_what_they_are(error: Exception, kind: int, text: str) -> None:
     """Of what a user can put right there is a sentence and an exit code, whichever subclass it is; else a traceback."""
-    frame = _described(error)
+    frame = _error_frame(error)
     assert frame.kind == kind
-    assert frame.content.decode() == (text if kind != BUG else f"a tokenizing process failed:\n{text}\n")
+    assert frame.content.decode() == (text if kind != INTERNAL_ERROR else f"a tokenizing process failed:\n{text}\n")
 
 
 def test_a_real_process_opens_more_files_than_the_soft_limit(tmp_path: Path) -> None:
@@ -246,7 +254,7 @@ def test_a_real_process_opens_more_files_than_the_soft_limit(tmp_path: Path) -> 
     few = len(list(Path("/proc/self/fd").iterdir())) + 20
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(few, before[0]), before[1]))
     try:
-        feed = data.feed(0, data.cursors(), 0, print)
+        feed = data.loader(0, data.cursors(), 0, print)
         (process,) = (one for one in psutil.Process().children() if "hlat.data.online.worker" in one.cmdline())
         feed.read(0)
     finally:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 from hlat.config.sections import DataConfig
-from hlat.data.online import OnlineFeed, prepare_online
-from hlat.data.online.build_plan import plan_of
-from hlat.data.online.documents import Reader
-from hlat.data.online.loader import Cursors
-from hlat.data.online.stream_assignment import Share, parts_of, streams_of
+from hlat.data.online import OnlineLoader, prepare_online
+from hlat.data.online.build_plan import build_worker_plan
+from hlat.data.online.documents import DocumentReader
+from hlat.data.online.loader import CursorTable
+from hlat.data.online.stream_assignment import StreamAssignment, assign_streams, partition_count
 from hlat.data.prepared import PreparedData
 from hlat.data.sources import SplitRule
 from tests.support.data.corpora import documents, write_jsonl
@@ -109,11 +109,11 @@ def test_samples_are_the_same_for_any_ranks_workers_stops_and_changes_of_ranks(
     """Each part of the run has other ranks and workers, and begins with the cursors that the one before left."""
     config = _config(corpus, **section, **_mixed(corpus, mix))
     prepared = _prepared(config, folder)
-    plan = plan_of(prepared, config, seed, Share(0, 1, batch, config.streams, seed))
+    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, batch, config.streams, seed))
     sources = len(plan.sources)
     steps = sum(steps for _, _, steps in parts)
-    expected = run(plan, 1, 1, Cursors(config.streams, sources), 0, steps)
-    cursors, found, first = Cursors(config.streams, sources), {}, 0
+    expected = run(plan, 1, 1, CursorTable(config.streams, sources), 0, steps)
+    cursors, found, first = CursorTable(config.streams, sources), {}, 0
     for ranks, workers, count in parts:
         found |= run(plan, ranks, workers, cursors, first, count)
         first += count * batch
@@ -133,14 +133,14 @@ def test_every_document_is_read_once_an_epoch(
 ) -> None:
     config = _config(corpus, **section, **_mixed(corpus, mix))
     prepared = _prepared(config, folder)
-    plan = plan_of(prepared, config, seed, Share(0, 1, 24, config.streams, seed))
-    reader = Reader(plan)
+    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, 24, config.streams, seed))
+    reader = DocumentReader(plan)
     kept = Counter(text for file in plan.files for text in _training_texts(prepared, file))
     seen: Counter[str] = Counter()
     for number, source in enumerate(plan.sources):
-        parts, n = source.parts(config.streams), source.turns(True).epoch
+        parts, n = source.partition_count(config.streams), source.epoch_order(True).epoch_length
         for part in range(parts):
-            for document in _until(reader.part(number, part, parts)(0, 0), (epoch + 2) * n // parts + 2):
+            for document in _until(reader.documents(number, part, parts)(0, 0), (epoch + 2) * n // parts + 2):
                 turn = document.turn * parts + (part + document.turn) % parts
                 if turn // n == epoch:
                     seen[document.content] += 1
@@ -177,18 +177,18 @@ def test_the_streams_of_a_part_share_its_documents_and_lose_nothing(
     """Where there are fewer blocks than streams, too: then each keeps every (streams / parts)-th row of its part."""
     config = _config(corpus, streams=streams, sequence_length=length)
     prepared = _prepared(config, folder)
-    plan = plan_of(prepared, config, seed, Share(0, 1, 8, streams, seed))
-    parts = plan.sources[0].parts(streams)
+    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, 8, streams, seed))
+    parts = plan.sources[0].partition_count(streams)
     assert (parts < streams) == (streams >= 24)  # both cases are looked at
     rows: dict[int, dict[int, list[list[int]]]] = {}
-    for sample, columns in sorted(run(plan, 1, 1, Cursors(streams, 1), 0, 18).items()):
-        stream = int(streams_of(seed, streams, [sample])[0])
+    for sample, columns in sorted(run(plan, 1, 1, CursorTable(streams, 1), 0, 18).items()):
+        stream = int(assign_streams(seed, streams, [sample])[0])
         mine = rows.setdefault(stream % parts, {})
         turn = sum(place % (streams // parts) == stream // parts for place in mine)
         mine[turn * (streams // parts) + stream // parts] = columns
     for part, found in rows.items():
         expected: list[int] = []
-        for document in Reader(plan).part(0, part, parts)(0, 0):
+        for document in DocumentReader(plan).documents(0, part, parts)(0, 0):
             expected += [*prepared.tokenizer.encode(document.content), prepared.manifest.eos_id]
             if len(expected) > (max(found) + 1) * length:
                 break
@@ -199,20 +199,20 @@ def test_the_streams_of_a_part_share_its_documents_and_lose_nothing(
 
 @given(streams=st.integers(1, 64), blocks=st.integers(0, 200))
 def test_no_part_is_empty_and_parts_divide_the_streams(streams: int, blocks: int) -> None:
-    parts = parts_of(streams, blocks)
+    parts = partition_count(streams, blocks)
     assert streams % parts == 0 and 1 <= parts <= max(blocks, 1)
 
 
 @given(batch=st.integers(1, 64), ranks=st.integers(1, 8), streams=st.integers(1, 64), seed=st.integers(0, 2**40))
 def test_ranks_share_a_batch_evenly_and_streams_where_they_can(batch: int, ranks: int, streams: int, seed: int) -> None:
     batch *= ranks
-    shares = [Share(index, ranks, batch, streams, seed) for index in range(ranks)]
+    shares = [StreamAssignment(index, ranks, batch, streams, seed) for index in range(ranks)]
     for first in (0, batch, 7 * batch):
         taken = [share.samples(first).tolist() for share in shares]
         assert sorted(chain.from_iterable(taken)) == list(range(first, first + batch))
         assert {len(one) for one in taken} == {batch // ranks}
         for share, one in zip(shares, taken, strict=True):
-            assert set(streams_of(seed, streams, one).tolist()) <= set(share.owned.tolist())
+            assert set(assign_streams(seed, streams, one).tolist()) <= set(share.owned.tolist())
     if shares[0].is_even:
         assert sorted(np.concatenate([share.owned for share in shares]).tolist()) == list(range(streams))
     better = shares[0].better()
@@ -222,11 +222,11 @@ def test_ranks_share_a_batch_evenly_and_streams_where_they_can(batch: int, ranks
 def test_real_processes_send_the_same_and_state_is_small(corpus: list[dict[str, Any]], folder: Path) -> None:
     config = _config(corpus, isolate=True, packing="best-fit")
     prepared = _prepared(config, folder)
-    plan = plan_of(prepared, config, 5, Share(0, 1, 12, 12, 5))
-    expected = run(plan, 1, 1, Cursors(12, 1), 0, 4)
-    cursors, first = Cursors(12, 1), 0
+    plan = build_worker_plan(prepared, config, 5, StreamAssignment(0, 1, 12, 12, 5))
+    expected = run(plan, 1, 1, CursorTable(12, 1), 0, 4)
+    cursors, first = CursorTable(12, 1), 0
     for workers in (1, 3):
-        feed = OnlineFeed(plan, cursors.values, first, workers, prepared.token_bytes, print)
+        feed = OnlineLoader(plan, cursors.values, first, workers, prepared.token_bytes, print)
         try:
             for _ in range(2):
                 batch, progress = feed.read(first)
@@ -241,4 +241,4 @@ def test_real_processes_send_the_same_and_state_is_small(corpus: list[dict[str, 
                 first += 12
         finally:
             feed.close()
-    assert Cursors(256, 8).values.nbytes < 64 << 10
+    assert CursorTable(256, 8).values.nbytes < 64 << 10

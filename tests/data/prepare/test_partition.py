@@ -10,7 +10,14 @@ import psutil
 import pytest
 
 from hlat.config.sections import DataConfig
-from hlat.data.prepare import merge_parts, part_folder, parts_beside, prepare, prepare_part, train_tokenizer
+from hlat.data.prepare import (
+    find_partition_folders,
+    merge_partition_folders,
+    partition_folder,
+    prepare,
+    prepare_partition,
+    train_tokenizer,
+)
 from hlat.data.prepare.work_units import index_file, tokens_file
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
@@ -53,8 +60,8 @@ def two(config: DataConfig, small_units: None, tmp_path_factory: pytest.TempPath
     """Both of two parts of it."""
     folder = tmp_path_factory.mktemp("two")
     for number in (1, 2):
-        prepare_part(config, part_folder(folder / "out", number, 2), number, 2, workers=1)
-    return parts_beside(folder / "out")
+        prepare_partition(config, partition_folder(folder / "out", number, 2), number, 2, workers=1)
+    return find_partition_folders(folder / "out")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -68,16 +75,16 @@ def test_same_bytes_for_any_number_of_workers(
 @pytest.mark.parametrize("parts", [1, 3, 5])
 def test_parts_merge_to_the_whole(config: DataConfig, whole: dict[str, bytes], tmp_path: Path, parts: int) -> None:
     """Five parts of three files: two of them are empty."""
-    folders = [part_folder(tmp_path / "out", number, parts) for number in range(1, parts + 1)]
-    records = [prepare_part(config, folder, n, parts, workers=2) for n, folder in enumerate(folders, 1)]
+    folders = [partition_folder(tmp_path / "out", number, parts) for number in range(1, parts + 1)]
+    records = [prepare_partition(config, folder, n, parts, workers=2) for n, folder in enumerate(folders, 1)]
     assert sorted(record.stop - record.first for record in records) == [0] * (parts - 3) + {1: [3]}.get(parts, [1] * 3)
     before = tree(tmp_path)
-    assert prepare_part(config, folders[0], 1, parts) == records[0]
-    merge_parts(config, tmp_path / "out", parts_beside(tmp_path / "out"))
+    assert prepare_partition(config, folders[0], 1, parts) == records[0]
+    merge_partition_folders(config, tmp_path / "out", find_partition_folders(tmp_path / "out"))
     assert tree(tmp_path / "out") == whole
     after = tree(tmp_path)
     assert {name: after[name] for name in before} == before, "parts are only read"
-    merge_parts(config, tmp_path / "out", folders)
+    merge_partition_folders(config, tmp_path / "out", folders)
     assert prepare(config, tmp_path / "out").fingerprint
     assert tree(tmp_path / "out") == whole
 
@@ -92,7 +99,7 @@ def test_killed_and_run_again(
     what: str,
 ) -> None:
     out = tmp_path / "out"
-    part = "from hlat.data.prepare import prepare_part\ndef prepare(*a, **k): prepare_part(*a, 2, 2, **k)"
+    part = "from hlat.data.prepare import prepare_partition\ndef prepare(*a, **k): prepare_partition(*a, 2, 2, **k)"
     process = start(config, out, part if what == "part" else "")
     wait(lambda: len(finished_units(out)) >= 3, process)
     processes = psutil.Process(process.pid).children(recursive=True)
@@ -102,8 +109,8 @@ def test_killed_and_run_again(
     done, redone = {int(file.stem) for file in finished_units(out)}, watch_units(monkeypatch)
     if what == "part":
         with pytest.raises(DataError, match="the part is not finished"):
-            merge_parts(config, tmp_path / "merged", [two[0], out])
-        prepare_part(config, out, 2, 2, workers=2)
+            merge_partition_folders(config, tmp_path / "merged", [two[0], out])
+        prepare_partition(config, out, 2, 2, workers=2)
         assert tree(out / "part" / "units") == tree(two[1] / "part" / "units")
     else:
         prepare(config, out, workers=2)
@@ -119,7 +126,7 @@ def test_a_merge_killed_at_every_rename(
         child = os.fork()
         if child == 0:
             _die_at_rename(number)
-            merge_parts(config, out, two)
+            merge_partition_folders(config, out, two)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
@@ -145,7 +152,7 @@ def _die_at_rename(number: int) -> None:
 
 def _refusal(config: DataConfig, folders: list[Path], out: Path) -> list[str]:
     with pytest.raises(DataError, match=r"^the parts cannot be merged:\n") as caught:
-        merge_parts(config, out, folders)
+        merge_partition_folders(config, out, folders)
     assert not out.exists()
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
@@ -159,7 +166,7 @@ def test_everything_that_is_wrong_with_parts_is_said_at_once(
     copy = Path(shutil.copytree(first, tmp_path / "copy"))
     (tmp_path / "empty").mkdir()
     other = config.model_copy(update={"shard_tokens": 50_000})
-    prepare_part(other, tmp_path / "other", 2, 3, workers=1)
+    prepare_partition(other, tmp_path / "other", 2, 3, workers=1)
     found = _refusal(config, [first, copy, tmp_path / "gone", tmp_path / "empty", tmp_path / "other"], out)
     assert found == [
         f"{tmp_path / 'gone'}: no such folder",
@@ -178,17 +185,17 @@ def test_a_part_of_another_corpus_is_refused(config: DataConfig, two: list[Path]
     assert config.path is not None
     corpus = Path(shutil.copytree(config.path, tmp_path / "corpus"))
     moved = config.model_copy(update={"path": str(corpus)})
-    prepare_part(moved, tmp_path / "moved", 2, 2, workers=1)
-    merge_parts(config, tmp_path / "merged", [two[0], tmp_path / "moved"])  # the same, elsewhere
+    prepare_partition(moved, tmp_path / "moved", 2, 2, workers=1)
+    merge_partition_folders(config, tmp_path / "merged", [two[0], tmp_path / "moved"])  # the same, elsewhere
     with (corpus / "0.jsonl").open("a") as more:
         more.write('{"text": "more"}\n')
-    prepare_part(moved, tmp_path / "foreign", 2, 2, workers=1)
+    prepare_partition(moved, tmp_path / "foreign", 2, 2, workers=1)
     (found,) = _refusal(config, [two[0], tmp_path / "foreign"], tmp_path / "out")
     assert found.startswith(f"{tmp_path / 'foreign'}: another corpus than that of {two[0]}: file 0 of 3 has ")
     with pytest.raises(DataError, match=r"holds a part that was prepared otherwise:\n  the corpus: .*0\.jsonl changed"):
-        prepare_part(moved, tmp_path / "moved", 2, 2)
+        prepare_partition(moved, tmp_path / "moved", 2, 2)
     with pytest.raises(DataError, match=r"--part: prepared with 2/2, now 1/2"):
-        prepare_part(moved, tmp_path / "moved", 1, 2)
+        prepare_partition(moved, tmp_path / "moved", 1, 2)
 
 
 def test_damaged_parts_are_named(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
@@ -205,7 +212,7 @@ def test_damaged_parts_are_named(config: DataConfig, two: list[Path], tmp_path: 
     content[7] ^= 1
     tokens.write_bytes(content)
     with pytest.raises(DataError, match=f"{tokens}: unfinished preparation is damaged"):
-        merge_parts(config, tmp_path / "out", parts)
+        merge_partition_folders(config, tmp_path / "out", parts)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -213,7 +220,7 @@ def test_parts_need_a_tokenizer_and_one_is_trained_first(config: DataConfig, tmp
     section = {"path": config.path, "unreadable_rows": 0.1, "validation": {"fraction": 0.1}}
     trained = DataConfig.model_validate(section | {"tokenizer": {"vocab_size": 300}})
     with pytest.raises(DataError, match=r"Train it first.*hlat data tokenizer RECIPE --to FOLDER"):
-        prepare_part(trained, tmp_path / "part", 1, 2)
+        prepare_partition(trained, tmp_path / "part", 1, 2)
     alone = prepare(trained, tmp_path / "out", workers=1)
     assert train_tokenizer(trained, tmp_path / "tokenizer").sha256 == alone.tokenizer.sha256
     with pytest.raises(DataError, match="exists already"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config.sections import DataConfig
-from hlat.data.prepare import merge_parts, preparation, prepare, prepare_part
+from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition
 from hlat.data.prepared import PreparedData
 from hlat.runtime import DataError
 from tests.support.data.corpora import tree
@@ -85,14 +85,14 @@ def test_unfinished_work_of_before_there_were_checksums_goes_on(config: DataConf
 def test_parts_are_compared_with_their_checksums(config: DataConfig, tmp_path: Path, small: Path) -> None:
     given = data_config(small, tokenizer={"path": str(prepare(config, tmp_path / "first", workers=1).tokenizer_dir)})
     reference = tree(prepare(given, tmp_path / "reference", workers=1).dir)
-    prepare_part(given, tmp_path / "part", 1, 1, workers=1)
+    prepare_partition(given, tmp_path / "part", 1, 1, workers=1)
     record = tmp_path / "part" / "part" / "part.json"
     content, rng = record.read_bytes(), random.Random(0)
     refused = 0
     for number in range(60):
         record.write_bytes(flipped(content, rng))
         try:
-            assert tree(merge_parts(given, tmp_path / f"{number}", [tmp_path / "part"]).dir) == reference
+            assert tree(merge_partition_folders(given, tmp_path / f"{number}", [tmp_path / "part"]).dir) == reference
         except DataError as error:
             assert str(tmp_path / "part") in str(error)
             refused += 1
@@ -100,7 +100,7 @@ def test_parts_are_compared_with_their_checksums(config: DataConfig, tmp_path: P
     stored = json.loads(content)
     del stored["checksum"]
     record.write_text(json.dumps(stored | {"format_version": 3}))
-    assert tree(merge_parts(given, tmp_path / "old", [tmp_path / "part"]).dir) == reference
+    assert tree(merge_partition_folders(given, tmp_path / "old", [tmp_path / "part"]).dir) == reference
 
 
 def rows(prepared: PreparedData) -> list[list[list[int]]]:

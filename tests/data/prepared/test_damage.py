@@ -97,7 +97,7 @@ def test_nothing_prepared_there(tmp_path: Path) -> None:
 
 def test_finished_data_is_shared_by_runs_that_start_at_once(small: Path, tmp_path: Path) -> None:
     first = prepare(data_config(small), tmp_path, workers=1)
-    with ThreadPoolExecutor(1) as pool, preparation.locked(tmp_path, wait=False):
+    with ThreadPoolExecutor(1) as pool, preparation.folder_lock(tmp_path, wait=False):
         second = pool.submit(prepare, data_config(small), tmp_path, workers=1)
         with pytest.raises(TimeoutError):  # it waits, rather than to refuse
             second.result(timeout=0.5)

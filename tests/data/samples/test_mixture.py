@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hlat.config.rules import whole_weights
-from hlat.data.samples import Mixture, Shares, Turns
+from hlat.data.samples import EpochOrder, Mixture, PhaseWeights
 
 _weights = st.integers(1, 6).flatmap(
     lambda count: st.lists(
@@ -19,9 +19,9 @@ _weights = st.integers(1, 6).flatmap(
 _lengths = st.lists(st.integers(1, 700), min_size=4, max_size=4)
 
 
-def _phases(weights: list[list[int]], lengths: list[int]) -> list[Shares]:
+def _phases(weights: list[list[int]], lengths: list[int]) -> list[PhaseWeights]:
     stops = np.cumsum(lengths[: len(weights) - 1]).tolist()
-    return [Shares(tuple(one), stop) for one, stop in zip(weights, [*stops, None], strict=True)]
+    return [PhaseWeights(tuple(one), stop) for one, stop in zip(weights, [*stops, None], strict=True)]
 
 
 @given(weights=_weights, lengths=_lengths)
@@ -71,7 +71,7 @@ def test_the_sequence_is_that_of_windows_looked_at_one_sample_after_the_other(
     assert Mixture(phases).locate(np.arange(samples))[0].tolist() == _one_after_the_other(phases, samples)
 
 
-def _one_after_the_other(phases: list[Shares], samples: int) -> list[int]:
+def _one_after_the_other(phases: list[PhaseWeights], samples: int) -> list[int]:
     count, starts = len(phases[0].weights), [0, *(phase.stop for phase in phases[:-1])]
     margin = Fraction(1, 2 * count - 2) if count > 1 else Fraction(1)
     horizon = samples + 40 * count * 40  # no window of a source that has a share is longer than 2 / share
@@ -98,7 +98,7 @@ def test_hlats_two_mixes_over_its_whole_run() -> None:
     """1.8 T tokens of 4096, the mix of HLAT-70B's last 400 B (paper, table III) after 1.4 T of another."""
     early, late = whole_weights([67.0, 15.0, 18.0]), whole_weights([35.47, 41.27, 23.26])
     change, end = 1_400_000_000_000 // 4096, 1_800_000_000_000 // 4096
-    mixture = Mixture([Shares(early, change), Shares(late)])
+    mixture = Mixture([PhaseWeights(early, change), PhaseWeights(late)])
     for place, shares, start in ((change, early, 0), (end, late, change)):
         gained = mixture.counts(place) - mixture.counts(start)
         target = np.array(shares) / sum(shares) * (place - start)
@@ -114,7 +114,7 @@ def test_weights_are_taken_as_they_are_written() -> None:
 
 def test_shares_that_come_out_even_too_late_are_refused() -> None:
     with pytest.raises(ValueError, match="only after 1000003 samples"):
-        Mixture([Shares((1, 1_000_002))])
+        Mixture([PhaseWeights((1, 1_000_002))])
 
 
 @given(
@@ -128,11 +128,11 @@ def test_every_item_comes_as_often_as_its_list_counts(
     items: list[int], counted: list[float], seed: int, shuffle: bool, epoch: int
 ) -> None:
     counted = counted[: len(items)]
-    turns = Turns(items, counted, seed, shuffle)
-    assert turns.epoch == sum(int(n * times) for n, times in zip(items, counted, strict=True))
-    if not turns.epoch:
+    turns = EpochOrder(items, counted, seed, shuffle)
+    assert turns.epoch_length == sum(int(n * times) for n, times in zip(items, counted, strict=True))
+    if not turns.epoch_length:
         return
-    found = turns.items(epoch * turns.epoch + np.arange(turns.epoch))
+    found = turns.items(epoch * turns.epoch_length + np.arange(turns.epoch_length))
     seen = np.bincount(found, minlength=sum(items))
     for number, (n, times) in enumerate(zip(items, counted, strict=True)):
         start = sum(items[:number])

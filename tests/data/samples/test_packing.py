@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
 from hlat.data.prepared import PreparedData
-from hlat.data.samples import ValidationData, fit
-from hlat.data.samples.packed_rows import FittedRows, RowReader
+from hlat.data.samples import ValidationData, fit_documents
+from hlat.data.samples.packed_rows import BestFitRows, RowReader
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.preparing import training_data
 
@@ -49,7 +49,7 @@ def _bins_of_the_textbook(sizes: list[int], room: int) -> int:
 
 @given(sizes=st.lists(st.integers(0, 150), max_size=80), room=st.integers(1, 60))
 def test_fitting_loses_nothing_and_is_the_textbooks(sizes: list[int], room: int) -> None:
-    fitted = fit(sizes, room)
+    fitted = fit_documents(sizes, room)
     taken = [np.zeros(size, dtype=int) for size in sizes]
     for document, offset, length in zip(fitted.documents, fitted.offsets, fitted.lengths, strict=True):
         taken[document][offset : offset + length] += 1
@@ -76,7 +76,7 @@ def test_every_label_is_what_follows_its_token(sizes: list[int], room: int, isol
     there, unless documents are isolated; never a token from the middle of another document.
     """
     starts = np.cumsum([0, *sizes]).astype(np.uint64)
-    rows = FittedRows(starts, 0, fit(sizes, room))
+    rows = BestFitRows(starts, 0, fit_documents(sizes, room))
     reader = RowReader(_Numbered(), room, starts if isolate else None)  # type: ignore[arg-type]
     read = reader.read([rows.pieces(row) for row in range(len(rows))])
     firsts = {start + 1 for start in starts.tolist()}

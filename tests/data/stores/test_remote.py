@@ -385,6 +385,6 @@ def test_online_a_cache_too_small_for_the_streams_is_refused_at_the_start(memory
         config = data_config("memory://held", **section, cache_gib=limit / 2**30)
         return OnlineData(prepare_online(config, tmp_path / "out", None), config, 0, 4, 1)
 
-    assert online(4 * size).is_shared_out
+    assert online(4 * size).is_evenly_assigned
     with pytest.raises(DataError, match="the 4 streams of a rank may read 4 files of URLs at a time"):
         online(4 * size - 1)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.data.online.stream import Cursor, Document, Settings, Stream
+from hlat.data.online.stream import RowSettings, RowStream, StreamCursor, StreamDocument
 
 _END = 0
 
@@ -17,14 +17,14 @@ def _ids(text: str) -> np.ndarray:
     return np.array([number for char in text if char != " " for number in (1, ord(char))], dtype=np.uint32)
 
 
-def _rows(stream: Stream, number: int) -> Iterator[tuple[list[int], list[int], Cursor]]:
+def _rows(stream: RowStream, number: int) -> Iterator[tuple[list[int], list[int], StreamCursor]]:
     """Tokens, beginnings of documents, and where the stream is before the row."""
     for _ in range(number):
-        while lacking := stream.lacks(1):
-            stream.give([_ids(str(text)) for text in stream.documents(lacking, 0.5)])
+        while lacking := stream.missing_tokens(1):
+            stream.add_tokens([_ids(str(text)) for text in stream.next_pieces(lacking, 0.5)])
         cursor = stream.cursor
-        (part,) = stream.row()
-        yield part.tokens.tolist(), part.begins.tolist(), cursor
+        (part,) = stream.next_row()
+        yield part.tokens.tolist(), part.document_starts.tolist(), cursor
 
 
 @given(
@@ -41,11 +41,13 @@ def test_pieces_change_nothing_from_any_row_on(
 ) -> None:
     """The expected rows are cut from all documents joined; a stream begun at any row's cursor goes on with them."""
     sizes_of = iter(sizes * 1000)
-    settings = Settings(length, "concat", isolate=True, end=end)
+    settings = RowSettings(length, "concat", isolate=True, end=end)
 
-    def documents(turn: int, row: int) -> Iterator[Document]:
+    def documents(turn: int, row: int) -> Iterator[StreamDocument]:
         for now in count(turn):
-            yield from (Document(now, place, texts[place]) for place in range(row if now == turn else 0, len(texts)))
+            yield from (
+                StreamDocument(now, place, texts[place]) for place in range(row if now == turn else 0, len(texts))
+            )
 
     def cut(text: str, at_least: int) -> Iterator[str]:
         while text:
@@ -53,7 +55,7 @@ def test_pieces_change_nothing_from_any_row_on(
             yield text[:size]
             text = text[size:]
 
-    found = list(_rows(Stream(settings, documents, Cursor(), cut), rows))
+    found = list(_rows(RowStream(settings, documents, StreamCursor(), cut), rows))
     joined: list[int] = []
     begins: set[int] = set()
     for document in documents(0, 0):
@@ -67,5 +69,5 @@ def test_pieces_change_nothing_from_any_row_on(
         first = number * length
         assert tokens == joined[first : first + length + 1]
         assert starts == [place - first for place in sorted(begins) if first < place <= first + length]
-        again = Stream(settings, documents, cursor, cut)
+        again = RowStream(settings, documents, cursor, cut)
         assert [row[:2] for row in _rows(again, rows - number)] == [row[:2] for row in found[number:]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare.pool import WorkerPool
-from hlat.data.prepare.work_units import Unit, encode_unit
+from hlat.data.prepare.work_units import WorkUnit, write_tokenized_unit
 from hlat.data.prepared import PreparedData
 from hlat.data.sources import SplitRule, hash_threshold, tail_start
 from hlat.data.tokenizers import Tokenizer, load_saved
@@ -117,10 +117,10 @@ def check(prepared: PreparedData, sources: list[list[list[Row]]], wanted: Expect
 def tokenize_here(patch: pytest.MonkeyPatch) -> None:
     """Units are tokenized in this process: starting others takes longer than a small corpus."""
 
-    def run(pool: WorkerPool, units: Iterator[Unit]) -> Iterator[int]:
+    def run(pool: WorkerPool, units: Iterator[WorkUnit]) -> Iterator[int]:
         for unit in units:
             tokenizer = load_saved(Path(str(pool._settings["tokenizer"])))
-            encode_unit(unit, tokenizer, Path(str(pool._settings["folder"])), str(pool._settings["dtype"]))
+            write_tokenized_unit(unit, tokenizer, Path(str(pool._settings["folder"])), str(pool._settings["dtype"]))
             yield unit.span.number
 
     patch.setattr(WorkerPool, "run", run)

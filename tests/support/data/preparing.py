@@ -13,7 +13,7 @@ import pytest
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare.pool import WorkerPool
-from hlat.data.prepare.work_units import Unit
+from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepared import PreparedData
 from hlat.data.samples import TrainingData
 
@@ -47,7 +47,7 @@ def watch_units(patch: pytest.MonkeyPatch) -> set[int]:
     seen: set[int] = set()
     run = WorkerPool.run
 
-    def watched(pool: WorkerPool, units: Iterator[Unit]) -> Iterator[int]:
+    def watched(pool: WorkerPool, units: Iterator[WorkUnit]) -> Iterator[int]:
         for number in run(pool, units):
             seen.add(number)
             yield number

@@ -4,26 +4,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from hlat.data.online.loader import Cursors
-from hlat.data.online.stream_assignment import streams_of
-from hlat.data.online.worker import Producer
-from hlat.data.online.worker_protocol import ROW, Plan, unpack_rows
+from hlat.data.online.loader import CursorTable
+from hlat.data.online.stream_assignment import assign_streams
+from hlat.data.online.worker import RowProducer
+from hlat.data.online.worker_protocol import ROW, WorkerPlan, unpack_rows
 
 
 class Rank:
     """What a rank of several reads, by producers in this process instead of processes."""
 
-    def __init__(self, plan: Plan, cursors: np.ndarray, first: int, workers: int) -> None:
-        self.plan, owned = plan, plan.share.owned
+    def __init__(self, plan: WorkerPlan, cursors: np.ndarray, first: int, workers: int) -> None:
+        self.plan, owned = plan, plan.assignment.owned
         plans = [replace(plan, streams=owned[n::workers].tolist(), first=first) for n in range(workers)]
-        self._frames = [Producer(one, cursors).frames() for one in plans]
+        self._frames = [RowProducer(one, cursors).frames() for one in plans]
         self._serves = {int(s): n for n in range(workers) for s in owned[n::workers]}
 
-    def step(self, first: int, cursors: Cursors) -> dict[int, list[list[int]]]:
+    def step(self, first: int, cursors: CursorTable) -> dict[int, list[list[int]]]:
         """Sample -> its columns, of one step; cursors move on."""
-        share, found = self.plan.share, {}
+        share, found = self.plan.assignment, {}
         for sample in range(first, first + share.batch):
-            stream = int(streams_of(share.seed, share.streams, [sample])[0])
+            stream = int(assign_streams(share.seed, share.streams, [sample])[0])
             if stream in self._serves:
                 frame = next(self._frames[self._serves[stream]])
                 assert (frame.sample, frame.stream) == (sample, stream)
@@ -34,19 +34,21 @@ class Rank:
         return found
 
 
-def run(plan: Plan, ranks: int, workers: int, cursors: Cursors, first: int, steps: int) -> dict[int, list[list[int]]]:
+def run(
+    plan: WorkerPlan, ranks: int, workers: int, cursors: CursorTable, first: int, steps: int
+) -> dict[int, list[list[int]]]:
     """Some steps of all ranks; what each sample was."""
-    plans = [replace(plan, share=replace(plan.share, index=r, ranks=ranks)) for r in range(ranks)]
-    own = [Cursors(*cursors.values.shape[:2]) for _ in plans]
+    plans = [replace(plan, assignment=replace(plan.assignment, index=r, ranks=ranks)) for r in range(ranks)]
+    own = [CursorTable(*cursors.values.shape[:2]) for _ in plans]
     for one in own:
         one.values[:] = cursors.values
     readers = [Rank(one, cursors.values.copy(), first, workers) for one in plans]
     found: dict[int, list[list[int]]] = {}
     for step in range(steps):
         for reader, mine in zip(readers, own, strict=True):
-            rows = reader.step(first + step * plan.share.batch, mine)
-            assert len(rows) == plan.share.batch // ranks and not rows.keys() & found.keys()
+            rows = reader.step(first + step * plan.assignment.batch, mine)
+            assert len(rows) == plan.assignment.batch // ranks and not rows.keys() & found.keys()
             found |= rows
     for one, mine in zip(plans, own, strict=True):
-        cursors.values[one.share.owned] = mine.values[one.share.owned]
+        cursors.values[one.assignment.owned] = mine.values[one.assignment.owned]
     return found

@@ -10,7 +10,7 @@ import torch
 
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.data.online.loader import Cursors
+from hlat.data.online.loader import CursorTable
 from hlat.data.samples import Batch
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import HostGroup
@@ -126,7 +126,7 @@ def test_streams_do_not_begin_at_the_cursors_of_others(
     tmp_path: Path, saved: dict[str, torch.Tensor], words: str
 ) -> None:
     """Eight streams of two sources; cursors that do not fit are refused, and those in use stay as they are."""
-    used = Cursors(8, 2)
+    used = CursorTable(8, 2)
     data = SimpleNamespace(cursors=lambda: used, owned=lambda index: np.arange(8), notes=[])
     samples = OnlineSamples(data, HostGroup())
     path = CheckpointStore(tmp_path, 1).save(1, replicated_chunks(saved), {})

@@ -17,7 +17,7 @@ from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.data.online.dataset import OnlineData
-    from hlat.data.online.loader import OnlineFeed, StreamProgress
+    from hlat.data.online.loader import OnlineLoader, StreamProgress
     from hlat.data.online.prepare import prepare_online
 
 __getattr__ = lazily(
@@ -25,11 +25,11 @@ __getattr__ = lazily(
     {
         "dataset": ("OnlineData",),
         "loader": (
-            "OnlineFeed",
+            "OnlineLoader",
             "StreamProgress",
         ),
         "prepare": ("prepare_online",),
     },
 )
 
-__all__ = ["OnlineData", "OnlineFeed", "StreamProgress", "prepare_online"]
+__all__ = ["OnlineData", "OnlineLoader", "StreamProgress", "prepare_online"]

@@ -6,14 +6,14 @@ stated share is 0; else the share is compared from the hundredth such row on, be
 
 from hlat.data.formats import JSON, TEXT, Row
 from hlat.data.manifest import MIN_BAD_ROWS, too_many_bad_rows
-from hlat.data.online.block_index import WHOLE, Block
+from hlat.data.online.block_index import WHOLE, FileBlock
 from hlat.data.sources import SourceFile
 from hlat.runtime import DataError
 
-_TOLD = 20  # of them are told one by one, and remembered, so that none is told again an epoch later
+_REPORTED_ROWS = 20  # of them are told one by one, and remembered, so that none is told again an epoch later
 
 
-class Faults:
+class BadRowMonitor:
     """Counts the rows of a process.
 
     Args:
@@ -25,7 +25,7 @@ class Faults:
         self._told: set[str] = set()
         self._notes: list[str] = []
 
-    def count(self, file: SourceFile, block: Block, row: Row) -> None:
+    def count(self, file: SourceFile, block: FileBlock, row: Row) -> None:
         """Take note of a row.
 
         Raises:
@@ -51,9 +51,9 @@ class Faults:
     def _tell(self, where: str, reason: str) -> None:
         if where in self._told:
             return
-        if len(self._told) < _TOLD:
+        if len(self._told) < _REPORTED_ROWS:
             self._told.add(where)
-            rest = "; of further ones only every hundredth is told" if len(self._told) == _TOLD else ""
+            rest = "; of further ones only every hundredth is told" if len(self._told) == _REPORTED_ROWS else ""
             self._notes.append(f"{where}: {reason}: left out{rest}")
         elif self._unreadable % MIN_BAD_ROWS == 0:
             self._notes.append(f"{where}: {reason}: left out; it is the {self._unreadable:,}th")
@@ -64,7 +64,7 @@ class Faults:
         return told
 
 
-def _place(file: SourceFile, block: Block, row: Row) -> str:
+def _place(file: SourceFile, block: FileBlock, row: Row) -> str:
     kind = file.content[2]
     if row.error is not None and row.error.line is not None:
         return f"{file.path}, line {row.error.line}"

@@ -31,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Block:
+class FileBlock:
     """A stretch of a file.
 
     Attributes:
@@ -44,12 +44,12 @@ class Block:
     stop: int
 
 
-def block_bytes(total: int, streams: int) -> int:
+def choose_block_bytes(total: int, streams: int) -> int:
     """How large the blocks of a corpus of so many bytes should be."""
     return min(max(total // (_PER_STREAM * streams), _LEAST), _MOST)
 
 
-def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]:
+def split_file(index: int, file: Path, column: str, size: int) -> Iterator[FileBlock]:
     """The blocks of a file, in order.
 
     Args:
@@ -63,7 +63,7 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
         DataError: as MegatronDataset.
     """
     if file.suffix.lower() in (".gz", ".zst"):
-        yield Block(index, 0, WHOLE)
+        yield FileBlock(index, 0, WHOLE)
         return
     match file_type(file):
         case "parquet":
@@ -75,38 +75,38 @@ def blocks_of(index: int, file: Path, column: str, size: int) -> Iterator[Block]
         case kind if kind == MEGATRON:
             yield from _of_documents(index, MegatronDataset(file), size)
         case _:
-            yield Block(index, 0, WHOLE)
+            yield FileBlock(index, 0, WHOLE)
 
 
-def remote_blocks(index: int, url: str, total: int, size: int) -> Iterator[Block]:
+def split_remote_file(index: int, url: str, total: int, size: int) -> Iterator[FileBlock]:
     """The blocks of a file that is not fetched for this: only lines can be dealt without looking inside."""
     path = Path(url)
     if path.suffix.lower() in (".gz", ".zst") or file_type(path) != JSON:
-        yield Block(index, 0, WHOLE)
+        yield FileBlock(index, 0, WHOLE)
     else:
         yield from _of_bytes(index, total, size)
 
 
-def _of_bytes(index: int, total: int, size: int) -> Iterator[Block]:
+def _of_bytes(index: int, total: int, size: int) -> Iterator[FileBlock]:
     parts = max(-(-total // size), 1)
     edges = [total * part // parts for part in range(parts + 1)]
-    yield from (Block(index, start, stop) for start, stop in pairwise(edges))
+    yield from (FileBlock(index, start, stop) for start, stop in pairwise(edges))
 
 
-def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> Iterator[Block]:
+def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> Iterator[FileBlock]:
     """Groups of (rows, bytes), cut where they are too large; None for a file without an index of its groups."""
     if groups is None:
-        yield Block(index, 0, WHOLE)
+        yield FileBlock(index, 0, WHOLE)
         return
     first = 0
     for rows, total in groups:
         parts = min(max(-(-total // size), 1), max(rows, 1))
         edges = [first + rows * part // parts for part in range(parts + 1)]
-        yield from (Block(index, start, stop) for start, stop in pairwise(edges) if stop > start)
+        yield from (FileBlock(index, start, stop) for start, stop in pairwise(edges) if stop > start)
         first += rows
 
 
-def _of_documents(index: int, dataset: MegatronDataset, size: int) -> Iterator[Block]:
+def _of_documents(index: int, dataset: MegatronDataset, size: int) -> Iterator[FileBlock]:
     """Each block begins with the first document after another ``size`` bytes."""
     first = total = last = 0
     for start in range(0, len(dataset), _TOGETHER):
@@ -114,11 +114,11 @@ def _of_documents(index: int, dataset: MegatronDataset, size: int) -> Iterator[B
         ends = total + np.cumsum(lengths)
         numbers = (ends - lengths) // size
         for edge in (start + np.flatnonzero(np.diff(numbers, prepend=last))).tolist():
-            yield Block(index, first, edge)
+            yield FileBlock(index, first, edge)
             first = edge
         total, last = int(ends[-1]), int(numbers[-1])
     if first < len(dataset):
-        yield Block(index, first, len(dataset))
+        yield FileBlock(index, first, len(dataset))
 
 
 def _parquet_groups(file: Path, column: str) -> list[tuple[int, int]]:
@@ -140,6 +140,6 @@ def _arrow_batches(file: Path) -> list[tuple[int, int]] | None:
     return [(count, size * count // max(sum(rows), 1)) for count in rows]
 
 
-def as_array(blocks: list[Block]) -> Int64s:
+def blocks_to_array(blocks: list[FileBlock]) -> Int64s:
     """Blocks as int64, (blocks, 3)."""
     return np.array([(block.file, block.start, block.stop) for block in blocks], dtype=np.int64).reshape(-1, 3)

@@ -25,7 +25,7 @@ from hlat.data.formats import (
     row_group_sizes,
     rows_of_column,
 )
-from hlat.data.online.block_index import WHOLE, Block
+from hlat.data.online.block_index import WHOLE, FileBlock
 from hlat.data.sources import SourceFile
 from hlat.runtime import DataError
 
@@ -33,7 +33,7 @@ _KEPT = 1 << 28  # bytes of decoded row groups
 _OPEN = 256  # datasets of tokens: a process may map so many files only
 
 
-class Opener:
+class BlockReader:
     """Opens blocks, and remembers what it had to decode for them.
 
     Args:
@@ -47,7 +47,7 @@ class Opener:
         self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
         self._bytes = 0
 
-    def rows(self, file: SourceFile, block: Block, row: int) -> Iterator[Row]:
+    def rows(self, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
         """The rows of a block from its ``row``-th on, counted from the beginning of the block.
 
         A file that changes is noticed before a row, or itself, is called damaged, and at the end of the block.
@@ -68,12 +68,12 @@ class Opener:
                     raise
             file.check_unchanged()
 
-    def _found(self, local: Path, file: SourceFile, block: Block, row: int) -> Iterator[Row]:
+    def _found(self, local: Path, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
         if file.index is not None:
             return self._of_tokens(local, file, file.index, block, row)
         return self._rows(local, file.column, block, row)
 
-    def _of_tokens(self, local: Path, file: SourceFile, index: SourceFile, block: Block, row: int) -> Iterator[Row]:
+    def _of_tokens(self, local: Path, file: SourceFile, index: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
         with index.open_local() as beside, index.relabel_errors(beside):
             dataset = self._datasets.pop(local, None) or TokenDocuments(local, beside, self._vocabulary)
             if file.cached_store is None:  # a fetched one has to go when the cache wants its room
@@ -85,7 +85,7 @@ class Opener:
             else:
                 yield from _cut(dataset.rows(block.start + row, block.stop), block)
 
-    def _rows(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
+    def _rows(self, file: Path, column: str, block: FileBlock, row: int) -> Iterator[Row]:
         if block.stop == WHOLE:
             yield from read_documents(file, column, row)
             return
@@ -99,7 +99,7 @@ class Opener:
                 assert kind == ARROW, "other files are blocks as a whole"
                 yield from _cut(read_documents(file, column, block.start + row), block)
 
-    def _of_group(self, file: Path, column: str, block: Block, row: int) -> Iterator[Row]:
+    def _of_group(self, file: Path, column: str, block: FileBlock, row: int) -> Iterator[Row]:
         if file not in self._starts:
             self._starts[file] = list(accumulate(row_group_sizes(file), initial=0))
         group = bisect_right(self._starts[file], block.start) - 1
@@ -118,7 +118,7 @@ class Opener:
         return self._groups[key]
 
 
-def _cut(rows: Iterator[Row], block: Block) -> Iterator[Row]:
+def _cut(rows: Iterator[Row], block: FileBlock) -> Iterator[Row]:
     for found in rows:
         if found.row >= block.stop:
             return

@@ -4,17 +4,19 @@ from pathlib import Path
 
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import SourceRecord
-from hlat.data.online.stream import Settings
-from hlat.data.online.stream_assignment import Share
-from hlat.data.online.worker_protocol import FileKnown, Plan, SourcePlan
+from hlat.data.online.stream import RowSettings
+from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.worker_protocol import FileIdentity, SourcePlan, WorkerPlan
 from hlat.data.prepared import PreparedData
-from hlat.data.samples import is_weighted, phases_of
+from hlat.data.samples import is_weighted, phase_weights
 from hlat.data.sources import cache_location
 from hlat.runtime import DataError, is_url
 from hlat.runtime.randomness import stream_key
 
 
-def plan_of(prepared: PreparedData, config: DataConfig, seed: int, share: Share) -> Plan:
+def build_worker_plan(
+    prepared: PreparedData, config: DataConfig, seed: int, assignment: StreamAssignment
+) -> WorkerPlan:
     """Everything that decides which tokens form which sample, and what of it a rank takes.
 
     Raises:
@@ -25,29 +27,29 @@ def plan_of(prepared: PreparedData, config: DataConfig, seed: int, share: Share)
     weighted = is_weighted(config)
     phases: list[tuple[list[int], int | None]] = [([1], None)]
     if weighted:
-        phases = [(list(one.weights), one.stop) for one in phases_of(config)]
+        phases = [(list(one.weights), one.stop) for one in phase_weights(config)]
     counts = manifest.blocks.counts
     folder, limit = cache_location(config, prepared.dir)
-    return Plan(
-        catalogue=str(prepared.dir / manifest.blocks.file),
+    return WorkerPlan(
+        block_file=str(prepared.dir / manifest.blocks.file),
         files=[_now(source) for source in manifest.sources],
         indexes=[None if source.index is None else _now(source.index) for source in manifest.sources],
         cache=(str(folder), limit),
         tokenizer=str(prepared.tokenizer_dir),
         vocab_size=manifest.vocab_size,
-        settings=Settings(config.sequence_length, config.packing, config.isolate, manifest.eos_id),
+        settings=RowSettings(config.sequence_length, config.packing, config.isolate, manifest.eos_id),
         shuffle=config.shuffle,
-        below=manifest.blocks.below,
-        unreadable=config.unreadable_rows,
+        validation_below=manifest.blocks.below,
+        unreadable_share=config.unreadable_rows,
         sources=_weighted(config, counts, seed) if weighted else [_one(config, counts, seed)],
         phases=phases,
-        share=share,
+        assignment=assignment,
         streams=[],
         first=0,
     )
 
 
-def _now(source: SourceRecord) -> FileKnown:
+def _now(source: SourceRecord) -> FileIdentity:
     """A file as the file system says it is now: while training nobody may change it, between runs it may be moved."""
     column = str(source.content[1])
     if is_url(source.path):

@@ -16,8 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hlat.data.online.stream_assignment import streams_of
-from hlat.data.online.worker_protocol import BUG, DISK, NOTE, REFUSED, ROW, Frame, Plan, unpack_rows
+from hlat.data.online.stream_assignment import assign_streams
+from hlat.data.online.worker_protocol import (
+    DATA_ERROR,
+    INTERNAL_ERROR,
+    NOTE,
+    ROW,
+    STORAGE_ERROR,
+    Frame,
+    WorkerPlan,
+    unpack_rows,
+)
 from hlat.data.samples import NO_LABEL, Batch
 from hlat.model import IGNORED
 from hlat.runtime import DataError, StorageError
@@ -40,7 +49,7 @@ class StreamProgress(NamedTuple):
     cursors: Int64s
 
 
-class Cursors:
+class CursorTable:
     """How far every stream of every source has come: the whole state of the data.
 
     Attributes:
@@ -58,7 +67,7 @@ class Cursors:
 class _Worker:
     """A tokenizing process and the frames that it sends."""
 
-    def __init__(self, plan: Plan, cursors: Int64s) -> None:
+    def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
         threads = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hlat.data.online.worker"],
@@ -87,8 +96,8 @@ class _Worker:
             error = DataError(f"a tokenizing process {how}, perhaps {why}. Run again to go on.")
             error.retryable = True
             raise error
-        if found.kind in (REFUSED, DISK, BUG):
-            kind = {REFUSED: DataError, DISK: StorageError, BUG: RuntimeError}[found.kind]
+        if found.kind in (DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR):
+            kind = {DATA_ERROR: DataError, STORAGE_ERROR: StorageError, INTERNAL_ERROR: RuntimeError}[found.kind]
             raise kind(found.content.decode(errors="replace"))
         return found
 
@@ -102,7 +111,7 @@ class _Worker:
         self._process.wait()
 
 
-class OnlineFeed:
+class OnlineLoader:
     """Reads this rank's samples, one step after the other.
 
     Args:
@@ -116,14 +125,14 @@ class OnlineFeed:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: WorkerPlan,
         cursors: Int64s,
         first: int,
         workers: int,
         token_bytes: Int64s,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._share, self._next, self._token_bytes = plan, plan.share, first, token_bytes
+        self._plan, self._share, self._next, self._token_bytes = plan, plan.assignment, first, token_bytes
         self._say = say
         owned = self._share.owned
         count = min(workers, len(owned))
@@ -146,7 +155,7 @@ class OnlineFeed:
         assert first == self._next, "steps are read in order"
         share = self._share
         step = np.arange(first, first + share.batch, dtype=np.int64)
-        served = self._serves[streams_of(share.seed, share.streams, step)]
+        served = self._serves[assign_streams(share.seed, share.streams, step)]
         frames = [self._frame(self._workers[number]) for number in served.tolist() if number >= 0]
         expected = step[served >= 0].tolist()
         assert [frame.sample for frame in frames] == expected, "workers send rows in the order of samples"

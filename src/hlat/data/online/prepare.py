@@ -39,9 +39,16 @@ from hlat.data.manifest import (
     shard_file,
     write_manifest,
 )
-from hlat.data.online.block_index import WHOLE, Block, as_array, block_bytes, blocks_of, remote_blocks
-from hlat.data.online.block_reader import Opener
-from hlat.data.prepare import Corpus, SplitPlan, checked_folder, locked, make_tokenizer, silent
+from hlat.data.online.block_index import (
+    WHOLE,
+    FileBlock,
+    blocks_to_array,
+    choose_block_bytes,
+    split_file,
+    split_remote_file,
+)
+from hlat.data.online.block_reader import BlockReader
+from hlat.data.prepare import Corpus, SplitPlan, folder_lock, ignore_progress, make_tokenizer, resolve_output_folder
 from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
 from hlat.data.samples import permute
 from hlat.data.sources import SourceFile, Split, SplitRule, describe_corpus_changes, hash_threshold, list_files
@@ -71,16 +78,16 @@ def prepare_online(
         DataError: a corpus or tokenizer that cannot be used, or a folder that holds other data.
         StorageError: the disk refused.
     """
-    folder = checked_folder(out_dir)
+    folder = resolve_output_folder(out_dir)
     files = [_identified(file) for file in list_files(config, folder)]
     manifest = read_manifest(folder)
     settings = current_settings(folder, manifest, config)
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, wait=True):
+        with folder_lock(folder, wait=True):
             manifest = read_manifest(folder)
             if manifest is None:
-                _Setup(config, folder, files, validation_tokens, progress or silent).run(settings)
+                _OnlinePreparation(config, folder, files, validation_tokens, progress or ignore_progress).run(settings)
             else:
                 before = [(record.path, record.content) for record in manifest.sources]
                 check_settings(folder, manifest, config, describe_corpus_changes(before, files))
@@ -110,7 +117,7 @@ def _unhashed(file: SourceFile) -> SourceFile:
     return replace(file, sha256="", index=None if file.index is None else _unhashed(file.index))
 
 
-class _Setup:
+class _OnlinePreparation:
     """One set-up, from files to the finished folder."""
 
     def __init__(
@@ -133,7 +140,7 @@ class _Setup:
         blocks, counts = self._blocks()
         tokenizer, notes = self._tokenizer()
         buffer = BytesIO()
-        np.save(buffer, as_array(blocks), allow_pickle=False)
+        np.save(buffer, blocks_to_array(blocks), allow_pickle=False)
         write_atomic(self._folder / BLOCKS_FILE, buffer.getvalue())
         content = buffer.getvalue()
         sha256 = hashlib.sha256(content).hexdigest()
@@ -166,11 +173,11 @@ class _Setup:
         write_manifest(self._folder, manifest)
         sync_folder(self._folder)
 
-    def _blocks(self) -> tuple[list[Block], list[int]]:
+    def _blocks(self) -> tuple[list[FileBlock], list[int]]:
         """The blocks of all training files, and how many are each source's."""
         total = sum(file.size for file in self._files if not file.is_validation)
-        size = block_bytes(total, self._config.streams)
-        blocks: list[Block] = []
+        size = choose_block_bytes(total, self._config.streams)
+        blocks: list[FileBlock] = []
         counts = [0] * max(len(self._config.sources), 1)
         for index, file in enumerate(self._files):
             if not file.is_validation:
@@ -189,7 +196,7 @@ class _Setup:
 
     # --- validation --------------------------------------------------------------------------------------------------
 
-    def _validation(self, blocks: list[Block], tokenizer: Tokenizer, dtype: str) -> SplitRecord:
+    def _validation(self, blocks: list[FileBlock], tokenizer: Tokenizer, dtype: str) -> SplitRecord:
         documents: list[TokenIdArray] = []
         end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
         total_bytes = tokens = 0
@@ -204,13 +211,13 @@ class _Setup:
                 total_bytes += text_byte_count(content, tokenizer)
         return self._written("validation", documents, dtype, total_bytes)
 
-    def _validation_documents(self, blocks: list[Block], vocabulary: Vocabulary) -> Iterator[Content]:
+    def _validation_documents(self, blocks: list[FileBlock], vocabulary: Vocabulary) -> Iterator[Content]:
         """All of the files given for validation; else what falls to it by hash, of blocks in a drawn order."""
-        opener = Opener(vocabulary)
+        opener = BlockReader(vocabulary)
         if self._config.validation.path is not None:
             for file in self._files:
                 if file.is_validation:
-                    yield from _documents(opener.rows(file, Block(0, 0, WHOLE), 0))
+                    yield from _documents(opener.rows(file, FileBlock(0, 0, WHOLE), 0))
             return
         if not self._below:
             return
@@ -249,11 +256,11 @@ def _documents(rows: Iterator[Row]) -> Iterator[Content]:
     yield from (row.content for row in rows if row.content is not None and len(row.content))
 
 
-def _blocks_of(index: int, file: SourceFile, size: int) -> list[Block]:
+def _blocks_of(index: int, file: SourceFile, size: int) -> list[FileBlock]:
     if file.cached_store is not None:
-        return list(remote_blocks(index, file.path, file.size, size))
+        return list(split_remote_file(index, file.path, file.size, size))
     try:
-        return list(blocks_of(index, Path(file.path), file.column, size))
+        return list(split_file(index, Path(file.path), file.column, size))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).strip().rstrip(".").splitlines()[0]
         raise DataError(

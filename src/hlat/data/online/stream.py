@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.formats import Content
-from hlat.data.samples import Fitted, Part, fit
+from hlat.data.samples import BestFitPlan, RowSegment, fit_documents
 
 _GROUP = 32  # rows that are fitted together; a larger group pads less and holds more in memory
 _PIECE = 1 << 14  # characters
@@ -29,7 +29,7 @@ Ids = npt.NDArray[np.uint32]
 _NOWHERE = np.empty(0, dtype=np.int64)
 
 
-class Cursor(NamedTuple):
+class StreamCursor(NamedTuple):
     """Where a stream goes on.
 
     Attributes:
@@ -43,7 +43,7 @@ class Cursor(NamedTuple):
     place: int = 0
 
 
-class Document(NamedTuple):
+class StreamDocument(NamedTuple):
     """A document of a stream: the turn and the row it is from, its text or tokens."""
 
     turn: int
@@ -51,14 +51,14 @@ class Document(NamedTuple):
     content: Content
 
 
-class _Piece(NamedTuple):
+class _UntokenizedPiece(NamedTuple):
     turn: int
     row: int
     last: bool  # of the document
     content: Content
 
 
-class _Tokens(NamedTuple):
+class _TokenizedPiece(NamedTuple):
     turn: int
     row: int
     first: int  # tokens of the document before these
@@ -67,7 +67,7 @@ class _Tokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class RowSettings:
     """How rows are made.
 
     Attributes:
@@ -83,7 +83,7 @@ class Settings:
     end: int | None
 
 
-class Stream:
+class RowStream:
     """Rows of one stream of one source.
 
     Args:
@@ -96,25 +96,25 @@ class Stream:
 
     def __init__(
         self,
-        settings: Settings,
-        documents: Callable[[int, int], Iterator[Document]],
-        cursor: Cursor,
+        settings: RowSettings,
+        documents: Callable[[int, int], Iterator[StreamDocument]],
+        cursor: StreamCursor,
         cut: Callable[[str, int], Iterator[str]],
     ) -> None:
         self._settings, self._cursor, self._cut = settings, cursor, cut
         self._pieces = self._pieces_of(documents(cursor.turn, cursor.row))
-        self._ready: deque[_Tokens] = deque()
+        self._ready: deque[_TokenizedPiece] = deque()
         self._held = -cursor.place  # tokens at hand; concat only
-        self._wanted: deque[_Piece] = deque()
+        self._wanted: deque[_UntokenizedPiece] = deque()
         self._before = 0  # tokens that the document which is being tokenized already has
-        self._group: tuple[Fitted, list[_Tokens]] | None = None
+        self._group: tuple[BestFitPlan, list[_TokenizedPiece]] | None = None
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> StreamCursor:
         """Where the next row begins."""
         return self._cursor
 
-    def lacks(self, rows: int) -> int:
+    def missing_tokens(self, rows: int) -> int:
         """How many more tokens it needs to make so many rows; best-fit may need yet more when it has them."""
         length = self._settings.length
         if self._settings.packing == "concat":
@@ -138,7 +138,7 @@ class Stream:
                 complete, rest = complete + 1, 0
         return complete, rest
 
-    def documents(self, tokens: float, characters: float) -> list[Content]:
+    def next_pieces(self, tokens: float, characters: float) -> list[Content]:
         """The next documents or pieces, of about so many tokens or one more of them; ``give`` has to follow.
 
         Args:
@@ -151,37 +151,37 @@ class Stream:
             tokens -= len(piece.content) / (characters if isinstance(piece.content, str) else 1)
         return [piece.content for piece in self._wanted]
 
-    def _pieces_of(self, documents: Iterator[Document]) -> Iterator[_Piece]:
+    def _pieces_of(self, documents: Iterator[StreamDocument]) -> Iterator[_UntokenizedPiece]:
         for turn, row, content in documents:
             if self._settings.packing == "concat" and isinstance(content, str):
                 pieces = self._cut(content, _PIECE)
                 piece = next(pieces)
                 for after in pieces:
-                    yield _Piece(turn, row, False, piece)
+                    yield _UntokenizedPiece(turn, row, False, piece)
                     piece = after
-                yield _Piece(turn, row, True, piece)
+                yield _UntokenizedPiece(turn, row, True, piece)
             else:
-                yield _Piece(turn, row, True, content)
+                yield _UntokenizedPiece(turn, row, True, content)
 
-    def give(self, tokens: list[Ids]) -> None:
+    def add_tokens(self, tokens: list[Ids]) -> None:
         """The tokens of what ``documents`` returned."""
         end = [] if self._settings.end is None else [np.array([self._settings.end], dtype=np.uint32)]
         for ids in tokens:
             turn, row, last, _ = self._wanted.popleft()
             whole = np.concatenate([ids, *end]) if last and end else ids
             if len(whole) or (last and self._before):  # a document without a token is none
-                self._ready.append(_Tokens(turn, row, self._before, last, whole))
+                self._ready.append(_TokenizedPiece(turn, row, self._before, last, whole))
                 self._held += len(whole)
             self._before = 0 if last else self._before + len(whole)
         assert not self._wanted, "every piece has its tokens"
 
-    def row(self) -> list[Part]:
+    def next_row(self) -> list[RowSegment]:
         """The next row; ``lacks(1)`` must be 0."""
         return self._joined_row() if self._settings.packing == "concat" else self._fitted_row()
 
     # --- concat ------------------------------------------------------------------------------------------------------
 
-    def _joined_row(self) -> list[Part]:
+    def _joined_row(self) -> list[RowSegment]:
         length, needed, parts = self._settings.length, self._settings.length + 1, []
         begins, place = [], self._cursor.place
         while True:
@@ -191,7 +191,7 @@ class Stream:
             needed -= len(piece)
             place += len(piece)
             if not needed:  # the label of the last token is the first one of the next row
-                self._cursor = Cursor(turn, row, place - 1)
+                self._cursor = StreamCursor(turn, row, place - 1)
                 break
             self._ready.popleft()
             if last:
@@ -199,11 +199,13 @@ class Stream:
                 begins.append(length + 1 - needed)
         self._held -= length
         tokens = np.concatenate(parts)
-        return [Part(tokens, length, False, np.array(begins, dtype=np.int64) if self._settings.isolate else _NOWHERE)]
+        return [
+            RowSegment(tokens, length, False, np.array(begins, dtype=np.int64) if self._settings.isolate else _NOWHERE)
+        ]
 
     # --- best-fit ----------------------------------------------------------------------------------------------------
 
-    def _fitted_row(self) -> list[Part]:
+    def _fitted_row(self) -> list[RowSegment]:
         assert self._group is not None, "lacks has seen that there is one"
         fitted, documents = self._group
         number = self._cursor.place
@@ -212,7 +214,7 @@ class Stream:
             ids, offset = documents[fitted.documents[index]].ids, fitted.offsets[index]
             length = int(fitted.lengths[index])
             tokens = ids[offset : offset + length + 1]  # with the token after it, where the document goes on
-            pieces.append(Part(tokens, length, offset == 0, _NOWHERE))
+            pieces.append(RowSegment(tokens, length, offset == 0, _NOWHERE))
         if number + 2 < len(fitted.rows):
             self._cursor = self._cursor._replace(place=number + 1)
         else:
@@ -220,14 +222,14 @@ class Stream:
             self._group = self._take_group() if self._groups_at_hand()[0] else None
         return pieces
 
-    def _take_group(self) -> tuple[Fitted, list[_Tokens]]:
+    def _take_group(self) -> tuple[BestFitPlan, list[_TokenizedPiece]]:
         """The next documents, as many as fill the rows of a group."""
         documents, tokens = [], 0
         while tokens < _GROUP * self._settings.length:
             documents.append(self._ready.popleft())
             tokens += len(documents[-1].ids)
-        return fit([len(one.ids) for one in documents], self._settings.length), documents
+        return fit_documents([len(one.ids) for one in documents], self._settings.length), documents
 
-    def _after(self, last: _Tokens) -> Cursor:
+    def _after(self, last: _TokenizedPiece) -> StreamCursor:
         """The document after the last one of a group; as a place where reading can go on, the row after it."""
-        return Cursor(last.turn, last.row + 1)
+        return StreamCursor(last.turn, last.row + 1)

@@ -22,7 +22,7 @@ from hlat.runtime.randomness import stream_key
 Int64s = npt.NDArray[np.int64]
 
 
-def streams_of(seed: int, streams: int, samples: npt.ArrayLike) -> Int64s:
+def assign_streams(seed: int, streams: int, samples: npt.ArrayLike) -> Int64s:
     """The stream of each global sample: int64, the shape of ``samples``."""
     asked = np.asarray(samples, dtype=np.int64)
     rounds, places = np.divmod(asked, streams)
@@ -32,13 +32,13 @@ def streams_of(seed: int, streams: int, samples: npt.ArrayLike) -> Int64s:
     return found
 
 
-def parts_of(streams: int, blocks: int) -> int:
+def partition_count(streams: int, blocks: int) -> int:
     """Into how many parts the blocks of a source are dealt: the most that divide the streams, none of them empty."""
     return max(part for part in range(1, streams + 1) if streams % part == 0 and part <= max(blocks, 1))
 
 
 @dataclass(frozen=True)
-class Share:
+class StreamAssignment:
     """What of the samples one of several data-parallel ranks takes.
 
     Attributes:
@@ -71,7 +71,7 @@ class Share:
         each = self.batch // self.ranks
         if not self.is_even:
             return step[self.index * each : (self.index + 1) * each]
-        taken: Int64s = step[streams_of(self.seed, self.streams, step) % self.ranks == self.index]
+        taken: Int64s = step[assign_streams(self.seed, self.streams, step) % self.ranks == self.index]
         return taken
 
     def better(self) -> int:
@@ -80,11 +80,11 @@ class Share:
             count
             for distance in range(self.streams * self.batch + self.ranks)
             for count in (self.streams - distance, self.streams + distance)
-            if count > 0 and Share(self.index, self.ranks, self.batch, count, self.seed).is_even
+            if count > 0 and StreamAssignment(self.index, self.ranks, self.batch, count, self.seed).is_even
         )
 
 
-def rows_between(streams: int, parts: int) -> int:
+def row_stride(streams: int, parts: int) -> int:
     """Of how many rows of a part one of its streams keeps one."""
     assert gcd(streams, parts) == parts, "the parts divide the streams"
     return streams // parts

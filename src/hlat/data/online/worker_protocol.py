@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.formats import Vocabulary
-from hlat.data.online.stream import Cursor, Settings
-from hlat.data.online.stream_assignment import Share, parts_of
-from hlat.data.samples import Turns
+from hlat.data.online.stream import RowSettings, StreamCursor
+from hlat.data.online.stream_assignment import StreamAssignment, partition_count
+from hlat.data.samples import EpochOrder
 from hlat.data.sources import SourceFile, open_cached_store
 from hlat.data.stores import Cache
 
@@ -24,10 +24,10 @@ Int64s = npt.NDArray[np.int64]
 _HEAD = np.dtype(
     [(name, "<i8") for name in ("kind", "sample", "stream", "source", "turn", "row", "place", "bytes")],
 )
-ROW, PASSED, NOTE, REFUSED, DISK, BUG = range(6)
+ROW, SKIPPED, NOTE, DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR = range(6)
 
 
-FileKnown = tuple[str, str, int, int, str]
+FileIdentity = tuple[str, str, int, int, str]
 """Path or URL, column, size, time of modification and ETag of a file."""
 
 
@@ -44,22 +44,22 @@ class SourcePlan:
     """
 
     name: str
-    first: int
+    first_block: int
     blocks: list[int]
-    counted: list[float]
+    repeats: list[float]
     seed: int
 
-    def turns(self, shuffle: bool) -> Turns:
+    def epoch_order(self, shuffle: bool) -> EpochOrder:
         """Its blocks, in the order in which they are read."""
-        return Turns(self.blocks, self.counted, self.seed, shuffle)
+        return EpochOrder(self.blocks, self.repeats, self.seed, shuffle)
 
-    def parts(self, streams: int) -> int:
+    def partition_count(self, streams: int) -> int:
         """Into how many parts its blocks are dealt."""
-        return parts_of(streams, sum(int(n * times) for n, times in zip(self.blocks, self.counted, strict=True)))
+        return partition_count(streams, sum(int(n * times) for n, times in zip(self.blocks, self.repeats, strict=True)))
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """Everything a worker needs but its cursors.
 
     Attributes:
@@ -80,19 +80,19 @@ class Plan:
         first: the first sample.
     """
 
-    catalogue: str
-    files: list[FileKnown]
-    indexes: list[FileKnown | None]
+    block_file: str
+    files: list[FileIdentity]
+    indexes: list[FileIdentity | None]
     cache: tuple[str, int]
     tokenizer: str
     vocab_size: int
-    settings: Settings
+    settings: RowSettings
     shuffle: bool
-    below: int
-    unreadable: float
+    validation_below: int
+    unreadable_share: float
     sources: list[SourcePlan]
     phases: list[tuple[list[int], int | None]]
-    share: Share
+    assignment: StreamAssignment
     streams: list[int]
     first: int
 
@@ -100,7 +100,7 @@ class Plan:
         """The files, ready to be opened."""
         cache = Cache(Path(self.cache[0]), self.cache[1])
 
-        def file(known: FileKnown) -> SourceFile:
+        def file(known: FileIdentity) -> SourceFile:
             path, column, size, mtime_ns, etag = known
             return SourceFile(path, column, 0, size, mtime_ns, etag=etag, cached_store=open_cached_store(path, cache))
 
@@ -121,14 +121,14 @@ class Plan:
         stream.flush()
 
     @classmethod
-    def receive(cls, stream: IO[bytes]) -> "tuple[Plan, Int64s]":
+    def receive(cls, stream: IO[bytes]) -> "tuple[WorkerPlan, Int64s]":
         """What the parent sent."""
         told = json.loads(stream.readline())
-        told["settings"] = Settings(**told["settings"])
-        told["share"] = Share(**told["share"])
+        told["settings"] = RowSettings(**told["settings"])
+        told["assignment"] = StreamAssignment(**told["assignment"])
         told["sources"] = [SourcePlan(**source) for source in told["sources"]]
         plan = cls(**told)
-        shape = (plan.share.streams, len(plan.sources), 3)
+        shape = (plan.assignment.streams, len(plan.sources), 3)
         cursors = np.frombuffer(stream.read(8 * int(np.prod(shape))), dtype="<i8")
         return plan, cursors.reshape(shape)
 
@@ -148,7 +148,7 @@ class Frame(NamedTuple):
     sample: int
     stream: int
     source: int
-    cursor: Cursor
+    cursor: StreamCursor
     content: bytes
 
     def send(self, stream: IO[bytes]) -> None:
@@ -167,7 +167,7 @@ class Frame(NamedTuple):
         content = stream.read(size)
         if len(content) < size:
             return None
-        return cls(kind, sample, number, source, Cursor(turn, row, place), content)
+        return cls(kind, sample, number, source, StreamCursor(turn, row, place), content)
 
 
 def pack_row(inputs_S: Int64s, labels_S: Int64s, positions_S: Int64s | None) -> bytes:

@@ -6,10 +6,10 @@ from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.data.prepare.corpus import Corpus, SplitPlan
-    from hlat.data.prepare.merge_partitions import merge_parts, parts_beside
-    from hlat.data.prepare.partition import part_folder, prepare_part, train_tokenizer
-    from hlat.data.prepare.preparation import checked_folder, locked, prepare, silent
-    from hlat.data.prepare.tokenizer_and_split import Progress, make_tokenizer
+    from hlat.data.prepare.merge_partitions import find_partition_folders, merge_partition_folders
+    from hlat.data.prepare.partition import partition_folder, prepare_partition, train_tokenizer
+    from hlat.data.prepare.preparation import folder_lock, ignore_progress, prepare, resolve_output_folder
+    from hlat.data.prepare.tokenizer_and_split import ProgressCallback, make_tokenizer
     from hlat.data.prepare.verification import verify, verify_and_seal
 
 __getattr__ = lazily(
@@ -20,22 +20,22 @@ __getattr__ = lazily(
             "SplitPlan",
         ),
         "merge_partitions": (
-            "merge_parts",
-            "parts_beside",
+            "merge_partition_folders",
+            "find_partition_folders",
         ),
         "partition": (
-            "part_folder",
-            "prepare_part",
+            "partition_folder",
+            "prepare_partition",
             "train_tokenizer",
         ),
         "preparation": (
-            "checked_folder",
-            "locked",
+            "resolve_output_folder",
+            "folder_lock",
             "prepare",
-            "silent",
+            "ignore_progress",
         ),
         "tokenizer_and_split": (
-            "Progress",
+            "ProgressCallback",
             "make_tokenizer",
         ),
         "verification": (
@@ -47,17 +47,17 @@ __getattr__ = lazily(
 
 __all__ = [
     "Corpus",
-    "Progress",
+    "ProgressCallback",
     "SplitPlan",
-    "checked_folder",
-    "locked",
+    "find_partition_folders",
+    "folder_lock",
+    "ignore_progress",
     "make_tokenizer",
-    "merge_parts",
-    "part_folder",
-    "parts_beside",
+    "merge_partition_folders",
+    "partition_folder",
     "prepare",
-    "prepare_part",
-    "silent",
+    "prepare_partition",
+    "resolve_output_folder",
     "train_tokenizer",
     "verify",
     "verify_and_seal",

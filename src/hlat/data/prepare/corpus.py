@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from hlat.data.formats import Content, Row, RowError, TokenDocuments, Vocabulary, content_bytes, read_documents
 from hlat.data.manifest import BadRow, BadRowCounter
-from hlat.data.prepare.work_units import Cursor, Span, Unit, UnitIndex
+from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, WorkUnit
 from hlat.data.sources import ALL_VALIDATION, SourceFile, Split, SplitRule, hash_threshold
 from hlat.data.stores import prefetch_in_order
 
 _UNIT_ROWS = 1 << 18  # rows without text fill no unit, and each that cannot be read is listed in one
 
 
-class Document(NamedTuple):
+class CorpusRow(NamedTuple):
     """One row of one file; ``position`` counts the bytes of all files of the stretch up to it."""
 
     file: int
@@ -50,19 +50,19 @@ class Corpus:
     """
 
     files: list[SourceFile]
-    stretch: range
+    file_range: range
     unreadable_rows: float
     vocabulary: Vocabulary | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes of the files that are wanted."""
-        return sum(self.files[index].size for index in self.stretch)
+        return sum(self.files[index].size for index in self.file_range)
 
     @property
     def whole(self) -> "Corpus":
         """The corpus with all of its files wanted."""
-        return replace(self, stretch=range(len(self.files)))
+        return replace(self, file_range=range(len(self.files)))
 
     def tally(self) -> BadRowCounter:
         """A count of rows that has seen none yet."""
@@ -81,7 +81,7 @@ class SplitPlan:
 
     fraction: float
     tails: dict[int, int] | None = None
-    before: dict[int, int] = field(default_factory=dict)
+    characters_before: dict[int, int] = field(default_factory=dict)
 
     def assignment(self, file: SourceFile, characters_before: int) -> SplitRule:
         """How documents of a file are split, of whose source so many characters came before."""
@@ -92,18 +92,18 @@ class SplitPlan:
         return SplitRule(below=hash_threshold(self.fraction))
 
 
-def stream(corpus: Corpus, start: Cursor) -> Iterator[Document]:
+def stream(corpus: Corpus, start: CorpusPosition) -> Iterator[CorpusRow]:
     """The documents of a corpus from a cursor on, in order; null and unreadable ones with None.
 
     Raises:
         DataError: a file that cannot be read as it should, or that changed since it was fingerprinted.
     """
-    before = sum(corpus.files[index].size for index in range(corpus.stretch.start, start.file))
-    with closing(prefetch_in_order(corpus.files[start.file : corpus.stretch.stop])) as arriving:
+    before = sum(corpus.files[index].size for index in range(corpus.file_range.start, start.file))
+    with closing(prefetch_in_order(corpus.files[start.file : corpus.file_range.stop])) as arriving:
         for index, (file, local) in enumerate(arriving, start.file):
             with file.relabel_errors(local):
                 for row in _rows(corpus, file, local, start.row if index == start.file else 0):
-                    yield Document(index, row.row, row.content, before + row.position, row.error)
+                    yield CorpusRow(index, row.row, row.content, before + row.position, row.error)
             file.check_unchanged()
             before += file.size
 
@@ -117,14 +117,14 @@ def _rows(corpus: Corpus, file: SourceFile, local: Path, start: int) -> Iterator
         yield from TokenDocuments(local, index, corpus.vocabulary).rows(start)
 
 
-def watched(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[Document]:
+def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[CorpusRow]:
     """All documents that can be read, with a report of the bytes done at every thousandth of the corpus.
 
     Raises:
         DataError: as ``stream``; and where too many rows cannot be read.
     """
     total, reported, tally = corpus.bytes, 0, corpus.tally()
-    for document in stream(corpus, Cursor(corpus.stretch.start)):
+    for document in stream(corpus, CorpusPosition(corpus.file_range.start)):
         tally.add(1, document.unreadable(1))
         if document.error is None:
             yield document
@@ -135,10 +135,10 @@ def watched(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[Do
     progress(total, total)
 
 
-def texts_of(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None]) -> Iterator[tuple[Split, str]]:
+def read_texts(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None]) -> Iterator[tuple[Split, str]]:
     """The texts of a corpus of text, without null, empty and unreadable ones, and the split that each goes to."""
     characters: dict[int, int] = defaultdict(int)
-    for document in watched(corpus, progress):
+    for document in read_with_progress(corpus, progress):
         file = corpus.files[document.file]
         if text := document.content:
             assert isinstance(text, str), "no tokenizer is trained where documents are tokens"
@@ -149,7 +149,7 @@ def texts_of(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], Non
 
 def units(
     corpus: Corpus, plan: SplitPlan, unit_bytes: int, finished: Callable[[int], UnitIndex | None]
-) -> Iterator[Unit]:
+) -> Iterator[WorkUnit]:
     """The units that are not finished, in order; none of an empty stretch.
 
     Args:
@@ -161,15 +161,15 @@ def units(
     Raises:
         DataError: as ``stream``; and where too many rows cannot be read.
     """
-    cursor, last, number = Cursor(corpus.stretch.start), not corpus.stretch, 0
-    characters: dict[int, int] = defaultdict(int, plan.before)
+    cursor, last, number = CorpusPosition(corpus.file_range.start), not corpus.file_range, 0
+    characters: dict[int, int] = defaultdict(int, plan.characters_before)
     documents: _Peekable | None = None
     tally = corpus.tally()
     while not last:
         index = finished(number)
         if index is None:
             documents = documents or _Peekable(stream(corpus, cursor))
-            draft = _Draft(corpus.files, documents.head.file if documents.head else cursor.file)
+            draft = _UnitBuilder(corpus.files, documents.head.file if documents.head else cursor.file)
             draft.fill(documents, tally, unit_bytes)
             span = draft.span(number, documents.head is None)
             yield draft.unit(span, plan.assignment(draft.file, characters[span.source]))
@@ -179,29 +179,29 @@ def units(
         cursor, last = span.next, span.last
         characters[span.source] += span.characters
         number += 1
-    if len(corpus.stretch) == len(corpus.files):
+    if len(corpus.file_range) == len(corpus.files):
         tally.finish()  # a part's rows are judged with those of the others
 
 
 class _Peekable:
     """Documents, with a look at the next one; ``head`` is None at their end."""
 
-    def __init__(self, documents: Iterator[Document]) -> None:
+    def __init__(self, documents: Iterator[CorpusRow]) -> None:
         self._documents = documents
-        self.head: Document | None = next(documents, None)
+        self.head: CorpusRow | None = next(documents, None)
 
-    def take(self) -> Document:
+    def take(self) -> CorpusRow:
         assert self.head is not None
         head, self.head = self.head, next(self._documents, None)
         return head
 
 
-class _Draft:
+class _UnitBuilder:
     """A unit that is being filled, from a file on."""
 
     def __init__(self, files: list[SourceFile], first: int) -> None:
         self._files, self.file = files, files[first]
-        self._next = Cursor(first)
+        self._next = CorpusPosition(first)
         self._from_row = 0
         self._documents: list[bytes] = []
         self._unreadable: list[BadRow] = []
@@ -220,8 +220,8 @@ class _Draft:
             tally.add(1, document.unreadable(1))
             self._add(document)
 
-    def _add(self, document: Document) -> None:
-        self._next, self._position = Cursor(document.file, document.row + 1), document.position
+    def _add(self, document: CorpusRow) -> None:
+        self._next, self._position = CorpusPosition(document.file, document.row + 1), document.position
         self._rows += 1
         self._unreadable += document.unreadable(self._rows)
         if document.content is not None and len(document.content):
@@ -232,9 +232,9 @@ class _Draft:
             self._nulls += document.content is None
             self._empty += document.content is not None
 
-    def span(self, number: int, last: bool) -> Span:
+    def span(self, number: int, last: bool) -> UnitSpan:
         """What was taken."""
-        return Span(
+        return UnitSpan(
             number=number,
             next=self._next,
             last=last,
@@ -247,7 +247,7 @@ class _Draft:
             position=self._position,
         )
 
-    def unit(self, span: Span, assignment: SplitRule) -> Unit:
+    def unit(self, span: UnitSpan, assignment: SplitRule) -> WorkUnit:
         """The unit, ready to be tokenized."""
         where = f"{self.file.path}, from row {self._from_row}"
-        return Unit(span, assignment, self._documents, self.file.index is not None, where)
+        return WorkUnit(span, assignment, self._documents, self.file.index is not None, where)

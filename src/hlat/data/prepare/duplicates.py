@@ -23,14 +23,14 @@ LARGEST_RUN = 1 << 26
 """Hashes up to which runs are joined: a join needs the memory of its result once more."""
 
 
-def document_hashes(documents: Sequence[bytes], are_tokens: bool = False) -> Hashes:
+def hash_documents(documents: Sequence[bytes], are_tokens: bool = False) -> Hashes:
     """The hash of each document, shape (documents, 2), uint64; not the same for text and for tokens."""
     person = b"tokens" if are_tokens else b""
     digests = b"".join(hashlib.blake2b(one, digest_size=16, person=person).digest() for one in documents)
     return np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
 
 
-class Seen:
+class DuplicateFinder:
     """The hashes seen so far, in a few sorted runs of growing size.
 
     Args:
@@ -48,7 +48,7 @@ class Seen:
         known = np.zeros(len(order), dtype=np.bool_)
         known[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
         for run in self._runs:
-            known |= _among(run, ordered)
+            known |= _find_in_run(run, ordered)
         if not known.all():
             self._runs.append(np.ascontiguousarray(ordered[~known].T))
             self._join()
@@ -66,7 +66,7 @@ class Seen:
             self._runs[-2:] = [np.insert(older, places, newer, axis=1)]
 
 
-def _among(run: Hashes, hashes: Hashes) -> Bools:
+def _find_in_run(run: Hashes, hashes: Hashes) -> Bools:
     """Which hashes are in a run; those that share only the first half with one there are compared in full."""
     firsts, seconds = run
     place = np.searchsorted(firsts, hashes[:, 0])

@@ -15,12 +15,12 @@ from pathlib import Path
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, content_settings, read_manifest, setting_differences
 from hlat.data.prepare.corpus import Corpus, SplitPlan
-from hlat.data.prepare.merge_units import Merge
-from hlat.data.prepare.partition import FINISHED, PartRecord, indexes_sha256, read_part
-from hlat.data.prepare.preparation import checked_folder, locked, silent
-from hlat.data.prepare.publish import complete, publish
-from hlat.data.prepare.staging import Staging
-from hlat.data.prepare.tokenizer_and_split import Progress, make_tokenizer, refuse_nothing
+from hlat.data.prepare.merge_units import UnitMerger
+from hlat.data.prepare.partition import FINISHED, PartitionRecord, indexes_sha256, read_partition_record
+from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder
+from hlat.data.prepare.publish import complete_staging, publish
+from hlat.data.prepare.staging import StagingFolder
+from hlat.data.prepare.tokenizer_and_split import ProgressCallback, make_tokenizer, refuse_empty_split
 from hlat.data.prepare.work_units import read_index
 from hlat.data.prepared import PreparedData, check_settings, open_prepared, token_dtype
 from hlat.data.sources import SourceFile, describe_corpus_changes
@@ -29,11 +29,11 @@ from hlat.runtime import DataError
 
 
 @dataclass(frozen=True)
-class Part:
+class FinishedPartition:
     """A finished part, opened."""
 
     folder: Path
-    record: PartRecord
+    record: PartitionRecord
 
     @property
     def units(self) -> Path:
@@ -41,13 +41,13 @@ class Part:
         return self.folder / FINISHED / "units"
 
     @property
-    def stretch(self) -> range:
+    def file_range(self) -> range:
         """The files of the corpus that it was made from, by index."""
         return range(self.record.first, self.record.stop)
 
 
-def merge_parts(
-    config: DataConfig, out_dir: str | Path, folders: Iterable[str | Path], progress: Progress | None = None
+def merge_partition_folders(
+    config: DataConfig, out_dir: str | Path, folders: Iterable[str | Path], progress: ProgressCallback | None = None
 ) -> PreparedData:
     """Make prepared data of all parts of a corpus; returns at once if that is done already.
 
@@ -62,19 +62,19 @@ def merge_parts(
             that is wrong; or the whole has more unreadable rows than data.unreadable_rows allows.
         StorageError: the disk refused.
     """
-    folder, report = checked_folder(out_dir), progress or silent
+    folder, report = resolve_output_folder(out_dir), progress or ignore_progress
     settings = content_settings(config)
     parts = _opened([Path(each).expanduser() for each in folders], settings)
-    files = [part.record.files[index].to_file() for part in parts for index in part.stretch]
+    files = [part.record.files[index].to_file() for part in parts for index in part.file_range]
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, wait=False):
+        with folder_lock(folder, wait=False):
             manifest = read_manifest(folder)
             if manifest is not None:
                 before = [(record.path, record.content) for record in manifest.sources]
                 check_settings(folder, manifest, config, describe_corpus_changes(before, files))
                 return open_prepared(folder)
-            staging = Staging(folder)
+            staging = StagingFolder(folder)
             staging.claim(settings, files)
             if not (staging.out / MANIFEST_FILE).exists():
                 _join(config, parts, files, settings, staging, report)
@@ -82,23 +82,23 @@ def merge_parts(
     return open_prepared(folder, config)
 
 
-def parts_beside(prepared_dir: Path) -> list[Path]:
-    """The folders where ``prepare_part`` puts parts of what goes to a folder, those that are there."""
+def find_partition_folders(prepared_dir: Path) -> list[Path]:
+    """The folders where ``prepare_partition`` puts parts of what goes to a folder, those that are there."""
     named = f"{glob.escape(prepared_dir.name)}-part-*-of-*"
     return sorted(path for path in prepared_dir.parent.glob(named) if path.is_dir())
 
 
-def _opened(folders: list[Path], settings: dict[str, object]) -> list[Part]:
+def _opened(folders: list[Path], settings: dict[str, object]) -> list[FinishedPartition]:
     """The parts, in their order.
 
     Raises:
         DataError: everything that is wrong with them.
     """
-    parts: list[Part] = []
+    parts: list[FinishedPartition] = []
     problems: list[str] = []
     for folder in dict.fromkeys(folders):
         try:
-            parts.append(Part(folder, read_part(folder)))
+            parts.append(FinishedPartition(folder, read_partition_record(folder)))
         except DataError as error:
             problems.append(str(error))
     parts.sort(key=lambda part: part.record.part)
@@ -111,7 +111,7 @@ def _opened(folders: list[Path], settings: dict[str, object]) -> list[Part]:
     return parts
 
 
-def _of_part(part: Part, first: Part, settings: dict[str, object]) -> Iterator[str]:
+def _of_part(part: FinishedPartition, first: FinishedPartition, settings: dict[str, object]) -> Iterator[str]:
     """What is wrong with one part, beside the recipe's settings and another part."""
     record, beside = part.record, first.record
     for difference in setting_differences(record.settings, settings):
@@ -130,7 +130,7 @@ def _of_part(part: Part, first: Part, settings: dict[str, object]) -> Iterator[s
         yield f"{part.folder}: its units are not those it was finished with. Copy or prepare the part again"
 
 
-def _of_numbers(parts: list[Part]) -> Iterator[str]:
+def _of_numbers(parts: list[FinishedPartition]) -> Iterator[str]:
     """Parts that are there twice, that are missing, or that are of another number of parts."""
     if not parts:
         return
@@ -150,7 +150,7 @@ def _of_numbers(parts: list[Part]) -> Iterator[str]:
         yield f"the corpus was parted in several ways: {listed}"
 
 
-def _outline(record: PartRecord) -> list[list[str | int]]:
+def _outline(record: PartitionRecord) -> list[list[str | int]]:
     """What every part knows of every file: source, column, kind and size."""
     return [file.content[:4] for file in record.files]
 
@@ -164,26 +164,26 @@ def _difference(mine: list[list[str | int]], theirs: list[list[str | int]]) -> s
 
 def _join(
     config: DataConfig,
-    parts: list[Part],
+    parts: list[FinishedPartition],
     files: list[SourceFile],
     settings: dict[str, object],
-    staging: Staging,
-    progress: Progress,
+    staging: StagingFolder,
+    progress: ProgressCallback,
 ) -> None:
     """Make all of the result, in the staging folder."""
     corpus = Corpus(files, range(len(files)), config.unreadable_rows)
     tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER_FOLDER, progress)
     tally, done = corpus.tally(), 0
-    with Merge(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merge:
+    with UnitMerger(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merge:
         for part in parts:
             for number in range(part.record.units):
                 unit = read_index(part.units, number)
                 assert unit is not None, "the indexes were there when they were hashed"
                 tally.add(unit.span.rows, unit.span.unreadable)
-                merge.take(unit, part.units)
+                merge.add_unit(unit, part.units)
                 progress("merge", done + unit.span.position, corpus.bytes)
-            done += sum(files[index].size for index in part.stretch)
+            done += sum(files[index].size for index in part.file_range)
         tally.finish()
         progress("merge", corpus.bytes, corpus.bytes)
-        refuse_nothing(config, corpus, merge.texts(), undo=", and prepare all parts again")
-        complete(staging, config, settings, files, tokenizer, merge, notes)
+        refuse_empty_split(config, corpus, merge.document_counts(), undo=", and prepare all parts again")
+        complete_staging(staging, config, settings, files, tokenizer, merge, notes)

@@ -19,14 +19,14 @@ from hlat.data.manifest import (
     documents_file,
     recipe_source_names,
 )
-from hlat.data.prepare.duplicates import Bools, Seen
-from hlat.data.prepare.work_units import Span, SplitIndex, UnitIndex, read_index, tokens_file
+from hlat.data.prepare.duplicates import Bools, DuplicateFinder
+from hlat.data.prepare.work_units import SplitIndex, UnitIndex, UnitSpan, read_index, tokens_file
 from hlat.data.prepared import BoundaryWriter, ShardWriter
 from hlat.data.sources import SPLITS, SourceFile, Split
 
 
 @dataclass
-class _Kept:
+class _SplitCounts:
     """What one split has of one source."""
 
     documents: int = 0
@@ -35,7 +35,7 @@ class _Kept:
 
 
 @dataclass
-class _Rows:
+class _SourceCounts:
     """What became of the rows of one source: the counts of SourceRows."""
 
     rows: int = 0
@@ -45,9 +45,9 @@ class _Rows:
     documents: int = 0
     copies: int = 0
     copied_tokens: int = 0
-    splits: dict[Split, _Kept] = field(default_factory=lambda: {split: _Kept() for split in SPLITS})
+    splits: dict[Split, _SplitCounts] = field(default_factory=lambda: {split: _SplitCounts() for split in SPLITS})
 
-    def add(self, span: Span, copies: Bools) -> None:
+    def add(self, span: UnitSpan, copies: Bools) -> None:
         """Count the rows of a unit."""
         self.rows += span.rows
         self.null_rows += span.null_rows
@@ -57,7 +57,7 @@ class _Rows:
         self.copies += int(copies.sum())
 
 
-class Merge:
+class UnitMerger:
     """Takes finished units, in their order; a context manager that leaves no half-written file.
 
     Args:
@@ -74,15 +74,15 @@ class Merge:
     ) -> None:
         self._drop, self._names = config.duplicates == "drop", recipe_source_names(config)
         self._next, self._last = 0, False
-        self._seen, self._consume = Seen(), consume
-        self._rows = {file.source: _Rows() for file in files}
+        self._seen, self._consume = DuplicateFinder(), consume
+        self._rows = {file.source: _SourceCounts() for file in files}
         self._quarantine = QuarantineWriter(out, files)
         self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
         self._documents = {split: BoundaryWriter(out / documents_file(split)) for split in SPLITS}
         self._itemsize = np.dtype(dtype).itemsize
         self.position = 0
 
-    def __enter__(self) -> "Merge":
+    def __enter__(self) -> "UnitMerger":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,14 +91,14 @@ class Merge:
             self._documents[split].abandon()
         self._quarantine.abandon()
 
-    def take_finished(self, folder: Path) -> None:
+    def add_finished_units(self, folder: Path) -> None:
         """Take every unit of a folder that is finished and has only finished ones before it."""
         while not self._last and (unit := read_index(folder, self._next)) is not None:
-            self.take(unit, folder)
+            self.add_unit(unit, folder)
             self._next += 1
             self._last = unit.span.last
 
-    def take(self, unit: UnitIndex, folder: Path) -> None:
+    def add_unit(self, unit: UnitIndex, folder: Path) -> None:
         """Take the next unit of the corpus.
 
         Raises:
@@ -118,7 +118,7 @@ class Merge:
         self._quarantine.append(unit.span.unreadable)
         self.position = max(self.position, unit.span.position)
 
-    def texts(self) -> dict[Split, int]:
+    def document_counts(self) -> dict[Split, int]:
         """Documents of each split so far, 0 where they have no tokens."""
         return {s: self._documents[s].documents if self._shards[s].position else 0 for s in SPLITS}
 
@@ -134,7 +134,7 @@ class Merge:
         ]
         return {split: self._record(split) for split in SPLITS}, rows, self._quarantine.close()
 
-    def _append(self, split: Split, part: SplitIndex, kept: Bools, counts: _Kept, tokens: Path) -> None:
+    def _append(self, split: Split, part: SplitIndex, kept: Bools, counts: _SplitCounts, tokens: Path) -> None:
         self._shards[split].append(tokens, part.lengths, kept, part.sha256)
         self._documents[split].append(part.lengths[kept])
         counts.documents += int(kept.sum())

@@ -31,9 +31,14 @@ from hlat.data.manifest import (
     write_record,
 )
 from hlat.data.prepare.corpus import Corpus
-from hlat.data.prepare.preparation import checked_folder, locked, silent, tokenize
-from hlat.data.prepare.staging import PARTIAL, Staging
-from hlat.data.prepare.tokenizer_and_split import Progress, given_vocabulary, make_tokenizer, split_plan
+from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder, tokenize_units
+from hlat.data.prepare.staging import PARTIAL, StagingFolder
+from hlat.data.prepare.tokenizer_and_split import (
+    ProgressCallback,
+    make_tokenizer,
+    plan_split,
+    vocabulary_of_given_tokenizer,
+)
 from hlat.data.prepare.work_units import index_file, read_index
 from hlat.data.prepared import token_dtype
 from hlat.data.sources import CACHE_FOLDER, SourceFile, describe_corpus_changes, hash_files, list_files
@@ -45,7 +50,7 @@ FINISHED = "part"
 _RECORD = "part.json"
 
 
-class PartRecord(StrictRecord):
+class PartitionRecord(StrictRecord):
     """What a finished part is.
 
     Attributes:
@@ -71,12 +76,12 @@ class PartRecord(StrictRecord):
     indexes_sha256: str
 
 
-def part_folder(prepared_dir: Path, part: int, parts: int) -> Path:
+def partition_folder(prepared_dir: Path, part: int, parts: int) -> Path:
     """Where a part goes: beside the folder of the whole."""
     return prepared_dir.with_name(f"{prepared_dir.name}-part-{part}-of-{parts}")
 
 
-def stretches(sizes: list[int], parts: int) -> list[range]:
+def split_files(sizes: list[int], parts: int) -> list[range]:
     """The files of each part, by index: a file belongs to the part in whose N-th of all bytes its middle lies."""
     total = max(sum(sizes), 1)
     before, counts = 0, [0] * parts
@@ -87,15 +92,15 @@ def stretches(sizes: list[int], parts: int) -> list[range]:
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def prepare_part(
+def prepare_partition(
     config: DataConfig,
     out_dir: str | Path,
     part: int,
     parts: int,
     *,
     workers: int | None = None,
-    progress: Progress | None = None,
-) -> PartRecord:
+    progress: ProgressCallback | None = None,
+) -> PartitionRecord:
     """Tokenize the ``part``-th of so many parts of a corpus; returns at once if that is done already.
 
     Args:
@@ -116,32 +121,32 @@ def prepare_part(
             "sees the whole corpus, with hlat data tokenizer RECIPE --to FOLDER; then give data.tokenizer.path=FOLDER "
             "on every machine."
         )
-    folder, report = checked_folder(out_dir), progress or silent
+    folder, report = resolve_output_folder(out_dir), progress or ignore_progress
     files, settings = list_files(config, folder), content_settings(config)
-    stretch = stretches([file.size for file in files], parts)[part - 1]
+    file_range = split_files([file.size for file in files], parts)[part - 1]
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, wait=(folder / FINISHED).exists()):
-            done = read_part(folder) if (folder / FINISHED).exists() else None
+        with folder_lock(folder, wait=(folder / FINISHED).exists()):
+            done = read_partition_record(folder) if (folder / FINISHED).exists() else None
             known = load_hashes(folder / (PARTIAL if done is None else FINISHED))
-            files[stretch.start : stretch.stop] = hash_files(
-                files[stretch.start : stretch.stop], known, partial(report, "hash")
+            files[file_range.start : file_range.stop] = hash_files(
+                files[file_range.start : file_range.stop], known, partial(report, "hash")
             )
-            key = _key(settings, part, parts)
+            key = _staging_key(settings, part, parts)
             if done is not None:
-                _refuse_another(folder, done, key, files)
+                _refuse_other_partition(folder, done, key, files)
                 return done
-            staging = Staging(folder)
+            staging = StagingFolder(folder)
             staging.claim(key, files)
-            corpus = Corpus(files, stretch, config.unreadable_rows, given_vocabulary(config))
-            record = _make(config, corpus, settings, (part, parts), staging, workers or config.workers, report)
+            corpus = Corpus(files, file_range, config.unreadable_rows, vocabulary_of_given_tokenizer(config))
+            record = _build(config, corpus, settings, (part, parts), staging, workers or config.workers, report)
             staging.root.rename(folder / FINISHED)
             sync_folder(folder)
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
             return record
 
 
-def read_part(folder: Path) -> PartRecord:
+def read_partition_record(folder: Path) -> PartitionRecord:
     """The record of the finished part in a folder.
 
     Raises:
@@ -149,7 +154,7 @@ def read_part(folder: Path) -> PartRecord:
     """
     path = folder / FINISHED / _RECORD
     try:
-        return PartRecord.model_validate(read_record(path))
+        return PartitionRecord.model_validate(read_record(path))
     except UnknownFormatError as error:
         raise DataError(f"{folder}: a part of {error}") from error
     except FileNotFoundError as error:
@@ -173,14 +178,14 @@ def indexes_sha256(units: Path, count: int) -> str:
     return digest.hexdigest()
 
 
-def train_tokenizer(config: DataConfig, folder: str | Path, progress: Progress | None = None) -> Tokenizer:
+def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCallback | None = None) -> Tokenizer:
     """The tokenizer that ``prepare`` would train, written to a folder, for machines that prepare parts.
 
     Raises:
         DataError: a tokenizer is given, the folder exists, or the corpus cannot be used.
         StorageError: the disk refused.
     """
-    to, report = checked_folder(folder, "--to"), progress or silent
+    to, report = resolve_output_folder(folder, "--to"), progress or ignore_progress
     if config.tokenizer.path is not None:
         raise DataError(f"data.tokenizer.path {config.tokenizer.path}: the recipe gives a tokenizer; use that.")
     if to.exists():
@@ -191,20 +196,22 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: Progress |
         (work / "characters.json").unlink(missing_ok=True)  # of a run that was killed, and perhaps of another corpus
         files = list_files(config, work)
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
-        plan = split_plan(config, corpus, work / "characters.json", report)
+        plan = plan_split(config, corpus, work / "characters.json", report)
         tokenizer, _ = make_tokenizer(config, corpus, plan, to, report)
         sync_folder(to.parent)
         shutil.rmtree(work, ignore_errors=True)
     return tokenizer
 
 
-def _key(settings: dict[str, object], part: int, parts: int) -> dict[str, object]:
+def _staging_key(settings: dict[str, object], part: int, parts: int) -> dict[str, object]:
     return {"--part": f"{part}/{parts}", **settings}
 
 
-def _refuse_another(folder: Path, done: PartRecord, key: dict[str, object], files: list[SourceFile]) -> None:
+def _refuse_other_partition(
+    folder: Path, done: PartitionRecord, key: dict[str, object], files: list[SourceFile]
+) -> None:
     before = [(record.path, record.content) for record in done.files]
-    found = setting_differences(_key(done.settings, done.part, done.parts), key) + describe_corpus_changes(
+    found = setting_differences(_staging_key(done.settings, done.part, done.parts), key) + describe_corpus_changes(
         before, files
     )
     if found:
@@ -215,28 +222,28 @@ def _refuse_another(folder: Path, done: PartRecord, key: dict[str, object], file
         )
 
 
-def _make(
+def _build(
     config: DataConfig,
     corpus: Corpus,
     settings: dict[str, object],
     numbers: tuple[int, int],
-    staging: Staging,
+    staging: StagingFolder,
     workers: int | None,
-    progress: Progress,
-) -> PartRecord:
+    progress: ProgressCallback,
+) -> PartitionRecord:
     """Make all units of a part, and its record, in the staging folder."""
-    plan = split_plan(config, corpus, staging.characters, progress)
+    plan = plan_split(config, corpus, staging.characters, progress)
     tokenizer, _ = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
-    counted = _Finished(staging.units)
-    tokenize(corpus, plan, staging, token_dtype(tokenizer.vocab_size), workers, progress, counted.look)
-    record = PartRecord(
+    counted = _FinishedUnits(staging.units)
+    tokenize_units(corpus, plan, staging, token_dtype(tokenizer.vocab_size), workers, progress, counted.look)
+    record = PartitionRecord(
         format_version=FORMAT_VERSION,
         part=numbers[0],
         parts=numbers[1],
         settings=settings,
         files=[SourceRecord.from_file(file) for file in corpus.files],
-        first=corpus.stretch.start,
-        stop=corpus.stretch.stop,
+        first=corpus.file_range.start,
+        stop=corpus.file_range.stop,
         tails=plan.tails,
         units=counted.units,
         indexes_sha256=indexes_sha256(staging.units, counted.units),
@@ -247,7 +254,7 @@ def _make(
     return record
 
 
-class _Finished:
+class _FinishedUnits:
     """How many units are finished, from the first on without a gap."""
 
     def __init__(self, folder: Path) -> None:

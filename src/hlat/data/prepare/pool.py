@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from hlat.data.prepare.work_units import Unit
+from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepare.worker import write_unit
 from hlat.data.stores import storage_error
 from hlat.runtime import DataError
@@ -31,7 +31,7 @@ class WorkerPool:
         self._count = count
         self._folder = folder
         self._settings = {"tokenizer": str(tokenizer), "folder": str(folder), "dtype": dtype}
-        self._tasks: queue.Queue[Unit | None] = queue.Queue()
+        self._tasks: queue.Queue[WorkUnit | None] = queue.Queue()
         self._results: queue.Queue[int | BaseException] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
@@ -53,7 +53,7 @@ class WorkerPool:
         for half_written in self._folder.glob("*.tmp"):  # by a process that was killed: a full disk needs the space
             half_written.unlink()
 
-    def run(self, units: Iterator[Unit]) -> Iterator[int]:
+    def run(self, units: Iterator[WorkUnit]) -> Iterator[int]:
         """Tokenize the units; yields the number of each unit once its files are on the disk, in any order.
 
         Raises:
@@ -112,7 +112,7 @@ class WorkerPool:
             with suppress(OSError):  # what is left in the buffer has nobody to read it
                 process.stdin.close()
 
-    def _outcome(self, line: bytes, unit: Unit, process: "subprocess.Popen[bytes]") -> int | Exception:
+    def _outcome(self, line: bytes, unit: WorkUnit, process: "subprocess.Popen[bytes]") -> int | Exception:
         if not line:
             return _ended(process, unit.where)
         reply = json.loads(line)

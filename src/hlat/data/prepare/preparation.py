@@ -30,11 +30,17 @@ from hlat.data.manifest import (
     update_hashes,
 )
 from hlat.data.prepare.corpus import Corpus, SplitPlan, units
-from hlat.data.prepare.merge_units import Merge
+from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.pool import WorkerPool
-from hlat.data.prepare.publish import complete, publish
-from hlat.data.prepare.staging import PARTIAL, Staging
-from hlat.data.prepare.tokenizer_and_split import Progress, given_vocabulary, make_tokenizer, refuse_nothing, split_plan
+from hlat.data.prepare.publish import complete_staging, publish
+from hlat.data.prepare.staging import PARTIAL, StagingFolder
+from hlat.data.prepare.tokenizer_and_split import (
+    ProgressCallback,
+    make_tokenizer,
+    plan_split,
+    refuse_empty_split,
+    vocabulary_of_given_tokenizer,
+)
 from hlat.data.prepare.work_units import read_index
 from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
 from hlat.data.sources import (
@@ -52,7 +58,7 @@ _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
 
 
 def prepare(
-    config: DataConfig, out_dir: str | Path, *, workers: int | None = None, progress: Progress | None = None
+    config: DataConfig, out_dir: str | Path, *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> PreparedData:
     """Tokenize a corpus into memory-mapped shards with a manifest; returns at once if that is done already.
 
@@ -71,20 +77,20 @@ def prepare(
             a folder that holds data prepared otherwise.
         StorageError: the disk refused.
     """
-    folder = checked_folder(out_dir)
-    report = progress or silent
+    folder = resolve_output_folder(out_dir)
+    report = progress or ignore_progress
     manifest = read_manifest(folder)
     try:
         files = list_files(config, folder)
     except SourceNotFoundError as error:
         if manifest is None:
             raise
-        return _finished_without_corpus(config, folder, manifest, error)
+        return _open_without_corpus(config, folder, manifest, error)
     settings = current_settings(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Where the work is done already, others have the lock only to see that too: several runs may start at once.
-        with locked(folder, wait=manifest is not None):
+        with folder_lock(folder, wait=manifest is not None):
             manifest = read_manifest(folder)  # again: another process may have finished in the meantime
             known = load_hashes(folder if manifest else folder / PARTIAL, manifest)
             files = hash_files(files, known, partial(report, "hash"))
@@ -95,10 +101,10 @@ def prepare(
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
                 return open_prepared(folder)
-            staging = Staging(folder)
+            staging = StagingFolder(folder)
             staging.claim(settings, files)
             if not (staging.out / MANIFEST_FILE).exists():
-                _make(config, files, settings, staging, workers, report)
+                _build(config, files, settings, staging, workers, report)
             publish(staging)
             shutil.rmtree(
                 folder / CACHE_FOLDER, ignore_errors=True
@@ -106,7 +112,7 @@ def prepare(
     return open_prepared(folder, config)
 
 
-def checked_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") -> Path:
+def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") -> Path:
     """A folder where data can be put, there or not.
 
     Raises:
@@ -121,7 +127,7 @@ def checked_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") ->
     return folder
 
 
-def _finished_without_corpus(
+def _open_without_corpus(
     config: DataConfig, folder: Path, manifest: DataManifest, error: SourceNotFoundError
 ) -> PreparedData:
     """Finished data stands on its own where its corpus has gone: a cluster need not hold the raw text.
@@ -139,37 +145,37 @@ def _finished_without_corpus(
     return replace(prepared, manifest=manifest.model_copy(update={"notes": notes}))
 
 
-def _make(
+def _build(
     config: DataConfig,
     files: list[SourceFile],
     settings: dict[str, object],
-    staging: Staging,
+    staging: StagingFolder,
     workers: int | None,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> None:
     """Make all of the result, in the staging folder."""
-    corpus = Corpus(files, range(len(files)), config.unreadable_rows, given_vocabulary(config))
-    plan = split_plan(config, corpus, staging.characters, progress)
+    corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
+    plan = plan_split(config, corpus, staging.characters, progress)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
     dtype = token_dtype(tokenizer.vocab_size)
-    with Merge(config, files, staging.out, dtype) as merge:
+    with UnitMerger(config, files, staging.out, dtype) as merge:
 
         def take() -> int:
-            merge.take_finished(staging.units)
+            merge.add_finished_units(staging.units)
             return merge.position
 
-        tokenize(corpus, plan, staging, dtype, workers or config.workers, progress, take)
-        refuse_nothing(config, corpus, merge.texts(), undo=f", after deleting {staging.root}")
-        complete(staging, config, settings, files, tokenizer, merge, notes)
+        tokenize_units(corpus, plan, staging, dtype, workers or config.workers, progress, take)
+        refuse_empty_split(config, corpus, merge.document_counts(), undo=f", after deleting {staging.root}")
+        complete_staging(staging, config, settings, files, tokenizer, merge, notes)
 
 
-def tokenize(
+def tokenize_units(
     corpus: Corpus,
     plan: SplitPlan,
-    staging: Staging,
+    staging: StagingFolder,
     dtype: str,
     workers: int | None,
-    progress: Progress,
+    progress: ProgressCallback,
     take: Callable[[], int],
 ) -> None:
     """Make all units of a stretch of the corpus that are not finished yet.
@@ -184,7 +190,7 @@ def tokenize(
         take: called whenever units have been finished, and once before and after; returns the bytes of the stretch
             that are done.
     """
-    pending = units(corpus, plan, _unit_bytes(corpus.bytes), partial(read_index, staging.units))
+    pending = units(corpus, plan, _choose_unit_bytes(corpus.bytes), partial(read_index, staging.units))
     with WorkerPool(workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
         progress("tokenize", take(), corpus.bytes)
         for _ in pool.run(pending):
@@ -193,7 +199,7 @@ def tokenize(
     progress("tokenize", corpus.bytes, corpus.bytes)
 
 
-def _unit_bytes(total: int) -> int:
+def _choose_unit_bytes(total: int) -> int:
     return min(max(total // _UNITS, _SMALLEST_UNIT), _LARGEST_UNIT)
 
 
@@ -202,13 +208,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def silent(stage: str, done: int, total: int) -> None:
+def ignore_progress(stage: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
     del stage, done, total
 
 
 @contextmanager
-def locked(folder: Path, wait: bool) -> Iterator[None]:
+def folder_lock(folder: Path, wait: bool) -> Iterator[None]:
     """Only one preparation at a time works in a folder; the lock goes with the process, however it ends."""
     with ExitStack() as stack:
         descriptor = os.open(folder, os.O_RDONLY)

@@ -14,21 +14,21 @@ from hlat.data.manifest import (
     recipe_locations,
     write_manifest,
 )
-from hlat.data.prepare.merge_units import Merge
-from hlat.data.prepare.staging import Staging
+from hlat.data.prepare.merge_units import UnitMerger
+from hlat.data.prepare.staging import StagingFolder
 from hlat.data.prepared import CHECKSUM_SUFFIX, token_dtype
 from hlat.data.sources import SourceFile
 from hlat.data.stores import sync_folder
 from hlat.data.tokenizers import Tokenizer
 
 
-def complete(
-    staging: Staging,
+def complete_staging(
+    staging: StagingFolder,
     config: DataConfig,
     settings: dict[str, object],
     files: list[SourceFile],
     tokenizer: Tokenizer,
-    merge: Merge,
+    merge: UnitMerger,
     notes: list[str],
 ) -> None:
     """Finish what was merged, and write the manifest, still in the staging folder.
@@ -65,7 +65,7 @@ def complete(
     sync_folder(staging.out)
 
 
-def publish(staging: Staging) -> None:
+def publish(staging: StagingFolder) -> None:
     """Move the result to its place; killed in between, the next run goes on moving."""
     names = sorted(path.name for path in staging.out.iterdir() if path.suffix != CHECKSUM_SUFFIX)
     for name in [*(name for name in names if name != MANIFEST_FILE), MANIFEST_FILE]:

@@ -23,7 +23,7 @@ _KEY = "key.json"
 
 
 @dataclass(frozen=True)
-class Staging:
+class StagingFolder:
     """The staging folder inside the folder of the result."""
 
     folder: Path
@@ -54,10 +54,10 @@ class Staging:
         Raises:
             DataError: it holds finished units of another preparation, which may have taken days.
         """
-        if not self._goes_on(settings, files):
+        if not self._can_resume(settings, files):
             (self.root / _KEY).unlink(missing_ok=True)  # first: half removed must not be taken for unfinished
             shutil.rmtree(self.root, ignore_errors=True)
-            self._refuse_strangers()
+            self._refuse_foreign_files()
         self.units.mkdir(parents=True, exist_ok=True)
         self.out.mkdir(exist_ok=True)
         for leftover in [*self.units.glob("*.tmp"), *self.out.glob("*.tmp")]:
@@ -67,9 +67,9 @@ class Staging:
         key = {"format": WORK_VERSION, "settings": settings, "files": content}
         write_atomic(self.root / _KEY, json.dumps(key).encode())
 
-    def _goes_on(self, settings: dict[str, Any], files: list[SourceFile]) -> bool:
+    def _can_resume(self, settings: dict[str, Any], files: list[SourceFile]) -> bool:
         """Whether the folder holds work of this very preparation; else it may be removed."""
-        reasons = self._other_work(settings, files)
+        reasons = self._differences_from(settings, files)
         if reasons and next(self.units.glob("*.json"), None) is not None:
             raise DataError(
                 f"{self.root}: holds the finished work of an interrupted preparation that was another one:"
@@ -78,7 +78,7 @@ class Staging:
             )
         return not reasons
 
-    def _other_work(self, settings: dict[str, Any], files: list[SourceFile]) -> list[str]:
+    def _differences_from(self, settings: dict[str, Any], files: list[SourceFile]) -> list[str]:
         """How the preparation that was at work here differs from this one."""
         try:
             key = json.loads((self.root / _KEY).read_bytes())
@@ -89,7 +89,7 @@ class Staging:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return [f"{_KEY} is missing or damaged, so what it was cannot be told"]
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_foreign_files(self) -> None:
         strangers = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER_FOLDER or p.suffix == ".bin"]
         if strangers:
             raise DataError(

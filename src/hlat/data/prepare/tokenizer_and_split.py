@@ -14,19 +14,19 @@ from pathlib import Path
 from hlat.config.sections import DataConfig
 from hlat.data.formats import Vocabulary
 from hlat.data.manifest import checksum_matches, with_checksum
-from hlat.data.prepare.corpus import Corpus, SplitPlan, texts_of, watched
+from hlat.data.prepare.corpus import Corpus, SplitPlan, read_texts, read_with_progress
 from hlat.data.sources import SPLITS, Split, tail_start
 from hlat.data.stores import write_atomic
 from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer, sample_texts, train_bpe, train_char
 from hlat.runtime import DataError
 
-Progress = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Called with the stage (hash, measure, sample, tokenize, merge or verify), bytes done, and bytes in all."""
 
 _CHARACTERS = "characters"
 
 
-def split_plan(config: DataConfig, corpus: Corpus, stored: Path, progress: Progress) -> SplitPlan:
+def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: ProgressCallback) -> SplitPlan:
     """How the corpus is split.
 
     Args:
@@ -46,7 +46,7 @@ def split_plan(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
         write_atomic(stored, json.dumps(with_checksum({_CHARACTERS: characters_of})).encode())
     counts, before = defaultdict[int, int](int), dict[int, int]()
     for index, characters in enumerate(characters_of):
-        if index == corpus.stretch.start:
+        if index == corpus.file_range.start:
             before = dict(counts)
         counts[corpus.files[index].source] += characters
     tails = {source: tail_start(count, validation.fraction) for source, count in counts.items()}
@@ -62,7 +62,7 @@ def _counted_before(stored: Path) -> list[int] | None:
         return None
 
 
-def given_vocabulary(config: DataConfig) -> Vocabulary | None:
+def vocabulary_of_given_tokenizer(config: DataConfig) -> Vocabulary | None:
     """That of the tokenizer which the recipe gives, if it gives one.
 
     Raises:
@@ -72,16 +72,16 @@ def given_vocabulary(config: DataConfig) -> Vocabulary | None:
     return None if asked.path is None else Vocabulary.from_tokenizer(load_tokenizer(asked.path, asked.eos_token))
 
 
-def _characters(corpus: Corpus, progress: Progress) -> list[int]:
+def _characters(corpus: Corpus, progress: ProgressCallback) -> list[int]:
     """Characters of every file, or tokens where it holds these."""
     counts = [0] * len(corpus.files)
-    for document in watched(corpus, partial(progress, "measure")):
+    for document in read_with_progress(corpus, partial(progress, "measure")):
         counts[document.file] += 0 if document.content is None else len(document.content)
     return counts
 
 
 def make_tokenizer(
-    config: DataConfig, corpus: Corpus, plan: SplitPlan, folder: Path, progress: Progress
+    config: DataConfig, corpus: Corpus, plan: SplitPlan, folder: Path, progress: ProgressCallback
 ) -> tuple[Tokenizer, list[str]]:
     """The tokenizer, given, trained, or left trained by an interrupted run, in a folder; and what to tell of it.
 
@@ -113,19 +113,19 @@ def make_tokenizer(
     return tokenizer, []
 
 
-def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: Progress) -> Tokenizer:
+def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: ProgressCallback) -> Tokenizer:
     asked = config.tokenizer
     dealt: dict[Split, int] = dict.fromkeys(SPLITS, 0)
-    texts = _counted(texts_of(corpus, plan, partial(progress, "sample")), dealt)
+    texts = _counted(read_texts(corpus, plan, partial(progress, "sample")), dealt)
     if asked.train == "char":
         alphabet: set[str] = set()
         for _, text in texts:
             alphabet.update(text)
-        refuse_nothing(config, corpus, dealt)
+        refuse_empty_split(config, corpus, dealt)
         return train_char(alphabet, asked.eos_token)
     trained_on = (text for split, text in texts if split == "train")
     chosen = sample_texts(trained_on, asked.train_bytes, distinct=config.duplicates == "drop")
-    refuse_nothing(config, corpus, dealt)
+    refuse_empty_split(config, corpus, dealt)
     return train_bpe(chosen, asked.vocab_size, asked.eos_token)
 
 
@@ -135,7 +135,7 @@ def _counted(texts: Iterator[tuple[Split, str]], dealt: dict[Split, int]) -> Ite
         yield split, text
 
 
-def refuse_nothing(config: DataConfig, corpus: Corpus, dealt: dict[Split, int], undo: str = "") -> None:
+def refuse_empty_split(config: DataConfig, corpus: Corpus, dealt: dict[Split, int], undo: str = "") -> None:
     """Raise DataError if a split that is wanted has no text, as soon as that is known.
 
     Args:

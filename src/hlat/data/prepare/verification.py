@@ -25,8 +25,8 @@ from hlat.data.manifest import (
     read_manifest,
     write_manifest,
 )
-from hlat.data.prepare.preparation import locked
-from hlat.data.prepare.tokenizer_and_split import Progress
+from hlat.data.prepare.preparation import folder_lock
+from hlat.data.prepare.tokenizer_and_split import ProgressCallback
 from hlat.data.prepared import (
     PreparedData,
     content_problems,
@@ -43,7 +43,7 @@ _CHUNK = 1 << 23  # bytes looked at together; a whole number of tokens and of bo
 _CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"
 
 
-def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress | None = None) -> PreparedData:
+def verify(dir: str | Path, config: DataConfig | None = None, progress: ProgressCallback | None = None) -> PreparedData:
     """Open prepared data and check all of its content: checksums, token range, document boundaries, counts.
 
     Args:
@@ -55,14 +55,14 @@ def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress
         DataError: every problem found, one a line.
     """
     folder = Path(dir).expanduser()
-    found = problems(folder, config, progress)
+    found = find_problems(folder, config, progress)
     if found:
         listed = "".join(f"\n  {problem}" for problem in found)
         raise DataError(f"{folder}: {len(found)} problem{'s' if len(found) > 1 else ''}:{listed}")
     return open_prepared(folder)
 
 
-def verify_and_seal(dir: str | Path, progress: Progress | None = None) -> PreparedData:
+def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -> PreparedData:
     """``verify``, after which a manifest that has no checksum of its own gets one, if the folder can be written to.
 
     Args:
@@ -75,12 +75,14 @@ def verify_and_seal(dir: str | Path, progress: Progress | None = None) -> Prepar
     prepared = verify(dir, progress=progress)
     if prepared.manifest.has_checksum:
         return prepared
-    with suppress(OSError), locked(prepared.dir, wait=True):
+    with suppress(OSError), folder_lock(prepared.dir, wait=True):
         write_manifest(prepared.dir, prepared.manifest)
     return open_prepared(prepared.dir)
 
 
-def problems(folder: Path, config: DataConfig | None = None, progress: Progress | None = None) -> list[str]:
+def find_problems(
+    folder: Path, config: DataConfig | None = None, progress: ProgressCallback | None = None
+) -> list[str]:
     """Everything that is wrong with prepared data, a sentence each; nothing where all is well.
 
     Raises:
@@ -111,7 +113,9 @@ def _of_tokenizer(folder: Path, manifest: DataManifest) -> Iterator[str]:
     yield from tokenizer_problems(manifest, tokenizer)
 
 
-def _of_contents(folder: Path, manifest: DataManifest, broken: set[str], progress: Progress | None) -> Iterator[str]:
+def _of_contents(
+    folder: Path, manifest: DataManifest, broken: set[str], progress: ProgressCallback | None
+) -> Iterator[str]:
     """What is wrong inside the files that are there in full, read side by side."""
     checks: list[tuple[str, int, Callable[[], list[str]]]] = []
     for record in manifest.splits.values():

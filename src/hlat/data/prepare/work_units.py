@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from hlat.data.formats import Content, ContentT, text_byte_count, tokenize_contents, tokens_from_bytes
 from hlat.data.manifest import CHECKSUM_KEY, BadRow, checksum_matches, with_checksum
-from hlat.data.prepare.duplicates import Hashes, document_hashes
+from hlat.data.prepare.duplicates import Hashes, hash_documents
 from hlat.data.sources import SPLITS, Split, SplitRule
 from hlat.data.stores import write_atomic
 from hlat.data.tokenizers import TokenIdArray, Tokenizer
@@ -29,7 +29,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Cursor:
+class CorpusPosition:
     """A place in the corpus: the index of a file and of a row in it."""
 
     file: int = 0
@@ -37,7 +37,7 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class Span:
+class UnitSpan:
     """Which documents a unit holds, and what was met on the way.
 
     Attributes:
@@ -53,7 +53,7 @@ class Span:
     """
 
     number: int
-    next: Cursor
+    next: CorpusPosition
     last: bool
     source: int
     characters: int
@@ -68,14 +68,14 @@ class Span:
         return {**vars(self), "next": vars(self.next)}
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> "Span":
+    def from_json(cls, stored: dict[str, Any]) -> "UnitSpan":
         """The span that ``to_json`` wrote."""
         unreadable = [BadRow(*row) for row in stored["unreadable"]]
-        return cls(**{**stored, "next": Cursor(**stored["next"]), "unreadable": unreadable})
+        return cls(**{**stored, "next": CorpusPosition(**stored["next"]), "unreadable": unreadable})
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """A unit to be tokenized.
 
     Attributes:
@@ -86,7 +86,7 @@ class Unit:
         where: where they are from.
     """
 
-    span: Span
+    span: UnitSpan
     assignment: SplitRule
     documents: list[bytes]
     are_tokens: bool
@@ -114,19 +114,19 @@ class SplitIndex:
 class UnitIndex:
     """A finished unit, and the hash of each of its documents."""
 
-    span: Span
+    span: UnitSpan
     hashes: Hashes
     splits: dict[Split, SplitIndex]
 
 
-def encode_unit(unit: Unit, tokenizer: Tokenizer, folder: Path, dtype: str) -> None:
+def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dtype: str) -> None:
     """Tokenize a unit, unless its documents are tokens, and write its files, the index last.
 
     Raises:
         OSError: the disk refused; the unit does not exist then.
         DataError: a text that the tokenizer cannot encode.
     """
-    dealt = _dealt(unit, tokens_from_bytes) if unit.are_tokens else _dealt(unit, bytes.decode)
+    dealt = _pieces_by_split(unit, tokens_from_bytes) if unit.are_tokens else _pieces_by_split(unit, bytes.decode)
     ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     splits: dict[Split, dict[str, str]] = {}
     for split in SPLITS:
@@ -134,21 +134,21 @@ def encode_unit(unit: Unit, tokenizer: Tokenizer, folder: Path, dtype: str) -> N
         tokens = tokenize_contents(pieces, tokenizer)
         sha256 = ""
         if tokens:
-            content = _joined(tokens, ends, dtype).data
+            content = _concatenate(tokens, ends, dtype).data
             sha256 = hashlib.sha256(content).hexdigest()
             write_atomic(tokens_file(folder, unit.span.number, split), content)
         splits[split] = {
-            "documents": _packed([document for document, _ in dealt[split]]),
-            "lengths": _packed([len(ids) + len(ends) for ids in tokens]),
-            "text_bytes": _packed([text_byte_count(part, tokenizer) for part in pieces]),
+            "documents": _encode_int64s([document for document, _ in dealt[split]]),
+            "lengths": _encode_int64s([len(ids) + len(ends) for ids in tokens]),
+            "text_bytes": _encode_int64s([text_byte_count(part, tokenizer) for part in pieces]),
             "sha256": sha256,
         }
-    hashes = base64.b64encode(document_hashes(unit.documents, unit.are_tokens).tobytes()).decode()
+    hashes = base64.b64encode(hash_documents(unit.documents, unit.are_tokens).tobytes()).decode()
     index = with_checksum({"span": unit.span.to_json(), "hashes": hashes, "splits": splits})
     write_atomic(index_file(folder, unit.span.number), json.dumps(index).encode())
 
 
-def _dealt(unit: Unit, decoded: Callable[[bytes], ContentT]) -> dict[Split, list[tuple[int, Content]]]:
+def _pieces_by_split(unit: WorkUnit, decoded: Callable[[bytes], ContentT]) -> dict[Split, list[tuple[int, Content]]]:
     """The pieces of each split, and which document of the unit each is of."""
     dealt: dict[Split, list[tuple[int, Content]]] = {split: [] for split in SPLITS}
     offset = 0
@@ -171,9 +171,9 @@ def read_index(folder: Path, number: int) -> UnitIndex | None:
         stored = json.loads(file.read_bytes())
         if CHECKSUM_KEY in stored and not checksum_matches(stored):
             raise ValueError("its content does not match the checksum in it")
-        splits = {split: _split_index(stored["splits"][split]) for split in SPLITS}
+        splits = {split: _decode_split_index(stored["splits"][split]) for split in SPLITS}
         hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
-        return UnitIndex(Span.from_json(stored["span"]), hashes, splits)
+        return UnitIndex(UnitSpan.from_json(stored["span"]), hashes, splits)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -193,17 +193,17 @@ def index_file(folder: Path, number: int) -> Path:
     return folder / f"{number:08d}.json"
 
 
-def _joined(documents: list[TokenIdArray], ends: list[int], dtype: str) -> npt.NDArray[np.unsignedinteger]:
+def _concatenate(documents: list[TokenIdArray], ends: list[int], dtype: str) -> npt.NDArray[np.unsignedinteger]:
     end = np.array(ends, dtype=np.uint32)
     little = np.dtype(dtype).newbyteorder("<")
     return np.concatenate([part for ids in documents for part in (ids, end)]).astype(little)
 
 
-def _packed(numbers: list[int]) -> str:
+def _encode_int64s(numbers: list[int]) -> str:
     return base64.b64encode(np.array(numbers, dtype="<i8").tobytes()).decode()
 
 
-def _split_index(stored: dict[str, str]) -> SplitIndex:
+def _decode_split_index(stored: dict[str, str]) -> SplitIndex:
     documents, lengths, text_bytes = (
         np.frombuffer(base64.b64decode(stored[name]), dtype="<i8") for name in ("documents", "lengths", "text_bytes")
     )

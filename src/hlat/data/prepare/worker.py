@@ -16,13 +16,13 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
-from hlat.data.prepare.work_units import Span, Unit, encode_unit
+from hlat.data.prepare.work_units import UnitSpan, WorkUnit, write_tokenized_unit
 from hlat.data.sources import SplitRule
 from hlat.data.stores import is_disk_error
 from hlat.data.tokenizers import load_saved
 
 
-def write_unit(stream: IO[bytes], unit: Unit) -> None:
+def write_unit(stream: IO[bytes], unit: WorkUnit) -> None:
     """Send a unit to a worker."""
     span, assignment = unit.span, unit.assignment
     header = {
@@ -38,7 +38,7 @@ def write_unit(stream: IO[bytes], unit: Unit) -> None:
     stream.flush()
 
 
-def read_unit(stream: IO[bytes]) -> Unit | None:
+def read_unit(stream: IO[bytes]) -> WorkUnit | None:
     """Receive a unit; None at the end of the stream."""
     line = stream.readline()
     if not line.endswith(b"\n"):
@@ -47,8 +47,8 @@ def read_unit(stream: IO[bytes]) -> Unit | None:
     documents = [stream.read(size) for size in header["sizes"]]
     if [len(document) for document in documents] != header["sizes"]:
         return None
-    span, assignment = Span.from_json(header["span"]), SplitRule(**header["assignment"])
-    return Unit(span, assignment, documents, header["are_tokens"], header["where"])
+    span, assignment = UnitSpan.from_json(header["span"]), SplitRule(**header["assignment"])
+    return WorkUnit(span, assignment, documents, header["are_tokens"], header["where"])
 
 
 def main() -> None:
@@ -57,13 +57,13 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not be taken for a reply
     settings = json.loads(sys.stdin.buffer.readline())
     tokenizer = load_saved(Path(settings["tokenizer"]))
-    units: queue.Queue[Unit] = queue.Queue(maxsize=1)
+    units: queue.Queue[WorkUnit] = queue.Queue(maxsize=1)
     threading.Thread(target=_receive, args=(sys.stdin.buffer, units), daemon=True).start()
     while True:
         unit = units.get()
         reply: dict[str, Any]
         try:
-            encode_unit(unit, tokenizer, Path(settings["folder"]), settings["dtype"])
+            write_tokenized_unit(unit, tokenizer, Path(settings["folder"]), settings["dtype"])
             reply = {"done": unit.span.number}
         except Exception as error:
             reply = {"error": _describe(error)}
@@ -71,7 +71,7 @@ def main() -> None:
         replies.flush()
 
 
-def _receive(stream: IO[bytes], units: "queue.Queue[Unit]") -> None:
+def _receive(stream: IO[bytes], units: "queue.Queue[WorkUnit]") -> None:
     while (unit := read_unit(stream)) is not None:
         units.put(unit)
     os._exit(0)  # at once, even in the middle of a unit: nobody waits for it any more

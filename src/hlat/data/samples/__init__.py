@@ -5,30 +5,30 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.samples.best_fit import Fitted, fit
-    from hlat.data.samples.epoch_order import Turns
-    from hlat.data.samples.mixture import Mixture, Shares
+    from hlat.data.samples.best_fit import BestFitPlan, fit_documents
+    from hlat.data.samples.epoch_order import EpochOrder
+    from hlat.data.samples.mixture import Mixture, PhaseWeights
     from hlat.data.samples.permutation import permute
-    from hlat.data.samples.row_filling import NO_LABEL, Part, fill_row
+    from hlat.data.samples.row_filling import NO_LABEL, RowSegment, fill_row
     from hlat.data.samples.training_data import Batch, TrainingData, ValidationData
-    from hlat.data.samples.weights import is_weighted, phases_of
+    from hlat.data.samples.weights import is_weighted, phase_weights
 
 __getattr__ = lazily(
     __name__,
     {
         "best_fit": (
-            "Fitted",
-            "fit",
+            "BestFitPlan",
+            "fit_documents",
         ),
-        "epoch_order": ("Turns",),
+        "epoch_order": ("EpochOrder",),
         "row_filling": (
             "NO_LABEL",
-            "Part",
+            "RowSegment",
             "fill_row",
         ),
         "mixture": (
             "Mixture",
-            "Shares",
+            "PhaseWeights",
         ),
         "permutation": ("permute",),
         "training_data": (
@@ -38,7 +38,7 @@ __getattr__ = lazily(
         ),
         "weights": (
             "is_weighted",
-            "phases_of",
+            "phase_weights",
         ),
     },
 )
@@ -46,16 +46,16 @@ __getattr__ = lazily(
 __all__ = [
     "NO_LABEL",
     "Batch",
-    "Fitted",
+    "BestFitPlan",
+    "EpochOrder",
     "Mixture",
-    "Part",
-    "Shares",
+    "PhaseWeights",
+    "RowSegment",
     "TrainingData",
-    "Turns",
     "ValidationData",
     "fill_row",
-    "fit",
+    "fit_documents",
     "is_weighted",
     "permute",
-    "phases_of",
+    "phase_weights",
 ]

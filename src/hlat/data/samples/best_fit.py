@@ -15,7 +15,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class BestFitPlan:
     """Rows, and the pieces of documents that each is made of.
 
     Attributes:
@@ -31,7 +31,7 @@ class Fitted:
     lengths: Int64s
 
 
-def fit(lengths: npt.ArrayLike, room: int) -> Fitted:
+def fit_documents(lengths: npt.ArrayLike, room: int) -> BestFitPlan:
     """Put documents of so many tokens into rows of ``room`` tokens.
 
     Args:
@@ -98,7 +98,7 @@ def _best_fit(sizes: Int64s, room: int) -> Int64s:
     return bins
 
 
-def _in_order(row_of: Int64s, documents: Int64s, offsets: Int64s, lengths: Int64s) -> Fitted:
+def _in_order(row_of: Int64s, documents: Int64s, offsets: Int64s, lengths: Int64s) -> BestFitPlan:
     """Pieces sorted by row, rows by their first document, pieces within a row by document."""
     by_document = np.lexsort((offsets, documents))
     _, first = np.unique(row_of[by_document], return_index=True)
@@ -108,4 +108,4 @@ def _in_order(row_of: Int64s, documents: Int64s, offsets: Int64s, lengths: Int64
     order = np.lexsort((offsets, documents, final))
     counts = np.bincount(final, minlength=len(first)) if len(final) else np.zeros(0, dtype=np.int64)
     rows = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Fitted(rows, documents[order], offsets[order], lengths[order])
+    return BestFitPlan(rows, documents[order], offsets[order], lengths[order])

@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 _CHUNK, _KEPT = 1 << 12, 16
 
 
-class Turns:
+class EpochOrder:
     """Every item as often as its list counts.
 
     Args:
@@ -37,13 +37,13 @@ class Turns:
         self._ends = np.cumsum([int(n * times) for n, times in zip(items, counted, strict=True)], dtype=np.int64)
         self._offsets = np.cumsum([0, *items], dtype=np.int64)[:-1]
         self._seed, self._shuffle = seed, shuffle
-        self.epoch = int(self._ends[-1])
+        self.epoch_length = int(self._ends[-1])
         self._known: dict[tuple[int, int], Int64s] = {}
 
     def items(self, turns: npt.ArrayLike) -> Int64s:
         """The item of each turn, counted over all lists: int64, the shape of ``turns``."""
         asked = np.asarray(turns, dtype=np.int64)
-        epochs, places = np.divmod(asked, self.epoch)
+        epochs, places = np.divmod(asked, self.epoch_length)
         found = np.empty_like(asked)
         for epoch in np.unique(epochs):
             here = epochs == epoch
@@ -58,8 +58,8 @@ class Turns:
             if (epoch, chunk) not in self._known:
                 if len(self._known) >= _KEPT:
                     self._known.clear()
-                whole = np.arange(chunk * _CHUNK, min((chunk + 1) * _CHUNK, self.epoch))
-                self._known[epoch, chunk] = permute(self._seed, epoch, whole, self.epoch)
+                whole = np.arange(chunk * _CHUNK, min((chunk + 1) * _CHUNK, self.epoch_length))
+                self._known[epoch, chunk] = permute(self._seed, epoch, whole, self.epoch_length)
             here = places // _CHUNK == chunk
             out[here] = self._known[epoch, chunk][places[here] % _CHUNK]
         return out

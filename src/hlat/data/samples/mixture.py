@@ -25,7 +25,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shares:
+class PhaseWeights:
     """The shares of a phase.
 
     Attributes:
@@ -83,9 +83,9 @@ class Mixture:
             ``LONGEST_PERIOD`` samples.
     """
 
-    def __init__(self, phases: Sequence[Shares]) -> None:
+    def __init__(self, phases: Sequence[PhaseWeights]) -> None:
         self.sources = len(phases[0].weights)
-        self._segments = list(_layout(_Timeline(phases)))
+        self._segments = list(_segments(_Timeline(phases)))
         self._starts = np.array([segment.start for segment in self._segments], dtype=np.int64)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
@@ -112,7 +112,7 @@ class Mixture:
 class _Timeline:
     """T of every source, in units of 1 / ``unit``, so that all is whole numbers."""
 
-    def __init__(self, phases: Sequence[Shares]) -> None:
+    def __init__(self, phases: Sequence[PhaseWeights]) -> None:
         self.starts, self.stops = [0], [phase.stop for phase in phases]
         for phase in phases[:-1]:
             if phase.stop is None or phase.stop <= self.starts[-1]:
@@ -194,13 +194,13 @@ class _Walk:
         )
 
 
-def _layout(timeline: _Timeline) -> Iterator[_Segment]:
+def _segments(timeline: _Timeline) -> Iterator[_Segment]:
     walk = _Walk(timeline)
     for phase in range(len(timeline.starts)):
-        yield from _lay_out_phase(timeline, walk, phase)
+        yield from _phase_segments(timeline, walk, phase)
 
 
-def _lay_out_phase(timeline: _Timeline, walk: _Walk, phase: int) -> Iterator[_Segment]:
+def _phase_segments(timeline: _Timeline, walk: _Walk, phase: int) -> Iterator[_Segment]:
     """The segments of a phase: up to where the sequence begins to repeat, its repetition, and its end.
 
     Near its end the next phase's shares already matter: windows that close after it depend on them.

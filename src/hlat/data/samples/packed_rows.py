@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.prepared import TokenArray
-from hlat.data.samples.best_fit import Fitted
-from hlat.data.samples.row_filling import NO_LABEL, Part, fill_row
+from hlat.data.samples.best_fit import BestFitPlan
+from hlat.data.samples.row_filling import NO_LABEL, RowSegment, fill_row
 from hlat.model import IGNORED
 
 Int64s = npt.NDArray[np.int64]
@@ -22,7 +22,7 @@ Int64s = npt.NDArray[np.int64]
 _NOWHERE = np.empty(0, dtype=np.int64)
 
 
-class Piece(NamedTuple):
+class TokenRange(NamedTuple):
     """Consecutive tokens of a row.
 
     Attributes:
@@ -34,16 +34,16 @@ class Piece(NamedTuple):
 
     start: int
     length: int
-    follows: bool
-    begins: bool
+    has_next: bool
+    starts_document: bool
 
 
-class Rows(Protocol):
+class PackedRows(Protocol):
     """Rows of one stretch of a split."""
 
     def __len__(self) -> int: ...
 
-    def pieces(self, row: int) -> list[Piece]:
+    def pieces(self, row: int) -> list[TokenRange]:
         """What a row is made of, in order; at most S tokens."""
 
 
@@ -58,13 +58,13 @@ class ConcatRows:
     def __len__(self) -> int:
         return max((self.tokens - 1) // self.length, 0)
 
-    def pieces(self, row: int) -> list[Piece]:
+    def pieces(self, row: int) -> list[TokenRange]:
         """All of a row."""
-        return [Piece(self.first + row * self.length, self.length, True, False)]
+        return [TokenRange(self.first + row * self.length, self.length, True, False)]
 
 
 @dataclass(frozen=True)
-class FittedRows:
+class BestFitRows:
     """Documents kept whole where they fit.
 
     Attributes:
@@ -75,24 +75,24 @@ class FittedRows:
 
     starts: npt.NDArray[np.uint64]
     first: int
-    fitted: Fitted
+    fitted: BestFitPlan
 
     def __len__(self) -> int:
         return len(self.fitted.rows) - 1
 
-    def pieces(self, row: int) -> list[Piece]:
+    def pieces(self, row: int) -> list[TokenRange]:
         """The pieces of a row."""
         found, (begin, end) = self.fitted, self.fitted.rows[row : row + 2]
         pieces = []
         for index in range(begin, end):
             document, offset = self.first + int(found.documents[index]), int(found.offsets[index])
             start, length = int(self.starts[document]) + offset, int(found.lengths[index])
-            pieces.append(Piece(start, length, start + length < int(self.starts[document + 1]), offset == 0))
+            pieces.append(TokenRange(start, length, start + length < int(self.starts[document + 1]), offset == 0))
         return pieces
 
 
 @dataclass(frozen=True)
-class Read:
+class RowBatch:
     """Rows that have been read.
 
     Attributes:
@@ -104,7 +104,7 @@ class Read:
     inputs_BS: Int64s
     labels_BS: Int64s
     positions_BS: Int64s | None
-    highest: tuple[int, int]
+    highest_token: tuple[int, int]
 
 
 class RowReader:
@@ -119,7 +119,7 @@ class RowReader:
     def __init__(self, tokens: TokenArray, length: int, starts: npt.NDArray[np.uint64] | None) -> None:
         self._tokens, self._length, self._starts = tokens, length, starts
 
-    def read(self, rows: list[list[Piece]]) -> Read:
+    def read(self, rows: list[list[TokenRange]]) -> RowBatch:
         """One row for each list of pieces."""
         if rows and self._starts is None and all(self._is_whole(row) for row in rows):
             return self._read_whole([row[0].start for row in rows])
@@ -134,26 +134,26 @@ class RowReader:
                 if part.tokens.max() > highest[0]:
                     highest = (int(part.tokens.max()), piece.start + int(part.tokens.argmax()))
         labels[labels == NO_LABEL] = IGNORED
-        return Read(inputs, labels, positions, highest)
+        return RowBatch(inputs, labels, positions, highest)
 
-    def _is_whole(self, row: list[Piece]) -> bool:
+    def _is_whole(self, row: list[TokenRange]) -> bool:
         """True for consecutive tokens whose last one has a label, the token after it; not so where a document ends."""
-        return len(row) == 1 and row[0].length == self._length and row[0].follows
+        return len(row) == 1 and row[0].length == self._length and row[0].has_next
 
-    def _read_whole(self, starts: list[int]) -> Read:
+    def _read_whole(self, starts: list[int]) -> RowBatch:
         """Rows of S consecutive tokens and the one after them: most there are."""
         tokens = np.empty((len(starts), self._length + 1), dtype=np.int64)
         for row, start in enumerate(starts):
             self._tokens.read_into(start, tokens[row])
         row, column = divmod(int(tokens.argmax()), self._length + 1)
         highest = (int(tokens[row, column]), starts[row] + column)
-        return Read(tokens[:, :-1].copy(), tokens[:, 1:].copy(), None, highest)
+        return RowBatch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), None, highest)
 
-    def _part(self, piece: Piece) -> Part:
-        tokens = self._tokens.read(piece.start, piece.start + piece.length + piece.follows)
-        return Part(tokens, piece.length, piece.begins, self._begins(piece))
+    def _part(self, piece: TokenRange) -> RowSegment:
+        tokens = self._tokens.read(piece.start, piece.start + piece.length + piece.has_next)
+        return RowSegment(tokens, piece.length, piece.starts_document, self._begins(piece))
 
-    def _begins(self, piece: Piece) -> Int64s:
+    def _begins(self, piece: TokenRange) -> Int64s:
         """Where documents begin in a piece after its first token, the token after its last one included."""
         if self._starts is None:
             return _NOWHERE

@@ -18,8 +18,8 @@ import numpy as np
 from hlat.config.sections import DataConfig
 from hlat.data.manifest import checksum_matches, with_checksum
 from hlat.data.prepared import PreparedData
-from hlat.data.samples.best_fit import Fitted, fit
-from hlat.data.samples.packed_rows import ConcatRows, FittedRows, Rows
+from hlat.data.samples.best_fit import BestFitPlan, fit_documents
+from hlat.data.samples.packed_rows import BestFitRows, ConcatRows, PackedRows
 from hlat.data.sources import sha256_of
 from hlat.data.stores import sync_folder, write_atomic
 from hlat.runtime import DataError
@@ -30,7 +30,7 @@ _TOGETHER = 1 << 22  # documents that are fitted together; more would take gigab
 
 
 @dataclass(frozen=True)
-class Stretch:
+class DocumentRange:
     """Consecutive documents of a split."""
 
     first_document: int
@@ -40,7 +40,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Waste:
+class PackingWaste:
     """What ``best-fit`` costs.
 
     Attributes:
@@ -63,90 +63,86 @@ class Waste:
         )
 
 
-def whole_split(prepared: PreparedData) -> Stretch:
+def all_training_documents(prepared: PreparedData) -> DocumentRange:
     """All training documents."""
     record = prepared.manifest.splits["train"]
-    return Stretch(0, record.documents, 0, record.tokens)
+    return DocumentRange(0, record.documents, 0, record.tokens)
 
 
-def of_sources(prepared: PreparedData, config: DataConfig) -> list[Stretch]:
+def source_ranges(prepared: PreparedData, config: DataConfig) -> list[DocumentRange]:
     """The training documents of each source, as many as it may give; none for a source that has none."""
-    stretches, document, token = {}, 0, 0
+    ranges, document, token = {}, 0, 0
     for share in prepared.manifest.splits["train"].sources:
-        stretches[share.source] = Stretch(document, share.documents, token, share.tokens)
+        ranges[share.source] = DocumentRange(document, share.documents, token, share.tokens)
         document, token = document + share.documents, token + share.tokens
     return [
-        _capped(prepared, stretches.get(index, Stretch(0, 0, 0, 0)), source.max_tokens)
+        _limit_tokens(prepared, ranges.get(index, DocumentRange(0, 0, 0, 0)), source.max_tokens)
         for index, source in enumerate(config.sources)
     ]
 
 
-def _capped(prepared: PreparedData, stretch: Stretch, most: int | None) -> Stretch:
+def _limit_tokens(prepared: PreparedData, span: DocumentRange, most: int | None) -> DocumentRange:
     """Its first documents, of ``most`` tokens at most; the last one is cut off where it would be too many."""
-    if most is None or stretch.tokens <= most:
-        return stretch
+    if most is None or span.tokens <= most:
+        return span
     starts = prepared.document_boundaries("train")
-    end = stretch.first_document + stretch.documents
-    documents = int(np.searchsorted(starts[stretch.first_document + 1 : end + 1], stretch.first_token + most, "right"))
-    return Stretch(stretch.first_document, documents, stretch.first_token, most)
+    end = span.first_document + span.documents
+    documents = int(np.searchsorted(starts[span.first_document + 1 : end + 1], span.first_token + most, "right"))
+    return DocumentRange(span.first_document, documents, span.first_token, most)
 
 
-def rows_of(prepared: PreparedData, stretch: Stretch, length: int, packing: str) -> Rows:
+def pack_rows(prepared: PreparedData, span: DocumentRange, length: int, packing: str) -> PackedRows:
     """The rows of a stretch."""
     if packing == "concat":
-        return ConcatRows(stretch.first_token, stretch.tokens, length)
-    return FittedRows(prepared.document_boundaries("train"), stretch.first_document, _fitted(prepared, stretch, length))
+        return ConcatRows(span.first_token, span.tokens, length)
+    return BestFitRows(prepared.document_boundaries("train"), span.first_document, _load_or_fit(prepared, span, length))
 
 
-def waste_of(prepared: PreparedData, rows: FittedRows, stretch: Stretch, length: int) -> Waste:
+def measure_waste(prepared: PreparedData, rows: BestFitRows, span: DocumentRange, length: int) -> PackingWaste:
     """What fitting costs in a stretch."""
-    starts = prepared.document_boundaries("train")[
-        stretch.first_document : stretch.first_document + stretch.documents + 1
-    ]
+    starts = prepared.document_boundaries("train")[span.first_document : span.first_document + span.documents + 1]
     sizes = np.diff(starts.astype(np.int64))
     positions = len(rows) * length
-    return Waste(positions - int(sizes.sum()), positions, int((sizes > length).sum()), stretch.documents)
+    return PackingWaste(positions - int(sizes.sum()), positions, int((sizes > length).sum()), span.documents)
 
 
-def _fitted(prepared: PreparedData, stretch: Stretch, length: int) -> Fitted:
+def _load_or_fit(prepared: PreparedData, span: DocumentRange, length: int) -> BestFitPlan:
     """The plan, from the disk if it has been made before."""
-    name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{stretch.first_document}-{stretch.documents}"
+    name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{span.first_document}-{span.documents}"
     folder = prepared.dir / "rows" / name
-    if (kept := _kept(folder)) is None:
-        starts = prepared.document_boundaries("train")[
-            stretch.first_document : stretch.first_document + stretch.documents + 1
-        ]
-        fitted = _fit(np.diff(starts.astype(np.int64)), length)
+    if (kept := _load_plan(folder)) is None:
+        starts = prepared.document_boundaries("train")[span.first_document : span.first_document + span.documents + 1]
+        fitted = _fit_in_chunks(np.diff(starts.astype(np.int64)), length)
         try:
-            _keep(fitted, folder)
+            _save_plan(fitted, folder)
         except OSError:
             return fitted
-        return _kept(folder) or fitted
+        return _load_plan(folder) or fitted
     return kept
 
 
-def _kept(folder: Path) -> Fitted | None:
+def _load_plan(folder: Path) -> BestFitPlan | None:
     """The plan that ``_keep`` wrote; None where there is none, or where it is damaged, so that it is made again."""
     try:
         sums = json.loads((folder / _SUMS).read_bytes())
         if not checksum_matches(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _ARRAYS):
             return None
-        return Fitted(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS))
+        return BestFitPlan(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS))
     except (OSError, ValueError, KeyError, AttributeError, RecursionError, DataError):
         return None
 
 
-def _fit(sizes: np.ndarray, length: int) -> Fitted:
+def _fit_in_chunks(sizes: np.ndarray, length: int) -> BestFitPlan:
     parts, rows, pieces = [], 0, 0
     for first in range(0, max(len(sizes), 1), _TOGETHER):
-        part = fit(sizes[first : first + _TOGETHER], length)
+        part = fit_documents(sizes[first : first + _TOGETHER], length)
         parts.append((part.rows[:-1] + pieces, part.documents + first, part.offsets, part.lengths))
         rows, pieces = rows + len(part.rows) - 1, pieces + len(part.lengths)
     starts, documents, offsets, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Fitted(np.append(starts, pieces), documents, offsets, lengths)
+    return BestFitPlan(np.append(starts, pieces), documents, offsets, lengths)
 
 
-def _keep(fitted: Fitted, folder: Path) -> None:
+def _save_plan(fitted: BestFitPlan, folder: Path) -> None:
     """Write the plan under a temporary name and give it its own at last: what is there is whole."""
     making = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     making.mkdir(parents=True)
@@ -159,7 +155,7 @@ def _keep(fitted: Fitted, folder: Path) -> None:
         sums = with_checksum({name: sha256_of(making / f"{name}.npy") for name in _ARRAYS})
         write_atomic(making / _SUMS, json.dumps(sums).encode())
         sync_folder(making)
-        if _kept(folder) is None:  # unless another process has just made the same
+        if _load_plan(folder) is None:  # unless another process has just made the same
             shutil.rmtree(folder, ignore_errors=True)
             making.rename(folder)
     finally:

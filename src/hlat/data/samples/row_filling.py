@@ -15,7 +15,7 @@ NO_LABEL = -1
 Numbers = npt.NDArray[Any]
 
 
-class Part(NamedTuple):
+class RowSegment(NamedTuple):
     """Consecutive tokens of a row.
 
     Attributes:
@@ -27,11 +27,11 @@ class Part(NamedTuple):
 
     tokens: Numbers
     length: int
-    opens: bool
-    begins: Numbers
+    starts_document: bool
+    document_starts: Numbers
 
 
-def fill_row(parts: Iterable[Part], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None) -> None:
+def fill_row(parts: Iterable[RowSegment], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None) -> None:
     """Write a row.
 
     Args:
@@ -47,16 +47,16 @@ def fill_row(parts: Iterable[Part], inputs_S: Numbers, labels_S: Numbers, positi
         labels_S[place : place + len(part.tokens) - 1] = part.tokens[1:]
         if positions_S is not None:
             positions_S[place:end] = _places(part)
-            labels_S[place + part.begins - 1] = NO_LABEL
-        elif part.opens and place > 0:
+            labels_S[place + part.document_starts - 1] = NO_LABEL
+        elif part.starts_document and place > 0:
             labels_S[place - 1] = part.tokens[0]  # joined, a document's end is followed by the next one's begin
         place = end
     if positions_S is not None:
         positions_S[place:] = np.arange(len(positions_S) - place)
 
 
-def _places(part: Part) -> Numbers:
-    inside = part.begins[part.begins < part.length]
+def _places(part: RowSegment) -> Numbers:
+    inside = part.document_starts[part.document_starts < part.length]
     places = np.arange(part.length)
     if len(inside):
         starts = np.concatenate([[0], inside])

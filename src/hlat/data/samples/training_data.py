@@ -14,10 +14,10 @@ import torch
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepared import PreparedData, check_token_ids
-from hlat.data.samples.epoch_order import Turns
-from hlat.data.samples.packed_rows import FittedRows, Piece, Read, RowReader
-from hlat.data.samples.packing import Waste, of_sources, rows_of, waste_of, whole_split
-from hlat.data.samples.weights import is_weighted, may_be_asked, mixture_of, refuse_too_many_epochs
+from hlat.data.samples.epoch_order import EpochOrder
+from hlat.data.samples.packed_rows import BestFitRows, RowBatch, RowReader, TokenRange
+from hlat.data.samples.packing import PackingWaste, all_training_documents, measure_waste, pack_rows, source_ranges
+from hlat.data.samples.weights import build_mixture, is_ever_sampled, is_weighted, refuse_too_many_epochs
 from hlat.data.sources import Split
 from hlat.model import IGNORED
 from hlat.runtime import DataError
@@ -67,26 +67,28 @@ class TrainingData:
         starts = prepared.document_boundaries("train") if config.isolate else None
         self._reader = RowReader(prepared.tokens("train"), length, starts)
         self._prepared, self._config = prepared, config
-        self._stretches = [whole_split(prepared)] if _is_one(config) else of_sources(prepared, config)
-        self._rows = [rows_of(prepared, stretch, length, config.packing) for stretch in self._stretches]
+        self._ranges = (
+            [all_training_documents(prepared)] if _is_single_corpus(config) else source_ranges(prepared, config)
+        )
+        self._rows = [pack_rows(prepared, span, length, config.packing) for span in self._ranges]
         counts = [len(rows) for rows in self._rows]
         self._refuse_too_little(counts)
-        self.mixture = mixture_of(config)
+        self.mixture = build_mixture(config)
         self._ends = np.cumsum(counts)
         if self.mixture is None:
             counted = [1.0] if len(counts) == 1 else [source.repeat for source in config.sources]
-            self._turns = [Turns(counts, counted, seed, config.shuffle)]
+            self._turns = [EpochOrder(counts, counted, seed, config.shuffle)]
         else:
             seeds = [stream_key(seed, "source", index) for index in range(len(counts))]
-            self._turns = [Turns([n], [1.0], s, config.shuffle) for n, s in zip(counts, seeds, strict=True)]
-        self.samples_per_epoch = sum(turns.epoch for turns in self._turns)
+            self._turns = [EpochOrder([n], [1.0], s, config.shuffle) for n, s in zip(counts, seeds, strict=True)]
+        self.samples_per_epoch = sum(turns.epoch_length for turns in self._turns)
 
     def epochs(self, samples: int) -> dict[str, float]:
         """Passes over the corpus, or over each source by name where they have weights, in so many samples."""
         if self.mixture is None:
-            return {"": samples / self._turns[0].epoch}
+            return {"": samples / self._turns[0].epoch_length}
         found = zip(self._config.sources, self.mixture.counts(samples), self._turns, strict=True)
-        return {source.label: int(count) / max(turns.epoch, 1) for source, count, turns in found}
+        return {source.label: int(count) / max(turns.epoch_length, 1) for source, count, turns in found}
 
     def refuse_too_short(self, samples: int) -> None:
         """Raise DataError if a run of so many samples needs more of a source than the recipe lets it have."""
@@ -95,11 +97,13 @@ class TrainingData:
             refuse_too_many_epochs(self._config, self.mixture.counts(samples).tolist(), rows)
 
     @property
-    def waste(self) -> list[Waste]:
+    def waste(self) -> list[PackingWaste]:
         """What packing costs in each stretch, where it pads."""
-        both = zip(self._rows, self._stretches, strict=True)
+        both = zip(self._rows, self._ranges, strict=True)
         length = self._config.sequence_length
-        return [waste_of(self._prepared, rows, part, length) for rows, part in both if isinstance(rows, FittedRows)]
+        return [
+            measure_waste(self._prepared, rows, part, length) for rows, part in both if isinstance(rows, BestFitRows)
+        ]
 
     def sample_ids(self, samples: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Which row of the corpus each global sample is, int64; rows are counted over all sources."""
@@ -126,17 +130,17 @@ class TrainingData:
         pieces = [
             self._rows[number].pieces(row) for number, row in zip(lists, (ids - starts[lists]).tolist(), strict=True)
         ]
-        return batch_of(self._prepared, "train", self._reader.read(pieces), ids)
+        return make_batch(self._prepared, "train", self._reader.read(pieces), ids)
 
     def _refuse_too_little(self, counts: list[int]) -> None:
         length, packing = self._config.sequence_length, self._config.packing
         least = length + 1 if packing == "concat" else 1
         problems = []
-        for number, (stretch, count) in enumerate(zip(self._stretches, counts, strict=True)):
-            if count < 1 and (len(counts) == 1 or may_be_asked(self._config, number)):
+        for number, (span, count) in enumerate(zip(self._ranges, counts, strict=True)):
+            if count < 1 and (len(counts) == 1 or is_ever_sampled(self._config, number)):
                 what = "" if len(counts) == 1 else f" of source {self._config.sources[number].label}"
                 problems.append(
-                    f"{self._prepared.dir}: {stretch.tokens} training tokens{what} are too few for one sample, which "
+                    f"{self._prepared.dir}: {span.tokens} training tokens{what} are too few for one sample, which "
                     f"takes {least}. Lower data.sequence_length = {length} or give more text."
                 )
         if not problems and not sum(counts):
@@ -189,18 +193,18 @@ class ValidationData:
         """
         ids = self._ids[first : first + count]
         length, last = self._length, self._tokens - 1
-        pieces = [[Piece(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
-        return batch_of(self._prepared, "validation", self._reader.read(pieces), ids)
+        pieces = [[TokenRange(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
+        return make_batch(self._prepared, "validation", self._reader.read(pieces), ids)
 
 
-def batch_of(prepared: PreparedData, split: Split, read: Read, ids: npt.NDArray[np.int64]) -> Batch:
+def make_batch(prepared: PreparedData, split: Split, read: RowBatch, ids: npt.NDArray[np.int64]) -> Batch:
     """Rows that have been read, as tensors.
 
     Raises:
         DataError: they hold ids that the vocabulary does not.
     """
     token_bytes = prepared.token_bytes
-    highest, place = read.highest
+    highest, place = read.highest_token
     check_token_ids(prepared, split, highest, place)
     target_bytes = int(token_bytes[read.labels_BS[read.labels_BS != IGNORED]].sum())
     positions_BS = None if read.positions_BS is None else torch.from_numpy(read.positions_BS)
@@ -208,7 +212,7 @@ def batch_of(prepared: PreparedData, split: Split, read: Read, ids: npt.NDArray[
     return Batch(inputs_BS, labels_BS, ids.copy(), target_bytes, positions_BS)
 
 
-def _is_one(config: DataConfig) -> bool:
+def _is_single_corpus(config: DataConfig) -> bool:
     """Whether samples may cross from one source into the next: where nothing is said of any of them."""
     plain = all(source.repeat == 1 and source.max_tokens is None for source in config.sources)
     return plain and not is_weighted(config)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hlat.config.rules import whole_weights
 from hlat.config.sections import DataConfig
-from hlat.data.samples.mixture import Mixture, Shares
+from hlat.data.samples.mixture import Mixture, PhaseWeights
 from hlat.runtime import DataError
 
 
@@ -13,23 +13,23 @@ def is_weighted(config: DataConfig) -> bool:
     return bool(config.phases) or any(source.weight is not None for source in config.sources)
 
 
-def mixture_of(config: DataConfig) -> Mixture | None:
+def build_mixture(config: DataConfig) -> Mixture | None:
     """Which source each sample is from; None where they have no weights.
 
     Raises:
         DataError: a phase that has no sample of its own.
     """
-    return Mixture(phases_of(config)) if is_weighted(config) else None
+    return Mixture(phase_weights(config)) if is_weighted(config) else None
 
 
-def phases_of(config: DataConfig) -> list[Shares]:
+def phase_weights(config: DataConfig) -> list[PhaseWeights]:
     """The weights of a data section that has some, phase by phase.
 
     Raises:
         DataError: a phase that has no sample of its own.
     """
     if not config.phases:
-        return [Shares(whole_weights([source.weight or 0.0 for source in config.sources]))]
+        return [PhaseWeights(whole_weights([source.weight or 0.0 for source in config.sources]))]
     phases, before = [], 0
     for index, phase in enumerate(config.phases):
         last = index == len(config.phases) - 1
@@ -40,12 +40,12 @@ def phases_of(config: DataConfig) -> list[Shares]:
                 f"and has none of its own: a sample takes data.sequence_length = {config.sequence_length} tokens."
             )
         weights = [phase.weights.get(source.label, 0.0) for source in config.sources]
-        phases.append(Shares(whole_weights(weights), stop))
+        phases.append(PhaseWeights(whole_weights(weights), stop))
         before = stop or 0
     return phases
 
 
-def may_be_asked(config: DataConfig, source: int) -> bool:
+def is_ever_sampled(config: DataConfig, source: int) -> bool:
     """Whether any sample can be from a source."""
     if not is_weighted(config):
         return False

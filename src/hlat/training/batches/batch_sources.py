@@ -16,7 +16,7 @@ import torch
 
 from hlat.checkpoint.format import TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint
-from hlat.data.online import OnlineData, OnlineFeed, StreamProgress
+from hlat.data.online import OnlineData, OnlineLoader, StreamProgress
 from hlat.data.samples import Batch, TrainingData
 from hlat.parallel import ParallelModel
 from hlat.runtime import DataError
@@ -131,9 +131,9 @@ class OnlineSamples:
             self._together = self._ranks.subgroup(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
         together = self._together
         # Where streams cannot be shared out every data-parallel rank knows them all, and the first one speaks.
-        self._speaks = together.is_first and (self._data.is_shared_out or index == 0)
+        self._speaks = together.is_first and (self._data.is_evenly_assigned or index == 0)
         self._owned = self._data.owned(index)
-        return _OnlineReader(lambda say: self._data.feed(index, self._cursors, samples, say), together)
+        return _OnlineReader(lambda say: self._data.loader(index, self._cursors, samples, say), together)
 
     def advance(self, progress: StreamProgress | None) -> None:
         """Move the cursors of the streams that a step consumed."""
@@ -161,9 +161,9 @@ class OnlineSamples:
 
 
 class _OnlineReader:
-    def __init__(self, start: Callable[[Callable[[str], None]], OnlineFeed], together: HostGroup) -> None:
+    def __init__(self, start: Callable[[Callable[[str], None]], OnlineLoader], together: Ranks) -> None:
         self._start, self._together = start, together
-        self._feed: OnlineFeed | None = None
+        self._feed: OnlineLoader | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._starting, self._closed = threading.Lock(), False
 
