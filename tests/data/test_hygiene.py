@@ -117,7 +117,7 @@ def test_copies_between_corpus_and_validation_text(given_tokenizer: tuple[Path, 
     assert "1 of 5 documents are exact copies of earlier ones and were left out." in prepared.notes
     write(tmp_path / "same", [[TEXTS[:3]]])
     same = _config(named[:1], given_tokenizer[0], **more | {"validation": {"path": str(tmp_path / "same")}})
-    with pytest.raises(DataError, match="every document in it is null or empty or a copy of one in the corpus"):
+    with pytest.raises(DataError, match="every document in it is null or empty or a duplicate of one in the corpus"):
         prepare(same, tmp_path / "other")
 
 

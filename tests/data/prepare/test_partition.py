@@ -172,11 +172,11 @@ def test_everything_that_is_wrong_with_parts_is_said_at_once(
         f"{tmp_path / 'gone'}: no such folder",
         f"{tmp_path / 'empty'}: no part of a corpus",
         f"{tmp_path / 'other'}: data.shard_tokens: prepared with 50000, now 60000",
-        f"part 1 of 2 is there 2 times: {first}, {copy}",
+        f"part 1 of 2 was given 2 times: {first}, {copy}",
         "part 2 of 2 is missing",
         "part 1 of 3 is missing",
         "part 3 of 3 is missing",
-        f"the corpus was parted in several ways: {first} is one of 2, {copy} is one of 2, "
+        f"the parts are of different divisions of the corpus: {first} is one of 2, {copy} is one of 2, "
         f"{tmp_path / 'other'} is one of 3",
     ]
 
@@ -191,8 +191,10 @@ def test_a_part_of_another_corpus_is_refused(config: DataConfig, two: list[Path]
         more.write('{"text": "more"}\n')
     prepare_partition(moved, tmp_path / "foreign", 2, 2, workers=1)
     (found,) = _refusal(config, [two[0], tmp_path / "foreign"], tmp_path / "out")
-    assert found.startswith(f"{tmp_path / 'foreign'}: another corpus than that of {two[0]}: file 0 of 3 has ")
-    with pytest.raises(DataError, match=r"holds a part that was prepared otherwise:\n  the corpus: .*0\.jsonl changed"):
+    assert found.startswith(f"{tmp_path / 'foreign'}: its corpus differs from that of {two[0]}: file 0 of 3 has ")
+    with pytest.raises(
+        DataError, match=r"holds a part prepared with other settings or files:\n  the corpus: .*0\.jsonl changed"
+    ):
         prepare_partition(moved, tmp_path / "moved", 2, 2)
     with pytest.raises(DataError, match=r"--part: prepared with 2/2, now 1/2"):
         prepare_partition(moved, tmp_path / "moved", 1, 2)
@@ -205,7 +207,7 @@ def test_damaged_parts_are_named(config: DataConfig, two: list[Path], tmp_path: 
     index = index_file(units[1], 0)
     index.write_bytes(index.read_bytes().replace(b"1", b"2", 1))
     found = _refusal(config, parts, tmp_path / "out")
-    assert len(found) == 2 and "No such file" in found[0] and "not those it was finished with" in found[1]
+    assert len(found) == 2 and "No such file" in found[0] and "have changed since it was finished" in found[1]
     parts = [Path(shutil.copytree(folder, tmp_path / "again" / folder.name)) for folder in two]
     tokens = tokens_file(parts[1] / "part" / "units", 2, "train")
     content = bytearray(tokens.read_bytes())

@@ -55,13 +55,13 @@ def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) ->
     with pytest.raises(DataError, match="gone"):
         prepare(data_config(tmp_path / "gone"), out)
     first = prepare(data_config(corpus), out, workers=1)
-    with pytest.raises(DataError, match=r"typo: no such.*another path.*give the recipe data\.path=.*corpus$"):
+    with pytest.raises(DataError, match=r"typo: no such.*another path.*set in the recipe: data\.path=.*corpus$"):
         prepare(data_config(tmp_path / "typo"), out)
     with pytest.raises(DataError, match=r"typo.*another path"):
         prepare(data_config(corpus, validation={"path": str(tmp_path / "typo")}), out)
     shutil.rmtree(corpus)
     again = prepare(data_config(corpus), out)
-    assert again.fingerprint == first.fingerprint and "taken as it is" in again.notes[-1]
+    assert again.fingerprint == first.fingerprint and "used without it" in again.notes[-1]
     assert again.notes[:-1] == first.notes == open_prepared(out).notes
     corpus.mkdir()  # there, but not usable: not the same as gone
     with pytest.raises(DataError, match="contains no files"):

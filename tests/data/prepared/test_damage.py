@@ -107,7 +107,7 @@ def test_finished_data_is_shared_by_runs_that_start_at_once(small: Path, tmp_pat
 def test_one_preparation_at_a_time(small: Path, tmp_path: Path) -> None:
     def second(stage: str, done: int, total: int) -> None:
         del stage, done, total
-        with pytest.raises(DataError, match="another process is preparing data here"):
+        with pytest.raises(DataError, match="another process is preparing data in this folder"):
             prepare(data_config(small), tmp_path, workers=1)
 
     prepare(data_config(small), tmp_path, workers=1, progress=second)

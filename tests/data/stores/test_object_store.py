@@ -84,7 +84,7 @@ def test_same_data_as_from_local_files(
 
     store.misbehave({"method": "GET", "path": "/corpus", "status": 403, "code": "AccessDenied"})
     notes = prepare(config, out).notes  # finished data stands on its own
-    assert "permission denied" in notes[-1] and "taken as it is" in notes[-1]
+    assert "permission denied" in notes[-1] and "used without it" in notes[-1]
     store.misbehave()
 
     old = (large / "1.jsonl").read_bytes()

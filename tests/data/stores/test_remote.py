@@ -227,7 +227,7 @@ def memory(small: Path) -> Iterator[Any]:
 def test_memory(memory: Any, small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
     prepare(data_config("memory://corpus"), tmp_path / "out", workers=1)
     assert without_places(tmp_path / "out") == local
-    with pytest.raises(DataError, match="data that was prepared from another path"):
+    with pytest.raises(DataError, match="data prepared from another path"):
         prepare(data_config("memory://elsewhere"), tmp_path / "out", workers=1)
     prepare(data_config(small), tmp_path / "out", workers=1)  # the same text, wherever it is
     memory.pipe("/corpus/b.jsonl", write_jsonl(tmp_path / "b", documents(20, 800, seed=7)).read_bytes())

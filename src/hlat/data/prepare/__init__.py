@@ -1,4 +1,4 @@
-"""Preparation: a corpus becomes token shards, by worker processes on one machine or several."""
+"""Preparation of a corpus: worker processes tokenize it into token shards, on one machine or on several."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,9 @@
-"""The corpus as a stream of documents, from any place in it, and cut into units of work.
+"""The corpus as a stream of rows, readable from any position, and its division into work units.
 
-    files --read from a cursor--> documents --as many as fill a unit--> Unit
+    files --read from a position--> rows --until enough text--> WorkUnit
 
-Which documents form unit n depends on the corpus and the stretch of it alone, so a restart finds the same units again
-and reads only those that are not finished.
+The documents of unit n depend only on the corpus and the selected files, so a restart finds the same units again and
+reads only the unfinished ones.
 """
 
 from collections import defaultdict
@@ -19,11 +19,19 @@ from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, Wo
 from hlat.data.sources import ALL_VALIDATION, SourceFile, Split, SplitRule, hash_threshold
 from hlat.data.stores import prefetch_in_order
 
-_UNIT_ROWS = 1 << 18  # rows without text fill no unit, and each that cannot be read is listed in one
+_UNIT_ROWS = 1 << 18  # upper bound: rows without text add no bytes to a unit, and every bad row is listed in its index
 
 
 class CorpusRow(NamedTuple):
-    """One row of one file; ``position`` counts the bytes of all files of the stretch up to it."""
+    """One row of a file.
+
+    Attributes:
+        file: index of the file in the corpus.
+        row: index of the row in the file.
+        content: text or token ids; None for a null or unreadable row.
+        position: bytes of all selected files up to and including this row.
+        error: why the row cannot be read; None if it can.
+    """
 
     file: int
     row: int
@@ -32,7 +40,11 @@ class CorpusRow(NamedTuple):
     error: RowError | None
 
     def unreadable(self, rows: int) -> list[BadRow]:
-        """The row, if it cannot be read, as the last of so many rows."""
+        """Return a list with this row if it cannot be read, else an empty list.
+
+        Args:
+            rows: rows read so far, this one included.
+        """
         if self.error is None:
             return []
         return [BadRow(self.file, self.row, self.error.line, rows, self.error.reason, self.error.remedy)]
@@ -40,13 +52,13 @@ class CorpusRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a corpus, and those of them whose documents are wanted here.
+    """The files of a corpus, and the range of them to read.
 
     Attributes:
         files: all files.
-        stretch: indices of the files that are wanted, all of them or a part's.
-        unreadable_rows: the largest share of the rows that may be unreadable.
-        vocabulary: of the tokenizer that is given; None for one that is trained.
+        file_range: indexes of the files to read: all of them, or those of one partition.
+        unreadable_rows: the largest fraction of rows that may be unreadable.
+        vocabulary: vocabulary of the given tokenizer; None if the tokenizer is trained.
     """
 
     files: list[SourceFile]
@@ -56,27 +68,27 @@ class Corpus:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files that are wanted."""
+        """Total size of the files to read."""
         return sum(self.files[index].size for index in self.file_range)
 
     @property
     def whole(self) -> "Corpus":
-        """The corpus with all of its files wanted."""
+        """The same corpus with all files selected."""
         return replace(self, file_range=range(len(self.files)))
 
     def tally(self) -> BadRowCounter:
-        """A count of rows that has seen none yet."""
+        """Return a new counter of bad rows."""
         return BadRowCounter(self.unreadable_rows, self.files)
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """How the corpus is split.
+    """Parameters of the training/validation split.
 
     Attributes:
-        fraction: share of the documents that is validation text, chosen by hash; 0 for none.
-        tails: for each source, the character, or token, at which its validation tail begins; None if not split by tail.
-        before: for each source, its characters, or tokens, before the stretch that is worked on, where there are tails.
+        fraction: fraction of the documents that is validation text, chosen by hash; 0 for none.
+        tails: for each source, the character (or token) at which its validation tail begins; None if not split by tail.
+        characters_before: for each source, its characters (or tokens) before the selected files; only used with tails.
     """
 
     fraction: float
@@ -84,7 +96,12 @@ class SplitPlan:
     characters_before: dict[int, int] = field(default_factory=dict)
 
     def assignment(self, file: SourceFile, characters_before: int) -> SplitRule:
-        """How documents of a file are split, of whose source so many characters came before."""
+        """Return the rule that splits the documents of a file.
+
+        Args:
+            file: the file.
+            characters_before: characters (or tokens) of the file's source that precede these documents.
+        """
         if file.is_validation:
             return ALL_VALIDATION
         if self.tails is not None:
@@ -93,14 +110,14 @@ class SplitPlan:
 
 
 def stream(corpus: Corpus, start: CorpusPosition) -> Iterator[CorpusRow]:
-    """The documents of a corpus from a cursor on, in order; null and unreadable ones with None.
+    """Yield the rows of the selected files from a position on, in order.
 
     Raises:
-        DataError: a file that cannot be read as it should, or that changed since it was fingerprinted.
+        DataError: a file cannot be read, or has changed since it was hashed.
     """
     before = sum(corpus.files[index].size for index in range(corpus.file_range.start, start.file))
-    with closing(prefetch_in_order(corpus.files[start.file : corpus.file_range.stop])) as arriving:
-        for index, (file, local) in enumerate(arriving, start.file):
+    with closing(prefetch_in_order(corpus.files[start.file : corpus.file_range.stop])) as fetched:
+        for index, (file, local) in enumerate(fetched, start.file):
             with file.relabel_errors(local):
                 for row in _rows(corpus, file, local, start.row if index == start.file else 0):
                     yield CorpusRow(index, row.row, row.content, before + row.position, row.error)
@@ -112,16 +129,16 @@ def _rows(corpus: Corpus, file: SourceFile, local: Path, start: int) -> Iterator
     if file.index is None:
         yield from read_documents(local, file.column, start)
         return
-    assert corpus.vocabulary is not None, "files of tokens are refused where no tokenizer is given"
+    assert corpus.vocabulary is not None, "files of tokens are refused unless a tokenizer is given"
     with file.index.open_local() as index, file.index.relabel_errors(index):
         yield from TokenDocuments(local, index, corpus.vocabulary).rows(start)
 
 
 def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[CorpusRow]:
-    """All documents that can be read, with a report of the bytes done at every thousandth of the corpus.
+    """Yield all readable rows, and report the bytes done at every thousandth of the corpus.
 
     Raises:
-        DataError: as ``stream``; and where too many rows cannot be read.
+        DataError: as ``stream``; or too many rows cannot be read.
     """
     total, reported, tally = corpus.bytes, 0, corpus.tally()
     for document in stream(corpus, CorpusPosition(corpus.file_range.start)):
@@ -136,12 +153,12 @@ def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> 
 
 
 def read_texts(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None]) -> Iterator[tuple[Split, str]]:
-    """The texts of a corpus of text, without null, empty and unreadable ones, and the split that each goes to."""
+    """Yield (split, text) for a corpus of text, without null, empty and unreadable rows."""
     characters: dict[int, int] = defaultdict(int)
     for document in read_with_progress(corpus, progress):
         file = corpus.files[document.file]
         if text := document.content:
-            assert isinstance(text, str), "no tokenizer is trained where documents are tokens"
+            assert isinstance(text, str), "a tokenizer is never trained on documents that are tokens"
             assignment = plan.assignment(file, characters[file.source])
             yield from assignment.split_document(text, text.encode(), 0)
             characters[file.source] += len(text)
@@ -150,16 +167,16 @@ def read_texts(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], N
 def units(
     corpus: Corpus, plan: SplitPlan, unit_bytes: int, finished: Callable[[int], UnitIndex | None]
 ) -> Iterator[WorkUnit]:
-    """The units that are not finished, in order; none of an empty stretch.
+    """Yield the units that are not finished, in order; none if no files are selected.
 
     Args:
-        corpus: what they are cut from.
-        plan: how it is split.
-        unit_bytes: a unit ends with the document that reaches so many bytes of text or tokens, or with its source.
-        finished: the index of a unit, None if it has to be made.
+        corpus: the corpus to divide.
+        plan: parameters of the split.
+        unit_bytes: a unit ends with the document that reaches this many bytes of text or tokens, or with its source.
+        finished: returns the index of a unit by number, or None if the unit is not finished.
 
     Raises:
-        DataError: as ``stream``; and where too many rows cannot be read.
+        DataError: as ``stream``; or too many rows cannot be read.
     """
     cursor, last, number = CorpusPosition(corpus.file_range.start), not corpus.file_range, 0
     characters: dict[int, int] = defaultdict(int, plan.characters_before)
@@ -180,11 +197,11 @@ def units(
         characters[span.source] += span.characters
         number += 1
     if len(corpus.file_range) == len(corpus.files):
-        tally.finish()  # a part's rows are judged with those of the others
+        tally.finish()  # for a partition, bad rows are checked when all partitions are merged
 
 
 class _Peekable:
-    """Documents, with a look at the next one; ``head`` is None at their end."""
+    """An iterator with one item of look-ahead; ``head`` is the next row, None at the end."""
 
     def __init__(self, documents: Iterator[CorpusRow]) -> None:
         self._documents = documents
@@ -197,7 +214,7 @@ class _Peekable:
 
 
 class _UnitBuilder:
-    """A unit that is being filled, from a file on."""
+    """A unit under construction, beginning at a file."""
 
     def __init__(self, files: list[SourceFile], first: int) -> None:
         self._files, self.file = files, files[first]
@@ -208,7 +225,7 @@ class _UnitBuilder:
         self._bytes = self._characters = self._rows = self._nulls = self._empty = self._position = 0
 
     def fill(self, documents: _Peekable, tally: BadRowCounter, unit_bytes: int) -> None:
-        """Take documents of one source until there is enough text."""
+        """Take rows of one source until there is enough text."""
         self._from_row = documents.head.row if documents.head else 0
         while (
             self._bytes < unit_bytes
@@ -233,7 +250,7 @@ class _UnitBuilder:
             self._empty += document.content is not None
 
     def span(self, number: int, last: bool) -> UnitSpan:
-        """What was taken."""
+        """Return the description of the rows taken."""
         return UnitSpan(
             number=number,
             next=self._next,
@@ -248,6 +265,6 @@ class _UnitBuilder:
         )
 
     def unit(self, span: UnitSpan, assignment: SplitRule) -> WorkUnit:
-        """The unit, ready to be tokenized."""
+        """Return the unit, ready to be tokenized."""
         where = f"{self.file.path}, from row {self._from_row}"
         return WorkUnit(span, assignment, self._documents, self.file.index is not None, where)

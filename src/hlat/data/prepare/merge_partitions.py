@@ -1,10 +1,10 @@
-"""All parts of a corpus -> prepared data, byte for byte what one machine would have made of it.
+"""Merge all partitions of a corpus into prepared data, byte for byte what one machine would have made.
 
-    part 1, part 2, ... --units, in order--> shards, document boundaries, manifest
+    partition 1, partition 2, ... --units, in order--> shards, document boundaries, manifest
 
-Copies of documents are found and left out here, across the parts, and here the unreadable rows of the whole corpus are
-judged. The parts are only read, so that besides them the disk has to hold the result. Killed and run again, it goes on
-after the last full shard.
+Duplicates are found and left out here, across partitions, and the limit on unreadable rows is checked for the whole
+corpus. The partitions are only read, so the disk must hold the result in addition to them. After an interruption, a
+second run resumes after the last full shard.
 """
 
 import glob
@@ -30,42 +30,42 @@ from hlat.runtime import DataError
 
 @dataclass(frozen=True)
 class FinishedPartition:
-    """A finished part, opened."""
+    """A finished partition: its folder and its record."""
 
     folder: Path
     record: PartitionRecord
 
     @property
     def units(self) -> Path:
-        """Where its units are."""
+        """Folder of its units."""
         return self.folder / FINISHED / "units"
 
     @property
     def file_range(self) -> range:
-        """The files of the corpus that it was made from, by index."""
+        """Indexes of the corpus files that it was made from."""
         return range(self.record.first, self.record.stop)
 
 
 def merge_partition_folders(
     config: DataConfig, out_dir: str | Path, folders: Iterable[str | Path], progress: ProgressCallback | None = None
 ) -> PreparedData:
-    """Make prepared data of all parts of a corpus; returns at once if that is done already.
+    """Make prepared data from all partitions of a corpus; return at once if that is done already.
 
     Args:
-        config: the data section that the parts were prepared with.
-        out_dir: the folder of the result.
-        folders: the parts, in any order.
-        progress: called with "merge", bytes of the corpus done, and bytes in all.
+        config: the data section that the partitions were prepared with.
+        out_dir: the output folder.
+        folders: the folders of the partitions, in any order.
+        progress: called with "merge", the bytes of the corpus done, and the bytes in total.
 
     Raises:
-        DataError: parts that are missing, double, unfinished, damaged, or of another corpus or other settings, with all
-            that is wrong; or the whole has more unreadable rows than data.unreadable_rows allows.
-        StorageError: the disk refused.
+        DataError: partitions are missing, given twice, unfinished, damaged, or of another corpus or other settings (the
+            message lists all problems); or the whole corpus has more unreadable rows than data.unreadable_rows allows.
+        StorageError: a file cannot be read or written.
     """
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
     settings = content_settings(config)
-    parts = _opened([Path(each).expanduser() for each in folders], settings)
-    files = [part.record.files[index].to_file() for part in parts for index in part.file_range]
+    partitions = _load_partitions([Path(path).expanduser() for path in folders], settings)
+    files = [partition.record.files[index].to_file() for partition in partitions for index in partition.file_range]
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=False):
@@ -77,113 +77,117 @@ def merge_partition_folders(
             staging = StagingFolder(folder)
             staging.claim(settings, files)
             if not (staging.out / MANIFEST_FILE).exists():
-                _join(config, parts, files, settings, staging, report)
+                _merge(config, partitions, files, settings, staging, report)
             publish(staging)
     return open_prepared(folder, config)
 
 
 def find_partition_folders(prepared_dir: Path) -> list[Path]:
-    """The folders where ``prepare_partition`` puts parts of what goes to a folder, those that are there."""
-    named = f"{glob.escape(prepared_dir.name)}-part-*-of-*"
-    return sorted(path for path in prepared_dir.parent.glob(named) if path.is_dir())
+    """Return the existing partition folders next to a folder of merged data, as ``prepare_partition`` names them."""
+    pattern = f"{glob.escape(prepared_dir.name)}-part-*-of-*"
+    return sorted(path for path in prepared_dir.parent.glob(pattern) if path.is_dir())
 
 
-def _opened(folders: list[Path], settings: dict[str, object]) -> list[FinishedPartition]:
-    """The parts, in their order.
+def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[FinishedPartition]:
+    """Read the partitions' records and check them; return the partitions in their order.
 
     Raises:
-        DataError: everything that is wrong with them.
+        DataError: lists every problem of every partition.
     """
-    parts: list[FinishedPartition] = []
+    partitions: list[FinishedPartition] = []
     problems: list[str] = []
     for folder in dict.fromkeys(folders):
         try:
-            parts.append(FinishedPartition(folder, read_partition_record(folder)))
+            partitions.append(FinishedPartition(folder, read_partition_record(folder)))
         except DataError as error:
             problems.append(str(error))
-    parts.sort(key=lambda part: part.record.part)
-    for part in parts:
-        problems += _of_part(part, parts[0], settings)
-    problems += _of_numbers(parts)
-    if problems or not parts:
+    partitions.sort(key=lambda partition: partition.record.part)
+    for partition in partitions:
+        problems += _partition_problems(partition, partitions[0], settings)
+    problems += _numbering_problems(partitions)
+    if problems or not partitions:
         listed = "".join(f"\n  {problem}" for problem in problems or ["no parts were named"])
         raise DataError(f"the parts cannot be merged:{listed}")
-    return parts
+    return partitions
 
 
-def _of_part(part: FinishedPartition, first: FinishedPartition, settings: dict[str, object]) -> Iterator[str]:
-    """What is wrong with one part, beside the recipe's settings and another part."""
-    record, beside = part.record, first.record
+def _partition_problems(
+    partition: FinishedPartition, first: FinishedPartition, settings: dict[str, object]
+) -> Iterator[str]:
+    """Yield the problems of one partition, compared with the recipe's settings and with the first partition."""
+    record, reference = partition.record, first.record
     for difference in setting_differences(record.settings, settings):
-        yield f"{part.folder}: {difference}"
-    mine, theirs = _outline(record), _outline(beside)
-    if mine != theirs:
-        yield f"{part.folder}: another corpus than that of {first.folder}: {_difference(mine, theirs)}"
-    elif record.tails != beside.tails:
-        yield f"{part.folder}: its corpus has other characters than that of {first.folder}: a file has changed"
+        yield f"{partition.folder}: {difference}"
+    outline, expected = _file_outline(record), _file_outline(reference)
+    if outline != expected:
+        difference = _outline_difference(outline, expected)
+        yield f"{partition.folder}: its corpus differs from that of {first.folder}: {difference}"
+    elif record.tails != reference.tails:
+        yield f"{partition.folder}: its corpus has other characters than that of {first.folder}: a file has changed"
     try:
-        damaged = indexes_sha256(part.units, record.units) != record.indexes_sha256
+        damaged = indexes_sha256(partition.units, record.units) != record.indexes_sha256
     except OSError as error:
-        yield f"{part.folder}: {error.filename}: {error.strerror}. Copy or prepare the part again"
+        yield f"{partition.folder}: {error.filename}: {error.strerror}. Copy or prepare the part again"
         return
     if damaged:
-        yield f"{part.folder}: its units are not those it was finished with. Copy or prepare the part again"
+        yield f"{partition.folder}: its units have changed since it was finished. Copy or prepare the part again"
 
 
-def _of_numbers(parts: list[FinishedPartition]) -> Iterator[str]:
-    """Parts that are there twice, that are missing, or that are of another number of parts."""
-    if not parts:
+def _numbering_problems(partitions: list[FinishedPartition]) -> Iterator[str]:
+    """Yield a problem for each partition that is missing or given twice, and if the numbers of partitions differ."""
+    if not partitions:
         return
-    counts = {part.record.parts for part in parts}
+    counts = {partition.record.parts for partition in partitions}
     for count in sorted(counts):
         folders: dict[int, list[str]] = {number: [] for number in range(1, count + 1)}
-        for part in parts:
-            if part.record.parts == count:
-                folders[part.record.part].append(str(part.folder))
+        for partition in partitions:
+            if partition.record.parts == count:
+                folders[partition.record.part].append(str(partition.folder))
         for number, found in folders.items():
             if len(found) > 1:
-                yield f"part {number} of {count} is there {len(found)} times: {', '.join(found)}"
+                yield f"part {number} of {count} was given {len(found)} times: {', '.join(found)}"
             if not found:
                 yield f"part {number} of {count} is missing"
     if len(counts) > 1:
-        listed = ", ".join(f"{part.folder} is one of {part.record.parts}" for part in parts)
-        yield f"the corpus was parted in several ways: {listed}"
+        listed = ", ".join(f"{partition.folder} is one of {partition.record.parts}" for partition in partitions)
+        yield f"the parts are of different divisions of the corpus: {listed}"
 
 
-def _outline(record: PartitionRecord) -> list[list[str | int]]:
-    """What every part knows of every file: source, column, kind and size."""
+def _file_outline(record: PartitionRecord) -> list[list[str | int]]:
+    """Return source, column, type and size of every file of the corpus; every partition knows these."""
     return [file.content[:4] for file in record.files]
 
 
-def _difference(mine: list[list[str | int]], theirs: list[list[str | int]]) -> str:
-    if len(mine) != len(theirs):
-        return f"{len(mine)} files, not {len(theirs)}"
-    number = next(index for index, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
-    return f"file {number} of {len(mine)} has {mine[number][-1]} bytes, not {theirs[number][-1]}, or is of another kind"
+def _outline_difference(outline: list[list[str | int]], expected: list[list[str | int]]) -> str:
+    if len(outline) != len(expected):
+        return f"{len(outline)} files, not {len(expected)}"
+    number = next(index for index, pair in enumerate(zip(outline, expected, strict=True)) if pair[0] != pair[1])
+    size, expected_size = outline[number][-1], expected[number][-1]
+    return f"file {number} of {len(outline)} has {size} bytes, not {expected_size}, or is of another type"
 
 
-def _join(
+def _merge(
     config: DataConfig,
-    parts: list[FinishedPartition],
+    partitions: list[FinishedPartition],
     files: list[SourceFile],
     settings: dict[str, object],
     staging: StagingFolder,
     progress: ProgressCallback,
 ) -> None:
-    """Make all of the result, in the staging folder."""
+    """Merge the units of all partitions and write the complete result into the staging folder."""
     corpus = Corpus(files, range(len(files)), config.unreadable_rows)
     tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER_FOLDER, progress)
     tally, done = corpus.tally(), 0
-    with UnitMerger(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merge:
-        for part in parts:
-            for number in range(part.record.units):
-                unit = read_index(part.units, number)
-                assert unit is not None, "the indexes were there when they were hashed"
+    with UnitMerger(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merger:
+        for partition in partitions:
+            for number in range(partition.record.units):
+                unit = read_index(partition.units, number)
+                assert unit is not None, "all indexes existed when they were hashed"
                 tally.add(unit.span.rows, unit.span.unreadable)
-                merge.add_unit(unit, part.units)
+                merger.add_unit(unit, partition.units)
                 progress("merge", done + unit.span.position, corpus.bytes)
-            done += sum(files[index].size for index in part.file_range)
+            done += sum(files[index].size for index in partition.file_range)
         tally.finish()
         progress("merge", corpus.bytes, corpus.bytes)
-        refuse_empty_split(config, corpus, merge.document_counts(), undo=", and prepare all parts again")
-        complete_staging(staging, config, settings, files, tokenizer, merge, notes)
+        refuse_empty_split(config, corpus, merger.document_counts(), undo=", and prepare all parts again")
+        complete_staging(staging, config, settings, files, tokenizer, merger, notes)

@@ -1,6 +1,6 @@
-"""Finished units, in their order -> shards and document boundaries of both splits, and their manifest records.
+"""Merge finished units, in order, into shards and document boundaries of both splits, with their manifest records.
 
-Here copies of documents are counted and left out, since here all units come by in the order of the corpus.
+Duplicate documents are counted and left out here, because here all units pass in the order of the corpus.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from hlat.data.sources import SPLITS, SourceFile, Split
 
 @dataclass
 class _SplitCounts:
-    """What one split has of one source."""
+    """Counts of one source's documents in one split."""
 
     documents: int = 0
     tokens: int = 0
@@ -36,7 +36,7 @@ class _SplitCounts:
 
 @dataclass
 class _SourceCounts:
-    """What became of the rows of one source: the counts of SourceRows."""
+    """Counts of one source's rows, as in SourceRows, and of its documents in each split."""
 
     rows: int = 0
     null_rows: int = 0
@@ -48,7 +48,7 @@ class _SourceCounts:
     splits: dict[Split, _SplitCounts] = field(default_factory=lambda: {split: _SplitCounts() for split in SPLITS})
 
     def add(self, span: UnitSpan, copies: Bools) -> None:
-        """Count the rows of a unit."""
+        """Count the rows of a unit; ``copies`` marks its duplicates."""
         self.rows += span.rows
         self.null_rows += span.null_rows
         self.empty_documents += span.empty_documents
@@ -58,15 +58,18 @@ class _SourceCounts:
 
 
 class UnitMerger:
-    """Takes finished units, in their order; a context manager that leaves no half-written file.
+    """Merges finished units, in order; a context manager that leaves no half-written file.
 
     Args:
-        config: the data section: tokens per shard, whether copies are dropped, names of the sources.
-        files: the files that rows are numbered by.
-        out: where the shards and boundaries go.
-        dtype: of the tokens.
-        consume: whether the token files of units are removed once shards hold them; where not, they may have come
-            from elsewhere, and their checksums are compared.
+        config: the data section: tokens per shard, handling of duplicates, names of the sources.
+        files: the files of the corpus, whose indexes number bad rows.
+        out: folder of the shards and boundaries.
+        dtype: dtype of the tokens.
+        consume: True to delete the token files of units once shards hold their tokens. False to keep them; their
+            checksums are then verified, since they may have been copied from another machine.
+
+    Attributes:
+        position: bytes of the corpus covered by the units merged so far.
     """
 
     def __init__(
@@ -92,38 +95,42 @@ class UnitMerger:
         self._quarantine.abandon()
 
     def add_finished_units(self, folder: Path) -> None:
-        """Take every unit of a folder that is finished and has only finished ones before it."""
+        """Add the next units of a folder for as long as they are finished."""
         while not self._last and (unit := read_index(folder, self._next)) is not None:
             self.add_unit(unit, folder)
             self._next += 1
             self._last = unit.span.last
 
     def add_unit(self, unit: UnitIndex, folder: Path) -> None:
-        """Take the next unit of the corpus.
+        """Add the next unit of the corpus.
+
+        Args:
+            unit: its index.
+            folder: the folder of its files.
 
         Raises:
             DataError: its files are damaged.
-            OSError: the disk refused.
+            OSError: a file cannot be read or written.
         """
         copies = self._seen.add(unit.hashes)
         rows = self._rows[unit.span.source]
         rows.add(unit.span, copies)
         for split in SPLITS:
-            part = unit.splits[split]
-            copied = copies[part.documents]
-            rows.copied_tokens += int(part.lengths[copied].sum())
-            if len(part.documents):
-                kept = ~copied if self._drop else np.ones_like(copied)
-                self._append(split, part, kept, rows.splits[split], tokens_file(folder, unit.span.number, split))
+            pieces = unit.splits[split]
+            duplicate = copies[pieces.documents]
+            rows.copied_tokens += int(pieces.lengths[duplicate].sum())
+            if len(pieces.documents):
+                kept = ~duplicate if self._drop else np.ones_like(duplicate)
+                self._append(split, pieces, kept, rows.splits[split], tokens_file(folder, unit.span.number, split))
         self._quarantine.append(unit.span.unreadable)
         self.position = max(self.position, unit.span.position)
 
     def document_counts(self) -> dict[Split, int]:
-        """Documents of each split so far, 0 where they have no tokens."""
-        return {s: self._documents[s].documents if self._shards[s].position else 0 for s in SPLITS}
+        """Return the number of documents of each split so far, 0 if they have no tokens."""
+        return {split: self._documents[split].documents if self._shards[split].position else 0 for split in SPLITS}
 
     def close(self) -> tuple[dict[Split, SplitRecord], list[SourceRows], QuarantineRecord | None]:
-        """Finish all files; returns what they hold, what became of the rows, and the list of the unreadable ones."""
+        """Finish all files; return the split records, the counts of rows, and the record of bad rows (or None)."""
         rows = [
             SourceRows(
                 source=source,
@@ -134,12 +141,12 @@ class UnitMerger:
         ]
         return {split: self._record(split) for split in SPLITS}, rows, self._quarantine.close()
 
-    def _append(self, split: Split, part: SplitIndex, kept: Bools, counts: _SplitCounts, tokens: Path) -> None:
-        self._shards[split].append(tokens, part.lengths, kept, part.sha256)
-        self._documents[split].append(part.lengths[kept])
+    def _append(self, split: Split, pieces: SplitIndex, kept: Bools, counts: _SplitCounts, tokens: Path) -> None:
+        self._shards[split].append(tokens, pieces.lengths, kept, pieces.sha256)
+        self._documents[split].append(pieces.lengths[kept])
         counts.documents += int(kept.sum())
-        counts.tokens += int(part.lengths[kept].sum())
-        counts.text_bytes += int(part.text_bytes[kept].sum())
+        counts.tokens += int(pieces.lengths[kept].sum())
+        counts.text_bytes += int(pieces.text_bytes[kept].sum())
 
     def _record(self, split: Split) -> SplitRecord:
         shards = [

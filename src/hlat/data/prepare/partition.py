@@ -1,12 +1,12 @@
-"""A part of a corpus, prepared by one of several machines, which need not see one another.
+"""Prepare one partition of a corpus on one of several machines, which need no shared disk.
 
-    files --by their bytes, in order--> N stretches of whole files
-    stretch I --units, as of a whole corpus--> <dir>-part-I-of-N/partial/ --rename--> <dir>-part-I-of-N/part/
-    all parts --hlat.data.prepare.merge_partitions--> prepared data
+    files, in order --by their bytes--> N ranges of complete files
+    range I --work units, as for a whole corpus--> <dir>-part-I-of-N/partial/ --rename--> <dir>-part-I-of-N/part/
+    all partitions --hlat.data.prepare.merge_partitions--> prepared data
 
-A machine reads and hashes the files of its own part only, except where validation takes the tails of sources: then it
-counts the characters of all. The finished part holds part.json, the units and the tokenizer: as much disk as the
-tokens of the part, and 40 bytes a document.
+A machine reads and hashes only the files of its own partition, except with data.validation.by=tail: then it counts the
+characters of all files. A finished partition holds part.json, the units and the tokenizer; it takes as much disk space
+as its tokens, and 40 bytes per document.
 """
 
 import hashlib
@@ -51,17 +51,19 @@ _RECORD = "part.json"
 
 
 class PartitionRecord(StrictRecord):
-    """What a finished part is.
+    """Contents of part.json, the record of a finished partition.
 
     Attributes:
-        format_version: of the data.
-        part, parts: it is the ``part``-th of so many, from 1.
-        settings: those that decide the content.
-        files: all files of the corpus; those that are not the part's have no sha256.
-        first, stop: the files of the part, by index: first <= index < stop.
+        format_version: version of the data format.
+        part: number of this partition, from 1.
+        parts: number of partitions.
+        settings: the settings that decide the content.
+        files: all files of the corpus; those of other partitions have no sha256.
+        first: index of the partition's first file.
+        stop: index after the partition's last file.
         tails: for each source, the character at which its validation tail begins; None if not split by tail.
-        units: how many there are.
-        indexes_sha256: of their indexes, in order; these have the hashes of their tokens.
+        units: number of units.
+        indexes_sha256: hash of all unit indexes, in order; each index holds the hashes of its token files.
     """
 
     format_version: int
@@ -77,18 +79,21 @@ class PartitionRecord(StrictRecord):
 
 
 def partition_folder(prepared_dir: Path, part: int, parts: int) -> Path:
-    """Where a part goes: beside the folder of the whole."""
+    """Return the folder of a partition, next to the folder of the merged data."""
     return prepared_dir.with_name(f"{prepared_dir.name}-part-{part}-of-{parts}")
 
 
 def split_files(sizes: list[int], parts: int) -> list[range]:
-    """The files of each part, by index: a file belongs to the part in whose N-th of all bytes its middle lies."""
+    """Divide files into contiguous partitions of about equal bytes; return the range of file indexes of each.
+
+    A file belongs to the partition that contains the middle of the file on the line of all bytes.
+    """
     total = max(sum(sizes), 1)
     before, counts = 0, [0] * parts
     for size in sizes:
         counts[min((2 * before + size) * parts // (2 * total), parts - 1)] += 1
         before += size
-    ends = [sum(counts[: part + 1]) for part in range(parts)]
+    ends = [sum(counts[: number + 1]) for number in range(parts)]
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
@@ -101,25 +106,25 @@ def prepare_partition(
     workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> PartitionRecord:
-    """Tokenize the ``part``-th of so many parts of a corpus; returns at once if that is done already.
+    """Tokenize one partition of a corpus; return at once if that is done already.
 
     Args:
-        config: the data section; the tokenizer has to be given.
-        out_dir: the folder of the part.
-        part: which one, from 1.
-        parts: how many there are.
-        workers: processes that tokenize; None for data.workers, and for that one per core.
-        progress: see Progress.
+        config: the data section; it must give a tokenizer.
+        out_dir: the folder of the partition.
+        part: number of the partition, from 1.
+        parts: number of partitions.
+        workers: number of tokenizing processes; None uses data.workers, or one per core if that is None too.
+        progress: called with progress reports, see ProgressCallback.
 
     Raises:
-        DataError: as ``prepare``, or no tokenizer is given.
-        StorageError: the disk refused.
+        DataError: as ``prepare``, or the recipe gives no tokenizer.
+        StorageError: a file cannot be read or written.
     """
     if config.tokenizer.path is None:
         raise DataError(
-            "data.tokenizer.path: parts that are prepared apart need one tokenizer. Train it first, on a machine that "
-            "sees the whole corpus, with hlat data tokenizer RECIPE --to FOLDER; then give data.tokenizer.path=FOLDER "
-            "on every machine."
+            "data.tokenizer.path: parts prepared separately need the same tokenizer. Train it first, on a machine that "
+            "can read the whole corpus, with hlat data tokenizer RECIPE --to FOLDER; then set "
+            "data.tokenizer.path=FOLDER on every machine."
         )
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
     files, settings = list_files(config, folder), content_settings(config)
@@ -147,10 +152,10 @@ def prepare_partition(
 
 
 def read_partition_record(folder: Path) -> PartitionRecord:
-    """The record of the finished part in a folder.
+    """Read the record of the finished partition in a folder.
 
     Raises:
-        DataError: there is none, or it is damaged or of another format; the message begins with the folder.
+        DataError: the record is missing, damaged or of another format version; the message begins with the folder.
     """
     path = folder / FINISHED / _RECORD
     try:
@@ -158,19 +163,21 @@ def read_partition_record(folder: Path) -> PartitionRecord:
     except UnknownFormatError as error:
         raise DataError(f"{folder}: a part of {error}") from error
     except FileNotFoundError as error:
-        begun = (folder / PARTIAL).exists()
-        what = "the part is not finished: run its hlat data prepare --part again" if begun else "no part of a corpus"
-        raise DataError(f"{folder}: {what if folder.is_dir() else 'no such folder'}") from error
+        started = (folder / PARTIAL).exists()
+        reason = (
+            "the part is not finished: run its hlat data prepare --part again" if started else "no part of a corpus"
+        )
+        raise DataError(f"{folder}: {reason if folder.is_dir() else 'no such folder'}") from error
     except (OSError, ValueError) as error:
-        what = validation_summary(error) if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"{folder}: {FINISHED}/{_RECORD} is damaged: {what}") from error
+        reason = validation_summary(error) if isinstance(error, ValidationError) else str(error)
+        raise DataError(f"{folder}: {FINISHED}/{_RECORD} is damaged: {reason}") from error
 
 
 def indexes_sha256(units: Path, count: int) -> str:
-    """The hash of the indexes of units, in order.
+    """Hash the indexes of the first ``count`` units, in order.
 
     Raises:
-        OSError: one is missing, or cannot be read.
+        OSError: an index is missing or cannot be read.
     """
     digest = hashlib.sha256()
     for number in range(count):
@@ -179,21 +186,21 @@ def indexes_sha256(units: Path, count: int) -> str:
 
 
 def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCallback | None = None) -> Tokenizer:
-    """The tokenizer that ``prepare`` would train, written to a folder, for machines that prepare parts.
+    """Train the tokenizer that ``prepare`` would train, and write it to a folder, for machines that prepare partitions.
 
     Raises:
-        DataError: a tokenizer is given, the folder exists, or the corpus cannot be used.
-        StorageError: the disk refused.
+        DataError: the recipe gives a tokenizer, the folder exists, or the corpus cannot be used.
+        StorageError: a file cannot be read or written.
     """
     to, report = resolve_output_folder(folder, "--to"), progress or ignore_progress
     if config.tokenizer.path is not None:
-        raise DataError(f"data.tokenizer.path {config.tokenizer.path}: the recipe gives a tokenizer; use that.")
+        raise DataError(f"data.tokenizer.path {config.tokenizer.path}: the recipe gives a tokenizer. Use that one.")
     if to.exists():
-        raise DataError(f"{to}: exists already. Name a folder that does not, or use the tokenizer in it.")
+        raise DataError(f"{to}: exists already. Name a new folder, or use the tokenizer in this one.")
     work = to.with_name(f"{to.name}.work")
     with convert_disk_errors(to, "--to"):
         work.mkdir(parents=True, exist_ok=True)
-        (work / "characters.json").unlink(missing_ok=True)  # of a run that was killed, and perhaps of another corpus
+        (work / "characters.json").unlink(missing_ok=True)  # left by a run that was killed, perhaps on another corpus
         files = list_files(config, work)
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
         plan = plan_split(config, corpus, work / "characters.json", report)
@@ -217,8 +224,8 @@ def _refuse_other_partition(
     if found:
         listed = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
-            f"{folder}: holds a part that was prepared otherwise:{listed}\nGive another folder, or delete this one to "
-            "prepare anew, or go back to what it was prepared with."
+            f"{folder}: holds a part prepared with other settings or files:{listed}\nUse another folder, or delete "
+            "this one to prepare again, or restore those settings and files."
         )
 
 
@@ -231,11 +238,11 @@ def _build(
     workers: int | None,
     progress: ProgressCallback,
 ) -> PartitionRecord:
-    """Make all units of a part, and its record, in the staging folder."""
+    """Tokenize all units of a partition, and write its record, in the staging folder."""
     plan = plan_split(config, corpus, staging.characters, progress)
     tokenizer, _ = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
-    counted = _FinishedUnits(staging.units)
-    tokenize_units(corpus, plan, staging, token_dtype(tokenizer.vocab_size), workers, progress, counted.look)
+    finished = _FinishedUnits(staging.units)
+    tokenize_units(corpus, plan, staging, token_dtype(tokenizer.vocab_size), workers, progress, finished.update)
     record = PartitionRecord(
         format_version=FORMAT_VERSION,
         part=numbers[0],
@@ -245,8 +252,8 @@ def _build(
         first=corpus.file_range.start,
         stop=corpus.file_range.stop,
         tails=plan.tails,
-        units=counted.units,
-        indexes_sha256=indexes_sha256(staging.units, counted.units),
+        units=finished.units,
+        indexes_sha256=indexes_sha256(staging.units, finished.units),
     )
     write_record(staging.root / _RECORD, record)
     for written in (staging.out, staging.units, staging.root):
@@ -255,14 +262,14 @@ def _build(
 
 
 class _FinishedUnits:
-    """How many units are finished, from the first on without a gap."""
+    """A counter of finished units, from the first on without a gap."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.units = self._position = 0
 
-    def look(self) -> int:
-        """Look on; returns the bytes of the part that they have come to."""
+    def update(self) -> int:
+        """Count units finished since the last call; return the bytes of the partition they cover."""
         while (unit := read_index(self._folder, self.units)) is not None:
             self.units += 1
             self._position = unit.span.position

@@ -1,4 +1,4 @@
-"""Units in, finished unit numbers out, with worker processes in between and a bounded number of units on the way."""
+"""A pool of worker processes: work units in, numbers of finished units out, a bounded number of units in flight."""
 
 import json
 import os
@@ -21,10 +21,10 @@ class WorkerPool:
     """Worker processes that tokenize units; a context manager that leaves no process behind.
 
     Args:
-        count: how many processes; they are started when there is work for them.
+        count: number of processes; each is started when there is work for it.
         tokenizer: folder of the tokenizer.
-        folder: where the unit files go.
-        dtype: of the tokens.
+        folder: folder of the unit files.
+        dtype: dtype of the tokens.
     """
 
     def __init__(self, count: int, tokenizer: Path, folder: Path, dtype: str) -> None:
@@ -45,20 +45,20 @@ class WorkerPool:
         for _ in self._threads:
             self._tasks.put(None)
         for process in self._processes:
-            process.kill()  # what is not finished is not wanted; what is finished is on the disk
+            process.kill()  # unfinished units are discarded; finished ones are on disk
         for thread in self._threads:
             thread.join()
         for process in self._processes:
             process.wait()
-        for half_written in self._folder.glob("*.tmp"):  # by a process that was killed: a full disk needs the space
+        for half_written in self._folder.glob("*.tmp"):  # left by killed processes: a full disk needs the space
             half_written.unlink()
 
     def run(self, units: Iterator[WorkUnit]) -> Iterator[int]:
-        """Tokenize the units; yields the number of each unit once its files are on the disk, in any order.
+        """Tokenize the units; yield the number of each unit once its files are on disk, in any order.
 
         Raises:
-            DataError: a unit that cannot be tokenized, or a process that was killed.
-            StorageError: the disk refused.
+            DataError: a unit cannot be tokenized, or a worker process was killed.
+            StorageError: a file cannot be written.
         """
         waiting = 0
         for unit in units:
@@ -79,13 +79,13 @@ class WorkerPool:
         return result
 
     def _start(self) -> None:
-        one_thread = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+        single_thread = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hlat.data.prepare.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **one_thread},
-            start_new_session=True,  # Ctrl-C is for the parent, which ends its workers itself
+            env={**os.environ, **single_thread},
+            start_new_session=True,  # Ctrl-C must reach only the parent, which ends its workers itself
         )
         self._processes.append(process)
         thread = threading.Thread(target=self._serve, args=(process,), daemon=True)
@@ -93,7 +93,7 @@ class WorkerPool:
         thread.start()
 
     def _serve(self, process: "subprocess.Popen[bytes]") -> None:
-        """Feed one process from the queue of tasks until told to stop."""
+        """Send units from the queue to one process, and collect its replies, until the queue yields None."""
         assert process.stdin is not None
         assert process.stdout is not None
         where = "start-up"
@@ -109,7 +109,7 @@ class WorkerPool:
             self._results.put(error)
         finally:
             process.stdout.close()
-            with suppress(OSError):  # what is left in the buffer has nobody to read it
+            with suppress(OSError):  # the process that would read the rest of the buffer has ended
                 process.stdin.close()
 
     def _outcome(self, line: bytes, unit: WorkUnit, process: "subprocess.Popen[bytes]") -> int | Exception:
@@ -129,8 +129,8 @@ class WorkerPool:
 
 def _ended(process: "subprocess.Popen[bytes]", where: str) -> DataError:
     code = process.wait()
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     return DataError(
-        f"{where}: a tokenizing process {how}, perhaps because memory ran out. Run again, "
-        "with fewer data.workers if it happens again: finished work is kept."
+        f"{where}: a tokenizing process {cause}, perhaps because memory ran out. Run again, "
+        "with fewer data.workers if it happens again; finished work is kept."
     )

@@ -1,13 +1,13 @@
-"""Raw text -> prepared data, restartable at any moment.
+"""Prepare a corpus: raw text -> token shards and a manifest; it can be interrupted and resumed at any moment.
 
-    files --fingerprint--> key of this preparation --> <dir>/partial/ of this key, or a new one
-    documents --sample--> tokenizer                                    (unless one is given)
-    documents --units--> worker processes --> partial/units/            (a finished unit is never redone)
+    files --hash--> key of this preparation --> <dir>/partial/ with the same key, or a new one
+    documents --sample--> tokenizer                                    (unless the recipe gives one)
+    documents --work units--> worker processes --> partial/units/       (a finished unit is never redone)
     units, in order --> shards, document boundaries, manifest           (in partial/out/)
     partial/out/* --rename--> <dir>/*, the manifest last
 
-What is done when differs from run to run; what comes out does not: the same bytes for any number of workers and any
-interruptions. hlat.data.prepare.partition prepares a part of a corpus in the same way, up to its units.
+The order of the work differs from run to run, the result does not: it is byte for byte the same for any number of
+workers and any interruptions. hlat.data.prepare.partition prepares one partition of a corpus, up to its units.
 """
 
 import fcntl
@@ -60,22 +60,22 @@ _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
 def prepare(
     config: DataConfig, out_dir: str | Path, *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> PreparedData:
-    """Tokenize a corpus into memory-mapped shards with a manifest; returns at once if that is done already.
+    """Tokenize a corpus into memory-mapped shards with a manifest; return at once if that is done already.
 
-    Killed at any moment and called again with the same corpus and settings, it goes on where it was, and the result
-    is byte for byte that of a call that was never interrupted. Finished data prepared with these settings from these
-    paths is taken as it is where there is nothing at them any more; ``notes`` say so.
+    If it is killed and called again with the same corpus and settings, it resumes, and the result is byte for byte that
+    of an uninterrupted call. Finished data with these settings and these paths is used as it is when the corpus no
+    longer exists; ``notes`` report that.
 
     Args:
         config: the data section.
-        out_dir: the folder of the result; while working, its subfolder ``partial`` holds what is done so far.
-        workers: processes that tokenize; None for data.workers, and for that one per core.
-        progress: see Progress.
+        out_dir: the output folder; its subfolder ``partial`` holds unfinished work.
+        workers: number of tokenizing processes; None uses data.workers, or one per core if that is None too.
+        progress: called with progress reports, see ProgressCallback.
 
     Raises:
-        DataError: a corpus or tokenizer that cannot be used, more unreadable rows than data.unreadable_rows allows, or
-            a folder that holds data prepared otherwise.
-        StorageError: the disk refused.
+        DataError: the corpus or tokenizer cannot be used, more rows are unreadable than data.unreadable_rows allows, or
+            the folder holds data that was prepared with other settings or from another corpus.
+        StorageError: a file cannot be read or written.
     """
     folder = resolve_output_folder(out_dir)
     report = progress or ignore_progress
@@ -89,7 +89,7 @@ def prepare(
     settings = current_settings(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # Where the work is done already, others have the lock only to see that too: several runs may start at once.
+        # Wait for the lock if the data is finished: other processes then hold it only briefly, to check the same.
         with folder_lock(folder, wait=manifest is not None):
             manifest = read_manifest(folder)  # again: another process may have finished in the meantime
             known = load_hashes(folder if manifest else folder / PARTIAL, manifest)
@@ -113,35 +113,40 @@ def prepare(
 
 
 def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") -> Path:
-    """A folder where data can be put, there or not.
+    """Return the output folder with ``~`` expanded; it need not exist.
+
+    Args:
+        out_dir: the folder as the user gave it.
+        chosen_by: the recipe field or option that names it, for error messages.
 
     Raises:
-        DataError: it is a file, or below one.
-        StorageError: it cannot be looked at.
+        DataError: the path, or one of its parents, is a file.
+        StorageError: the path cannot be accessed.
     """
     folder = Path(out_dir).expanduser()
     with convert_disk_errors(folder, chosen_by):
-        there = next((place for place in (folder, *folder.parents) if place.exists()), None)
-    if there is not None and not there.is_dir():
-        raise DataError(f"{chosen_by} {folder}: {there} is a file, so no data can be put there. Name a folder.")
+        existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise DataError(f"{chosen_by} {folder}: {existing} is a file, so no data can be put there. Name a folder.")
     return folder
 
 
 def _open_without_corpus(
     config: DataConfig, folder: Path, manifest: DataManifest, error: SourceNotFoundError
 ) -> PreparedData:
-    """Finished data stands on its own where its corpus has gone: a cluster need not hold the raw text.
+    """Open finished data whose corpus no longer exists: a cluster need not store the raw text.
 
-    Only for the very paths that the data was made from: a mistyped path is a mistake.
+    Raises:
+        DataError: the data was prepared from other paths than the recipe's. A mistyped path must not go unnoticed.
     """
-    then = manifest.places["corpus"]
-    if then != recipe_locations(config)["corpus"]:
+    recorded = manifest.places["corpus"]
+    if recorded != recipe_locations(config)["corpus"]:
         raise DataError(
-            f"{error} {folder} holds data that was prepared from another path: to use it as it is, give the recipe "
-            f"{' '.join(then)}"
+            f"{error} {folder} holds data prepared from another path. To use that data, set in the recipe: "
+            f"{' '.join(recorded)}"
         ) from error
     prepared = open_prepared(folder, config)
-    notes = [*manifest.notes, f"{error} The corpus is not found: the finished data in {folder} is taken as it is."]
+    notes = [*manifest.notes, f"{error} The corpus was not found; the finished data in {folder} is used without it."]
     return replace(prepared, manifest=manifest.model_copy(update={"notes": notes}))
 
 
@@ -153,18 +158,18 @@ def _build(
     workers: int | None,
     progress: ProgressCallback,
 ) -> None:
-    """Make all of the result, in the staging folder."""
+    """Tokenize the corpus and write the complete result into the staging folder."""
     corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
     plan = plan_split(config, corpus, staging.characters, progress)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
     dtype = token_dtype(tokenizer.vocab_size)
     with UnitMerger(config, files, staging.out, dtype) as merge:
 
-        def take() -> int:
+        def merge_finished() -> int:
             merge.add_finished_units(staging.units)
             return merge.position
 
-        tokenize_units(corpus, plan, staging, dtype, workers or config.workers, progress, take)
+        tokenize_units(corpus, plan, staging, dtype, workers or config.workers, progress, merge_finished)
         refuse_empty_split(config, corpus, merge.document_counts(), undo=f", after deleting {staging.root}")
         complete_staging(staging, config, settings, files, tokenizer, merge, notes)
 
@@ -176,26 +181,26 @@ def tokenize_units(
     dtype: str,
     workers: int | None,
     progress: ProgressCallback,
-    take: Callable[[], int],
+    on_finished: Callable[[], int],
 ) -> None:
-    """Make all units of a stretch of the corpus that are not finished yet.
+    """Tokenize all units that are not finished yet.
 
     Args:
-        corpus: with the stretch.
-        plan: how it is split.
-        staging: where the units go and where the tokenizer is.
-        dtype: of the tokens.
-        workers: processes that tokenize; None for one per core.
-        progress: see Progress.
-        take: called whenever units have been finished, and once before and after; returns the bytes of the stretch
-            that are done.
+        corpus: the corpus; ``file_range`` selects the files to tokenize.
+        plan: how documents are assigned to splits.
+        staging: the folder with the tokenizer, where the units are written.
+        dtype: dtype of the tokens.
+        workers: number of tokenizing processes; None for one per core.
+        progress: called with progress reports, see ProgressCallback.
+        on_finished: called after units have been finished, and once before and after all; returns the bytes of the
+            selected files that are done.
     """
     pending = units(corpus, plan, _choose_unit_bytes(corpus.bytes), partial(read_index, staging.units))
     with WorkerPool(workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
-        progress("tokenize", take(), corpus.bytes)
+        progress("tokenize", on_finished(), corpus.bytes)
         for _ in pool.run(pending):
-            progress("tokenize", take(), corpus.bytes)
-    take()
+            progress("tokenize", on_finished(), corpus.bytes)
+    on_finished()
     progress("tokenize", corpus.bytes, corpus.bytes)
 
 
@@ -204,23 +209,35 @@ def _choose_unit_bytes(total: int) -> int:
 
 
 def _cores() -> int:
-    """Cores that this process may use; not every system can tell."""
+    """Return the number of cores this process may use; systems without CPU affinity give all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ignore_progress(stage: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore a progress report: the default when the caller passes no callback."""
     del stage, done, total
 
 
 @contextmanager
 def folder_lock(folder: Path, wait: bool) -> Iterator[None]:
-    """Only one preparation at a time works in a folder; the lock goes with the process, however it ends."""
+    """Hold an exclusive lock on a folder, so that one preparation at a time works in it.
+
+    The operating system releases the lock when the process ends, in whatever way.
+
+    Args:
+        folder: an existing folder.
+        wait: wait for the lock; otherwise raise at once if another process holds it.
+
+    Raises:
+        DataError: another process holds the lock, and ``wait`` is False.
+    """
     with ExitStack() as stack:
         descriptor = os.open(folder, os.O_RDONLY)
         stack.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise DataError(f"{folder}: another process is preparing data here. Wait for it to end.") from error
+            raise DataError(
+                f"{folder}: another process is preparing data in this folder. Wait for it to end."
+            ) from error
         yield

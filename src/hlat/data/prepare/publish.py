@@ -1,4 +1,4 @@
-"""What was put together in a staging folder -> prepared data in its place, the manifest last."""
+"""Complete a preparation: staging folder -> prepared data in the output folder, the manifest last."""
 
 import shutil
 
@@ -28,22 +28,22 @@ def complete_staging(
     settings: dict[str, object],
     files: list[SourceFile],
     tokenizer: Tokenizer,
-    merge: UnitMerger,
+    merger: UnitMerger,
     notes: list[str],
 ) -> None:
-    """Finish what was merged, and write the manifest, still in the staging folder.
+    """Finish the merged files, and write the manifest, still inside the staging folder.
 
     Args:
         staging: the staging folder.
         config: the data section.
-        settings: those of it that decide the content.
-        files: what the data was made from.
-        tokenizer: what made its tokens.
-        merge: has taken all units.
-        notes: what to tell of the preparation so far.
+        settings: the settings that decide the content.
+        files: the files of the corpus.
+        tokenizer: the tokenizer of the tokens.
+        merger: the merger that has received all units.
+        notes: notes for the user about the preparation so far.
     """
     dtype = token_dtype(tokenizer.vocab_size)
-    splits, rows, quarantine = merge.close()
+    splits, rows, quarantine = merger.close()
     manifest = DataManifest(
         format_version=FORMAT_VERSION,
         fingerprint=content_fingerprint(tokenizer.sha256, dtype, splits),
@@ -66,7 +66,7 @@ def complete_staging(
 
 
 def publish(staging: StagingFolder) -> None:
-    """Move the result to its place; killed in between, the next run goes on moving."""
+    """Move the result to the output folder; after an interruption, the next run moves the rest."""
     names = sorted(path.name for path in staging.out.iterdir() if path.suffix != CHECKSUM_SUFFIX)
     for name in [*(name for name in names if name != MANIFEST_FILE), MANIFEST_FILE]:
         (staging.out / name).rename(staging.folder / name)
@@ -75,17 +75,17 @@ def publish(staging: StagingFolder) -> None:
 
 
 def _notes(config: DataConfig, rows: list[SourceRows], quarantine: QuarantineRecord | None) -> list[str]:
-    """What the user should know of the rows, one sentence each."""
+    """Return notes for the user about null rows, bad rows and duplicates, one sentence each."""
     notes = []
     if nulls := sum(source.null_rows for source in rows):
         notes.append(f"{nulls} rows hold no text (null) and were left out.")
     if quarantine is not None:
-        everything = sum(source.rows for source in rows)
+        total = sum(source.rows for source in rows)
         notes.append(
-            f"{quarantine.rows} of {everything} rows could not be read and were left out: {quarantine.file} lists them."
+            f"{quarantine.rows} of {total} rows could not be read and were left out: {quarantine.file} lists them."
         )
     if copies := sum(source.copies for source in rows):
         documents = sum(source.documents for source in rows)
-        done = "were left out" if config.duplicates == "drop" else "are kept; data.duplicates=drop leaves them out"
-        notes.append(f"{copies} of {documents} documents are exact copies of earlier ones and {done}.")
+        outcome = "were left out" if config.duplicates == "drop" else "are kept; data.duplicates=drop leaves them out"
+        notes.append(f"{copies} of {documents} documents are exact copies of earlier ones and {outcome}.")
     return notes

@@ -1,10 +1,10 @@
-"""The staging folder of a preparation: goes on with work that is its own, refuses to destroy another's.
+"""The staging folder of a preparation: resumes work of the same preparation, never deletes finished work of another.
 
-<dir>/partial/key.json       what the work in it is: data format, settings, content of every file
-<dir>/partial/hashes.json    hashes of the files (hlat.data.manifest.hash_cache)
-<dir>/partial/units/         finished units
-<dir>/partial/characters.json  of each file, where validation tails have to be found
-<dir>/partial/out/           what becomes the result
+<dir>/partial/key.json         identity of the preparation: data format, settings, content of every file
+<dir>/partial/hashes.json      hashes of the files (hlat.data.manifest.hash_cache)
+<dir>/partial/units/           finished units
+<dir>/partial/characters.json  characters of each file, if validation tails have to be found
+<dir>/partial/out/             the result under construction
 """
 
 import json
@@ -24,38 +24,48 @@ _KEY = "key.json"
 
 @dataclass(frozen=True)
 class StagingFolder:
-    """The staging folder inside the folder of the result."""
+    """The staging folder inside the output folder.
+
+    Attributes:
+        folder: the output folder.
+    """
 
     folder: Path
 
     @property
     def root(self) -> Path:
-        """The folder itself."""
+        """The staging folder itself."""
         return self.folder / PARTIAL
 
     @property
     def units(self) -> Path:
-        """Where finished units are."""
+        """Folder of the finished units."""
         return self.root / "units"
 
     @property
     def characters(self) -> Path:
-        """Where the characters of each file are kept once they are counted."""
+        """File with the counted characters of each file."""
         return self.root / "characters.json"
 
     @property
     def out(self) -> Path:
-        """Where the result is put together."""
+        """Folder in which the result is built."""
         return self.root / "out"
 
     def claim(self, settings: dict[str, Any], files: list[SourceFile]) -> None:
-        """Make the folder ready for a preparation, keeping what an interrupted run of the same one left.
+        """Prepare the folder for work, and keep what an interrupted run of the same preparation left.
+
+        Args:
+            settings: the settings that decide the content.
+            files: the files of the corpus, with their hashes.
 
         Raises:
-            DataError: it holds finished units of another preparation, which may have taken days.
+            DataError: the folder holds finished units of another preparation, which may have taken days.
         """
         if not self._can_resume(settings, files):
-            (self.root / _KEY).unlink(missing_ok=True)  # first: half removed must not be taken for unfinished
+            (self.root / _KEY).unlink(
+                missing_ok=True
+            )  # first, so that a half-deleted folder is not mistaken for unfinished work
             shutil.rmtree(self.root, ignore_errors=True)
             self._refuse_foreign_files()
         self.units.mkdir(parents=True, exist_ok=True)
@@ -68,18 +78,22 @@ class StagingFolder:
         write_atomic(self.root / _KEY, json.dumps(key).encode())
 
     def _can_resume(self, settings: dict[str, Any], files: list[SourceFile]) -> bool:
-        """Whether the folder holds work of this very preparation; else it may be removed."""
+        """Return True if the folder holds work of the same preparation; if False, the folder may be deleted.
+
+        Raises:
+            DataError: it holds finished units of another preparation.
+        """
         reasons = self._differences_from(settings, files)
         if reasons and next(self.units.glob("*.json"), None) is not None:
             raise DataError(
-                f"{self.root}: holds the finished work of an interrupted preparation that was another one:"
+                f"{self.root}: holds finished work of an interrupted preparation that differs from this one:"
                 + "".join(f"\n  {reason}" for reason in reasons)
-                + f"\nGo on with what it was started with, or give another data.prepared_dir, or delete {self.root}."
+                + f"\nContinue with its settings and files, or use another data.prepared_dir, or delete {self.root}."
             )
         return not reasons
 
     def _differences_from(self, settings: dict[str, Any], files: list[SourceFile]) -> list[str]:
-        """How the preparation that was at work here differs from this one."""
+        """Describe how the preparation that left this folder differs from the one described by the arguments."""
         try:
             key = json.loads((self.root / _KEY).read_bytes())
             if key["format"] != WORK_VERSION:
@@ -87,12 +101,12 @@ class StagingFolder:
             before = [(str(path), list(content)) for path, content in key["files"]]
             return setting_differences(dict(key["settings"]), settings) + describe_corpus_changes(before, files)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return [f"{_KEY} is missing or damaged, so what it was cannot be told"]
+            return [f"{_KEY} is missing or damaged, so the earlier preparation cannot be identified"]
 
     def _refuse_foreign_files(self) -> None:
-        strangers = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER_FOLDER or p.suffix == ".bin"]
-        if strangers:
+        foreign = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER_FOLDER or p.suffix == ".bin"]
+        if foreign:
             raise DataError(
-                f"{self.folder}: holds {strangers[0]} but no {MANIFEST_FILE}: not complete, and not left by an "
-                "interrupted run of this preparation. Give another folder with data.prepared_dir, or delete this one."
+                f"{self.folder}: holds {foreign[0]} but no {MANIFEST_FILE}: not complete, and not left by an "
+                "interrupted run of this preparation. Use another folder (data.prepared_dir), or delete this one."
             )

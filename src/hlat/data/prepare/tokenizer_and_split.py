@@ -1,7 +1,7 @@
-"""What has to be known of the whole corpus before its first document is tokenized: the split and the tokenizer.
+"""Passes over the whole corpus before tokenization: find the validation tails, train the tokenizer.
 
-documents --characters of each file--> where validation tails begin     (only for data.validation.by=tail)
-documents --sample--> tokenizer                                         (unless one is given)
+documents --characters of each file--> start of each validation tail    (only for data.validation.by=tail)
+documents --sample--> tokenizer                                         (unless the recipe gives one)
 """
 
 import json
@@ -21,19 +21,19 @@ from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer, sample_t
 from hlat.runtime import DataError
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with the stage (hash, measure, sample, tokenize, merge or verify), bytes done, and bytes in all."""
+"""Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total."""
 
 _CHARACTERS = "characters"
 
 
 def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: ProgressCallback) -> SplitPlan:
-    """How the corpus is split.
+    """Return the parameters of the split; with data.validation.by=tail, count the characters of the corpus first.
 
     Args:
         config: the data section.
-        corpus: tails are those of the whole corpus, whatever stretch of it is wanted.
-        stored: where the characters of each file are kept once they are counted.
-        progress: see Progress.
+        corpus: the corpus; tails are computed from all its files, whichever of them are selected.
+        stored: file that stores the counted characters, so that a restart need not count again.
+        progress: called with progress reports, see ProgressCallback.
     """
     validation = config.validation
     if validation.path is not None or validation.fraction == 0:
@@ -54,7 +54,7 @@ def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
 
 
 def _counted_before(stored: Path) -> list[int] | None:
-    """The characters of each file as an interrupted run counted them; None where it did not, or they are damaged."""
+    """Read the characters of each file that an interrupted run counted; None if missing or damaged."""
     try:
         record = json.loads(stored.read_bytes())
         return list(record[_CHARACTERS]) if checksum_matches(record) else None
@@ -63,17 +63,19 @@ def _counted_before(stored: Path) -> list[int] | None:
 
 
 def vocabulary_of_given_tokenizer(config: DataConfig) -> Vocabulary | None:
-    """That of the tokenizer which the recipe gives, if it gives one.
+    """Return the vocabulary of the tokenizer that the recipe gives; None if the tokenizer is to be trained.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the tokenizer cannot be read.
     """
-    asked = config.tokenizer
-    return None if asked.path is None else Vocabulary.from_tokenizer(load_tokenizer(asked.path, asked.eos_token))
+    settings = config.tokenizer
+    return (
+        None if settings.path is None else Vocabulary.from_tokenizer(load_tokenizer(settings.path, settings.eos_token))
+    )
 
 
 def _characters(corpus: Corpus, progress: ProgressCallback) -> list[int]:
-    """Characters of every file, or tokens where it holds these."""
+    """Count the characters (or tokens) of every file."""
     counts = [0] * len(corpus.files)
     for document in read_with_progress(corpus, partial(progress, "measure")):
         counts[document.file] += 0 if document.content is None else len(document.content)
@@ -83,84 +85,86 @@ def _characters(corpus: Corpus, progress: ProgressCallback) -> list[int]:
 def make_tokenizer(
     config: DataConfig, corpus: Corpus, plan: SplitPlan, folder: Path, progress: ProgressCallback
 ) -> tuple[Tokenizer, list[str]]:
-    """The tokenizer, given, trained, or left trained by an interrupted run, in a folder; and what to tell of it.
+    """Load or train the tokenizer and save it to a folder; return it, and notes for the user.
+
+    A tokenizer that an interrupted run has already saved there is used again.
 
     Args:
         config: the data section.
-        corpus: what one is trained on.
-        plan: how the corpus is split: validation text trains no tokenizer.
-        folder: where the tokenizer goes; beside it there may be one half made.
-        progress: see Progress.
+        corpus: the corpus to train on.
+        plan: parameters of the split; the tokenizer is not trained on validation text.
+        folder: the folder to write; an unfinished copy may lie next to it.
+        progress: called with progress reports, see ProgressCallback.
 
     Raises:
-        DataError: a tokenizer that cannot be read, or text that none can be trained on.
+        DataError: the tokenizer cannot be read, or no tokenizer can be trained on the text.
     """
-    asked = config.tokenizer
+    settings = config.tokenizer
     if not folder.exists():
-        making = folder.with_name(f"{folder.name}.making")
-        shutil.rmtree(making, ignore_errors=True)
-        given = None if asked.path is None else load_tokenizer(asked.path, asked.eos_token)
-        (given or _train(config, corpus, plan, progress)).save(making)
-        making.rename(folder)
+        unfinished = folder.with_name(f"{folder.name}.making")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        given = None if settings.path is None else load_tokenizer(settings.path, settings.eos_token)
+        (given or _train(config, corpus, plan, progress)).save(unfinished)
+        unfinished.rename(folder)
     tokenizer = load_saved(folder)
-    if asked.path is not None:
+    if settings.path is not None:
         return tokenizer, []
-    if asked.train == "bpe" and tokenizer.vocab_size < asked.vocab_size:
+    if settings.train == "bpe" and tokenizer.vocab_size < settings.vocab_size:
         return tokenizer, [
-            f"The corpus is too small for data.tokenizer.vocab_size = {asked.vocab_size}: "
+            f"The corpus is too small for data.tokenizer.vocab_size = {settings.vocab_size}: "
             f"the tokenizer has {tokenizer.vocab_size} tokens."
         ]
     return tokenizer, []
 
 
 def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: ProgressCallback) -> Tokenizer:
-    asked = config.tokenizer
-    dealt: dict[Split, int] = dict.fromkeys(SPLITS, 0)
-    texts = _counted(read_texts(corpus, plan, partial(progress, "sample")), dealt)
-    if asked.train == "char":
+    settings = config.tokenizer
+    counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+    texts = _counted(read_texts(corpus, plan, partial(progress, "sample")), counts)
+    if settings.train == "char":
         alphabet: set[str] = set()
         for _, text in texts:
             alphabet.update(text)
-        refuse_empty_split(config, corpus, dealt)
-        return train_char(alphabet, asked.eos_token)
+        refuse_empty_split(config, corpus, counts)
+        return train_char(alphabet, settings.eos_token)
     trained_on = (text for split, text in texts if split == "train")
-    chosen = sample_texts(trained_on, asked.train_bytes, distinct=config.duplicates == "drop")
-    refuse_empty_split(config, corpus, dealt)
-    return train_bpe(chosen, asked.vocab_size, asked.eos_token)
+    sampled = sample_texts(trained_on, settings.train_bytes, distinct=config.duplicates == "drop")
+    refuse_empty_split(config, corpus, counts)
+    return train_bpe(sampled, settings.vocab_size, settings.eos_token)
 
 
-def _counted(texts: Iterator[tuple[Split, str]], dealt: dict[Split, int]) -> Iterator[tuple[Split, str]]:
+def _counted(texts: Iterator[tuple[Split, str]], counts: dict[Split, int]) -> Iterator[tuple[Split, str]]:
     for split, text in texts:
-        dealt[split] += 1
+        counts[split] += 1
         yield split, text
 
 
-def refuse_empty_split(config: DataConfig, corpus: Corpus, dealt: dict[Split, int], undo: str = "") -> None:
-    """Raise DataError if a split that is wanted has no text, as soon as that is known.
+def refuse_empty_split(config: DataConfig, corpus: Corpus, counts: dict[Split, int], undo: str = "") -> None:
+    """Raise DataError if a split that the recipe wants has no text.
 
     Args:
         config: the data section.
-        corpus: where text was looked for.
-        dealt: documents of each split.
-        undo: what has to be done first to prepare with other settings.
+        corpus: the corpus that was read, for messages.
+        counts: number of documents of each split.
+        undo: the step required before preparing with other settings, appended to the message.
     """
-    if dealt["train"] == 0:
+    if counts["train"] == 0:
         others = f" and {len(corpus.files) - 1} more" if len(corpus.files) > 1 else ""
         raise DataError(f"{corpus.files[0].path}{others}: no text for training: {_WHY_NO_TEXT}")
     validation = config.validation
-    if dealt["validation"] > 0 or (validation.path is None and validation.fraction == 0):
+    if counts["validation"] > 0 or (validation.path is None and validation.fraction == 0):
         return
     if validation.path is not None:
-        copy = " or a copy of one in the corpus" if config.duplicates == "drop" else ""
-        raise DataError(f"data.validation.path {validation.path}: every document in it is null or empty{copy}.")
+        duplicate = " or a duplicate of one in the corpus" if config.duplicates == "drop" else ""
+        raise DataError(f"data.validation.path {validation.path}: every document in it is null or empty{duplicate}.")
     tail = "" if validation.by == "tail" else "data.validation.by=tail, which cuts inside a document, "
     raise DataError(
-        f"data.validation: none of the {dealt['train']} documents fell to the validation split. Use {tail}"
+        f"data.validation: none of the {counts['train']} documents was assigned to the validation split. Use {tail}"
         f"a larger data.validation.fraction, or data.validation.fraction=0 for no validation{undo}."
     )
 
 
 _WHY_NO_TEXT = (
     "every document is null, empty, or validation text. Check data.path and data.text_column; a corpus of few "
-    "documents takes data.validation.by=tail."
+    "documents needs data.validation.by=tail."
 )

@@ -1,7 +1,7 @@
-"""Prepared data, checked completely: every byte against the manifest, and the manifest against itself.
+"""Complete verification of prepared data: every byte against the manifest, and the manifest against itself.
 
-Nothing is changed, unless a manifest without a checksum is to have one. Everything that is wrong is said at once: a
-damaged disk seldom damages one file.
+Nothing is changed, except that a manifest without a checksum can get one. All problems are reported at once: a damaged
+disk rarely damages only one file.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from hlat.data.prepared import (
 from hlat.data.tokenizers import load_saved
 from hlat.runtime import DataError
 
-_CHUNK = 1 << 23  # bytes looked at together; a whole number of tokens and of boundaries
+_CHUNK = 1 << 23  # bytes read at a time; a multiple of the sizes of a token and of a boundary
 _CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"
 
 
@@ -48,11 +48,11 @@ def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress
 
     Args:
         dir: the folder.
-        config: if given, the settings that decide the content must be the ones the data was prepared with.
-        progress: called with "verify", bytes checked and bytes in all.
+        config: if given, the settings that decide the content must equal those the data was prepared with.
+        progress: called with "verify", the bytes checked, and the bytes in total.
 
     Raises:
-        DataError: every problem found, one a line.
+        DataError: lists every problem found, one per line.
     """
     folder = Path(dir).expanduser()
     found = find_problems(folder, config, progress)
@@ -63,14 +63,14 @@ def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress
 
 
 def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -> PreparedData:
-    """``verify``, after which a manifest that has no checksum of its own gets one, if the folder can be written to.
+    """Run ``verify``, then add a checksum to a manifest that has none, if the folder is writable.
 
     Args:
         dir: the folder.
         progress: see ``verify``.
 
     Raises:
-        DataError: every problem found, one a line.
+        DataError: lists every problem found, one per line.
     """
     prepared = verify(dir, progress=progress)
     if prepared.manifest.has_checksum:
@@ -83,28 +83,28 @@ def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -
 def find_problems(
     folder: Path, config: DataConfig | None = None, progress: ProgressCallback | None = None
 ) -> list[str]:
-    """Everything that is wrong with prepared data, a sentence each; nothing where all is well.
+    """Return all problems of prepared data, one sentence each; an empty list if there are none.
 
     Raises:
-        DataError: there is no manifest, or it cannot be read: nothing else can be known then.
+        DataError: the manifest is missing or cannot be read, so nothing else can be checked.
     """
     manifest = read_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
-    other = [] if config is None else setting_problems(folder, manifest, config)
-    contradictory = list(manifest_problems(manifest))
-    missing = list(size_problems(folder, manifest))
+    setting = [] if config is None else setting_problems(folder, manifest, config)
+    contradictions = list(manifest_problems(manifest))
+    sizes = list(size_problems(folder, manifest))
     return [
-        *other,
-        *contradictory,
-        *_of_tokenizer(folder, manifest),
-        *missing,
-        *([] if contradictory or missing else _tried("", 0, lambda: list(content_problems(folder, manifest)))),
-        *_of_contents(folder, manifest, {problem.partition(":")[0] for problem in missing}, progress),
+        *setting,
+        *contradictions,
+        *_tokenizer_problems(folder, manifest),
+        *sizes,
+        *([] if contradictions or sizes else _run_check("", 0, lambda: list(content_problems(folder, manifest)))),
+        *_file_problems(folder, manifest, {problem.partition(":")[0] for problem in sizes}, progress),
     ]
 
 
-def _of_tokenizer(folder: Path, manifest: DataManifest) -> Iterator[str]:
+def _tokenizer_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
     try:
         tokenizer = load_saved(folder / TOKENIZER_FOLDER)
     except DataError as error:
@@ -113,29 +113,29 @@ def _of_tokenizer(folder: Path, manifest: DataManifest) -> Iterator[str]:
     yield from tokenizer_problems(manifest, tokenizer)
 
 
-def _of_contents(
+def _file_problems(
     folder: Path, manifest: DataManifest, broken: set[str], progress: ProgressCallback | None
 ) -> Iterator[str]:
-    """What is wrong inside the files that are there in full, read side by side."""
+    """Yield the problems inside files that have their full size; files are read in parallel."""
     checks: list[tuple[str, int, Callable[[], list[str]]]] = []
     for record in manifest.splits.values():
         for shard in record.shards:
-            checks.append((shard.file, shard.bytes, partial(_of_shard, folder, shard, manifest)))
+            checks.append((shard.file, shard.bytes, partial(_shard_problems, folder, shard, manifest)))
         size = 8 * (record.documents + 1)
-        checks.append((record.documents_file, size, partial(_of_boundaries, folder, record)))
+        checks.append((record.documents_file, size, partial(_boundary_problems, folder, record)))
     if manifest.quarantine is not None:
-        checks.append((manifest.quarantine.file, 0, partial(_of_quarantine, folder, manifest.quarantine)))
+        checks.append((manifest.quarantine.file, 0, partial(_bad_row_list_problems, folder, manifest.quarantine)))
     checks = [check for check in checks if check[0] not in broken]
     done, total = 0, sum(size for _, size, _ in checks)
     with ThreadPoolExecutor(min(len(checks), os.cpu_count() or 1) or 1) as pool:
-        for (_, size, _), found in zip(checks, pool.map(lambda check: _tried(*check), checks), strict=True):
+        for (_, size, _), found in zip(checks, pool.map(lambda check: _run_check(*check), checks), strict=True):
             yield from found
             done += size
             if progress is not None:
                 progress("verify", done, total)
 
 
-def _tried(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
+def _run_check(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
     del size
     try:
         return check()
@@ -143,7 +143,7 @@ def _tried(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
         return [f"{name or error.filename}: cannot be read: {error.strerror}"]
 
 
-def _of_shard(folder: Path, shard: ShardRecord, manifest: DataManifest) -> list[str]:
+def _shard_problems(folder: Path, shard: ShardRecord, manifest: DataManifest) -> list[str]:
     digest, little = hashlib.sha256(), np.dtype(manifest.dtype).newbyteorder("<")
     outside: list[str] = []
     position = 0
@@ -159,7 +159,7 @@ def _of_shard(folder: Path, shard: ShardRecord, manifest: DataManifest) -> list[
     return changed + outside
 
 
-def _of_boundaries(folder: Path, record: SplitRecord) -> list[str]:
+def _boundary_problems(folder: Path, record: SplitRecord) -> list[str]:
     digest = hashlib.sha256()
     before, sorted_from_zero = 0, True
     for number, chunk in enumerate(_chunks(folder / record.documents_file)):
@@ -174,7 +174,7 @@ def _of_boundaries(folder: Path, record: SplitRecord) -> list[str]:
     return changed
 
 
-def _of_quarantine(folder: Path, record: QuarantineRecord) -> list[str]:
+def _bad_row_list_problems(folder: Path, record: QuarantineRecord) -> list[str]:
     try:
         content = (folder / record.file).read_bytes()
     except FileNotFoundError:

@@ -1,9 +1,10 @@
-"""The unit of work and of restart: a run of documents -> a file of tokens per split, and an index written last.
+"""Work units, the unit of work and of restart: consecutive documents -> one file of tokens per split, and an index.
 
-A unit exists once its index does; killed before, it is done again. Token files go away when a finished shard holds
-their tokens; the index stays until the preparation is complete, so that a restart knows what was there. It holds 40
-bytes a document: the hash by which copies are known, and where its tokens are, so that a copy can still be left out.
-Worker processes run this module, so it brings neither torch nor the heavier rooms along.
+The index is written last: a unit is finished when its index exists, otherwise it is done again. Token files are deleted
+once a finished shard holds their tokens; indexes stay until the preparation is complete, so that a restart knows
+which units were finished. An index holds 40 bytes per document: the hash that identifies duplicates, and the position
+of its tokens, so that a duplicate can be left out later. Worker processes import this module, so it must not import
+torch or the heavier rooms.
 """
 
 import base64
@@ -30,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CorpusPosition:
-    """A place in the corpus: the index of a file and of a row in it."""
+    """A position in the corpus: the index of a file and of a row in it."""
 
     file: int = 0
     row: int = 0
@@ -38,18 +39,19 @@ class CorpusPosition:
 
 @dataclass(frozen=True)
 class UnitSpan:
-    """Which documents a unit holds, and what was met on the way.
+    """The documents of a unit, and counts of the rows read to get them.
 
     Attributes:
-        number: index of the unit in the corpus, or in the part of it that one machine prepares.
-        next: where the following unit begins.
-        last: whether the corpus, or the part, ends with this unit.
-        source: index of the source that all its documents belong to.
-        characters: of its documents, or tokens where they are that, null and empty ones counting nothing.
-        rows: rows read, whatever was in them.
-        null_rows, empty_documents: left out, and counted.
-        unreadable: left out, and listed.
-        position: bytes of the corpus' files read when its last document had been read.
+        number: index of the unit in the corpus, or in its partition.
+        next: position at which the following unit begins.
+        last: True for the last unit of the corpus or partition.
+        source: index of the source of all its documents.
+        characters: characters (or tokens) of its documents.
+        rows: rows read, of any content.
+        null_rows: rows without text, left out.
+        empty_documents: empty documents, left out.
+        unreadable: bad rows, left out and listed.
+        position: bytes of the corpus' files up to the end of its last document.
     """
 
     number: int
@@ -64,12 +66,12 @@ class UnitSpan:
     position: int
 
     def to_json(self) -> dict[str, Any]:
-        """What ``from_json`` reads."""
+        """Return the span as JSON values for ``from_json``."""
         return {**vars(self), "next": vars(self.next)}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "UnitSpan":
-        """The span that ``to_json`` wrote."""
+        """Return the span that ``to_json`` encoded."""
         unreadable = [BadRow(*row) for row in stored["unreadable"]]
         return cls(**{**stored, "next": CorpusPosition(**stored["next"]), "unreadable": unreadable})
 
@@ -79,11 +81,11 @@ class WorkUnit:
     """A unit to be tokenized.
 
     Attributes:
-        span: what is in it.
-        assignment: how its documents are split.
-        documents: as ``as_bytes`` gives them.
-        are_tokens: whether they are tokens already, and not text.
-        where: where they are from.
+        span: description of its documents.
+        assignment: rule that splits its documents.
+        documents: content as bytes, see ``content_bytes``.
+        are_tokens: True if the documents are token ids, False if they are text.
+        where: file and row of its beginning, for messages.
     """
 
     span: UnitSpan
@@ -95,13 +97,13 @@ class WorkUnit:
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """What a unit put into one split, by pieces: documents, or parts of one inside which a validation tail begins.
+    """The pieces of one unit in one split; a piece is a document, or the part of one before or after a tail boundary.
 
     Attributes:
-        documents: which document of the unit each piece is of, int64, shape (pieces,).
-        lengths: its tokens, its end token included, int64, shape (pieces,).
-        text_bytes: bytes of text in UTF-8 that it is, or that its tokens stand for, int64, shape (pieces,).
-        sha256: of the file of their tokens; empty where there are no pieces and so no file.
+        documents: index in the unit of each piece's document, int64, shape (pieces,).
+        lengths: tokens of each piece, its end token included, int64, shape (pieces,).
+        text_bytes: bytes of UTF-8 text that each piece stands for, int64, shape (pieces,).
+        sha256: checksum of the token file; empty if there are no pieces and so no file.
     """
 
     documents: Int64s
@@ -112,7 +114,7 @@ class SplitIndex:
 
 @dataclass(frozen=True)
 class UnitIndex:
-    """A finished unit, and the hash of each of its documents."""
+    """The index of a finished unit: its span, the hash of each document, and the pieces of each split."""
 
     span: UnitSpan
     hashes: Hashes
@@ -120,17 +122,23 @@ class UnitIndex:
 
 
 def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dtype: str) -> None:
-    """Tokenize a unit, unless its documents are tokens, and write its files, the index last.
+    """Tokenize a unit, unless its documents are tokens already, and write its files, the index last.
+
+    Args:
+        unit: the unit.
+        tokenizer: the tokenizer.
+        folder: folder of the unit files.
+        dtype: dtype of the stored tokens, little-endian.
 
     Raises:
-        OSError: the disk refused; the unit does not exist then.
-        DataError: a text that the tokenizer cannot encode.
+        OSError: a file cannot be written; the unit then counts as unfinished.
+        DataError: the tokenizer cannot encode a text.
     """
-    dealt = _pieces_by_split(unit, tokens_from_bytes) if unit.are_tokens else _pieces_by_split(unit, bytes.decode)
+    by_split = _pieces_by_split(unit, tokens_from_bytes) if unit.are_tokens else _pieces_by_split(unit, bytes.decode)
     ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     splits: dict[Split, dict[str, str]] = {}
     for split in SPLITS:
-        pieces = [part for _, part in dealt[split]]
+        pieces = [piece for _, piece in by_split[split]]
         tokens = tokenize_contents(pieces, tokenizer)
         sha256 = ""
         if tokens:
@@ -138,9 +146,9 @@ def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dty
             sha256 = hashlib.sha256(content).hexdigest()
             write_atomic(tokens_file(folder, unit.span.number, split), content)
         splits[split] = {
-            "documents": _encode_int64s([document for document, _ in dealt[split]]),
+            "documents": _encode_int64s([document for document, _ in by_split[split]]),
             "lengths": _encode_int64s([len(ids) + len(ends) for ids in tokens]),
-            "text_bytes": _encode_int64s([text_byte_count(part, tokenizer) for part in pieces]),
+            "text_bytes": _encode_int64s([text_byte_count(piece, tokenizer) for piece in pieces]),
             "sha256": sha256,
         }
     hashes = base64.b64encode(hash_documents(unit.documents, unit.are_tokens).tobytes()).decode()
@@ -149,22 +157,22 @@ def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dty
 
 
 def _pieces_by_split(unit: WorkUnit, decoded: Callable[[bytes], ContentT]) -> dict[Split, list[tuple[int, Content]]]:
-    """The pieces of each split, and which document of the unit each is of."""
-    dealt: dict[Split, list[tuple[int, Content]]] = {split: [] for split in SPLITS}
+    """Return, for each split, (index of the document in the unit, content) of its pieces."""
+    pieces: dict[Split, list[tuple[int, Content]]] = {split: [] for split in SPLITS}
     offset = 0
     for document, encoded in enumerate(unit.documents):
         content = decoded(encoded)
-        for split, part in unit.assignment.split_document(content, encoded, offset):
-            dealt[split].append((document, part))
+        for split, piece in unit.assignment.split_document(content, encoded, offset):
+            pieces[split].append((document, piece))
         offset += len(content)
-    return dealt
+    return pieces
 
 
 def read_index(folder: Path, number: int) -> UnitIndex | None:
-    """The index of a unit, None if the unit is not finished. Earlier versions wrote it without a checksum.
+    """Read the index of a unit; None if the unit is not finished. Earlier versions wrote indexes without a checksum.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the index is damaged.
     """
     file = index_file(folder, number)
     try:
@@ -178,25 +186,25 @@ def read_index(folder: Path, number: int) -> UnitIndex | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{file}: unfinished preparation is damaged: {error}. Delete {folder.parent} and run its hlat data prepare "
-            "again."
+            f"{file}: unfinished preparation is damaged: {error}. Delete {folder.parent} and run hlat data "
+            "prepare again."
         ) from error
 
 
 def tokens_file(folder: Path, number: int, split: Split) -> Path:
-    """Where the tokens of a unit are; a split without documents has no such file."""
+    """Return the path of a unit's tokens of one split; a split without documents has no such file."""
     return folder / f"{number:08d}.{split}"
 
 
 def index_file(folder: Path, number: int) -> Path:
-    """Where the index of a unit is."""
+    """Return the path of a unit's index."""
     return folder / f"{number:08d}.json"
 
 
 def _concatenate(documents: list[TokenIdArray], ends: list[int], dtype: str) -> npt.NDArray[np.unsignedinteger]:
     end = np.array(ends, dtype=np.uint32)
     little = np.dtype(dtype).newbyteorder("<")
-    return np.concatenate([part for ids in documents for part in (ids, end)]).astype(little)
+    return np.concatenate([piece for ids in documents for piece in (ids, end)]).astype(little)
 
 
 def _encode_int64s(numbers: list[int]) -> str:

@@ -1,10 +1,10 @@
-"""A worker process: units come in on stdin, tokens go to the disk, one line of JSON per unit goes to stdout.
+"""A worker process: reads units from stdin, writes token files to disk, and one line of JSON per unit to stdout.
 
     parent --(a line of JSON, then the documents)--> worker --(unit files)--> staging folder
            <----------------- {"done": 17} or {"error": ...} ------------
 
-It is started as a program of its own (``python -m hlat.data.prepare.worker``), not forked, because the parent may hold
-threads of torch; and it ends as soon as its stdin does, however the parent died, so it is never left behind.
+It is started as a separate program (``python -m hlat.data.prepare.worker``) instead of forked, because the parent may
+have threads of torch. It ends when its stdin is closed, so it never outlives the parent.
 """
 
 import json
@@ -52,9 +52,9 @@ def read_unit(stream: IO[bytes]) -> WorkUnit | None:
 
 
 def main() -> None:
-    """Serve one parent. The first line of stdin says {"tokenizer": folder, "folder": staging, "dtype": name}."""
+    """Serve one parent. The first line of stdin is JSON: {"tokenizer": folder, "folder": staging, "dtype": name}."""
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not be taken for a reply
+    os.dup2(2, 1)  # output printed by a library must not be mistaken for a reply
     settings = json.loads(sys.stdin.buffer.readline())
     tokenizer = load_saved(Path(settings["tokenizer"]))
     units: queue.Queue[WorkUnit] = queue.Queue(maxsize=1)
@@ -74,11 +74,11 @@ def main() -> None:
 def _receive(stream: IO[bytes], units: "queue.Queue[WorkUnit]") -> None:
     while (unit := read_unit(stream)) is not None:
         units.put(unit)
-    os._exit(0)  # at once, even in the middle of a unit: nobody waits for it any more
+    os._exit(0)  # at once, even in the middle of a unit: the parent no longer waits for it
 
 
 def _describe(error: Exception) -> dict[str, str]:
-    """What the parent needs to raise the same error."""
+    """Return the kind and message from which the parent raises the same error."""
     if isinstance(error, OSError) and is_disk_error(error.errno):
         return {"kind": "storage", "message": os.strerror(error.errno or 0)}
     if type(error).__name__ == "DataError":
