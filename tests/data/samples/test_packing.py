@@ -78,7 +78,7 @@ def test_every_label_is_what_follows_its_token(sizes: list[int], room: int, isol
     starts = np.cumsum([0, *sizes]).astype(np.uint64)
     rows = BestFitRows(starts, 0, fit_documents(sizes, room))
     reader = RowReader(_Numbered(), room, starts if isolate else None)  # type: ignore[arg-type]
-    read = reader.read([rows.pieces(row) for row in range(len(rows))])
+    read = reader.read([rows.token_ranges(row) for row in range(len(rows))])
     firsts = {start + 1 for start in starts.tolist()}
     for inputs, labels in zip(read.inputs_BS.tolist(), read.labels_BS.tolist(), strict=True):
         for token, label, beside in zip(inputs, labels, [*inputs[1:], 0], strict=True):

@@ -1,4 +1,4 @@
-"""Samples: a global index becomes tokens, a pure function of the data and the seed."""
+"""Training samples: global sample index -> tokens, a pure function of the data and the seed."""
 
 from typing import TYPE_CHECKING
 

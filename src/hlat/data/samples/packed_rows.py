@@ -1,9 +1,9 @@
-"""Stretches of tokens -> rows of S inputs and S labels.
+"""Reading of packed rows: ranges of tokens -> rows of S inputs and S labels.
 
     concat     row i is tokens [i S, i S + S], both ends included: consecutive rows share one token
     best fit   row i is pieces of documents, one after the other, and padding
 
-Where a piece ends before its document does, the label of its last token is the document's next one all the same.
+Where a row cuts a document, the label of the last input is still the document's next token.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from hlat.model import IGNORED
 
 Int64s = npt.NDArray[np.int64]
 
-_NOWHERE = np.empty(0, dtype=np.int64)
+_NO_POSITIONS = np.empty(0, dtype=np.int64)
 
 
 class TokenRange(NamedTuple):
-    """Consecutive tokens of a row.
+    """Consecutive tokens of the split, as part of a row.
 
     Attributes:
-        start: position of the first one in the split.
-        length: how many are inputs.
-        follows: whether the token after the last input is its label.
-        begins: whether the first one begins a document.
+        start: position of the first token in the split.
+        length: number of inputs.
+        has_next: True if the token after the last input is its label.
+        starts_document: True if the first token begins a document.
     """
 
     start: int
@@ -39,17 +39,23 @@ class TokenRange(NamedTuple):
 
 
 class PackedRows(Protocol):
-    """Rows of one stretch of a split."""
+    """The rows of a range of documents."""
 
     def __len__(self) -> int: ...
 
-    def pieces(self, row: int) -> list[TokenRange]:
-        """What a row is made of, in order; at most S tokens."""
+    def token_ranges(self, row: int) -> list[TokenRange]:
+        """Return the token ranges of a row, in order; at most S tokens."""
 
 
 @dataclass(frozen=True)
 class ConcatRows:
-    """Documents joined and cut every ``length`` tokens; fewer than that at the end are left out."""
+    """Documents joined and cut every ``length`` tokens; a shorter rest at the end is left out.
+
+    Attributes:
+        first: position of the first token in the split.
+        tokens: number of tokens.
+        length: tokens per row, S.
+    """
 
     first: int
     tokens: int
@@ -58,19 +64,19 @@ class ConcatRows:
     def __len__(self) -> int:
         return max((self.tokens - 1) // self.length, 0)
 
-    def pieces(self, row: int) -> list[TokenRange]:
-        """All of a row."""
+    def token_ranges(self, row: int) -> list[TokenRange]:
+        """Return the single token range of a row."""
         return [TokenRange(self.first + row * self.length, self.length, True, False)]
 
 
 @dataclass(frozen=True)
 class BestFitRows:
-    """Documents kept whole where they fit.
+    """Rows in which documents are kept uncut where they fit.
 
     Attributes:
-        starts: where each document of the split begins, and where the last one ends.
-        first: the first document that is meant by ``fitted``.
-        fitted: the rows.
+        starts: boundaries of the split's documents: the start of each, and the end of the last.
+        first: index of the document that is document 0 of ``fitted``.
+        fitted: the packing plan.
     """
 
     starts: npt.NDArray[np.uint64]
@@ -80,25 +86,26 @@ class BestFitRows:
     def __len__(self) -> int:
         return len(self.fitted.rows) - 1
 
-    def pieces(self, row: int) -> list[TokenRange]:
-        """The pieces of a row."""
-        found, (begin, end) = self.fitted, self.fitted.rows[row : row + 2]
-        pieces = []
+    def token_ranges(self, row: int) -> list[TokenRange]:
+        """Return the token ranges of a row."""
+        plan, (begin, end) = self.fitted, self.fitted.rows[row : row + 2]
+        ranges = []
         for index in range(begin, end):
-            document, offset = self.first + int(found.documents[index]), int(found.offsets[index])
-            start, length = int(self.starts[document]) + offset, int(found.lengths[index])
-            pieces.append(TokenRange(start, length, start + length < int(self.starts[document + 1]), offset == 0))
-        return pieces
+            document, offset = self.first + int(plan.documents[index]), int(plan.offsets[index])
+            start, length = int(self.starts[document]) + offset, int(plan.lengths[index])
+            ranges.append(TokenRange(start, length, start + length < int(self.starts[document + 1]), offset == 0))
+        return ranges
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows that have been read.
+    """Rows that have been read, shape (B, S) each.
 
     Attributes:
-        inputs_BS, labels_BS: int64; labels are ``IGNORED`` where there is none.
-        positions_BS: place of each token in its document, int64; None where documents are not isolated.
-        highest: the highest token id, and the position in the split where it stands.
+        inputs_BS: token ids, int64; 0 for padding.
+        labels_BS: the token after each input, int64; ``IGNORED`` where there is none.
+        positions_BS: position of each token in its document, int64; None unless documents are isolated.
+        highest_token: the highest token id, and its position in the split.
     """
 
     inputs_BS: Int64s
@@ -111,37 +118,37 @@ class RowReader:
     """Reads rows of a split.
 
     Args:
-        tokens: of the split.
-        length: of a row, S.
-        starts: where its documents begin, if they are to be isolated.
+        tokens: the tokens of the split.
+        length: tokens per row, S.
+        starts: document boundaries, to isolate documents; None not to isolate them.
     """
 
     def __init__(self, tokens: TokenArray, length: int, starts: npt.NDArray[np.uint64] | None) -> None:
         self._tokens, self._length, self._starts = tokens, length, starts
 
     def read(self, rows: list[list[TokenRange]]) -> RowBatch:
-        """One row for each list of pieces."""
-        if rows and self._starts is None and all(self._is_whole(row) for row in rows):
-            return self._read_whole([row[0].start for row in rows])
+        """Read one row for each list of token ranges."""
+        if rows and self._starts is None and all(self._is_consecutive(row) for row in rows):
+            return self._read_consecutive([row[0].start for row in rows])
         shape = (len(rows), self._length)
         inputs, labels = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
         positions = None if self._starts is None else np.empty(shape, dtype=np.int64)
         highest = (-1, 0)
-        for row, pieces in enumerate(rows):
-            parts = [self._part(piece) for piece in pieces]
-            fill_row(parts, inputs[row], labels[row], None if positions is None else positions[row])
-            for piece, part in zip(pieces, parts, strict=True):
-                if part.tokens.max() > highest[0]:
-                    highest = (int(part.tokens.max()), piece.start + int(part.tokens.argmax()))
+        for row, ranges in enumerate(rows):
+            segments = [self._segment(token_range) for token_range in ranges]
+            fill_row(segments, inputs[row], labels[row], None if positions is None else positions[row])
+            for token_range, segment in zip(ranges, segments, strict=True):
+                if segment.tokens.max() > highest[0]:
+                    highest = (int(segment.tokens.max()), token_range.start + int(segment.tokens.argmax()))
         labels[labels == NO_LABEL] = IGNORED
         return RowBatch(inputs, labels, positions, highest)
 
-    def _is_whole(self, row: list[TokenRange]) -> bool:
-        """True for consecutive tokens whose last one has a label, the token after it; not so where a document ends."""
+    def _is_consecutive(self, row: list[TokenRange]) -> bool:
+        """Return True for a single range of S tokens with a label for the last; False if its document ends there."""
         return len(row) == 1 and row[0].length == self._length and row[0].has_next
 
-    def _read_whole(self, starts: list[int]) -> RowBatch:
-        """Rows of S consecutive tokens and the one after them: most there are."""
+    def _read_consecutive(self, starts: list[int]) -> RowBatch:
+        """Read rows of S consecutive tokens and the token after them, by far the most common kind."""
         tokens = np.empty((len(starts), self._length + 1), dtype=np.int64)
         for row, start in enumerate(starts):
             self._tokens.read_into(start, tokens[row])
@@ -149,13 +156,16 @@ class RowReader:
         highest = (int(tokens[row, column]), starts[row] + column)
         return RowBatch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), None, highest)
 
-    def _part(self, piece: TokenRange) -> RowSegment:
-        tokens = self._tokens.read(piece.start, piece.start + piece.length + piece.has_next)
-        return RowSegment(tokens, piece.length, piece.starts_document, self._begins(piece))
+    def _segment(self, token_range: TokenRange) -> RowSegment:
+        tokens = self._tokens.read(token_range.start, token_range.start + token_range.length + token_range.has_next)
+        return RowSegment(tokens, token_range.length, token_range.starts_document, self._document_starts(token_range))
 
-    def _begins(self, piece: TokenRange) -> Int64s:
-        """Where documents begin in a piece after its first token, the token after its last one included."""
+    def _document_starts(self, token_range: TokenRange) -> Int64s:
+        """Return the starts of documents inside a range, relative to it.
+
+        The first token of the range is excluded, the token after its last one is included.
+        """
         if self._starts is None:
-            return _NOWHERE
-        low, high = np.searchsorted(self._starts, [piece.start + 1, piece.start + piece.length + 1])
-        return np.unique(self._starts[low:high].astype(np.int64) - piece.start)
+            return _NO_POSITIONS
+        low, high = np.searchsorted(self._starts, [token_range.start + 1, token_range.start + token_range.length + 1])
+        return np.unique(self._starts[low:high].astype(np.int64) - token_range.start)

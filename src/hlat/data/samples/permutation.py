@@ -1,8 +1,8 @@
-"""(seed, epoch, position) -> index of the sample: a permutation by formula, so that no list is ever made or stored.
+"""A pseudorandom permutation by formula: (seed, epoch, position) -> index, without storing a list.
 
-A balanced Feistel network permutes the numbers of an even count of bits whatever its round function is (Luby and
-Rackoff 1988); a number that falls outside [0, n) is permuted again until it falls inside, which leaves a
-permutation of [0, n) ("cycle walking", Black and Rogaway 2002). The domain is less than 4 n, or 64 for tiny n.
+A balanced Feistel network permutes the numbers of an even number of bits whatever its round function is (Luby and
+Rackoff 1988); a number outside [0, n) is permuted again until it falls inside, which leaves a permutation of [0, n)
+("cycle walking", Black and Rogaway 2002). The domain has fewer than 4 n numbers, or 64 for tiny n.
 """
 
 import numpy as np
@@ -19,16 +19,19 @@ _33 = np.uint64(33)
 
 
 def permute(seed: int, epoch: int, index: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
-    """The place of each index in the permutation of [0, n) that belongs to (seed, epoch).
+    """Return the value at each index of the permutation of [0, n) that belongs to (seed, epoch).
 
     Args:
         seed: the seed of the run.
-        epoch: every epoch has its own permutation.
+        epoch: the epoch; each has its own permutation.
         index: integers in [0, n), any shape.
-        n: how many there are, up to 2**62.
+        n: size of the permutation, up to 2**62.
 
     Returns:
         int64, the shape of ``index``; over all of [0, n) each value occurs once.
+
+    Raises:
+        IndexError: an index is outside [0, n).
     """
     values = np.asarray(index, dtype=np.int64)
     if values.size and not (values.min() >= 0 and values.max() < n):
@@ -37,7 +40,7 @@ def permute(seed: int, epoch: int, index: npt.ArrayLike, n: int) -> npt.NDArray[
     keys = [np.uint64(stream_key(seed, "order", epoch, round)) for round in range(_ROUNDS)]
     out = values.astype(np.uint64).ravel()
     outside = np.arange(out.size)
-    # A small domain is permuted as a whole at once: walking it, of few numbers, takes dozens of steps.
+    # A small domain is permuted completely in one step: cycle walking over a few numbers takes dozens of steps.
     table = _feistel(np.arange(1 << 2 * half, dtype=np.uint64), half, keys) if half <= _TABLE_HALF_BITS else None
     while outside.size:
         out[outside] = _feistel(out[outside], half, keys) if table is None else table[out[outside]]

@@ -1,7 +1,8 @@
-"""Stretches of documents -> one row of S inputs and S labels. Also run where text is tokenized, hence without torch.
+"""Filling of one row of S inputs and S labels from segments of documents; also used by tokenizing workers, so no torch.
 
-A label is the token after its input. Where documents are isolated there is none at the end of a document, and places
-are counted from its beginning, or from that of the row. What is left of a row is padding: input 0, no label.
+A label is the token after its input. If documents are isolated, the last token of a document has no label, and
+positions count from the start of the document, or of the row if that is later. The rest of a row is padding: input 0,
+no label.
 """
 
 from collections.abc import Iterable
@@ -19,10 +20,10 @@ class RowSegment(NamedTuple):
     """Consecutive tokens of a row.
 
     Attributes:
-        tokens: the inputs, and after them the label of the last one, if there is one.
-        length: how many are inputs.
-        opens: whether the first one begins a document.
-        begins: places in ``tokens``, after the first, at which documents begin; only looked at to isolate them.
+        tokens: the inputs, followed by the label of the last one if there is one.
+        length: number of inputs.
+        starts_document: True if the first token begins a document.
+        document_starts: indexes in ``tokens``, after the first, at which documents begin; used only to isolate them.
     """
 
     tokens: Numbers
@@ -31,34 +32,36 @@ class RowSegment(NamedTuple):
     document_starts: Numbers
 
 
-def fill_row(parts: Iterable[RowSegment], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None) -> None:
-    """Write a row.
+def fill_row(segments: Iterable[RowSegment], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None) -> None:
+    """Write one row into the given arrays, each of shape (S,).
 
     Args:
-        parts: in order, of S tokens at most.
+        segments: segments in order, S tokens at most.
         inputs_S: filled with token ids.
-        labels_S: filled with token ids, and with ``NO_LABEL``.
-        positions_S: filled with the place of each token in its document, which isolates them; None for joined ones.
+        labels_S: filled with token ids and ``NO_LABEL``.
+        positions_S: filled with the position of each token in its document, to isolate documents; None to join them.
     """
-    inputs_S[:], labels_S[:], place = 0, NO_LABEL, 0
-    for part in parts:
-        end = place + part.length
-        inputs_S[place:end] = part.tokens[: part.length]
-        labels_S[place : place + len(part.tokens) - 1] = part.tokens[1:]
+    inputs_S[:], labels_S[:], position = 0, NO_LABEL, 0
+    for segment in segments:
+        end = position + segment.length
+        inputs_S[position:end] = segment.tokens[: segment.length]
+        labels_S[position : position + len(segment.tokens) - 1] = segment.tokens[1:]
         if positions_S is not None:
-            positions_S[place:end] = _places(part)
-            labels_S[place + part.document_starts - 1] = NO_LABEL
-        elif part.starts_document and place > 0:
-            labels_S[place - 1] = part.tokens[0]  # joined, a document's end is followed by the next one's begin
-        place = end
+            positions_S[position:end] = _positions(segment)
+            labels_S[position + segment.document_starts - 1] = NO_LABEL
+        elif segment.starts_document and position > 0:
+            # Documents are joined: the label of a document's last token is the first token of the next.
+            labels_S[position - 1] = segment.tokens[0]
+        position = end
     if positions_S is not None:
-        positions_S[place:] = np.arange(len(positions_S) - place)
+        positions_S[position:] = np.arange(len(positions_S) - position)
 
 
-def _places(part: RowSegment) -> Numbers:
-    inside = part.document_starts[part.document_starts < part.length]
-    places = np.arange(part.length)
+def _positions(segment: RowSegment) -> Numbers:
+    """Return the position of each input in its document, shape (length,)."""
+    inside = segment.document_starts[segment.document_starts < segment.length]
+    positions = np.arange(segment.length)
     if len(inside):
         starts = np.concatenate([[0], inside])
-        places -= np.repeat(starts, np.diff(np.append(starts, part.length)))
-    return places
+        positions -= np.repeat(starts, np.diff(np.append(starts, segment.length)))
+    return positions

@@ -1,9 +1,9 @@
-"""Global sample index -> tokens, a pure function of the data and the seed.
+"""Training and validation samples of prepared data: global sample index -> tokens.
 
-    global sample g --mixture--> source, its n-th sample --turns--> row of that source --rows--> inputs and labels
+    global sample g --mixture--> source, n-th sample of it --epoch order--> row of that source --> inputs and labels
 
-Without weights all sources are one corpus: g --turns--> row. Nothing here has a state: any process may ask for any
-batch.
+Without weights all sources are one corpus: g --epoch order--> row. The mapping is a pure function of the data and the
+seed and has no state, so any process can read any batch.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ class Batch:
     Attributes:
         inputs_BS: token ids, int64, CPU.
         labels_BS: the token after each input, int64, CPU; -100 where there is none.
-        sample_ids: which sample of the split each row is, int64, shape (B,).
+        sample_ids: index in the split of each row's sample, int64, shape (B,).
         target_bytes: UTF-8 bytes of text that the labels stand for, the divisor of bits per byte.
-        positions_BS: place of each token in its document, int64, CPU; every 0 begins a document that sees only
-            itself. None where documents are not isolated.
+        positions_BS: position of each token in its document, int64, CPU; attention does not cross a position 0, which
+            begins a document. None unless documents are isolated.
     """
 
     inputs_BS: torch.Tensor
@@ -47,19 +47,19 @@ class Batch:
 
 
 class TrainingData:
-    """The training split as samples, addressed by a global index that runs on over the epochs.
+    """The training split as samples, addressed by a global index that continues over epochs.
 
     Args:
         prepared: the data.
         config: the data section: sequence length, packing, isolation, order, sources and their weights.
-        seed: of the order.
+        seed: seed of the order.
 
     Attributes:
-        mixture: which source each sample is from; None where they have no weights.
-        samples_per_epoch: of one pass over the corpus, every source as often as it counts.
+        mixture: maps each sample to its source; None if the sources have no weights.
+        samples_per_epoch: samples of one pass over the corpus, with each source repeated as configured.
 
     Raises:
-        DataError: less text than one sample, in all or in a source that has a weight; or a phase too short for one.
+        DataError: the corpus, or a source with a weight, is shorter than one sample; or a phase is shorter than one.
     """
 
     def __init__(self, prepared: PreparedData, config: DataConfig, seed: int) -> None:
@@ -70,98 +70,101 @@ class TrainingData:
         self._ranges = (
             [all_training_documents(prepared)] if _is_single_corpus(config) else source_ranges(prepared, config)
         )
-        self._rows = [pack_rows(prepared, span, length, config.packing) for span in self._ranges]
+        self._rows = [pack_rows(prepared, documents, length, config.packing) for documents in self._ranges]
         counts = [len(rows) for rows in self._rows]
         self._refuse_too_little(counts)
         self.mixture = build_mixture(config)
         self._ends = np.cumsum(counts)
         if self.mixture is None:
-            counted = [1.0] if len(counts) == 1 else [source.repeat for source in config.sources]
-            self._turns = [EpochOrder(counts, counted, seed, config.shuffle)]
+            repeats = [1.0] if len(counts) == 1 else [source.repeat for source in config.sources]
+            self._orders = [EpochOrder(counts, repeats, seed, config.shuffle)]
         else:
             seeds = [stream_key(seed, "source", index) for index in range(len(counts))]
-            self._turns = [EpochOrder([n], [1.0], s, config.shuffle) for n, s in zip(counts, seeds, strict=True)]
-        self.samples_per_epoch = sum(turns.epoch_length for turns in self._turns)
+            self._orders = [EpochOrder([n], [1.0], s, config.shuffle) for n, s in zip(counts, seeds, strict=True)]
+        self.samples_per_epoch = sum(order.epoch_length for order in self._orders)
 
     def epochs(self, samples: int) -> dict[str, float]:
-        """Passes over the corpus, or over each source by name where they have weights, in so many samples."""
+        """Return the passes over the corpus (key "") in ``samples`` samples, or over each weighted source, by name."""
         if self.mixture is None:
-            return {"": samples / self._turns[0].epoch_length}
-        found = zip(self._config.sources, self.mixture.counts(samples), self._turns, strict=True)
-        return {source.label: int(count) / max(turns.epoch_length, 1) for source, count, turns in found}
+            return {"": samples / self._orders[0].epoch_length}
+        columns = zip(self._config.sources, self.mixture.counts(samples), self._orders, strict=True)
+        return {source.label: int(count) / max(order.epoch_length, 1) for source, count, order in columns}
 
     def refuse_too_short(self, samples: int) -> None:
-        """Raise DataError if a run of so many samples needs more of a source than the recipe lets it have."""
+        """Raise DataError if a run of ``samples`` samples exceeds data.sources.max_epochs of a source."""
         if self.mixture is not None:
             rows = [len(rows) for rows in self._rows]
             refuse_too_many_epochs(self._config, self.mixture.counts(samples).tolist(), rows)
 
     @property
     def waste(self) -> list[PackingWaste]:
-        """What packing costs in each stretch, where it pads."""
-        both = zip(self._rows, self._ranges, strict=True)
+        """Padding and cut documents of each packed range; empty for ``concat``, which does not pad."""
+        pairs = zip(self._rows, self._ranges, strict=True)
         length = self._config.sequence_length
         return [
-            measure_waste(self._prepared, rows, part, length) for rows, part in both if isinstance(rows, BestFitRows)
+            measure_waste(self._prepared, rows, documents, length)
+            for rows, documents in pairs
+            if isinstance(rows, BestFitRows)
         ]
 
     def sample_ids(self, samples: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Which row of the corpus each global sample is, int64; rows are counted over all sources."""
-        asked = np.asarray(samples, dtype=np.int64)
+        """Return the row of each global sample, int64, the shape of ``samples``; rows are numbered over all sources."""
+        indexes = np.asarray(samples, dtype=np.int64)
         if self.mixture is None:
-            return self._turns[0].items(asked)
-        sources, ordinals = self.mixture.locate(asked)
-        found = np.empty_like(asked)
+            return self._orders[0].items(indexes)
+        sources, ordinals = self.mixture.locate(indexes)
+        rows = np.empty_like(indexes)
         for source in np.unique(sources):
-            here = sources == source
+            selected = sources == source
             first = int(self._ends[source - 1]) if source else 0
-            found[here] = first + self._turns[source].items(ordinals[here])
-        return found
+            rows[selected] = first + self._orders[source].items(ordinals[selected])
+        return rows
 
     def batch(self, first: int, count: int) -> Batch:
-        """Global samples ``first <= g < first + count``, one per row.
+        """Return global samples ``first <= g < first + count``, one per row.
 
         Raises:
-            DataError: a shard is damaged: it holds ids that the vocabulary does not.
+            DataError: a shard is damaged: it contains token ids outside the vocabulary.
         """
         ids = self.sample_ids(np.arange(first, first + count))
-        lists = np.searchsorted(self._ends, ids, side="right")
+        range_indexes = np.searchsorted(self._ends, ids, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
-        pieces = [
-            self._rows[number].pieces(row) for number, row in zip(lists, (ids - starts[lists]).tolist(), strict=True)
+        ranges = [
+            self._rows[number].token_ranges(row)
+            for number, row in zip(range_indexes, (ids - starts[range_indexes]).tolist(), strict=True)
         ]
-        return make_batch(self._prepared, "train", self._reader.read(pieces), ids)
+        return make_batch(self._prepared, "train", self._reader.read(ranges), ids)
 
     def _refuse_too_little(self, counts: list[int]) -> None:
         length, packing = self._config.sequence_length, self._config.packing
-        least = length + 1 if packing == "concat" else 1
+        minimum = length + 1 if packing == "concat" else 1
         problems = []
-        for number, (span, count) in enumerate(zip(self._ranges, counts, strict=True)):
+        for number, (documents, count) in enumerate(zip(self._ranges, counts, strict=True)):
             if count < 1 and (len(counts) == 1 or is_ever_sampled(self._config, number)):
-                what = "" if len(counts) == 1 else f" of source {self._config.sources[number].label}"
+                of_source = "" if len(counts) == 1 else f" of source {self._config.sources[number].label}"
                 problems.append(
-                    f"{self._prepared.dir}: {span.tokens} training tokens{what} are too few for one sample, which "
-                    f"takes {least}. Lower data.sequence_length = {length} or give more text."
+                    f"{self._prepared.dir}: {documents.tokens} training tokens{of_source} are too few for one sample, "
+                    f"which takes {minimum}. Lower data.sequence_length = {length} or give more text."
                 )
         if not problems and not sum(counts):
-            problems = [f"{self._prepared.dir}: no source has enough training tokens for one sample ({least})."]
+            problems = [f"{self._prepared.dir}: no source has enough training tokens for one sample ({minimum})."]
         if problems:
             raise DataError("\n".join(problems))
 
 
 class ValidationData:
-    """The validation split as fixed windows of S labels; the last one is padded with labels -100.
+    """The validation split as fixed windows of S labels; the last window is padded with labels -100.
 
-    All windows together predict every token of the split but its first exactly once.
+    All windows together predict every token of the split except the first exactly once.
 
     Args:
         prepared: the data.
         sequence_length: tokens per window, S.
-        sequences: how many windows to use, evenly spread over the split and always the same; None for all.
-        isolate: whether a document sees only itself; its first token is then predicted by none.
+        sequences: number of windows to use, spread evenly over the split and always the same; None for all.
+        isolate: attend only within a document; the first token of each document then has no prediction.
 
     Raises:
-        DataError: no validation text.
+        DataError: the validation split has fewer than two tokens.
     """
 
     def __init__(
@@ -182,37 +185,37 @@ class ValidationData:
         self._ids = np.arange(count, dtype=np.int64) * windows // count
 
     def __len__(self) -> int:
-        """Windows in use."""
+        """Return the number of windows in use."""
         return len(self._ids)
 
     def batch(self, first: int, count: int) -> Batch:
-        """Windows ``first <= w < first + count`` of those in use; fewer at the end.
+        """Return windows ``first <= w < first + count`` of those in use; fewer at the end.
 
         Raises:
-            DataError: a shard is damaged: it holds ids that the vocabulary does not.
+            DataError: a shard is damaged: it contains token ids outside the vocabulary.
         """
         ids = self._ids[first : first + count]
         length, last = self._length, self._tokens - 1
-        pieces = [[TokenRange(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
-        return make_batch(self._prepared, "validation", self._reader.read(pieces), ids)
+        ranges = [[TokenRange(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
+        return make_batch(self._prepared, "validation", self._reader.read(ranges), ids)
 
 
-def make_batch(prepared: PreparedData, split: Split, read: RowBatch, ids: npt.NDArray[np.int64]) -> Batch:
-    """Rows that have been read, as tensors.
+def make_batch(prepared: PreparedData, split: Split, rows: RowBatch, ids: npt.NDArray[np.int64]) -> Batch:
+    """Convert rows that have been read to a batch of tensors.
 
     Raises:
-        DataError: they hold ids that the vocabulary does not.
+        DataError: the rows contain token ids outside the vocabulary.
     """
     token_bytes = prepared.token_bytes
-    highest, place = read.highest_token
-    check_token_ids(prepared, split, highest, place)
-    target_bytes = int(token_bytes[read.labels_BS[read.labels_BS != IGNORED]].sum())
-    positions_BS = None if read.positions_BS is None else torch.from_numpy(read.positions_BS)
-    inputs_BS, labels_BS = torch.from_numpy(read.inputs_BS), torch.from_numpy(read.labels_BS)
+    highest_id, position = rows.highest_token
+    check_token_ids(prepared, split, highest_id, position)
+    target_bytes = int(token_bytes[rows.labels_BS[rows.labels_BS != IGNORED]].sum())
+    positions_BS = None if rows.positions_BS is None else torch.from_numpy(rows.positions_BS)
+    inputs_BS, labels_BS = torch.from_numpy(rows.inputs_BS), torch.from_numpy(rows.labels_BS)
     return Batch(inputs_BS, labels_BS, ids.copy(), target_bytes, positions_BS)
 
 
 def _is_single_corpus(config: DataConfig) -> bool:
-    """Whether samples may cross from one source into the next: where nothing is said of any of them."""
+    """Return True if samples may cross from one source into the next: no source has a weight, a repeat or a limit."""
     plain = all(source.repeat == 1 and source.max_tokens is None for source in config.sources)
     return plain and not is_weighted(config)

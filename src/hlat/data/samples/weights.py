@@ -1,4 +1,4 @@
-"""The weights of a data section -> the mixture of its sources, and whether there is enough of each."""
+"""The weights of a data section: the mixture of its sources, and the limits on repeating a source."""
 
 from collections.abc import Sequence
 
@@ -9,24 +9,24 @@ from hlat.runtime import DataError
 
 
 def is_weighted(config: DataConfig) -> bool:
-    """Whether sources are mixed by weights, rather than being one corpus."""
+    """Return True if sources are mixed by weights instead of forming one corpus."""
     return bool(config.phases) or any(source.weight is not None for source in config.sources)
 
 
 def build_mixture(config: DataConfig) -> Mixture | None:
-    """Which source each sample is from; None where they have no weights.
+    """Return the mixture that maps samples to sources; None if the sources have no weights.
 
     Raises:
-        DataError: a phase that has no sample of its own.
+        DataError: a phase has no sample of its own.
     """
     return Mixture(phase_weights(config)) if is_weighted(config) else None
 
 
 def phase_weights(config: DataConfig) -> list[PhaseWeights]:
-    """The weights of a data section that has some, phase by phase.
+    """Return the weights of a weighted data section, phase by phase.
 
     Raises:
-        DataError: a phase that has no sample of its own.
+        DataError: a phase has no sample of its own.
     """
     if not config.phases:
         return [PhaseWeights(whole_weights([source.weight or 0.0 for source in config.sources]))]
@@ -46,7 +46,7 @@ def phase_weights(config: DataConfig) -> list[PhaseWeights]:
 
 
 def is_ever_sampled(config: DataConfig, source: int) -> bool:
-    """Whether any sample can be from a source."""
+    """Return True if any sample can come from a source, given by index."""
     if not is_weighted(config):
         return False
     if not config.phases:
@@ -55,24 +55,24 @@ def is_ever_sampled(config: DataConfig, source: int) -> bool:
 
 
 def refuse_too_many_epochs(config: DataConfig, needed: Sequence[int], rows: Sequence[int]) -> None:
-    """Raise DataError if sources are too short for a run.
+    """Raise DataError if a run would repeat sources more often than ``max_epochs`` allows.
 
     Args:
         config: the data section.
         needed: samples of each source that the run takes.
-        rows: samples that one pass over each of them gives.
+        rows: samples in one pass over each source.
     """
     problems = []
-    for source, need, have in zip(config.sources, needed, rows, strict=True):
-        most = None if source.max_epochs is None else int(source.max_epochs * have)
-        if most is not None and need > most:
+    for source, need, available in zip(config.sources, needed, rows, strict=True):
+        limit = None if source.max_epochs is None else int(source.max_epochs * available)
+        if limit is not None and need > limit:
             length = config.sequence_length
             problems.append(
-                f"source {source.label}: the run takes {need * length:,} tokens of it, {need / max(have, 1):.2f} "
+                f"source {source.label}: the run takes {need * length:,} tokens of it, {need / max(available, 1):.2f} "
                 "passes; "
-                f"max_epochs = {source.max_epochs:g} of its {have * length:,} tokens are {most * length:,}: "
-                f"{(need - most) * length:,} too few. Give it more text or less weight, raise max_epochs, or train "
-                "for less."
+                f"max_epochs = {source.max_epochs:g} of its {available * length:,} tokens are {limit * length:,}: "
+                f"{(need - limit) * length:,} too few. Give it more text or a smaller weight, raise max_epochs, or "
+                "train for fewer tokens."
             )
     if problems:
         raise DataError("\n".join(problems))
