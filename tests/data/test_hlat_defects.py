@@ -70,9 +70,9 @@ def test_a_long_document_keeps_its_order_and_has_one_end(
     found = []
     for part in range(parts):
         for document in DocumentReader(plan).documents(0, part, parts)(0, 0):
-            turn = document.turn * parts + (part + document.turn) % parts
+            turn = document.block * parts + (part + document.block) % parts
             found += [document.content] if turn < blocks else []
-            if document.turn * parts >= blocks:
+            if document.block * parts >= blocks:
                 break
     assert [len(text) for text in found if len(text) > 1000] == [600_000] and prose(7, 600_000) in found
 

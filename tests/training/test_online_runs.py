@@ -42,7 +42,7 @@ def straight(cli, tiny_recipe, corpus, tmp_path_factory):
     (folder / "recipe.yaml").write_text(tiny_recipe)
     done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}", *ONLINE)
     assert done.returncode == 0, done.stderr
-    assert "tokenizing while training: 60 blocks of the corpus, dealt to 8 streams" in done.stdout
+    assert "tokenizing while training: 60 blocks of the corpus, distributed to 8 streams" in done.stdout
     return folder / "run"
 
 

@@ -246,9 +246,9 @@ def test_online_every_document_is_in_one_split_once_an_epoch(tokenizer: tuple[Pa
     found = []
     for part in range(parts):
         for document in DocumentReader(plan).documents(0, part, parts)(0, 0):
-            if document.turn * parts > blocks + parts:
+            if document.block * parts > blocks + parts:
                 break
-            if document.turn * parts + (part + document.turn) % parts < blocks:
+            if document.block * parts + (part + document.block) % parts < blocks:
                 found.append(np.asarray(document.content).tolist())
     bounds, held = prepared.document_boundaries("validation").tolist(), prepared.tokens("validation")
     found += [held.read(a, b - 1).tolist() for a, b in pairwise(bounds)]

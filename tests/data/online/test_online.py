@@ -141,7 +141,7 @@ def test_every_document_is_read_once_an_epoch(
         parts, n = source.partition_count(config.streams), source.epoch_order(True).epoch_length
         for part in range(parts):
             for document in _until(reader.documents(number, part, parts)(0, 0), (epoch + 2) * n // parts + 2):
-                turn = document.turn * parts + (part + document.turn) % parts
+                turn = document.block * parts + (part + document.block) % parts
                 if turn // n == epoch:
                     seen[document.content] += 1
     if mix.get("repeats"):
@@ -152,7 +152,7 @@ def test_every_document_is_read_once_an_epoch(
 
 def _until(found: Iterator[Any], turn: int) -> Iterator[Any]:
     for document in found:
-        if document.turn > turn:
+        if document.block > turn:
             return
         yield document
 
@@ -215,7 +215,7 @@ def test_ranks_share_a_batch_evenly_and_streams_where_they_can(batch: int, ranks
             assert set(assign_streams(seed, streams, one).tolist()) <= set(share.owned.tolist())
     if shares[0].is_even:
         assert sorted(np.concatenate([share.owned for share in shares]).tolist()) == list(range(streams))
-    better = shares[0].better()
+    better = shares[0].nearest_even_streams()
     assert replace(shares[0], streams=better).is_even
 
 

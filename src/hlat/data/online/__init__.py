@@ -1,14 +1,14 @@
-"""Text becomes samples while the model trains.
+"""Online data: text is tokenized into training samples while the model trains.
 
-    catalogue    files -> blocks that can be opened by themselves
-    dealing      global sample -> stream, and which rank tokenizes it; stream -> its blocks, by formula
-    stream       documents of one stream of one source -> rows; a place in it is three numbers
-    worker       a process: the rows of some streams, in the order in which they are wanted
-    feed         the rows of this rank's part of each batch, and how far every stream has come
-    setup        what is done once: tokenizer, validation split, catalogue
+    block_index        files -> blocks that can be opened independently
+    stream_assignment  global sample -> stream, and the rank that tokenizes it; stream -> its blocks, by formula
+    stream             documents of one stream of one source -> rows; a position in it is three integers
+    worker             a process: the rows of some streams, in the order of the samples
+    loader             the rows of this rank in each batch, and the position of every stream
+    prepare            one-time preparation: tokenizer, validation split, block index
 
-Which tokens form global sample g depends on the data section and the seed. A stream needs no other stream, so it may be
-tokenized anywhere; where it goes on is all the state there is.
+The tokens of global sample g depend only on the data section and the seed. Streams are independent of one another, so
+each may be tokenized anywhere; the positions of the streams are all the state there is.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""Rows that cannot be read while training: told, counted, and too many of them are an error.
+"""Rows that cannot be read during training: reported, counted, and an error if there are too many.
 
-Each tokenizing process judges the rows that it has read, as often as it reads them. None may be unreadable where the
-stated share is 0; else the share is compared from the hundredth such row on, before which it says little.
+Each tokenizing process counts the rows it has read, as often as it reads them. If data.unreadable_rows is 0, the first
+bad row is an error; otherwise the fraction is checked from the hundredth bad row on, since it means little before.
 """
 
 from hlat.data.formats import JSON, TEXT, Row
@@ -10,66 +10,67 @@ from hlat.data.online.block_index import WHOLE, FileBlock
 from hlat.data.sources import SourceFile
 from hlat.runtime import DataError
 
-_REPORTED_ROWS = 20  # of them are told one by one, and remembered, so that none is told again an epoch later
+_REPORTED_ROWS = 20  # bad rows reported one by one, and remembered, so that none is reported again an epoch later
 
 
 class BadRowMonitor:
-    """Counts the rows of a process.
+    """Counts the rows and bad rows of one process, and reports bad rows.
 
     Args:
-        share: the largest share of the rows that may be unreadable.
+        share: the largest fraction of rows that may be unreadable.
     """
 
     def __init__(self, share: float) -> None:
         self._share, self._rows, self._unreadable = share, 0, 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._notes: list[str] = []
 
     def count(self, file: SourceFile, block: FileBlock, row: Row) -> None:
-        """Take note of a row.
+        """Count a row.
 
         Raises:
-            DataError: it cannot be read, and no more may be.
+            DataError: the row cannot be read, and the limit is exceeded.
         """
         self._rows += 1
         if row.error is None:
             return
         self._unreadable += 1
-        where, fault = _place(file, block, row), row.error
+        where, error = _describe_row(file, block, row), row.error
         if self._share == 0:
             raise DataError(
-                f"{where}: {fault.reason}. {fault.remedy} Or set data.unreadable_rows to the share of the rows that "
+                f"{where}: {error.reason}. {error.remedy} Or set data.unreadable_rows to the share of the rows that "
                 "may be left out for being unreadable."
             )
         if self._unreadable >= MIN_BAD_ROWS and too_many_bad_rows(self._unreadable, self._rows, self._share):
             raise DataError(
                 f"{self._unreadable:,} of {self._rows:,} rows cannot be read; data.unreadable_rows allows a share of "
-                f"{self._share:g}. The last of them: {where}: {fault.reason}. {fault.remedy}"
+                f"{self._share:g}. The last of them: {where}: {error.reason}. {error.remedy}"
             )
-        self._tell(where, fault.reason)
+        self._report(where, error.reason)
 
-    def _tell(self, where: str, reason: str) -> None:
-        if where in self._told:
+    def _report(self, where: str, reason: str) -> None:
+        if where in self._reported:
             return
-        if len(self._told) < _REPORTED_ROWS:
-            self._told.add(where)
-            rest = "; of further ones only every hundredth is told" if len(self._told) == _REPORTED_ROWS else ""
+        if len(self._reported) < _REPORTED_ROWS:
+            self._reported.add(where)
+            rest = "; from now on only every hundredth is reported" if len(self._reported) == _REPORTED_ROWS else ""
             self._notes.append(f"{where}: {reason}: left out{rest}")
         elif self._unreadable % MIN_BAD_ROWS == 0:
-            self._notes.append(f"{where}: {reason}: left out; it is the {self._unreadable:,}th")
+            self._notes.append(f"{where}: {reason}: left out; unreadable row number {self._unreadable:,}")
 
     def notes(self) -> list[str]:
-        """What has not been told yet."""
-        told, self._notes = self._notes, []
-        return told
+        """Return the notes since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
 
 
-def _place(file: SourceFile, block: FileBlock, row: Row) -> str:
+def _describe_row(file: SourceFile, block: FileBlock, row: Row) -> str:
+    """Return file and line or row of a bad row, for messages."""
     kind = file.content[2]
     if row.error is not None and row.error.line is not None:
         return f"{file.path}, line {row.error.line}"
     if kind == TEXT:
         return file.path
-    if kind == JSON and block.stop != WHOLE:  # counting lines would read all of the file that lies before
+    if kind == JSON and block.stop != WHOLE:  # the line number is unknown without reading the file from its beginning
         return f"{file.path}, the line that ends at byte {row.position:,}"
     return f"{file.path}, row {block.start + row.row}"

@@ -1,11 +1,11 @@
-"""Files -> blocks: stretches of a file that can be opened without what lies before them.
+"""The block index: files -> blocks, ranges of a file that can be read without what precedes them.
 
     parquet, arrow   rows of a row group or record batch
     .bin and .idx    documents
-    jsonl            bytes; the lines that begin among them
-    others           the whole file: compressed lines, text, arrow streams, files that lie elsewhere
+    jsonl            a range of bytes; the lines that begin in it
+    others           the complete file: compressed lines, text, arrow streams, remote files
 
-Blocks are what is dealt to streams, so they are small where a corpus is small: there should be some for every stream.
+Blocks are assigned to streams, so they are small if the corpus is small: every stream should get some.
 """
 
 from collections.abc import Iterator
@@ -21,22 +21,23 @@ from pyarrow import parquet as pq
 
 from hlat.data.formats import JSON, MEGATRON, MegatronDataset, file_type
 
-_LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a block
-_PER_STREAM = 2
-_TOGETHER = 1 << 20  # documents whose lengths are looked at together
+_MIN_BYTES, _MAX_BYTES = 1 << 12, 1 << 22  # size of a block
+_BLOCKS_PER_STREAM = 2
+_DOCUMENTS_PER_READ = 1 << 20  # document lengths read at a time
 WHOLE = -1
-"""The end of a block that is all of its file."""
+"""Value of ``stop`` for a block that is a complete file."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class FileBlock:
-    """A stretch of a file.
+    """A range of a file.
 
     Attributes:
         file: index of the file.
-        start, stop: rows, documents of a .bin, or bytes of a jsonl file; stop is -1 for all of it.
+        start: first row, document of a .bin file, or byte of a jsonl file.
+        stop: end of the range, exclusive; ``WHOLE`` (-1) for the complete file.
     """
 
     file: int
@@ -45,21 +46,22 @@ class FileBlock:
 
 
 def choose_block_bytes(total: int, streams: int) -> int:
-    """How large the blocks of a corpus of so many bytes should be."""
-    return min(max(total // (_PER_STREAM * streams), _LEAST), _MOST)
+    """Return the block size for a corpus of ``total`` bytes and ``streams`` streams."""
+    return min(max(total // (_BLOCKS_PER_STREAM * streams), _MIN_BYTES), _MAX_BYTES)
 
 
 def split_file(index: int, file: Path, column: str, size: int) -> Iterator[FileBlock]:
-    """The blocks of a file, in order.
+    """Yield the blocks of a file, in order.
 
     Args:
-        index: of the file.
-        file: where it is.
-        column: of its text.
-        size: bytes that a block should have, about.
+        index: index of the file.
+        file: its local path.
+        column: its text column.
+        size: approximate bytes per block.
 
     Raises:
-        OSError, pyarrow.ArrowException: it cannot be read.
+        OSError: the file cannot be read.
+        pyarrow.ArrowException: the file is damaged.
         DataError: as MegatronDataset.
     """
     if file.suffix.lower() in (".gz", ".zst"):
@@ -67,50 +69,62 @@ def split_file(index: int, file: Path, column: str, size: int) -> Iterator[FileB
         return
     match file_type(file):
         case "parquet":
-            yield from _of_groups(index, _parquet_groups(file, column), size)
+            yield from _group_blocks(index, _parquet_groups(file, column), size)
         case "arrow":
-            yield from _of_groups(index, _arrow_batches(file), size)
+            yield from _group_blocks(index, _arrow_batches(file), size)
         case "jsonl":
-            yield from _of_bytes(index, file.stat().st_size, size)
+            yield from _byte_blocks(index, file.stat().st_size, size)
         case kind if kind == MEGATRON:
-            yield from _of_documents(index, MegatronDataset(file), size)
+            yield from _document_blocks(index, MegatronDataset(file), size)
         case _:
             yield FileBlock(index, 0, WHOLE)
 
 
 def split_remote_file(index: int, url: str, total: int, size: int) -> Iterator[FileBlock]:
-    """The blocks of a file that is not fetched for this: only lines can be dealt without looking inside."""
+    """Yield the blocks of a file without fetching it: only lines can be divided without reading the file.
+
+    Args:
+        index: index of the file.
+        url: its URL.
+        total: its size in bytes.
+        size: approximate bytes per block.
+    """
     path = Path(url)
     if path.suffix.lower() in (".gz", ".zst") or file_type(path) != JSON:
         yield FileBlock(index, 0, WHOLE)
     else:
-        yield from _of_bytes(index, total, size)
+        yield from _byte_blocks(index, total, size)
 
 
-def _of_bytes(index: int, total: int, size: int) -> Iterator[FileBlock]:
-    parts = max(-(-total // size), 1)
-    edges = [total * part // parts for part in range(parts + 1)]
+def _byte_blocks(index: int, total: int, size: int) -> Iterator[FileBlock]:
+    count = max(-(-total // size), 1)
+    edges = [total * number // count for number in range(count + 1)]
     yield from (FileBlock(index, start, stop) for start, stop in pairwise(edges))
 
 
-def _of_groups(index: int, groups: list[tuple[int, int]] | None, size: int) -> Iterator[FileBlock]:
-    """Groups of (rows, bytes), cut where they are too large; None for a file without an index of its groups."""
+def _group_blocks(index: int, groups: list[tuple[int, int]] | None, size: int) -> Iterator[FileBlock]:
+    """Yield blocks of groups of (rows, bytes), dividing groups that are too large.
+
+    If ``groups`` is None, the file has no list of its groups and is a single block.
+    """
     if groups is None:
         yield FileBlock(index, 0, WHOLE)
         return
     first = 0
     for rows, total in groups:
-        parts = min(max(-(-total // size), 1), max(rows, 1))
-        edges = [first + rows * part // parts for part in range(parts + 1)]
+        count = min(max(-(-total // size), 1), max(rows, 1))
+        edges = [first + rows * number // count for number in range(count + 1)]
         yield from (FileBlock(index, start, stop) for start, stop in pairwise(edges) if stop > start)
         first += rows
 
 
-def _of_documents(index: int, dataset: MegatronDataset, size: int) -> Iterator[FileBlock]:
-    """Each block begins with the first document after another ``size`` bytes."""
+def _document_blocks(index: int, dataset: MegatronDataset, size: int) -> Iterator[FileBlock]:
+    """Yield blocks of documents; each begins with the first document after another ``size`` bytes."""
     first = total = last = 0
-    for start in range(0, len(dataset), _TOGETHER):
-        lengths = dataset.document_lengths(start, min(start + _TOGETHER, len(dataset))) * dataset.dtype.itemsize
+    for start in range(0, len(dataset), _DOCUMENTS_PER_READ):
+        lengths = (
+            dataset.document_lengths(start, min(start + _DOCUMENTS_PER_READ, len(dataset))) * dataset.dtype.itemsize
+        )
         ends = total + np.cumsum(lengths)
         numbers = (ends - lengths) // size
         for edge in (start + np.flatnonzero(np.diff(numbers, prepend=last))).tolist():
@@ -125,9 +139,9 @@ def _parquet_groups(file: Path, column: str) -> list[tuple[int, int]]:
     with pq.ParquetFile(file) as parquet:
         metadata = parquet.metadata
         names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        place = names.index(column) if column in names else 0  # a missing column is refused when the text is read
+        position = names.index(column) if column in names else 0  # a missing column is reported when the text is read
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        return [(group.num_rows, group.column(place).total_uncompressed_size) for group in groups]
+        return [(group.num_rows, group.column(position).total_uncompressed_size) for group in groups]
 
 
 def _arrow_batches(file: Path) -> list[tuple[int, int]] | None:
@@ -141,5 +155,5 @@ def _arrow_batches(file: Path) -> list[tuple[int, int]] | None:
 
 
 def blocks_to_array(blocks: list[FileBlock]) -> Int64s:
-    """Blocks as int64, (blocks, 3)."""
+    """Return blocks as an int64 array of shape (blocks, 3)."""
     return np.array([(block.file, block.start, block.stop) for block in blocks], dtype=np.int64).reshape(-1, 3)

@@ -1,7 +1,7 @@
-"""Blocks of the catalogue -> their rows.
+"""Reading of blocks: a block of the block index -> its rows.
 
-Many blocks may be cut from one row group of a parquet file, which can only be decoded as a whole: groups that were
-decoded are kept, the last ones used, up to a limit. So are datasets of tokens, whose index is checked as it is opened.
+Many blocks may be cut from one row group of a parquet file, which can only be decoded completely, so the most recently
+used decoded groups are kept, up to a limit. So are open token datasets, whose index is verified when they are opened.
 """
 
 from bisect import bisect_right
@@ -29,15 +29,15 @@ from hlat.data.online.block_index import WHOLE, FileBlock
 from hlat.data.sources import SourceFile
 from hlat.runtime import DataError
 
-_KEPT = 1 << 28  # bytes of decoded row groups
-_OPEN = 256  # datasets of tokens: a process may map so many files only
+_GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
+_MAX_DATASETS = 256  # maximum number of open token datasets: a process can map only so many files
 
 
 class BlockReader:
-    """Opens blocks, and remembers what it had to decode for them.
+    """Reads blocks, and caches what it had to decode for them.
 
     Args:
-        vocabulary: of the tokenizer.
+        vocabulary: vocabulary of the tokenizer.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -48,37 +48,39 @@ class BlockReader:
         self._bytes = 0
 
     def rows(self, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
-        """The rows of a block from its ``row``-th on, counted from the beginning of the block.
+        """Yield the rows of a block from its ``row``-th on, counted from the beginning of the block.
 
-        A file that changes is noticed before a row, or itself, is called damaged, and at the end of the block.
+        The file is checked for changes at the end of the block, and before a row or the file is reported as damaged.
 
         Raises:
-            DataError: as ``read_documents``; or the file is not the one that was listed.
+            DataError: as ``read_documents``; or the file has changed since it was listed.
         """
         with file.open_local() as local:
             file.check_unchanged()
             with file.relabel_errors(local):
                 try:
-                    for found in self._found(local, file, block, row):
-                        if found.error is not None:
+                    for found_row in self._read_rows(local, file, block, row):
+                        if found_row.error is not None:
                             file.check_unchanged()
-                        yield found
+                        yield found_row
                 except DataError:
                     file.check_unchanged()
                     raise
             file.check_unchanged()
 
-    def _found(self, local: Path, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
+    def _read_rows(self, local: Path, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
         if file.index is not None:
-            return self._of_tokens(local, file, file.index, block, row)
+            return self._token_rows(local, file, file.index, block, row)
         return self._rows(local, file.column, block, row)
 
-    def _of_tokens(self, local: Path, file: SourceFile, index: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
-        with index.open_local() as beside, index.relabel_errors(beside):
-            dataset = self._datasets.pop(local, None) or TokenDocuments(local, beside, self._vocabulary)
-            if file.cached_store is None:  # a fetched one has to go when the cache wants its room
+    def _token_rows(
+        self, local: Path, file: SourceFile, index: SourceFile, block: FileBlock, row: int
+    ) -> Iterator[Row]:
+        with index.open_local() as local_index, index.relabel_errors(local_index):
+            dataset = self._datasets.pop(local, None) or TokenDocuments(local, local_index, self._vocabulary)
+            if file.cached_store is None:  # not for fetched files: the cache must be able to delete them
                 self._datasets[local] = dataset
-                while len(self._datasets) > _OPEN:
+                while len(self._datasets) > _MAX_DATASETS:
                     self._datasets.popitem(last=False)
             if block.stop == WHOLE:
                 yield from dataset.rows(row)
@@ -91,15 +93,15 @@ class BlockReader:
             return
         match file_type(file):
             case kind if kind == JSON:
-                found = read_lines(file, column, block.start, block.stop)
-                yield from (one for one in found if one.row >= row)
+                lines = read_lines(file, column, block.start, block.stop)
+                yield from (line for line in lines if line.row >= row)
             case kind if kind == PARQUET:
-                yield from self._of_group(file, column, block, row)
+                yield from self._group_rows(file, column, block, row)
             case kind:
-                assert kind == ARROW, "other files are blocks as a whole"
+                assert kind == ARROW, "files of other types are single blocks"
                 yield from _cut(read_documents(file, column, block.start + row), block)
 
-    def _of_group(self, file: Path, column: str, block: FileBlock, row: int) -> Iterator[Row]:
+    def _group_rows(self, file: Path, column: str, block: FileBlock, row: int) -> Iterator[Row]:
         if file not in self._starts:
             self._starts[file] = list(accumulate(row_group_sizes(file), initial=0))
         group = bisect_right(self._starts[file], block.start) - 1
@@ -112,14 +114,14 @@ class BlockReader:
         if key not in self._groups:
             self._groups[key] = read_row_group(file, column, group)
             self._bytes += self._groups[key].nbytes
-            while self._bytes > _KEPT and len(self._groups) > 1:
+            while self._bytes > _GROUP_CACHE_BYTES and len(self._groups) > 1:
                 self._bytes -= self._groups.popitem(last=False)[1].nbytes
         self._groups.move_to_end(key)
         return self._groups[key]
 
 
 def _cut(rows: Iterator[Row], block: FileBlock) -> Iterator[Row]:
-    for found in rows:
-        if found.row >= block.stop:
+    for row in rows:
+        if row.row >= block.stop:
             return
-        yield found._replace(row=found.row - block.start)
+        yield row._replace(row=row.row - block.start)

@@ -1,4 +1,4 @@
-"""The data section and what has been set up -> the plan of a rank's tokenizing processes."""
+"""The worker plan: recipe and prepared data -> everything the tokenizing processes of a rank need."""
 
 from pathlib import Path
 
@@ -17,23 +17,29 @@ from hlat.runtime.randomness import stream_key
 def build_worker_plan(
     prepared: PreparedData, config: DataConfig, seed: int, assignment: StreamAssignment
 ) -> WorkerPlan:
-    """Everything that decides which tokens form which sample, and what of it a rank takes.
+    """Return the plan for a rank's workers: everything that decides which tokens form which sample.
+
+    Args:
+        prepared: the result of ``prepare_online``.
+        config: the data section.
+        seed: seed of the order.
+        assignment: samples and streams of the rank.
 
     Raises:
-        DataError: a file is gone, or another one; or a phase has no sample of its own.
+        DataError: a file is missing or has changed; or a phase has no sample of its own.
     """
     manifest = prepared.manifest
-    assert manifest.blocks is not None, "set up for mode online"
+    assert manifest.blocks is not None, "prepared for mode online"
     weighted = is_weighted(config)
     phases: list[tuple[list[int], int | None]] = [([1], None)]
     if weighted:
-        phases = [(list(one.weights), one.stop) for one in phase_weights(config)]
+        phases = [(list(phase.weights), phase.stop) for phase in phase_weights(config)]
     counts = manifest.blocks.counts
     folder, limit = cache_location(config, prepared.dir)
     return WorkerPlan(
         block_file=str(prepared.dir / manifest.blocks.file),
-        files=[_now(source) for source in manifest.sources],
-        indexes=[None if source.index is None else _now(source.index) for source in manifest.sources],
+        files=[_current_identity(source) for source in manifest.sources],
+        indexes=[None if source.index is None else _current_identity(source.index) for source in manifest.sources],
         cache=(str(folder), limit),
         tokenizer=str(prepared.tokenizer_dir),
         vocab_size=manifest.vocab_size,
@@ -41,7 +47,7 @@ def build_worker_plan(
         shuffle=config.shuffle,
         validation_below=manifest.blocks.below,
         unreadable_share=config.unreadable_rows,
-        sources=_weighted(config, counts, seed) if weighted else [_one(config, counts, seed)],
+        sources=_weighted_sources(config, counts, seed) if weighted else [_joined_source(config, counts, seed)],
         phases=phases,
         assignment=assignment,
         streams=[],
@@ -49,8 +55,11 @@ def build_worker_plan(
     )
 
 
-def _now(source: SourceRecord) -> FileIdentity:
-    """A file as the file system says it is now: while training nobody may change it, between runs it may be moved."""
+def _current_identity(source: SourceRecord) -> FileIdentity:
+    """Return the identity of a file as the file system reports it now.
+
+    A file may be moved or touched between runs, but must not change during training.
+    """
     column = str(source.content[1])
     if is_url(source.path):
         return source.path, column, source.bytes, source.mtime_ns, source.etag
@@ -60,13 +69,14 @@ def _now(source: SourceRecord) -> FileIdentity:
         raise DataError(f"{source.path}: cannot be read: {error.strerror}") from error
     if stat.st_size != source.bytes:
         raise DataError(
-            f"{source.path}: has {stat.st_size:,} bytes, had {source.bytes:,} when this data was set up. Restore the "
-            "file, or begin a new run with another run.dir."
+            f"{source.path}: has {stat.st_size:,} bytes, had {source.bytes:,} when this data was prepared. Restore the "
+            "file, or start a new run with another run.dir."
         )
     return source.path, column, stat.st_size, stat.st_mtime_ns, ""
 
 
-def _weighted(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:
+def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:
+    """Return a plan per source, for sources mixed by weights."""
     firsts = [sum(counts[:index]) for index in range(len(counts))]
     return [
         SourcePlan(source.label, first, [count], [1.0], stream_key(seed, "source", index))
@@ -74,6 +84,7 @@ def _weighted(config: DataConfig, counts: list[int], seed: int) -> list[SourcePl
     ]
 
 
-def _one(config: DataConfig, counts: list[int], seed: int) -> SourcePlan:
+def _joined_source(config: DataConfig, counts: list[int], seed: int) -> SourcePlan:
+    """Return the plan of all sources joined, for sources without weights."""
     repeats = [source.repeat for source in config.sources] or [1.0]
     return SourcePlan("the corpus", 0, counts, repeats, seed)

@@ -1,4 +1,4 @@
-"""Text that is tokenized while training, as the rooms above see it."""
+"""Online training data as other rooms see it: notes for the user, initial cursors, and a loader per rank."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,17 +17,18 @@ Int64s = npt.NDArray[np.int64]
 
 
 class OnlineData:
-    """The training samples of a run that tokenizes as it goes.
+    """The training samples of a run that tokenizes during training.
 
     Args:
-        prepared: what ``prepare_online`` has made ready.
+        prepared: the result of ``prepare_online``.
         config: the data section.
-        seed: of the order.
-        batch: samples of a step, over all ranks.
-        ranks: data-parallel ranks.
+        seed: seed of the order.
+        batch: samples per step, over all ranks (the global batch).
+        ranks: number of data-parallel ranks.
 
     Raises:
-        DataError: a phase that has no sample of its own, or a cache that cannot hold what the streams read at a time.
+        DataError: a phase has no sample of its own, or the cache is smaller than the files that the streams read at a
+            time.
     """
 
     def __init__(self, prepared: PreparedData, config: DataConfig, seed: int, batch: int, ranks: int) -> None:
@@ -37,36 +38,36 @@ class OnlineData:
 
     @property
     def is_evenly_assigned(self) -> bool:
-        """Whether every stream is tokenized by one rank only."""
+        """True if every stream is tokenized by one rank only."""
         return self._plan.assignment.is_even
 
     @property
     def notes(self) -> list[str]:
-        """How streams and blocks are dealt, and what could be better about it: one sentence each."""
-        plan, share = self._plan, self._plan.assignment
+        """Notes on blocks and streams, and on settings that would waste less tokenization, one sentence each."""
+        plan, assignment = self._plan, self._plan.assignment
         blocks = ", ".join(f"{sum(source.blocks):,} blocks of {source.name}" for source in plan.sources)
-        notes = [f"tokenizing while training: {blocks}, dealt to {share.streams} streams"]
-        if not share.is_even:
+        notes = [f"tokenizing while training: {blocks}, distributed to {assignment.streams} streams"]
+        if not assignment.is_even:
             notes.append(
-                f"data.streams = {share.streams} cannot be shared out over {share.ranks} data-parallel ranks with "
-                f"batch.global_batch = {share.batch}: each of them tokenizes all of the text. A new run would do "
-                f"better with data.streams = {share.better()}."
+                f"data.streams = {assignment.streams} cannot be divided evenly among {assignment.ranks} data-parallel "
+                f"ranks with batch.global_batch = {assignment.batch}: each rank tokenizes all of the text. For a new "
+                f"run, data.streams = {assignment.nearest_even_streams()} avoids this."
             )
         for source in plan.sources:
-            parts = source.partition_count(share.streams)
-            if (times := row_stride(share.streams, parts)) > 1:
+            partitions = source.partition_count(assignment.streams)
+            if (repetitions := row_stride(assignment.streams, partitions)) > 1:
                 notes.append(
-                    f"{source.name} has only {sum(source.blocks):,} blocks for {share.streams} streams: its text is "
-                    f"tokenized {times} times. A new run would do better with data.streams = {parts}."
+                    f"{source.name} has only {sum(source.blocks):,} blocks for {assignment.streams} streams: its text "
+                    f"is tokenized {repetitions} times. For a new run, data.streams = {partitions} avoids this."
                 )
         return notes
 
     def cursors(self) -> CursorTable:
-        """Where the streams begin."""
+        """Return the initial cursors of all streams."""
         return CursorTable(self._plan.assignment.streams, len(self._plan.sources))
 
     def _refuse_small_cache(self, config: DataConfig) -> None:
-        """Each stream holds the file that it reads, so as many of the largest must fit as a rank has streams."""
+        """Raise DataError if the cache cannot hold one file per stream of a rank: a stream needs the file it reads."""
         plan = self._plan
         sizes = sorted((size for path, _, size, _, _ in plan.files if is_url(path)), reverse=True)
         streams = len(plan.assignment.owned)
@@ -75,15 +76,22 @@ class OnlineData:
             count, gib = min(streams, len(sizes)), needed / 2**30
             raise DataError(
                 f"data.cache_gib = {config.cache_gib:g}: the {streams} streams of a rank may read {count} files of "
-                f"URLs at a time, up to {gib:,.2f} GiB. Raise it to {gib + 0.01:,.2f}, on a disk with room for it "
-                "(data.cache_dir), begin a new run with fewer data.streams, or use data.mode=prepared."
+                f"URLs at a time, up to {gib:,.2f} GiB. Raise it to {gib + 0.01:,.2f}, on a disk with enough space "
+                "(data.cache_dir), start a new run with fewer data.streams, or use data.mode=prepared."
             )
 
     def owned(self, index: int) -> Int64s:
-        """The streams that a data-parallel rank tokenizes, int64."""
+        """Return the streams that a data-parallel rank tokenizes, int64."""
         return replace(self._plan.assignment, index=index).owned
 
-    def loader(self, index: int, cursors: CursorTable, first: int, say: Callable[[str], None]) -> OnlineLoader:
-        """Start the processes that tokenize what a data-parallel rank takes, from global sample ``first`` on."""
+    def loader(self, index: int, cursors: CursorTable, first: int, notify: Callable[[str], None]) -> OnlineLoader:
+        """Start the processes that tokenize one data-parallel rank's samples.
+
+        Args:
+            index: the data-parallel rank.
+            cursors: positions of the streams.
+            first: the first global sample.
+            notify: called with notes for the user.
+        """
         plan = replace(self._plan, assignment=replace(self._plan.assignment, index=index))
-        return OnlineLoader(plan, cursors.values, first, self._workers, self._prepared.token_bytes, say)
+        return OnlineLoader(plan, cursors.values, first, self._workers, self._prepared.token_bytes, notify)

@@ -1,6 +1,6 @@
-"""The documents of a part of a source, from a place on, for ever: what a stream reads.
+"""The documents of one block partition of a source, from any position on, without end: the input of a stream.
 
-turn of the part --formula--> turn of the source --> block --> rows --> training documents
+block of the partition --formula--> position in the source's order --> block --> rows --> training documents
 """
 
 from collections.abc import Callable, Iterator
@@ -19,53 +19,65 @@ from hlat.runtime import DataError
 
 
 class DocumentReader:
-    """Reads blocks of the catalogue as a plan deals them."""
+    """Reads documents from blocks, following a worker's plan."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         self._plan = plan
         self._blocks = np.load(plan.block_file, mmap_mode="r", allow_pickle=False)
-        self._turns = [source.epoch_order(plan.shuffle) for source in plan.sources]
-        self._assignment = SplitRule(below=plan.validation_below)
-        self._opener = BlockReader(plan.vocabulary)
-        self._faults = BadRowMonitor(plan.unreadable_share)
+        self._orders = [source.epoch_order(plan.shuffle) for source in plan.sources]
+        self._split_rule = SplitRule(below=plan.validation_below)
+        self._block_reader = BlockReader(plan.vocabulary)
+        self._bad_rows = BadRowMonitor(plan.unreadable_share)
         self._files = plan.source_files()
 
     def notes(self) -> list[str]:
-        """What the user should know since the last time this was asked."""
-        return self._faults.notes()
+        """Return the notes for the user since the last call."""
+        return self._bad_rows.notes()
 
-    def documents(self, source: int, part: int, parts: int) -> Callable[[int, int], Iterator[StreamDocument]]:
-        """(turn, row) -> the documents of a part of a source from there on."""
+    def documents(self, source: int, partition: int, partitions: int) -> Callable[[int, int], Iterator[StreamDocument]]:
+        """Return a function (block, row) -> the documents of a block partition from there on, without end.
 
-        def documents(turn: int, row: int) -> Iterator[StreamDocument]:
-            fruitless = 0
+        Args:
+            source: index of the source.
+            partition: index of the block partition.
+            partitions: number of block partitions of the source.
+        """
+
+        def documents(block_number: int, row: int) -> Iterator[StreamDocument]:
+            empty_blocks = 0
             while True:
-                # Another part of each round of blocks: one that is all validation text starves no stream for ever.
-                block = self._block(source, self._turns[source], turn * parts + (part + turn) % parts)
-                fruitless += 1
-                for document in self._training(block, turn, row):
-                    fruitless = 0
+                # The partition's offset rotates, so that a block of only validation text cannot starve one stream.
+                block = self._block(
+                    source, self._orders[source], block_number * partitions + (partition + block_number) % partitions
+                )
+                empty_blocks += 1
+                for document in self._training_documents(block, block_number, row):
+                    empty_blocks = 0
                     yield document
-                turn, row = turn + 1, 0
-                self._refuse_nothing(source, fruitless, self._turns[source].epoch_length)
+                block_number, row = block_number + 1, 0
+                self._refuse_empty_source(source, empty_blocks, self._orders[source].epoch_length)
 
         return documents
 
-    def _block(self, source: int, turns: EpochOrder, turn: int) -> FileBlock:
-        number = self._plan.sources[source].first_block + int(turns.items([turn])[0])
+    def _block(self, source: int, order: EpochOrder, position: int) -> FileBlock:
+        """Return the block at a position of a source's order."""
+        number = self._plan.sources[source].first_block + int(order.items([position])[0])
         return FileBlock(*self._blocks[number].tolist())
 
-    def _training(self, block: FileBlock, turn: int, row: int) -> Iterator[StreamDocument]:
-        """The documents of a block that are neither null nor empty nor validation text."""
+    def _training_documents(self, block: FileBlock, block_number: int, row: int) -> Iterator[StreamDocument]:
+        """Yield the documents of a block that are neither null nor empty nor validation text, from ``row`` on."""
         file = self._files[block.file]
-        for found in self._opener.rows(file, block, row):
-            self._faults.count(file, block, found)
-            content = found.content
-            if content is not None and len(content) and self._assignment.split_of(content_bytes(content)) == "train":
-                yield StreamDocument(turn, found.row, content)
+        for found_row in self._block_reader.rows(file, block, row):
+            self._bad_rows.count(file, block, found_row)
+            content = found_row.content
+            if content is not None and len(content) and self._split_rule.split_of(content_bytes(content)) == "train":
+                yield StreamDocument(block_number, found_row.row, content)
 
-    def _refuse_nothing(self, source: int, fruitless: int, epoch: int) -> None:
-        """Of N blocks, drawn anew each epoch, a single one with text is missed so often once in e^32 times."""
-        if fruitless > 32 * epoch:
+    def _refuse_empty_source(self, source: int, empty_blocks: int, epoch_length: int) -> None:
+        """Raise DataError after about 32 epochs of blocks without a training document.
+
+        If one of N blocks had any, the probability of missing it that often would be e^-32.
+        """
+        if empty_blocks > 32 * epoch_length:
             name = self._plan.sources[source].name
             raise DataError(f"{name}: no text for training: every document is null, empty, or validation text.")

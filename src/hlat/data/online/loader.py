@@ -1,6 +1,6 @@
-"""This rank's samples of each step, tokenized by processes of its own, and how far the streams have come.
+"""This rank's samples of each step, tokenized by worker processes, and the cursors of the streams.
 
-workers, each some of the streams --frames--> rows of the step, in order --> Batch, with the cursors after it
+workers, each with some of the streams --frames--> rows of the step, in order --> Batch, and the cursors after it
 """
 
 import os
@@ -37,11 +37,12 @@ Int64s = npt.NDArray[np.int64]
 
 @sendable
 class StreamProgress(NamedTuple):
-    """Where streams go on after a batch.
+    """Positions of the streams after a batch.
 
     Attributes:
-        streams, sources: which, int64, (n,).
-        cursors: int64, (n, 3).
+        streams: index of each stream that moved, int64, shape (n,).
+        sources: index of its source, int64, shape (n,).
+        cursors: its new cursor, int64, shape (n, 3).
     """
 
     streams: Int64s
@@ -50,22 +51,22 @@ class StreamProgress(NamedTuple):
 
 
 class CursorTable:
-    """How far every stream of every source has come: the whole state of the data.
+    """The cursor of every stream of every source: the complete state of online data.
 
     Attributes:
-        values: int64, (streams, sources, 3): blocks left behind, row in the block, place. See ``stream.Cursor``.
+        values: int64, shape (streams, sources, 3): block, row in the block, offset. See ``stream.StreamCursor``.
     """
 
     def __init__(self, streams: int, sources: int) -> None:
         self.values = np.zeros((streams, sources, 3), dtype=np.int64)
 
     def advance(self, progress: StreamProgress) -> None:
-        """Take note of what a batch has consumed; the last word on a stream counts."""
+        """Store the cursors after a batch."""
         self.values[progress.streams, progress.sources] = progress.cursors
 
 
 class _Worker:
-    """A tokenizing process and the frames that it sends."""
+    """A tokenizing process and the frames it sends."""
 
     def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
         threads = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
@@ -74,32 +75,34 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **threads},
-            start_new_session=True,  # Ctrl-C is for the parent, which ends its workers itself
+            start_new_session=True,  # Ctrl-C must reach only the parent, which ends its workers itself
         )
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it ended: the first frame that is missing says so
+        with suppress(BrokenPipeError):  # it has ended: frame() will raise
             plan.send(self._process.stdin, cursors)
 
     def frame(self) -> Frame:
-        """The next frame.
+        """Return the next frame.
 
         Raises:
-            DataError: text that cannot be read, or the process has been killed.
-            StorageError: the disk of the cache refused.
+            DataError: text cannot be read, or the process was killed.
+            StorageError: the disk of the cache cannot be read or written.
         """
         assert self._process.stdout is not None
-        found = Frame.receive(self._process.stdout)
-        if found is None:
+        frame = Frame.receive(self._process.stdout)
+        if frame is None:
             code = self._process.wait()
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            why = "because a file was cut off while it was read" if code == -signal.SIGBUS else "because memory ran out"
-            error = DataError(f"a tokenizing process {how}, perhaps {why}. Run again to go on.")
-            error.retryable = True
+            cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            reason = (
+                "because a file was cut off while it was read" if code == -signal.SIGBUS else "because memory ran out"
+            )
+            error = DataError(f"a tokenizing process {cause}, perhaps {reason}. Run again to resume.")
+            error.may_pass = True
             raise error
-        if found.kind in (DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR):
-            kind = {DATA_ERROR: DataError, STORAGE_ERROR: StorageError, INTERNAL_ERROR: RuntimeError}[found.kind]
-            raise kind(found.content.decode(errors="replace"))
-        return found
+        if frame.kind in (DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR):
+            error_type = {DATA_ERROR: DataError, STORAGE_ERROR: StorageError, INTERNAL_ERROR: RuntimeError}[frame.kind]
+            raise error_type(frame.content.decode(errors="replace"))
+        return frame
 
     def close(self) -> None:
         """End the process."""
@@ -115,12 +118,12 @@ class OnlineLoader:
     """Reads this rank's samples, one step after the other.
 
     Args:
-        plan: what to read; ``first`` and ``streams`` are filled in here.
-        cursors: where the streams begin; not changed.
-        first: the first sample.
-        workers: processes to start.
-        token_bytes: bytes of text of each token id, (vocabulary,).
-        say: takes a sentence for the user, as soon as a process has one: it may be why ``read`` takes its time.
+        plan: the plan; ``first`` and ``streams`` are set here.
+        cursors: initial positions of the streams; not changed.
+        first: the first global sample.
+        workers: number of processes to start.
+        token_bytes: bytes of text of each token id, shape (vocabulary,).
+        notify: called with a note for the user as soon as a worker sends one: it may explain why ``read`` takes long.
     """
 
     def __init__(
@@ -130,41 +133,41 @@ class OnlineLoader:
         first: int,
         workers: int,
         token_bytes: Int64s,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        self._plan, self._share, self._next, self._token_bytes = plan, plan.assignment, first, token_bytes
-        self._say = say
-        owned = self._share.owned
+        self._plan, self._assignment, self._next, self._token_bytes = plan, plan.assignment, first, token_bytes
+        self._notify = notify
+        owned = self._assignment.owned
         count = min(workers, len(owned))
-        self._serves = np.full(self._share.streams, -1, dtype=np.int64)
+        self._worker_of_stream = np.full(self._assignment.streams, -1, dtype=np.int64)
         self._workers: list[_Worker] = []
         for number in range(count):
             streams = owned[number::count]
-            self._serves[streams] = number
+            self._worker_of_stream[streams] = number
             self._workers.append(_Worker(replace(plan, streams=streams.tolist(), first=first), cursors))
 
     def read(self, first: int) -> tuple[Batch, StreamProgress]:
-        """This rank's samples of the step that begins with global sample ``first``, and the cursors after it.
+        """Return this rank's samples of the step that begins with global sample ``first``, and the cursors after it.
 
-        Steps have to be asked for in order.
+        Steps must be read in order.
 
         Raises:
-            DataError: text that cannot be read, or a process has been killed.
-            StorageError: the disk of the cache refused.
+            DataError: text cannot be read, or a worker was killed.
+            StorageError: the disk of the cache cannot be read or written.
         """
         assert first == self._next, "steps are read in order"
-        share = self._share
-        step = np.arange(first, first + share.batch, dtype=np.int64)
-        served = self._serves[assign_streams(share.seed, share.streams, step)]
-        frames = [self._frame(self._workers[number]) for number in served.tolist() if number >= 0]
-        expected = step[served >= 0].tolist()
+        assignment = self._assignment
+        step = np.arange(first, first + assignment.batch, dtype=np.int64)
+        workers = self._worker_of_stream[assign_streams(assignment.seed, assignment.streams, step)]
+        frames = [self._frame(self._workers[number]) for number in workers.tolist() if number >= 0]
+        expected = step[workers >= 0].tolist()
         assert [frame.sample for frame in frames] == expected, "workers send rows in the order of samples"
-        self._next = first + share.batch
+        self._next = first + assignment.batch
         return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames)
 
     def _frame(self, worker: _Worker) -> Frame:
         while (frame := worker.frame()).kind == NOTE:
-            self._say(frame.content.decode())
+            self._notify(frame.content.decode())
         return frame
 
     def _batch(self, frames: list[Frame]) -> Batch:
@@ -181,7 +184,7 @@ class OnlineLoader:
         )
 
     def close(self) -> None:
-        """End the processes."""
+        """End the workers."""
         for worker in self._workers:
             worker.close()
 

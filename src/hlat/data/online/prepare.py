@@ -1,12 +1,12 @@
-"""What is done once before text can be tokenized while training: tokenizer, validation split, catalogue of blocks.
+"""One-time preparation of online data: tokenizer, validation split, block index.
 
-    files --sampled hashes--> what they are --> tokenizer, given or trained
+    files --sampled hashes--> identity of the corpus --> tokenizer, given or trained
           --blocks------------------------> blocks.npy
           --documents of some blocks------> validation tokens
           --> manifest.json, written last
 
-The corpus is not read as a whole, unless a tokenizer is trained on it: a file counts by its size and the hash of its
-beginning, middle and end. Which documents are validation text is decided by their hashes, as everywhere; of these, as
+The corpus is not read completely unless a tokenizer is trained on it: a file is identified by its size and the hash of
+its beginning, middle and end. As with prepared data, hashes decide which documents are validation text; of these, as
 many are taken as the recipe evaluates on, from blocks all over the corpus.
 """
 
@@ -56,8 +56,8 @@ from hlat.data.stores import convert_disk_errors, sync_folder, write_atomic
 from hlat.data.tokenizers import TokenIdArray, Tokenizer
 from hlat.runtime import DataError
 
-_SAMPLED = 1 << 16  # bytes of each of three places of a file that are hashed
-_TOGETHER = 32  # validation documents that are tokenized in one go
+_HASHED_BYTES = 1 << 16  # bytes hashed at each of three positions of a file
+_TOKENIZED_TOGETHER = 32  # validation documents tokenized in one batch
 
 
 def prepare_online(
@@ -66,20 +66,20 @@ def prepare_online(
     validation_tokens: int | None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> PreparedData:
-    """Make ready what training needs besides the text itself; returns at once if that is done already.
+    """Prepare everything online training needs besides the text itself; return at once if that is done already.
 
     Args:
         config: the data section, of mode ``online``.
-        out_dir: the folder of the result.
-        validation_tokens: about how many are wanted; None for all that there are.
-        progress: told of the stage "sample", where a tokenizer is trained; see ``hlat.data.prepare.Progress``.
+        out_dir: the output folder.
+        validation_tokens: approximate number of validation tokens; None for all there are.
+        progress: called with stage "sample" while a tokenizer is trained; see ``hlat.data.prepare.ProgressCallback``.
 
     Raises:
-        DataError: a corpus or tokenizer that cannot be used, or a folder that holds other data.
-        StorageError: the disk refused.
+        DataError: the corpus or tokenizer cannot be used, or the folder holds other data.
+        StorageError: a file cannot be read or written.
     """
     folder = resolve_output_folder(out_dir)
-    files = [_identified(file) for file in list_files(config, folder)]
+    files = [_with_sampled_hash(file) for file in list_files(config, folder)]
     manifest = read_manifest(folder)
     settings = current_settings(folder, manifest, config)
     with convert_disk_errors(folder):
@@ -94,31 +94,31 @@ def prepare_online(
     return open_prepared(folder, config).with_sources([SourceRecord.from_file(file) for file in files])
 
 
-def _identified(file: SourceFile) -> SourceFile:
-    """The file with a hash of its size, beginning, middle and end; in a remote store, of its version there."""
+def _with_sampled_hash(file: SourceFile) -> SourceFile:
+    """Return the file with a hash of its size, beginning, middle and end; for a remote file, of its stored version."""
     if file.index is not None:
-        file = replace(file, index=_identified(file.index))
+        file = replace(file, index=_with_sampled_hash(file.index))
     digest = hashlib.sha256(str(file.size).encode())
     if file.cached_store is not None:
         digest.update((file.etag or str(file.mtime_ns)).encode())
         return replace(file, sha256=digest.hexdigest())
     try:
         with Path(file.path).open("rb") as stream:
-            for place in (0, (file.size - _SAMPLED) // 2, file.size - _SAMPLED):
-                stream.seek(max(place, 0))
-                digest.update(stream.read(_SAMPLED))
+            for position in (0, (file.size - _HASHED_BYTES) // 2, file.size - _HASHED_BYTES):
+                stream.seek(max(position, 0))
+                digest.update(stream.read(_HASHED_BYTES))
     except OSError as error:
         raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
     return replace(file, sha256=digest.hexdigest())
 
 
-def _unhashed(file: SourceFile) -> SourceFile:
-    """The file without its hash: one of parts of it is none that a fetch may look for."""
-    return replace(file, sha256="", index=None if file.index is None else _unhashed(file.index))
+def _without_hash(file: SourceFile) -> SourceFile:
+    """Return the file without its hash: a sampled hash must not be compared with the hash of a fetched file."""
+    return replace(file, sha256="", index=None if file.index is None else _without_hash(file.index))
 
 
 class _OnlinePreparation:
-    """One set-up, from files to the finished folder."""
+    """One preparation, from files to the finished folder."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class _OnlinePreparation:
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
         self._records = [SourceRecord.from_file(file) for file in files]
-        self._files = [_unhashed(file) for file in files]
+        self._files = [_without_hash(file) for file in files]
         self._wanted = validation_tokens
         share = config.validation.fraction if config.validation.path is None else 0.0
         self._below = hash_threshold(share)
 
     def run(self, settings: dict[str, object]) -> None:
-        """Write everything, the manifest last."""
+        """Write all files, the manifest last."""
         blocks, counts = self._blocks()
         tokenizer, notes = self._tokenizer()
         buffer = BytesIO()
@@ -147,7 +147,7 @@ class _OnlinePreparation:
         record = BlocksRecord(file=BLOCKS_FILE, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
         dtype = token_dtype(tokenizer.vocab_size)
         splits = {
-            "train": self._written("train", [], dtype, 0),
+            "train": self._write_split("train", [], dtype, 0),
             "validation": self._validation(blocks, tokenizer, dtype),
         }
         manifest = DataManifest.model_validate(
@@ -174,14 +174,14 @@ class _OnlinePreparation:
         sync_folder(self._folder)
 
     def _blocks(self) -> tuple[list[FileBlock], list[int]]:
-        """The blocks of all training files, and how many are each source's."""
+        """Return the blocks of all training files, and the number of blocks of each source."""
         total = sum(file.size for file in self._files if not file.is_validation)
         size = choose_block_bytes(total, self._config.streams)
         blocks: list[FileBlock] = []
         counts = [0] * max(len(self._config.sources), 1)
         for index, file in enumerate(self._files):
             if not file.is_validation:
-                found = _blocks_of(index, file, size)
+                found = _file_blocks(index, file, size)
                 blocks += found
                 counts[file.source] += len(found)
         if not blocks:
@@ -189,7 +189,7 @@ class _OnlinePreparation:
         return blocks, counts
 
     def _tokenizer(self) -> tuple[Tokenizer, list[str]]:
-        """The tokenizer, given or trained, saved; and what to tell of it."""
+        """Load or train the tokenizer and save it; return it, and notes for the user."""
         corpus = Corpus(self._files, range(len(self._files)), self._config.unreadable_rows)
         share = self._config.validation.fraction if self._config.validation.path is None else 0.0
         return make_tokenizer(self._config, corpus, SplitPlan(share), self._folder / TOKENIZER_FOLDER, self._progress)
@@ -197,39 +197,40 @@ class _OnlinePreparation:
     # --- validation --------------------------------------------------------------------------------------------------
 
     def _validation(self, blocks: list[FileBlock], tokenizer: Tokenizer, dtype: str) -> SplitRecord:
+        """Tokenize validation documents until there are enough tokens, and write them."""
         documents: list[TokenIdArray] = []
         end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
         total_bytes = tokens = 0
         found = self._validation_documents(blocks, Vocabulary.from_tokenizer(tokenizer))
         while self._wanted is None or tokens < self._wanted:
-            together = list(islice(found, _TOGETHER))
-            if not together:
+            batch = list(islice(found, _TOKENIZED_TOGETHER))
+            if not batch:
                 break
-            for content, ids in zip(together, tokenize_contents(together, tokenizer), strict=True):
+            for content, ids in zip(batch, tokenize_contents(batch, tokenizer), strict=True):
                 documents.append(np.concatenate([ids, np.array(end, dtype=np.uint32)]))
                 tokens += len(documents[-1])
                 total_bytes += text_byte_count(content, tokenizer)
-        return self._written("validation", documents, dtype, total_bytes)
+        return self._write_split("validation", documents, dtype, total_bytes)
 
     def _validation_documents(self, blocks: list[FileBlock], vocabulary: Vocabulary) -> Iterator[Content]:
-        """All of the files given for validation; else what falls to it by hash, of blocks in a drawn order."""
-        opener = BlockReader(vocabulary)
+        """Yield the documents of the given validation files, or else those chosen by hash, with blocks permuted."""
+        reader = BlockReader(vocabulary)
         if self._config.validation.path is not None:
             for file in self._files:
                 if file.is_validation:
-                    yield from _documents(opener.rows(file, FileBlock(0, 0, WHOLE), 0))
+                    yield from _documents(reader.rows(file, FileBlock(0, 0, WHOLE), 0))
             return
         if not self._below:
             return
         assignment = SplitRule(below=self._below)
-        for place in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
-            file = self._files[blocks[place].file]
-            for content in _documents(opener.rows(file, blocks[place], 0)):
+        for number in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
+            file = self._files[blocks[number].file]
+            for content in _documents(reader.rows(file, blocks[number], 0)):
                 if assignment.split_of(content_bytes(content)) == "validation":
                     yield content
 
-    def _written(self, split: Split, documents: list[TokenIdArray], dtype: str, text_bytes: int) -> SplitRecord:
-        """A split, written as one shard."""
+    def _write_split(self, split: Split, documents: list[TokenIdArray], dtype: str, text_bytes: int) -> SplitRecord:
+        """Write a split as one shard; return its record."""
         starts = np.cumsum([0, *map(len, documents)], dtype=np.uint64).astype("<u8").tobytes()
         tokens = np.concatenate(documents) if documents else np.empty(0, dtype=np.uint32)
         content = tokens.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
@@ -252,11 +253,12 @@ class _OnlinePreparation:
 
 
 def _documents(rows: Iterator[Row]) -> Iterator[Content]:
-    """What of rows is neither null nor empty."""
+    """Yield the contents of rows that are neither null nor empty."""
     yield from (row.content for row in rows if row.content is not None and len(row.content))
 
 
-def _blocks_of(index: int, file: SourceFile, size: int) -> list[FileBlock]:
+def _file_blocks(index: int, file: SourceFile, size: int) -> list[FileBlock]:
+    """Return the blocks of a file, local or remote."""
     if file.cached_store is not None:
         return list(split_remote_file(index, file.path, file.size, size))
     try:

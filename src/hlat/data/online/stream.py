@@ -1,14 +1,14 @@
-"""The documents of one stream of one source -> rows, one after the other, for ever.
+"""One stream of one source: documents -> rows, without end.
 
-    turns of the part --> block --> document --> pieces --> tokens, an end token --> rows
+    blocks of the partition --> document --> pieces --> tokens, an end token --> rows
 
-``Cursor`` is where the next row begins. Text is tokenized outside, many streams at a time: a stream says how much it
-lacks, gives pieces of documents and gets their tokens.
+A ``StreamCursor`` is the position of the next row. The caller tokenizes, for many streams at a time: a stream reports
+how many tokens it needs, hands out pieces of documents, and receives their tokens.
 
-Under ``concat`` a row is the next S tokens, and its last label the first token of the row after it; a long document is
-tokenized piece by piece, as its tokens are needed: nobody waits for the end of a book. Under ``best-fit``
-as many documents as fill ``_GROUP`` rows are fitted together; a row is then known by where its group begins and its
-number in it.
+With ``concat`` packing a row is the next S tokens, and its last label the first token of the following row. A long
+document is tokenized piece by piece as its tokens are needed, so that a row never waits for the end of a book. With
+``best-fit`` packing, as many documents as fill ``_GROUP`` rows are packed together; the position of a row is then the
+first document of its group and the row's index in the group.
 """
 
 from collections import deque
@@ -22,58 +22,69 @@ import numpy.typing as npt
 from hlat.data.formats import Content
 from hlat.data.samples import BestFitPlan, RowSegment, fit_documents
 
-_GROUP = 32  # rows that are fitted together; a larger group pads less and holds more in memory
-_PIECE = 1 << 14  # characters
+_GROUP = 32  # rows packed together; a larger group has less padding and takes more memory
+_PIECE = 1 << 14  # minimum characters of a piece of a document
 
 Ids = npt.NDArray[np.uint32]
-_NOWHERE = np.empty(0, dtype=np.int64)
+_NO_POSITIONS = np.empty(0, dtype=np.int64)
 
 
 class StreamCursor(NamedTuple):
-    """Where a stream goes on.
+    """The position of a stream's next row.
 
     Attributes:
-        turn: how many blocks it has left behind.
-        row: of the block, the row of the document that is next.
-        place: concat: tokens of it that are done. best-fit: rows of the group that begins with it that are done.
+        block: index of the current block in the endless sequence of the block partition.
+        row: row of the next document in that block.
+        offset: with concat, tokens of the document already used; with best-fit, rows already used of the group that
+            begins with the document.
     """
 
-    turn: int = 0
+    block: int = 0
     row: int = 0
-    place: int = 0
+    offset: int = 0
 
 
 class StreamDocument(NamedTuple):
-    """A document of a stream: the turn and the row it is from, its text or tokens."""
+    """A document of a stream.
 
-    turn: int
+    Attributes:
+        block: index of its block in the endless sequence of the block partition.
+        row: its row in the block.
+        content: text or token ids.
+    """
+
+    block: int
     row: int
     content: Content
 
 
 class _UntokenizedPiece(NamedTuple):
-    turn: int
+    """A document, or a piece of one, that is to be tokenized."""
+
+    block: int
     row: int
-    last: bool  # of the document
+    last: bool  # whether the document ends with it
     content: Content
 
 
 class _TokenizedPiece(NamedTuple):
-    turn: int
+    """The tokens of a document or of a piece of one."""
+
+    block: int
     row: int
-    first: int  # tokens of the document before these
-    last: bool  # whether it ends with them
+    first: int  # number of earlier tokens of the document
+    last: bool  # whether the document ends with it
     ids: Ids
 
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How rows are made.
+    """Settings that decide how rows are made.
 
     Attributes:
-        length: of a row, S.
+        length: tokens per row, S.
         packing: "concat" or "best-fit".
-        isolate: whether documents are to be told apart.
+        isolate: True to record document boundaries, so that attention stays within a document.
         end: the end token; None for none.
     """
 
@@ -84,14 +95,13 @@ class RowSettings:
 
 
 class RowStream:
-    """Rows of one stream of one source.
+    """The rows of one stream of one source.
 
     Args:
-        settings: how rows are made.
-        documents: the documents from a place on, (turn, row) -> iterator; without null and empty ones and those of
-            the validation split.
-        cursor: where to begin.
-        cut: (text, characters of a piece at least) -> pieces whose tokens, joined, are those of the text.
+        settings: settings of the rows.
+        documents: returns the documents from (block, row) on, without null and empty ones and validation text.
+        cursor: position of the first row.
+        cut: divides a text into pieces of at least a number of characters, whose tokens, joined, are those of the text.
     """
 
     def __init__(
@@ -102,134 +112,133 @@ class RowStream:
         cut: Callable[[str, int], Iterator[str]],
     ) -> None:
         self._settings, self._cursor, self._cut = settings, cursor, cut
-        self._pieces = self._pieces_of(documents(cursor.turn, cursor.row))
+        self._pieces = self._pieces_of(documents(cursor.block, cursor.row))
         self._ready: deque[_TokenizedPiece] = deque()
-        self._held = -cursor.place  # tokens at hand; concat only
-        self._wanted: deque[_UntokenizedPiece] = deque()
-        self._before = 0  # tokens that the document which is being tokenized already has
+        self._buffered = -cursor.offset  # unused tokens in the buffer; concat only
+        self._untokenized: deque[_UntokenizedPiece] = deque()
+        self._tokenized_before = 0  # tokens so far of the document that is being tokenized
         self._group: tuple[BestFitPlan, list[_TokenizedPiece]] | None = None
 
     @property
     def cursor(self) -> StreamCursor:
-        """Where the next row begins."""
+        """Position of the next row."""
         return self._cursor
 
     def missing_tokens(self, rows: int) -> int:
-        """How many more tokens it needs to make so many rows; best-fit may need yet more when it has them."""
+        """Return how many more tokens are needed for ``rows`` rows; best-fit may need still more once it has them."""
         length = self._settings.length
         if self._settings.packing == "concat":
-            return max(rows * length + 1 - self._held, 0)
-        complete, rest = self._groups_at_hand()
+            return max(rows * length + 1 - self._buffered, 0)
+        complete, rest = self._buffered_groups()
         if self._group is None:
             if not complete:
                 return _GROUP * length - rest
             self._group = self._take_group()
             complete -= 1
-        left = len(self._group[0].rows) - 1 - self._cursor.place
+        left = len(self._group[0].rows) - 1 - self._cursor.offset
         missing = -(-max(rows - left, 0) // _GROUP) - complete  # a group makes _GROUP rows at least
         return max(missing * _GROUP * length - rest, 0)
 
-    def _groups_at_hand(self) -> tuple[int, int]:
-        """How many groups the documents at hand make, and the tokens that are left over."""
+    def _buffered_groups(self) -> tuple[int, int]:
+        """Return how many groups the buffered documents fill, and the tokens left over."""
         complete = rest = 0
-        for one in self._ready:
-            rest += len(one.ids)
+        for piece in self._ready:
+            rest += len(piece.ids)
             if rest >= _GROUP * self._settings.length:
                 complete, rest = complete + 1, 0
         return complete, rest
 
     def next_pieces(self, tokens: float, characters: float) -> list[Content]:
-        """The next documents or pieces, of about so many tokens or one more of them; ``give`` has to follow.
+        """Return the next documents or pieces, of about ``tokens`` tokens; ``add_tokens`` must follow.
 
         Args:
-            tokens: how many are lacking.
-            characters: of text for each token, as far as is known.
+            tokens: number of tokens needed.
+            characters: estimated characters of text per token.
         """
         while tokens > 0:
             piece = next(self._pieces)
-            self._wanted.append(piece)
+            self._untokenized.append(piece)
             tokens -= len(piece.content) / (characters if isinstance(piece.content, str) else 1)
-        return [piece.content for piece in self._wanted]
+        return [piece.content for piece in self._untokenized]
 
     def _pieces_of(self, documents: Iterator[StreamDocument]) -> Iterator[_UntokenizedPiece]:
-        for turn, row, content in documents:
+        for block, row, content in documents:
             if self._settings.packing == "concat" and isinstance(content, str):
                 pieces = self._cut(content, _PIECE)
                 piece = next(pieces)
                 for after in pieces:
-                    yield _UntokenizedPiece(turn, row, False, piece)
+                    yield _UntokenizedPiece(block, row, False, piece)
                     piece = after
-                yield _UntokenizedPiece(turn, row, True, piece)
+                yield _UntokenizedPiece(block, row, True, piece)
             else:
-                yield _UntokenizedPiece(turn, row, True, content)
+                yield _UntokenizedPiece(block, row, True, content)
 
     def add_tokens(self, tokens: list[Ids]) -> None:
-        """The tokens of what ``documents`` returned."""
+        """Add the tokens of what ``next_pieces`` returned, in order."""
         end = [] if self._settings.end is None else [np.array([self._settings.end], dtype=np.uint32)]
         for ids in tokens:
-            turn, row, last, _ = self._wanted.popleft()
-            whole = np.concatenate([ids, *end]) if last and end else ids
-            if len(whole) or (last and self._before):  # a document without a token is none
-                self._ready.append(_TokenizedPiece(turn, row, self._before, last, whole))
-                self._held += len(whole)
-            self._before = 0 if last else self._before + len(whole)
-        assert not self._wanted, "every piece has its tokens"
+            block, row, last, _ = self._untokenized.popleft()
+            piece_ids = np.concatenate([ids, *end]) if last and end else ids
+            if len(piece_ids) or (last and self._tokenized_before):  # a document without tokens is skipped
+                self._ready.append(_TokenizedPiece(block, row, self._tokenized_before, last, piece_ids))
+                self._buffered += len(piece_ids)
+            self._tokenized_before = 0 if last else self._tokenized_before + len(piece_ids)
+        assert not self._untokenized, "every piece has its tokens"
 
     def next_row(self) -> list[RowSegment]:
-        """The next row; ``lacks(1)`` must be 0."""
-        return self._joined_row() if self._settings.packing == "concat" else self._fitted_row()
+        """Return the segments of the next row; ``missing_tokens(1)`` must be 0."""
+        return self._concat_row() if self._settings.packing == "concat" else self._best_fit_row()
 
     # --- concat ------------------------------------------------------------------------------------------------------
 
-    def _joined_row(self) -> list[RowSegment]:
-        length, needed, parts = self._settings.length, self._settings.length + 1, []
-        begins, place = [], self._cursor.place
+    def _concat_row(self) -> list[RowSegment]:
+        length, needed, pieces = self._settings.length, self._settings.length + 1, []
+        document_starts, offset = [], self._cursor.offset
         while True:
-            turn, row, first, last, ids = self._ready[0]
-            piece = ids[place - first : place - first + needed]
-            parts.append(piece)
+            block, row, first, last, ids = self._ready[0]
+            piece = ids[offset - first : offset - first + needed]
+            pieces.append(piece)
             needed -= len(piece)
-            place += len(piece)
-            if not needed:  # the label of the last token is the first one of the next row
-                self._cursor = StreamCursor(turn, row, place - 1)
+            offset += len(piece)
+            if not needed:  # the last token is only a label: the next row begins with it
+                self._cursor = StreamCursor(block, row, offset - 1)
                 break
             self._ready.popleft()
             if last:
-                place = 0
-                begins.append(length + 1 - needed)
-        self._held -= length
-        tokens = np.concatenate(parts)
-        return [
-            RowSegment(tokens, length, False, np.array(begins, dtype=np.int64) if self._settings.isolate else _NOWHERE)
-        ]
+                offset = 0
+                document_starts.append(length + 1 - needed)
+        self._buffered -= length
+        tokens = np.concatenate(pieces)
+        starts = np.array(document_starts, dtype=np.int64) if self._settings.isolate else _NO_POSITIONS
+        return [RowSegment(tokens, length, False, starts)]
 
     # --- best-fit ----------------------------------------------------------------------------------------------------
 
-    def _fitted_row(self) -> list[RowSegment]:
-        assert self._group is not None, "lacks has seen that there is one"
-        fitted, documents = self._group
-        number = self._cursor.place
-        pieces = []
-        for index in range(*fitted.rows[number : number + 2]):
-            ids, offset = documents[fitted.documents[index]].ids, fitted.offsets[index]
-            length = int(fitted.lengths[index])
-            tokens = ids[offset : offset + length + 1]  # with the token after it, where the document goes on
-            pieces.append(RowSegment(tokens, length, offset == 0, _NOWHERE))
-        if number + 2 < len(fitted.rows):
-            self._cursor = self._cursor._replace(place=number + 1)
+    def _best_fit_row(self) -> list[RowSegment]:
+        assert self._group is not None, "missing_tokens(1) has returned 0"
+        plan, documents = self._group
+        number = self._cursor.offset
+        segments = []
+        for index in range(*plan.rows[number : number + 2]):
+            ids, offset = documents[plan.documents[index]].ids, plan.offsets[index]
+            length = int(plan.lengths[index])
+            tokens = ids[offset : offset + length + 1]  # with the next token, if the document continues
+            segments.append(RowSegment(tokens, length, offset == 0, _NO_POSITIONS))
+        if number + 2 < len(plan.rows):
+            self._cursor = self._cursor._replace(offset=number + 1)
         else:
             self._cursor = self._after(documents[-1])
-            self._group = self._take_group() if self._groups_at_hand()[0] else None
-        return pieces
+            self._group = self._take_group() if self._buffered_groups()[0] else None
+        return segments
 
     def _take_group(self) -> tuple[BestFitPlan, list[_TokenizedPiece]]:
-        """The next documents, as many as fill the rows of a group."""
+        """Remove the next documents that fill a group from the buffer, and pack them."""
         documents, tokens = [], 0
         while tokens < _GROUP * self._settings.length:
             documents.append(self._ready.popleft())
             tokens += len(documents[-1].ids)
-        return fit_documents([len(one.ids) for one in documents], self._settings.length), documents
+        return fit_documents([len(document.ids) for document in documents], self._settings.length), documents
 
     def _after(self, last: _TokenizedPiece) -> StreamCursor:
-        """The document after the last one of a group; as a place where reading can go on, the row after it."""
-        return StreamCursor(last.turn, last.row + 1)
+        """Return the cursor of the row after a group's last document."""
+        return StreamCursor(last.block, last.row + 1)

@@ -1,7 +1,7 @@
-"""A process that tokenizes some streams and sends their rows in the order in which they are wanted.
+"""A worker process: tokenizes some streams, and sends their rows to the parent in the order of the samples.
 
-It is started as a program of its own (``python -m hlat.data.online.worker``), brings no torch along, works ahead until
-the pipe and a short queue are full, and ends as soon as its stdin does, however the parent died.
+It is started as a separate program (``python -m hlat.data.online.worker``) and does not import torch. It works ahead
+until the pipe and a short queue are full, and ends when its stdin is closed, so it never outlives the parent.
 """
 
 import logging
@@ -39,121 +39,127 @@ from hlat.data.samples import Mixture, PhaseWeights, fill_row
 from hlat.data.tokenizers import Tokenizer, load_saved
 from hlat.runtime import HlatError, StorageError
 
-_TOGETHER = 64  # rows for which text is tokenized in one go
-_AHEAD = 256  # finished rows that wait for the parent
+_TOGETHER = 64  # rows whose text is tokenized in one batch
+_AHEAD = 256  # maximum finished rows waiting for the parent
 
 
 class _SampleRequest(NamedTuple):
+    """A sample, and the stream and source of its row."""
+
     sample: int
     stream: int
     source: int
-    taken: bool  # by this rank; else the stream only has to pass it
+    taken: bool  # whether this rank takes the row; otherwise the stream only skips it
 
 
 class RowProducer:
     """The rows of some streams, in the order of their samples.
 
     Args:
-        plan: which, of what.
-        cursors: where all streams begin, int64, (streams, sources, 3).
+        plan: the worker's plan.
+        cursors: initial positions of all streams, int64, shape (streams, sources, 3).
     """
 
     def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
         self._plan, self._cursors = plan, cursors
         self._tokenizer: Tokenizer = load_saved(Path(plan.tokenizer))
         self._mixture = Mixture([PhaseWeights(tuple(weights), stop) for weights, stop in plan.phases])
-        self._parts = [source.partition_count(plan.assignment.streams) for source in plan.sources]
+        self._partitions = [source.partition_count(plan.assignment.streams) for source in plan.sources]
         self._reader = DocumentReader(plan)
         self._streams: dict[tuple[int, int], RowStream] = {}
-        self._characters, self._tokens = 4.0, 1.0
+        self._characters, self._tokens = 4.0, 1.0  # totals so far, to estimate characters per token
 
     def frames(self) -> Iterator[Frame]:
-        """Rows, for ever.
+        """Yield rows, without end.
 
         Raises:
-            DataError: text that cannot be read.
+            DataError: text cannot be read.
         """
-        wanted = self._wanted()
+        requests = self._requests()
         while True:
-            together = list(islice(wanted, _TOGETHER))
-            self._fill(together)
+            batch = list(islice(requests, _TOGETHER))
+            self._tokenize_for(batch)
             for note in self._reader.notes():
                 yield _message_frame(NOTE, note)
-            yield from (self._frame(one) for one in together)
+            yield from (self._frame(request) for request in batch)
 
-    def _wanted(self) -> Iterator[_SampleRequest]:
-        plan, share = self._plan, self._plan.assignment
-        mine = np.zeros(share.streams, dtype=bool)
-        mine[plan.streams] = True
-        first = plan.first - plan.first % share.batch
+    def _requests(self) -> Iterator[_SampleRequest]:
+        """Yield the samples of this worker's streams, in order, without end."""
+        plan, assignment = self._plan, self._plan.assignment
+        is_own = np.zeros(assignment.streams, dtype=bool)
+        is_own[plan.streams] = True
+        first = plan.first - plan.first % assignment.batch
         while True:
-            step = np.arange(first, first + share.batch, dtype=np.int64)
-            streams = assign_streams(share.seed, share.streams, step)
-            taken = np.isin(step, share.samples(first))
+            step = np.arange(first, first + assignment.batch, dtype=np.int64)
+            streams = assign_streams(assignment.seed, assignment.streams, step)
+            taken = np.isin(step, assignment.samples(first))
             sources, _ = self._mixture.locate(step)
-            here = mine[streams] & (step >= plan.first)
-            columns = (step[here], streams[here], sources[here], taken[here])
+            selected = is_own[streams] & (step >= plan.first)
+            columns = (step[selected], streams[selected], sources[selected], taken[selected])
             yield from map(_SampleRequest._make, zip(*(column.tolist() for column in columns), strict=True))
-            first += share.batch
+            first += assignment.batch
 
-    def _fill(self, wanted: list[_SampleRequest]) -> None:
-        """Tokenize as much as these rows take."""
-        counts = Counter((one.stream, one.source) for one in wanted)
+    def _tokenize_for(self, requests: list[_SampleRequest]) -> None:
+        """Tokenize the text needed for the rows of these requests."""
+        counts = Counter((request.stream, request.source) for request in requests)
         rows = {self._stream(*key): self._rows_for(key, count) for key, count in counts.items()}
         while True:
-            asking: deque[tuple[RowStream, int]] = deque()
+            waiting: deque[tuple[RowStream, int]] = deque()
             contents: list[Content] = []
             for stream, count in rows.items():
-                if lacking := stream.missing_tokens(count):
-                    found = stream.next_pieces(lacking, self._characters / self._tokens)
-                    asking.append((stream, len(found)))
-                    contents += found
-            if not asking:
+                if missing := stream.missing_tokens(count):
+                    pieces = stream.next_pieces(missing, self._characters / self._tokens)
+                    waiting.append((stream, len(pieces)))
+                    contents += pieces
+            if not waiting:
                 return
             tokens = tokenize_contents(contents, self._tokenizer)
             for content, ids in zip(contents, tokens, strict=True):
                 if isinstance(content, str):
                     self._characters += len(content)
                     self._tokens += len(ids)
-            for stream, count in asking:
+            for stream, count in waiting:
                 stream.add_tokens(tokens[:count])
                 del tokens[:count]
 
     def _stream(self, number: int, source: int) -> RowStream:
+        """Return the stream with this index for a source, created on first use."""
         key = (number, source)
         if key not in self._streams:
-            part, cursor = number % self._parts[source], StreamCursor(*self._cursors[number, source].tolist())
-            documents = self._reader.documents(source, part, self._parts[source])
+            partition, cursor = number % self._partitions[source], StreamCursor(*self._cursors[number, source].tolist())
+            documents = self._reader.documents(source, partition, self._partitions[source])
             self._streams[key] = RowStream(self._plan.settings, documents, cursor, self._tokenizer.chunks)
         return self._streams[key]
 
     def _skipped(self, key: tuple[int, int]) -> int:
-        """Rows of its part that other streams keep, before the next one that this stream does."""
+        """Return the number of rows of the block partition that other streams keep before this stream's next row."""
         number, source = key
         if self._stream(*key).cursor == StreamCursor():
-            return number // self._parts[source]
-        return row_stride(self._plan.assignment.streams, self._parts[source]) - 1
+            return number // self._partitions[source]
+        return row_stride(self._plan.assignment.streams, self._partitions[source]) - 1
 
     def _rows_for(self, key: tuple[int, int], count: int) -> int:
-        between = row_stride(self._plan.assignment.streams, self._parts[key[1]])
-        return self._skipped(key) + 1 + (count - 1) * between
+        """Return the number of rows of the block partition to read for ``count`` rows of this stream."""
+        stride = row_stride(self._plan.assignment.streams, self._partitions[key[1]])
+        return self._skipped(key) + 1 + (count - 1) * stride
 
-    def _frame(self, one: _SampleRequest) -> Frame:
-        stream = self._stream(one.stream, one.source)
-        for _ in range(self._skipped((one.stream, one.source))):
+    def _frame(self, request: _SampleRequest) -> Frame:
+        """Return the frame of a requested sample; its stream must have enough tokens."""
+        stream = self._stream(request.stream, request.source)
+        for _ in range(self._skipped((request.stream, request.source))):
             stream.next_row()
-        parts, length = stream.next_row(), self._plan.settings.length
-        if not one.taken:
-            return Frame(SKIPPED, one.sample, one.stream, one.source, stream.cursor, b"")
+        segments, length = stream.next_row(), self._plan.settings.length
+        if not request.taken:
+            return Frame(SKIPPED, request.sample, request.stream, request.source, stream.cursor, b"")
         inputs_S, labels_S = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
         positions_S = np.empty(length, dtype=np.int64) if self._plan.settings.isolate else None
-        fill_row(parts, inputs_S, labels_S, positions_S)
+        fill_row(segments, inputs_S, labels_S, positions_S)
         content = pack_row(inputs_S, labels_S, positions_S)
-        return Frame(ROW, one.sample, one.stream, one.source, stream.cursor, content)
+        return Frame(ROW, request.sample, request.stream, request.source, stream.cursor, content)
 
 
 def main() -> None:
-    """Serve one parent: a plan comes in on stdin, frames go to stdout."""
+    """Serve one parent: read the plan from stdin, and write frames to stdout until stdin is closed."""
     frames = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not be taken for a frame
     _open_many_files()
@@ -182,11 +188,11 @@ def _send(ready: "queue.Queue[Frame]", frames: IO[bytes]) -> None:
 
 def _wait_for_end(stream: IO[bytes]) -> None:
     stream.read()
-    os._exit(0)  # at once, even in the middle of a row: nobody waits for it any more
+    os._exit(0)  # at once, even in the middle of a row: the parent no longer waits for it
 
 
 def _error_frame(error: Exception) -> Frame:
-    """What the parent needs to raise the same error."""
+    """Return a frame from which the parent raises the same error."""
     if isinstance(error, HlatError):
         return _message_frame(STORAGE_ERROR if isinstance(error, StorageError) else DATA_ERROR, str(error))
     return _message_frame(INTERNAL_ERROR, "a tokenizing process failed:\n" + "".join(traceback.format_exception(error)))
@@ -197,7 +203,7 @@ def _message_frame(kind: int, text: str) -> Frame:
 
 
 class _ParentLogHandler(logging.Handler):
-    """Sends what is logged to the parent, which knows where its user looks: a store that does not answer, above all."""
+    """Sends log records to the parent, which shows them to the user; most important: an object store does not answer."""
 
     def __init__(self, ready: "queue.Queue[Frame]") -> None:
         super().__init__(logging.WARNING)
@@ -208,9 +214,9 @@ class _ParentLogHandler(logging.Handler):
 
 
 def _open_many_files() -> None:
-    """As many as the system allows: every stream has a file of each source open, which may be more than 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise the limit on open files to its maximum: each stream has a file of each source open, often over 1024."""
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 if __name__ == "__main__":

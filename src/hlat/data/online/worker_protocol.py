@@ -1,4 +1,4 @@
-"""What a tokenizing process is told: a line of JSON, and where its streams begin.
+"""Messages between a tokenizing worker and its parent: the plan and the initial cursors, then frames.
 
 parent --(line of JSON, cursors)--> worker --(frames)--> parent
 """
@@ -22,25 +22,25 @@ from hlat.data.stores import Cache
 Int64s = npt.NDArray[np.int64]
 
 _HEAD = np.dtype(
-    [(name, "<i8") for name in ("kind", "sample", "stream", "source", "turn", "row", "place", "bytes")],
+    [(name, "<i8") for name in ("kind", "sample", "stream", "source", "block", "row", "offset", "bytes")],
 )
 ROW, SKIPPED, NOTE, DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR = range(6)
 
 
 FileIdentity = tuple[str, str, int, int, str]
-"""Path or URL, column, size, time of modification and ETag of a file."""
+"""Path or URL, column, size in bytes, modification time in nanoseconds, and ETag of a file."""
 
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """One source, or all of them where they have no weights.
+    """One source of blocks, or all sources joined if they have no weights.
 
     Attributes:
-        name: what it is called.
-        first: its first block in the catalogue.
-        blocks: blocks of each list that it is made of.
-        counted: how often each list counts in an epoch.
-        seed: of their order.
+        name: name for messages.
+        first_block: index of its first block in the block index.
+        blocks: number of blocks of each of its lists.
+        repeats: occurrences of each list in an epoch.
+        seed: seed of the order of its blocks.
     """
 
     name: str
@@ -50,34 +50,34 @@ class SourcePlan:
     seed: int
 
     def epoch_order(self, shuffle: bool) -> EpochOrder:
-        """Its blocks, in the order in which they are read."""
+        """Return the order in which its blocks are read."""
         return EpochOrder(self.blocks, self.repeats, self.seed, shuffle)
 
     def partition_count(self, streams: int) -> int:
-        """Into how many parts its blocks are dealt."""
+        """Return the number of partitions of its blocks."""
         return partition_count(streams, sum(int(n * times) for n, times in zip(self.blocks, self.repeats, strict=True)))
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Everything a worker needs but its cursors.
+    """Everything a worker needs except the cursors.
 
     Attributes:
-        catalogue: file of the blocks.
-        files: what each file is known by.
-        indexes: the same of the .idx of each file, None for text.
-        cache: folder and bytes of the cache for files of URLs.
+        block_file: path of the block index.
+        files: identity of each file.
+        indexes: identity of the .idx file of each file; None for text.
+        cache: folder and size limit in bytes of the cache for files of URLs.
         tokenizer: folder of the tokenizer.
-        vocab_size: of the tokenizer.
-        settings: how rows are made.
-        shuffle: whether blocks are read in a drawn order.
-        below: documents whose hash lies below this are validation text.
-        unreadable: share of the rows that may be unreadable.
-        sources: in the order of the recipe.
-        phases: weights, and where each phase ends; one of ([1], None) where there are no weights.
-        share: what this rank takes.
-        streams: those of this worker.
-        first: the first sample.
+        vocab_size: size of the tokenizer's vocabulary.
+        settings: settings of the rows.
+        shuffle: True to read blocks in permuted order.
+        validation_below: documents whose hash is below this are validation text.
+        unreadable_share: the largest fraction of rows that may be unreadable.
+        sources: the sources, in the order of the recipe.
+        phases: weights, and the global sample before which each phase ends; [([1], None)] without weights.
+        assignment: samples and streams of this rank.
+        streams: the streams of this worker.
+        first: the first global sample.
     """
 
     block_file: str
@@ -97,37 +97,37 @@ class WorkerPlan:
     first: int
 
     def source_files(self) -> list[SourceFile]:
-        """The files, ready to be opened."""
+        """Return the files, ready to be opened."""
         cache = Cache(Path(self.cache[0]), self.cache[1])
 
-        def file(known: FileIdentity) -> SourceFile:
-            path, column, size, mtime_ns, etag = known
+        def file(identity: FileIdentity) -> SourceFile:
+            path, column, size, mtime_ns, etag = identity
             return SourceFile(path, column, 0, size, mtime_ns, etag=etag, cached_store=open_cached_store(path, cache))
 
         return [
-            replace(file(known), index=None if index is None else file(index))
-            for known, index in zip(self.files, self.indexes, strict=True)
+            replace(file(identity), index=None if index is None else file(index))
+            for identity, index in zip(self.files, self.indexes, strict=True)
         ]
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What documents that are tokens may hold."""
+        """Valid token ids of documents that are tokens already."""
         return Vocabulary(self.vocab_size, self.settings.end)
 
     def send(self, stream: IO[bytes], cursors: Int64s) -> None:
-        """Tell a worker; ``cursors`` is int64, (streams, sources, 3), of all streams."""
+        """Send the plan and the cursors of all streams, int64, shape (streams, sources, 3), to a worker."""
         stream.write(json.dumps(asdict(self)).encode() + b"\n")
         stream.write(cursors.astype("<i8").tobytes())
         stream.flush()
 
     @classmethod
     def receive(cls, stream: IO[bytes]) -> "tuple[WorkerPlan, Int64s]":
-        """What the parent sent."""
-        told = json.loads(stream.readline())
-        told["settings"] = RowSettings(**told["settings"])
-        told["assignment"] = StreamAssignment(**told["assignment"])
-        told["sources"] = [SourcePlan(**source) for source in told["sources"]]
-        plan = cls(**told)
+        """Receive the plan and the cursors that ``send`` sent."""
+        fields = json.loads(stream.readline())
+        fields["settings"] = RowSettings(**fields["settings"])
+        fields["assignment"] = StreamAssignment(**fields["assignment"])
+        fields["sources"] = [SourcePlan(**source) for source in fields["sources"]]
+        plan = cls(**fields)
         shape = (plan.assignment.streams, len(plan.sources), 3)
         cursors = np.frombuffer(stream.read(8 * int(np.prod(shape))), dtype="<i8")
         return plan, cursors.reshape(shape)
@@ -137,10 +137,12 @@ class Frame(NamedTuple):
     """One message of a worker.
 
     Attributes:
-        kind: a row; that a stream passed one that another rank takes; a sentence for the user; or an error, and no
-            more after it: of the data, of the disk, or our own.
-        sample, stream, source: which sample.
-        cursor: where the stream goes on after it.
+        kind: ROW; SKIPPED if the stream passed a row that another rank takes; NOTE for the user; or, as the last frame,
+            an error of the data, of storage, or an internal one.
+        sample: global sample; -1 for notes and errors, as are stream and source.
+        stream: index of the stream.
+        source: index of the source.
+        cursor: position of the stream after this row.
         content: the row (see ``pack_row``), or the message.
     """
 
@@ -152,32 +154,32 @@ class Frame(NamedTuple):
     content: bytes
 
     def send(self, stream: IO[bytes]) -> None:
-        """Write it."""
+        """Write the frame."""
         numbers = (self.kind, self.sample, self.stream, self.source, *self.cursor, len(self.content))
         stream.write(np.array([numbers], dtype=_HEAD).tobytes())
         stream.write(self.content)
 
     @classmethod
     def receive(cls, stream: IO[bytes]) -> "Frame | None":
-        """The next one; None where the worker has ended."""
+        """Read the next frame; None if the worker has ended."""
         head = stream.read(_HEAD.itemsize)
         if len(head) < _HEAD.itemsize:
             return None
-        kind, sample, number, source, turn, row, place, size = np.frombuffer(head, dtype=_HEAD)[0].item()
+        kind, sample, stream_index, source, block, row, offset, size = np.frombuffer(head, dtype=_HEAD)[0].item()
         content = stream.read(size)
         if len(content) < size:
             return None
-        return cls(kind, sample, number, source, StreamCursor(turn, row, place), content)
+        return cls(kind, sample, stream_index, source, StreamCursor(block, row, offset), content)
 
 
 def pack_row(inputs_S: Int64s, labels_S: Int64s, positions_S: Int64s | None) -> bytes:
-    """A row as bytes: int32 each, positions where documents are isolated. Token ids are below 2^31."""
+    """Encode a row as int32 columns: inputs, labels and, unless None, positions. Token ids are below 2^31."""
     columns = [inputs_S, labels_S] if positions_S is None else [inputs_S, labels_S, positions_S]
     return np.stack(columns).astype("<i4").tobytes()
 
 
 def unpack_rows(contents: list[bytes], length: int, isolate: bool) -> Iterator[Int64s]:
-    """Inputs, labels and, where documents are isolated, positions of several rows: int64, (rows, S) each."""
+    """Yield inputs, labels and, if documents are isolated, positions of several rows: int64, shape (rows, S) each."""
     columns = 3 if isolate else 2
     packed = np.frombuffer(b"".join(contents), dtype="<i4").reshape(len(contents), columns, length)
     yield from (packed[:, column].astype(np.int64) for column in range(columns))

@@ -140,7 +140,7 @@ class _Timeline:
         return max(2 * self.unit // rate for rate in self.rates[phase] if rate) + 2
 
     def first_reaching(self, source: int, level: int, phase: int) -> int | None:
-        """Return the least number of samples, from ``phase`` on, with T of a source at least ``level``; None for never."""
+        """Return the number of samples, from ``phase`` on, at which T of a source reaches ``level``; None for never."""
         for number in range(phase, len(self.starts)):
             start, stop, rate = self.starts[number], self.stops[number], self.rates[number][source]
             missing = level - self.targets_at_start[number][source]
