@@ -203,7 +203,7 @@ def _message_frame(kind: int, text: str) -> Frame:
 
 
 class _ParentLogHandler(logging.Handler):
-    """Sends log records to the parent, which shows them to the user; most important: an object store does not answer."""
+    """Sends log records to the parent, which shows them to the user, such as an object store not answering."""
 
     def __init__(self, ready: "queue.Queue[Frame]") -> None:
         super().__init__(logging.WARNING)

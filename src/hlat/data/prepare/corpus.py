@@ -72,11 +72,11 @@ class Corpus:
         return sum(self.files[index].size for index in self.file_range)
 
     @property
-    def whole(self) -> "Corpus":
+    def with_all_files(self) -> "Corpus":
         """The same corpus with all files selected."""
         return replace(self, file_range=range(len(self.files)))
 
-    def tally(self) -> BadRowCounter:
+    def new_bad_row_counter(self) -> BadRowCounter:
         """Return a new counter of bad rows."""
         return BadRowCounter(self.unreadable_rows, self.files)
 
@@ -109,7 +109,7 @@ class SplitPlan:
         return SplitRule(below=hash_threshold(self.fraction))
 
 
-def stream(corpus: Corpus, start: CorpusPosition) -> Iterator[CorpusRow]:
+def read_rows(corpus: Corpus, start: CorpusPosition) -> Iterator[CorpusRow]:
     """Yield the rows of the selected files from a position on, in order.
 
     Raises:
@@ -138,17 +138,17 @@ def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> 
     """Yield all readable rows, and report the bytes done at every thousandth of the corpus.
 
     Raises:
-        DataError: as ``stream``; or too many rows cannot be read.
+        DataError: as ``read_rows``; or too many rows cannot be read.
     """
-    total, reported, tally = corpus.bytes, 0, corpus.tally()
-    for document in stream(corpus, CorpusPosition(corpus.file_range.start)):
-        tally.add(1, document.unreadable(1))
+    total, reported, bad_rows = corpus.bytes, 0, corpus.new_bad_row_counter()
+    for document in read_rows(corpus, CorpusPosition(corpus.file_range.start)):
+        bad_rows.add(1, document.unreadable(1))
         if document.error is None:
             yield document
         if document.position - reported > total // 1000:
             reported = document.position
             progress(reported, total)
-    tally.finish()
+    bad_rows.finish()
     progress(total, total)
 
 
@@ -164,7 +164,7 @@ def read_texts(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], N
             characters[file.source] += len(text)
 
 
-def units(
+def unfinished_units(
     corpus: Corpus, plan: SplitPlan, unit_bytes: int, finished: Callable[[int], UnitIndex | None]
 ) -> Iterator[WorkUnit]:
     """Yield the units that are not finished, in order; none if no files are selected.
@@ -176,28 +176,28 @@ def units(
         finished: returns the index of a unit by number, or None if the unit is not finished.
 
     Raises:
-        DataError: as ``stream``; or too many rows cannot be read.
+        DataError: as ``read_rows``; or too many rows cannot be read.
     """
     cursor, last, number = CorpusPosition(corpus.file_range.start), not corpus.file_range, 0
     characters: dict[int, int] = defaultdict(int, plan.characters_before)
     documents: _Peekable | None = None
-    tally = corpus.tally()
+    bad_rows = corpus.new_bad_row_counter()
     while not last:
         index = finished(number)
         if index is None:
-            documents = documents or _Peekable(stream(corpus, cursor))
+            documents = documents or _Peekable(read_rows(corpus, cursor))
             draft = _UnitBuilder(corpus.files, documents.head.file if documents.head else cursor.file)
-            draft.fill(documents, tally, unit_bytes)
+            draft.fill(documents, bad_rows, unit_bytes)
             span = draft.span(number, documents.head is None)
             yield draft.unit(span, plan.assignment(draft.file, characters[span.source]))
         else:
             documents, span = None, index.span
-            tally.add(span.rows, span.unreadable)
+            bad_rows.add(span.rows, span.unreadable)
         cursor, last = span.next, span.last
         characters[span.source] += span.characters
         number += 1
     if len(corpus.file_range) == len(corpus.files):
-        tally.finish()  # for a partition, bad rows are checked when all partitions are merged
+        bad_rows.finish()  # for a partition, bad rows are checked when all partitions are merged
 
 
 class _Peekable:
@@ -224,7 +224,7 @@ class _UnitBuilder:
         self._unreadable: list[BadRow] = []
         self._bytes = self._characters = self._rows = self._nulls = self._empty = self._position = 0
 
-    def fill(self, documents: _Peekable, tally: BadRowCounter, unit_bytes: int) -> None:
+    def fill(self, documents: _Peekable, bad_rows: BadRowCounter, unit_bytes: int) -> None:
         """Take rows of one source until there is enough text."""
         self._from_row = documents.head.row if documents.head else 0
         while (
@@ -234,7 +234,7 @@ class _UnitBuilder:
             and self._files[documents.head.file].source == self.file.source
         ):
             document = documents.take()
-            tally.add(1, document.unreadable(1))
+            bad_rows.add(1, document.unreadable(1))
             self._add(document)
 
     def _add(self, document: CorpusRow) -> None:

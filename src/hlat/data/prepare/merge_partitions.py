@@ -143,10 +143,10 @@ def _numbering_problems(partitions: list[FinishedPartition]) -> Iterator[str]:
         for partition in partitions:
             if partition.record.parts == count:
                 folders[partition.record.part].append(str(partition.folder))
-        for number, found in folders.items():
-            if len(found) > 1:
-                yield f"part {number} of {count} was given {len(found)} times: {', '.join(found)}"
-            if not found:
+        for number, same in folders.items():
+            if len(same) > 1:
+                yield f"part {number} of {count} was given {len(same)} times: {', '.join(same)}"
+            if not same:
                 yield f"part {number} of {count} is missing"
     if len(counts) > 1:
         listed = ", ".join(f"{partition.folder} is one of {partition.record.parts}" for partition in partitions)
@@ -177,17 +177,17 @@ def _merge(
     """Merge the units of all partitions and write the complete result into the staging folder."""
     corpus = Corpus(files, range(len(files)), config.unreadable_rows)
     tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER_FOLDER, progress)
-    tally, done = corpus.tally(), 0
+    bad_rows, done = corpus.new_bad_row_counter(), 0
     with UnitMerger(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merger:
         for partition in partitions:
             for number in range(partition.record.units):
                 unit = read_index(partition.units, number)
                 assert unit is not None, "all indexes existed when they were hashed"
-                tally.add(unit.span.rows, unit.span.unreadable)
+                bad_rows.add(unit.span.rows, unit.span.unreadable)
                 merger.add_unit(unit, partition.units)
                 progress("merge", done + unit.span.position, corpus.bytes)
             done += sum(files[index].size for index in partition.file_range)
-        tally.finish()
+        bad_rows.finish()
         progress("merge", corpus.bytes, corpus.bytes)
         refuse_empty_split(config, corpus, merger.document_counts(), undo=", and prepare all parts again")
         complete_staging(staging, config, settings, files, tokenizer, merger, notes)

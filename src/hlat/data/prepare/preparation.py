@@ -29,7 +29,7 @@ from hlat.data.manifest import (
     recipe_locations,
     update_hashes,
 )
-from hlat.data.prepare.corpus import Corpus, SplitPlan, units
+from hlat.data.prepare.corpus import Corpus, SplitPlan, unfinished_units
 from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.pool import WorkerPool
 from hlat.data.prepare.publish import complete_staging, publish
@@ -195,7 +195,7 @@ def tokenize_units(
         on_finished: called after units have been finished, and once before and after all; returns the bytes of the
             selected files that are done.
     """
-    pending = units(corpus, plan, _choose_unit_bytes(corpus.bytes), partial(read_index, staging.units))
+    pending = unfinished_units(corpus, plan, _choose_unit_bytes(corpus.bytes), partial(read_index, staging.units))
     with WorkerPool(workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
         progress("tokenize", on_finished(), corpus.bytes)
         for _ in pool.run(pending):

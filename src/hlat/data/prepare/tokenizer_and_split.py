@@ -42,7 +42,7 @@ def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
         return SplitPlan(validation.fraction)
     characters_of = _counted_before(stored)
     if characters_of is None:
-        characters_of = _characters(corpus.whole, progress)
+        characters_of = _characters(corpus.with_all_files, progress)
         write_atomic(stored, json.dumps(with_checksum({_CHARACTERS: characters_of})).encode())
     counts, before = defaultdict[int, int](int), dict[int, int]()
     for index, characters in enumerate(characters_of):
@@ -87,7 +87,7 @@ def make_tokenizer(
 ) -> tuple[Tokenizer, list[str]]:
     """Load or train the tokenizer and save it to a folder; return it, and notes for the user.
 
-    A tokenizer that an interrupted run has already saved there is used again.
+    A tokenizer that an interrupted run has already saved there is reused.
 
     Args:
         config: the data section.
