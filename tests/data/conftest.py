@@ -1,4 +1,4 @@
-"""Corpora for the tests of preparation."""
+"""Fixtures with corpora for the tests of the data room."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.data.preparing import LARGE, UNIT, Watched, data_config, watc
 
 @pytest.fixture(scope="module")
 def small_units() -> Iterator[None]:
-    """Units of 50 kB instead of a megabyte, so that a corpus of many units is tokenized in a second."""
+    """Work units of 50 kB instead of at least 1 MiB, so that a corpus of many units is tokenized in a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "_SMALLEST_UNIT", UNIT)
         yield
@@ -20,7 +20,7 @@ def small_units() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 documents with nulls and empties in two files."""
+    """Two files with 60 documents, and null and empty rows."""
     folder = tmp_path_factory.mktemp("small")
     write_jsonl(folder / "a.jsonl", [*documents(40, 800), None, ""])
     write_jsonl(folder / "b.jsonl", [None, *documents(20, 800, seed=1)])
@@ -29,7 +29,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of about 20 units and 8 shards, in three files; the tokenizer is trained on a part of it."""
+    """A corpus of about 20 units and 8 shards, in three files; its tokenizer is trained on a sample."""
     folder = tmp_path_factory.mktemp("large")
     for number in range(3):
         write_jsonl(folder / f"{number}.jsonl", documents(60, 4_500, seed=number))
@@ -38,7 +38,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(large: Path, small_units: None, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """The large corpus, prepared."""
+    """The files of the large corpus prepared without interruption, and the units that were tokenized."""
     out = tmp_path_factory.mktemp("reference")
     with pytest.MonkeyPatch.context() as patch:
         units = watch_units(patch)
@@ -50,5 +50,5 @@ def undisturbed(large: Path, small_units: None, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def reference(undisturbed: Watched) -> dict[str, bytes]:
-    """The files of the large corpus, prepared without disturbance."""
+    """The files of the large corpus, prepared without interruption."""
     return undisturbed.files

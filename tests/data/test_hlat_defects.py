@@ -1,4 +1,4 @@
-"""The defects of HLAT's loader, each as a test: what it did is in the first line of each docstring."""
+"""Defects of HLAT's data loader, each excluded by a test; the docstring of the test begins with the defect."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def file(folder: Path) -> Path:
-    """60 documents, one of them of 600,000 characters: more than the 500,000 at which HLAT cut."""
+    """60 documents, one of 600,000 characters: more than the 500,000 at which HLAT cut."""
     texts = documents(60, 300)
     texts[20] = prose(7, 600_000)
     return write_jsonl(folder / "corpus.jsonl", texts)
@@ -55,33 +55,33 @@ def _plan(online: PreparedData, file: Path, ranks: int = 1, batch: int = BATCH) 
     return build_worker_plan(online, _config(file, "online"), 3, StreamAssignment(0, ranks, batch, STREAMS, 3))
 
 
-def test_a_long_document_keeps_its_order_and_has_one_end(
+def test_a_long_document_stays_complete_with_one_end_token(
     prepared: PreparedData, online: PreparedData, file: Path
 ) -> None:
-    """Documents over 500,000 characters came out in pieces, later ones first, cut inside of words, each with an EOS."""
+    """Documents over 500,000 characters became pieces in reverse order, cut inside words, each with an end token."""
     starts = prepared.document_boundaries("train").astype(np.int64)
     longest = int(np.diff(starts).argmax())
     ids = prepared.tokens("train").read(int(starts[longest]), int(starts[longest + 1]))
     assert (ids == prepared.manifest.eos_id).sum() == 1 and ids[-1] == prepared.manifest.eos_id
     assert prepared.tokenizer.decode(ids[:-1].tolist()) == prose(7, 600_000)
-    # Online a stream gets it whole, too; that streams join what they get without loss is test_online's.
+    # Online, a stream gets the complete document too; test_online tests that streams lose nothing of it.
     plan = _plan(online, file)
-    parts, blocks = plan.sources[0].partition_count(STREAMS), plan.sources[0].epoch_order(True).epoch_length
-    found = []
-    for part in range(parts):
-        for document in DocumentReader(plan).documents(0, part, parts)(0, 0):
-            turn = document.block * parts + (part + document.block) % parts
-            found += [document.content] if turn < blocks else []
-            if document.block * parts >= blocks:
+    partitions, blocks = plan.sources[0].partition_count(STREAMS), plan.sources[0].epoch_order(True).epoch_length
+    contents = []
+    for partition in range(partitions):
+        for document in DocumentReader(plan).documents(0, partition, partitions)(0, 0):
+            position = document.block * partitions + (partition + document.block) % partitions
+            contents += [document.content] if position < blocks else []
+            if document.block * partitions >= blocks:
                 break
-    assert [len(text) for text in found if len(text) > 1000] == [600_000] and prose(7, 600_000) in found
+    assert [len(text) for text in contents if len(text) > 1000] == [600_000] and prose(7, 600_000) in contents
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
-def test_resume_is_the_same_in_every_epoch(
+def test_a_resumed_run_reads_the_same_data_in_every_epoch(
     prepared: PreparedData, online: PreparedData, file: Path, epoch: int
 ) -> None:
-    """Restoring shuffled the order of the files, training the already shuffled one: another order from epoch 2 on."""
+    """Resuming shuffled the file order, training the already shuffled one: the orders differed from epoch 2 on."""
     data = training_data(prepared, LENGTH, 3)
     first = epoch * data.samples_per_epoch + 5
     again = training_data(prepared, LENGTH, 3)
@@ -95,31 +95,31 @@ def test_resume_is_the_same_in_every_epoch(
     assert resumed == {sample: row for sample, row in whole.items() if sample >= steps * BATCH}
 
 
-def test_streams_come_to_every_epoch_the_same_way(online: PreparedData, file: Path) -> None:
+def test_the_order_of_an_epoch_is_a_formula(online: PreparedData, file: Path) -> None:
     """The order of epoch 2 depended on whether the run had been resumed; here it is a formula of (seed, epoch)."""
     plan = _plan(online, file)
-    turns = plan.sources[0].epoch_order(True)
-    blocks = turns.epoch_length
+    epoch_order = plan.sources[0].epoch_order(True)
+    blocks = epoch_order.epoch_length
     for epoch in range(4):
-        order = turns.items(epoch * blocks + np.arange(blocks))
+        order = epoch_order.items(epoch * blocks + np.arange(blocks))
         assert sorted(order.tolist()) == list(range(blocks))
         assert np.array_equal(order, plan.sources[0].epoch_order(True).items(epoch * blocks + np.arange(blocks)))
 
 
 def test_no_token_is_dropped_on_resume(online: PreparedData, file: Path) -> None:
-    """Left-over tokens were restored only if a flag said so, off by default: a resume lost up to a batch per rank."""
+    """Left-over tokens were restored only with a flag that was off by default: a resume lost up to a batch per rank."""
     plan = _plan(online, file)
     cursors, joined = CursorTable(STREAMS, 1), {}
-    for step in range(6):  # a stop after every step
+    for step in range(6):  # stop and resume after every step
         joined |= run(plan, 1, 1, cursors, step * BATCH, 1)
     assert joined == run(plan, 1, 1, CursorTable(STREAMS, 1), 0, 6)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 8), (8, 2), (3, 1), (4, 2), (2, 4), (4, 3)])
-def test_any_number_of_ranks_takes_over_from_any_other(
+def test_a_run_continues_with_any_other_number_of_ranks(
     online: PreparedData, file: Path, before: int, after: int
 ) -> None:
-    """Only doubling the ranks was supported, once; indices were computed with /, which gave floats."""
+    """Only doubling the number of ranks was supported, once; indices were computed with /, which gave floats."""
     plan, cursors = _plan(online, file, batch=24), CursorTable(STREAMS, 1)
     found = run(plan, before, 2, cursors, 0, 2)
     found |= run(plan, after, 1, cursors, 2 * 24, 2)
@@ -128,16 +128,16 @@ def test_any_number_of_ranks_takes_over_from_any_other(
 
 
 def test_each_stream_is_tokenized_by_one_rank_only(online: PreparedData, file: Path) -> None:
-    """Every tensor- and pipeline-parallel rank tokenized the same text; here one does it for all that share samples."""
-    shares = [StreamAssignment(index, 4, BATCH, STREAMS, 3) for index in range(4)]
-    owned = [set(share.owned.tolist()) for share in shares]
+    """Every tensor- and pipeline-parallel rank tokenized the same text; here one rank does so for its group."""
+    assignments = [StreamAssignment(index, 4, BATCH, STREAMS, 3) for index in range(4)]
+    owned = [set(assignment.owned.tolist()) for assignment in assignments]
     assert set.union(*owned) == set(range(STREAMS)) and sum(map(len, owned)) == STREAMS
     data = OnlineData(online, _config(file, "online"), 3, BATCH, 4)
     assert data.is_evenly_assigned and len(data.notes) == 1
 
 
-def test_the_sequence_length_is_the_recipes(prepared: PreparedData, online: PreparedData, file: Path) -> None:
-    """4096 was hard-coded in the data, whatever --seq_len said."""
+def test_the_sequence_length_is_that_of_the_recipe(prepared: PreparedData, online: PreparedData, file: Path) -> None:
+    """A sequence length of 4096 was hard-coded in the data, whatever --seq_len was."""
     for length in (7, 64, 333):
         assert training_data(prepared, length, 0).batch(0, 2).inputs_BS.shape == (2, length)
         plan = build_worker_plan(
@@ -147,31 +147,31 @@ def test_the_sequence_length_is_the_recipes(prepared: PreparedData, online: Prep
         assert {len(column) for columns in rows.values() for column in columns} == {length}
 
 
-def test_state_is_that_of_the_step_not_of_what_was_read_ahead(online: PreparedData, file: Path) -> None:
-    """The loader saved its state while it fetched, in a prefetching thread, before the step had trained.
+def test_cursors_do_not_advance_with_prefetched_batches(online: PreparedData, file: Path) -> None:
+    """The loader saved its state in a prefetching thread, before the step had trained on the batch.
 
-    Here the cursors after a batch travel with it, and move when the step that consumed it is done.
+    Here the cursors after a batch are returned with it, and are stored when the step that consumed it is done.
     """
     expected = CursorTable(STREAMS, 1)
     run(_plan(online, file), 1, 1, expected, 0, 1)
     data = OnlineData(online, _config(file, "online"), 3, BATCH, 1)
     cursors = data.cursors()
-    feed = data.loader(0, cursors, 0, print)
+    loader = data.loader(0, cursors, 0, print)
     try:
-        _, progress = feed.read(0)
-        feed.read(BATCH)
-        feed.read(2 * BATCH)
+        _, progress = loader.read(0)
+        loader.read(BATCH)
+        loader.read(2 * BATCH)
     finally:
-        feed.close()
+        loader.close()
     assert not cursors.values.any()
     cursors.advance(progress)
     assert np.array_equal(cursors.values, expected.values)
 
 
-def test_the_library_of_the_day_does_not_decide_the_order() -> None:
-    """Datasets' shard() changed from strided to contiguous between versions, and with it the order of the data.
+def test_the_order_does_not_depend_on_library_versions() -> None:
+    """The order of the data changed when shard() of Datasets changed from strided to contiguous between versions.
 
-    Whoever changes these formulas changes the data of every run that is to go on.
+    A change of these formulas changes the data of every run that is resumed.
     """
     assert permute(3, 2, np.arange(6), 1000).tolist() == [904, 955, 850, 520, 293, 915]
     assert EpochOrder([1000, 10], [1.0, 2.0], 3, True).items(np.arange(6)).tolist() == [666, 418, 587, 842, 921, 114]

@@ -1,4 +1,4 @@
-"""Copies and unreadable rows: what is left out, what is counted, and that parts merge to the same bytes."""
+"""Duplicates and unreadable rows are left out and counted, and partitions merge to the same bytes."""
 
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.support.data.preparation_model import BAD, TEXTS, check, corpora, exp
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_units() -> Iterator[None]:
-    """Units of a few documents, made in this process."""
+    """Units of a few documents, tokenized in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "_SMALLEST_UNIT", 60)
         tokenize_here(patch)
@@ -31,7 +31,7 @@ def tiny_units() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def given_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
-    """A tokenizer of 280 tokens, and where it is."""
+    """A tokenizer of 280 tokens, and its folder."""
     folder = tmp_path_factory.mktemp("tokenizer") / "saved"
     tokenizer = train_bpe(TEXTS * 3, 280)
     tokenizer.save(folder)
@@ -50,7 +50,7 @@ def _config(named: list[dict[str, Any]], path: Path, **more: Any) -> DataConfig:
     validation=st.sampled_from([{"fraction": 0}, {"fraction": 0.5}, {"fraction": 0.4, "by": "tail"}]),
     parts=st.integers(1, 3),
 )
-def test_every_token_is_accounted_for_in_one_go_and_from_parts(
+def test_every_token_is_accounted_for_prepared_at_once_and_in_partitions(
     given_tokenizer: tuple[Path, Tokenizer],
     sources: list[list[list[str | bytes | None]]],
     duplicates: str,
@@ -74,40 +74,42 @@ def test_every_token_is_accounted_for_in_one_go_and_from_parts(
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 9))
-def test_stretches_are_all_files_in_order_and_even(sizes: list[int], parts: int) -> None:
-    found = split_files(sizes, parts)
-    assert [index for stretch in found for index in stretch] == list(range(len(sizes))) and len(found) == parts
-    for stretch in found:
-        assert sum(sizes[index] for index in stretch) <= sum(sizes) / parts + max(sizes, default=0)
+def test_partitions_hold_all_files_in_order_and_about_equal_bytes(sizes: list[int], parts: int) -> None:
+    ranges = split_files(sizes, parts)
+    assert [index for file_range in ranges for index in file_range] == list(range(len(sizes))) and len(ranges) == parts
+    for file_range in ranges:
+        assert sum(sizes[index] for index in file_range) <= sum(sizes) / parts + max(sizes, default=0)
 
 
-# --- copies --------------------------------------------------------------------------------------------------------
+# --- duplicates ----------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20)), st.integers(1, 40))
-def test_seen_is_a_set_even_where_halves_of_hashes_are_the_same(
+def test_the_duplicate_finder_is_exact_when_halves_of_hashes_are_equal(
     batches: list[list[tuple[int, int]]], largest: int
 ) -> None:
-    seen, plain = DuplicateFinder(largest), set[tuple[int, int]]()
+    finder, earlier = DuplicateFinder(largest), set[tuple[int, int]]()
     for batch in batches:
-        wanted = []
+        expected_mask = []
         for pair in batch:
-            wanted.append(pair in plain)
-            plain.add(pair)
-        assert seen.add(np.array(batch, dtype=np.uint64).reshape(-1, 2)).tolist() == wanted
+            expected_mask.append(pair in earlier)
+            earlier.add(pair)
+        assert finder.add(np.array(batch, dtype=np.uint64).reshape(-1, 2)).tolist() == expected_mask
 
 
-def test_seen_holds_sixteen_bytes_a_document_in_few_runs() -> None:
-    seen = DuplicateFinder(largest=40_000)
+def test_the_duplicate_finder_stores_sixteen_bytes_per_document_in_few_runs() -> None:
+    finder = DuplicateFinder(largest=40_000)
     for start in range(0, 100_000, 1_000):
         hashes = hash_documents([f"{number}".encode() for number in range(start, start + 1_000)])
-        assert not seen.add(hashes).any() and seen.add(hashes[::7]).all()
-    assert sum(run.nbytes for run in seen._runs) == 1_600_000 and len(seen._runs) < 12
-    assert all((run[0, 1:] >= run[0, :-1]).all() for run in seen._runs)
+        assert not finder.add(hashes).any() and finder.add(hashes[::7]).all()
+    assert sum(run.nbytes for run in finder._runs) == 1_600_000 and len(finder._runs) < 12
+    assert all((run[0, 1:] >= run[0, :-1]).all() for run in finder._runs)
 
 
-def test_copies_between_corpus_and_validation_text(given_tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
-    """A validation text of its own loses what the corpus has too: it stands last."""
+def test_duplicates_between_corpus_and_validation_text_are_dropped(
+    given_tokenizer: tuple[Path, Tokenizer], tmp_path: Path
+) -> None:
+    """A separate validation file comes last, so it loses the documents that the corpus has too."""
     named = write(tmp_path / "corpus", [[TEXTS[:3]], [[TEXTS[0], TEXTS[4]]]])
     more = {"validation": {"path": named[1]["path"]}, "duplicates": "drop"}
     config = _config(named[:1], given_tokenizer[0], **more)
@@ -121,23 +123,23 @@ def test_copies_between_corpus_and_validation_text(given_tokenizer: tuple[Path, 
         prepare(same, tmp_path / "other")
 
 
-def test_a_trained_tokenizer_does_not_see_copies_that_are_dropped(tmp_path: Path) -> None:
+def test_a_tokenizer_is_not_trained_on_dropped_duplicates(tmp_path: Path) -> None:
     once = write(tmp_path / "once", [[TEXTS]])
     often = write(tmp_path / "often", [[TEXTS + [TEXTS[3]] * 50]])
     trained = {"tokenizer": {"vocab_size": 270}}
-    made = [
+    results = [
         prepare(_config(named, tmp_path, **trained, duplicates=duplicates), tmp_path / name)
         for name, named, duplicates in (("a", once, "drop"), ("b", often, "drop"), ("c", often, "keep"))
     ]
-    assert made[0].fingerprint == made[1].fingerprint
-    assert made[1].manifest.tokenizer_sha256 != made[2].manifest.tokenizer_sha256
+    assert results[0].fingerprint == results[1].fingerprint
+    assert results[1].manifest.tokenizer_sha256 != results[2].manifest.tokenizer_sha256
 
 
 # --- unreadable rows -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_the_first_unreadable_row_stops_where_none_may_be(
+def test_the_first_unreadable_row_is_an_error_if_none_is_allowed(
     given_tokenizer: tuple[Path, Tokenizer], tmp_path: Path, line: bytes
 ) -> None:
     named = write(tmp_path / "corpus", [[["fine"], ["fine", line, *BAD]]])
@@ -145,7 +147,7 @@ def test_the_first_unreadable_row_stops_where_none_may_be(
         prepare(_config(named, given_tokenizer[0], unreadable_rows=0), tmp_path / "out")
 
 
-def test_the_share_is_judged_at_the_end_and_a_larger_one_goes_on(
+def test_the_limit_on_unreadable_rows_is_checked_at_the_end_and_a_larger_limit_resumes(
     given_tokenizer: tuple[Path, Tokenizer], tmp_path: Path
 ) -> None:
     rows: list[str | bytes | None] = [f"text {number}" for number in range(95)]
@@ -169,7 +171,7 @@ def test_the_share_is_judged_at_the_end_and_a_larger_one_goes_on(
         prepare(config(0.01), out)
 
 
-def test_the_verdict_on_a_corpus_that_is_mostly_unreadable_comes_early_and_at_the_same_row(
+def test_a_mostly_unreadable_corpus_fails_early_and_at_the_same_row(
     given_tokenizer: tuple[Path, Tokenizer], tmp_path: Path
 ) -> None:
     rows: list[str | bytes | None] = [*(f"text {number}" for number in range(100)), *[BAD[0]] * 1000]

@@ -1,4 +1,4 @@
-"""Text that goes wrong while it is tokenized: what the user is told."""
+"""Online data with bad rows or damaged files: the errors and notes for the user."""
 
 import gzip
 import json
@@ -39,18 +39,18 @@ _SEED, _BATCH = 3, 8
 
 
 class Reading(NamedTuple):
-    """What a tokenizing process does, in this one, and what it has said so far."""
+    """The frames of a tokenizing worker, run in this process, and its notes so far."""
 
     frames: Iterator[Frame]
-    said: list[str]
+    notes: list[str]
 
     def rows(self, count: int) -> list[list[int]]:
-        """The inputs of the first so many rows."""
+        """Return the inputs of the first ``count`` rows."""
         found = []
         while len(found) < count:
             frame = next(self.frames)
             if frame.kind == NOTE:
-                self.said.append(frame.content.decode())
+                self.notes.append(frame.content.decode())
             else:
                 found.append(next(unpack_rows([frame.content], 32, False))[0].tolist())
         return found
@@ -61,7 +61,7 @@ _tokenizer: list[Path] = []
 
 @pytest.fixture(scope="module", autouse=True)
 def _given_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One that is given: none has to be trained on text that is out of order."""
+    """Train a tokenizer on good text, so that none has to be trained on bad text."""
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = write_jsonl(folder / "a.jsonl", documents(40, 300))
     section = {"mode": "online", "path": str(texts), "tokenizer": {"vocab_size": 300}, "sequence_length": 32}
@@ -77,19 +77,19 @@ def _config(path: Path | str, **more: Any) -> DataConfig:
 
 
 def _plan(config: DataConfig, out: Path) -> WorkerPlan:
-    share = StreamAssignment(0, 1, _BATCH, config.streams, _SEED)
-    return build_worker_plan(prepare_online(config, out, 100), config, _SEED, share)
+    assignment = StreamAssignment(0, 1, _BATCH, config.streams, _SEED)
+    return build_worker_plan(prepare_online(config, out, 100), config, _SEED, assignment)
 
 
 def _reading(config: DataConfig, out: Path, before: Callable[[], object] = lambda: None) -> Reading:
-    """All streams from the beginning on; something may happen between set-up and the first row."""
+    """Read all streams from the beginning; ``before`` is called between preparation and the first row."""
     plan = _plan(config, out)
     before()
     producer = RowProducer(replace(plan, streams=list(range(config.streams))), CursorTable(config.streams, 1).values)
     return Reading(producer.frames(), [])
 
 
-def _refusal(config: DataConfig, out: Path, rows: int, before: Callable[[], object] = lambda: None) -> str:
+def _error_message(config: DataConfig, out: Path, rows: int, before: Callable[[], object] = lambda: None) -> str:
     reading = _reading(config, out, before)
     with pytest.raises(DataError) as caught:
         reading.rows(rows)
@@ -129,30 +129,30 @@ CHANGED = "the file changed while it was being read. Run again once it is comple
     ids=["truncated", "replaced", "missing", "cannot be opened"],
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_file_that_is_no_longer_the_one_that_was_listed(
+def test_a_file_that_changed_since_it_was_listed_is_reported(
     lines: Path, tmp_path: Path, kind: str, change: Callable[[Path], object], message: str
 ) -> None:
     file = lines if kind == "jsonl" else _parquet(tmp_path)
-    assert _refusal(_config(file), tmp_path / "out", 1, lambda: change(file)) == f"{file}: {message}"
+    assert _error_message(_config(file), tmp_path / "out", 1, lambda: change(file)) == f"{file}: {message}"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
-def test_a_file_that_is_cut_off_while_it_is_read_has_changed(tmp_path: Path, kind: str) -> None:
-    """Neither its last line nor what compresses it is called damaged."""
+def test_a_file_truncated_while_it_is_read_is_reported_as_changed(tmp_path: Path, kind: str) -> None:
+    """Neither its last line nor its compressed data is called damaged."""
     lines = write_jsonl(tmp_path / "lines.jsonl", documents(600, 2_000))
     file = tmp_path / "texts" / f"a.{kind}"
     file.parent.mkdir()
     file.write_bytes(gzip.compress(lines.read_bytes()) if kind == "jsonl.gz" else lines.read_bytes())
     reading = _reading(_config(file, streams=1, shuffle=False), tmp_path / "out")
     reading.rows(2)
-    os.truncate(file, 100_001)  # some way after what was read, in the middle of a line
+    os.truncate(file, 100_001)  # beyond what has been read, in the middle of a line
     with pytest.raises(DataError, match=f"^{re.escape(f'{file}: {CHANGED}')}$"):
         reading.rows(60_000)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl.gz"])
 def test_a_damaged_file_is_named(lines: Path, tmp_path: Path, kind: str) -> None:
-    """Damage that neither size nor time of modification shows."""
+    """The damage changes neither the file's size nor its modification time."""
     file = _parquet(tmp_path)
     if kind == "jsonl.gz":
         file = tmp_path / "b.jsonl.gz"
@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named(lines: Path, tmp_path: Path, kind: str) -> None
     def damage() -> None:
         _keep_times(file, lambda content: content[:2000] + bytes(500) + content[2500:])
 
-    message = _refusal(_config(file), tmp_path / "out", 400, damage)
+    message = _error_message(_config(file), tmp_path / "out", 400, damage)
     assert message.startswith(f"{file}: the ") and "It is truncated or damaged: fetch or write" in message
 
 
@@ -177,21 +177,21 @@ def broken(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_row_that_cannot_be_read_ends_the_run_unless_some_may_be(broken: Path, tmp_path: Path) -> None:
-    message = _refusal(_config(broken), tmp_path / "out", 200)
+def test_an_unreadable_row_is_an_error_unless_some_are_allowed(broken: Path, tmp_path: Path) -> None:
+    message = _error_message(_config(broken), tmp_path / "out", 200)
     assert message.startswith(f"{broken}, the line that ends at byte ")
     assert message.endswith(
         "Or set data.unreadable_rows to the share of the rows that may be left out for being unreadable."
     )
 
 
-def test_rows_left_out_are_told_once_each(broken: Path, tmp_path: Path) -> None:
+def test_each_bad_row_is_reported_once(broken: Path, tmp_path: Path) -> None:
     reading = _reading(_config(broken, unreadable_rows=0.2), tmp_path / "out")
     reading.rows(2000)  # several epochs
     ends = np.cumsum([len(line) for line in broken.read_bytes().splitlines(keepends=True)]).tolist()
-    places = [f"{broken}, the line that ends at byte {ends[n]:,}" for n in range(0, 80, 10)]
-    assert sorted(note.partition(":")[0] for note in reading.said) == sorted(places)
-    assert {note.split(": ")[1].split(" at byte")[0] for note in reading.said} == {
+    positions = [f"{broken}, the line that ends at byte {ends[n]:,}" for n in range(0, 80, 10)]
+    assert sorted(note.partition(":")[0] for note in reading.notes) == sorted(positions)
+    assert {note.split(": ")[1].split(" at byte")[0] for note in reading.notes} == {
         "invalid UTF-8",
         "'text' holds a number, not text",
         "invalid JSON",
@@ -199,31 +199,31 @@ def test_rows_left_out_are_told_once_each(broken: Path, tmp_path: Path) -> None:
     }
 
 
-def test_more_than_the_stated_share_ends_the_run(broken: Path, tmp_path: Path) -> None:
-    """Of so few rows only several epochs show it: the hundredth unreadable one is the first that is judged."""
-    message = _refusal(_config(broken, unreadable_rows=0.05), tmp_path / "out", 5000)
+def test_more_unreadable_rows_than_allowed_are_an_error(broken: Path, tmp_path: Path) -> None:
+    """With so few rows it takes several epochs: the fraction is checked from the hundredth unreadable row on."""
+    message = _error_message(_config(broken, unreadable_rows=0.05), tmp_path / "out", 5000)
     assert re.match(
         r"10\d of [\d,]+ rows cannot be read; data.unreadable_rows allows a share of 0.05. The last", message
     )
 
 
-def test_the_place_of_a_row_of_a_parquet_file_is_its_number_in_the_file(tmp_path: Path) -> None:
+def test_a_bad_row_of_a_parquet_file_is_reported_by_its_number_in_the_file(tmp_path: Path) -> None:
     file, texts = tmp_path / "a.parquet", [text.encode() for text in documents(80, 800)]
     texts[57] = b"caf\xe9"
     column = pa.array(texts, pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": column}), file, row_group_size=20)
-    message = _refusal(_config(file), tmp_path / "out", 5000)
+    message = _error_message(_config(file), tmp_path / "out", 5000)
     assert message.startswith(f"{file}, row 57: invalid UTF-8 at byte 3 of the text")
 
 
 @pytest.mark.parametrize(
     ("texts", "fraction"), [(["", None, ""], 0.0), (["a text", "another"] * 40, 0.999999)], ids=["empty", "validation"]
 )
-def test_a_source_without_text_for_training_is_an_error_and_no_endless_search(
+def test_a_source_without_training_text_is_an_error_instead_of_an_endless_search(
     tmp_path: Path, texts: list[str | None], fraction: float
 ) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", texts)
-    message = _refusal(_config(file, validation={"fraction": fraction}), tmp_path / "out", 1)
+    message = _error_message(_config(file, validation={"fraction": fraction}), tmp_path / "out", 1)
     assert message == "the corpus: no text for training: every document is null, empty, or validation text."
 
 
@@ -235,15 +235,15 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "kind", "text"), ERRORS, ids=["data", "disk", "bug"])
-def test_errors_arrive_as_what_they_are(error: Exception, kind: int, text: str) -> None:
-    """Of what a user can put right there is a sentence and an exit code, whichever subclass it is; else a traceback."""
+def test_errors_keep_their_kind_on_the_way_to_the_parent(error: Exception, kind: int, text: str) -> None:
+    """Any subclass of a user's error arrives as a sentence and an exit code, everything else as a traceback."""
     frame = _error_frame(error)
     assert frame.kind == kind
     assert frame.content.decode() == (text if kind != INTERNAL_ERROR else f"a tokenizing process failed:\n{text}\n")
 
 
-def test_a_real_process_opens_more_files_than_the_soft_limit(tmp_path: Path) -> None:
-    """Every stream has a file open: the soft limit, 1024 on most systems, is not ours to stop at."""
+def test_a_worker_opens_more_files_than_the_soft_limit(tmp_path: Path) -> None:
+    """Every stream has a file open: the worker raises the soft limit, 1024 on most systems."""
     folder = tmp_path / "many"
     folder.mkdir()
     for number, text in enumerate(documents(60, 400)):
@@ -251,13 +251,13 @@ def test_a_real_process_opens_more_files_than_the_soft_limit(tmp_path: Path) -> 
     config = _config(folder, streams=60)
     data = OnlineData(prepare_online(config, tmp_path / "out", 100), config, _SEED, 60, 1)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = len(list(Path("/proc/self/fd").iterdir())) + 20
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(few, before[0]), before[1]))
+    soft_limit = len(list(Path("/proc/self/fd").iterdir())) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft_limit, before[0]), before[1]))
     try:
-        feed = data.loader(0, data.cursors(), 0, print)
-        (process,) = (one for one in psutil.Process().children() if "hlat.data.online.worker" in one.cmdline())
-        feed.read(0)
+        loader = data.loader(0, data.cursors(), 0, print)
+        (process,) = (child for child in psutil.Process().children() if "hlat.data.online.worker" in child.cmdline())
+        loader.read(0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        feed.close()
+        loader.close()
     assert not process.is_running()

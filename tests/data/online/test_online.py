@@ -1,4 +1,4 @@
-"""Online, too, what global sample g is depends on the data section and the seed alone."""
+"""Online data: the tokens of global sample g depend only on the data section and the seed."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ _RANKS = (1, 2, 3, 4, 8)
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Two sources: lines, and parquet with row groups of 7; with null, empty and repeated documents."""
+    """Two sources, lines and parquet with row groups of 7 rows; with null, empty and duplicate documents."""
     folder = tmp_path_factory.mktemp("online")
     lines = [*documents(60, 300), "", *documents(3, 300)]
     rows = [None, "", *documents(45, 200)]
@@ -48,14 +48,14 @@ def _config(corpus: list[dict[str, Any]], **more: Any) -> DataConfig:
     return DataConfig.model_validate({**section, "validation": {"fraction": 0.1}, "streams": 12, **more})
 
 
-_made: dict[str, PreparedData] = {}
+_prepared_cache: dict[str, PreparedData] = {}
 
 
 def _prepared(config: DataConfig, folder: Path) -> PreparedData:
     key = config.model_dump_json(include={"sources", "streams"})
-    if key not in _made:
-        _made[key] = prepare_online(config, folder / f"out{len(_made)}", 500)
-    return _made[key]
+    if key not in _prepared_cache:
+        _prepared_cache[key] = prepare_online(config, folder / f"out{len(_prepared_cache)}", 500)
+    return _prepared_cache[key]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def _mixed(corpus: list[dict[str, Any]], mix: dict[str, Any]) -> dict[str, Any]:
     more: dict[str, Any] = {"sources": corpus}
     for field, values in (("weight", mix.get("weights")), ("repeat", mix.get("repeats"))):
         if values:
-            more["sources"] = [{**one, field: value} for one, value in zip(corpus, values, strict=True)]
+            more["sources"] = [{**source, field: value} for source, value in zip(corpus, values, strict=True)]
     return more | ({"phases": mix["phases"]} if "phases" in mix else {})
 
 
@@ -94,27 +94,27 @@ def _mixed(corpus: list[dict[str, Any]], mix: dict[str, Any]) -> dict[str, Any]:
     mix=_mixes,
     seed=st.integers(0, 2**40),
     batch=st.sampled_from([24, 48]),
-    parts=st.lists(st.tuples(st.sampled_from(_RANKS), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3),
+    segments=st.lists(st.tuples(st.sampled_from(_RANKS), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3),
 )
 @_fixture
-def test_samples_are_the_same_for_any_ranks_workers_stops_and_changes_of_ranks(
+def test_samples_are_the_same_for_any_ranks_workers_and_resumes(
     corpus: list[dict[str, Any]],
     folder: Path,
     section: dict[str, Any],
     mix: dict[str, Any],
     seed: int,
     batch: int,
-    parts: list[tuple[int, int, int]],
+    segments: list[tuple[int, int, int]],
 ) -> None:
-    """Each part of the run has other ranks and workers, and begins with the cursors that the one before left."""
+    """Each segment of the run has other ranks and workers, and starts with the cursors left by the one before."""
     config = _config(corpus, **section, **_mixed(corpus, mix))
     prepared = _prepared(config, folder)
     plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, batch, config.streams, seed))
     sources = len(plan.sources)
-    steps = sum(steps for _, _, steps in parts)
+    steps = sum(steps for _, _, steps in segments)
     expected = run(plan, 1, 1, CursorTable(config.streams, sources), 0, steps)
     cursors, found, first = CursorTable(config.streams, sources), {}, 0
-    for ranks, workers, count in parts:
+    for ranks, workers, count in segments:
         found |= run(plan, ranks, workers, cursors, first, count)
         first += count * batch
     assert sorted(found) == list(range(first))
@@ -135,101 +135,104 @@ def test_every_document_is_read_once_an_epoch(
     prepared = _prepared(config, folder)
     plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, 24, config.streams, seed))
     reader = DocumentReader(plan)
-    kept = Counter(text for file in plan.files for text in _training_texts(prepared, file))
+    expected = Counter(text for file in plan.files for text in _training_texts(prepared, file))
     seen: Counter[str] = Counter()
     for number, source in enumerate(plan.sources):
-        parts, n = source.partition_count(config.streams), source.epoch_order(True).epoch_length
-        for part in range(parts):
-            for document in _until(reader.documents(number, part, parts)(0, 0), (epoch + 2) * n // parts + 2):
-                turn = document.block * parts + (part + document.block) % parts
-                if turn // n == epoch:
+        partitions, epoch_length = source.partition_count(config.streams), source.epoch_order(True).epoch_length
+        for partition in range(partitions):
+            for document in _until(
+                reader.documents(number, partition, partitions)(0, 0), (epoch + 2) * epoch_length // partitions + 2
+            ):
+                position = document.block * partitions + (partition + document.block) % partitions
+                if position // epoch_length == epoch:
                     seen[document.content] += 1
     if mix.get("repeats"):
-        assert set(seen) <= set(kept)
+        assert set(seen) <= set(expected)
     else:
-        assert seen == kept
+        assert seen == expected
 
 
-def _until(found: Iterator[Any], turn: int) -> Iterator[Any]:
+def _until(found: Iterator[Any], last_block: int) -> Iterator[Any]:
+    """Yield documents up to and including those of block ``last_block``."""
     for document in found:
-        if document.block > turn:
+        if document.block > last_block:
             return
         yield document
 
 
 def _training_texts(prepared: PreparedData, file: tuple[str, str, int, int, str]) -> list[str]:
-    """The documents of a file that training may see, read without the code under test."""
+    """Return the training documents of a file, read without the code under test."""
     path = Path(file[0])
     if path.suffix == ".parquet":
         texts = pq.read_table(path)["text"].to_pylist()
     else:
         texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert prepared.manifest.blocks is not None
-    assignment = SplitRule(below=prepared.manifest.blocks.below)
-    return [text for text in texts if text and assignment.split_document(text, text.encode(), 0)[0][0] == "train"]
+    split_rule = SplitRule(below=prepared.manifest.blocks.below)
+    return [text for text in texts if text and split_rule.split_document(text, text.encode(), 0)[0][0] == "train"]
 
 
 @given(seed=st.integers(0, 2**40), streams=st.sampled_from([1, 4, 8, 24, 64]), length=st.integers(2, 60))
 @_fixture
-def test_the_streams_of_a_part_share_its_documents_and_lose_nothing(
+def test_the_streams_of_a_block_partition_share_its_documents_without_loss(
     corpus: list[dict[str, Any]], folder: Path, seed: int, streams: int, length: int
 ) -> None:
-    """Where there are fewer blocks than streams, too: then each keeps every (streams / parts)-th row of its part."""
+    """With fewer blocks than streams, each stream keeps every (streams / partitions)-th row of its block partition."""
     config = _config(corpus, streams=streams, sequence_length=length)
     prepared = _prepared(config, folder)
     plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, 8, streams, seed))
-    parts = plan.sources[0].partition_count(streams)
-    assert (parts < streams) == (streams >= 24)  # both cases are looked at
+    partitions = plan.sources[0].partition_count(streams)
+    assert (partitions < streams) == (streams >= 24)  # both cases are tested
     rows: dict[int, dict[int, list[list[int]]]] = {}
     for sample, columns in sorted(run(plan, 1, 1, CursorTable(streams, 1), 0, 18).items()):
         stream = int(assign_streams(seed, streams, [sample])[0])
-        mine = rows.setdefault(stream % parts, {})
-        turn = sum(place % (streams // parts) == stream // parts for place in mine)
-        mine[turn * (streams // parts) + stream // parts] = columns
-    for part, found in rows.items():
+        partition_rows = rows.setdefault(stream % partitions, {})
+        index = sum(row % (streams // partitions) == stream // partitions for row in partition_rows)
+        partition_rows[index * (streams // partitions) + stream // partitions] = columns
+    for partition, numbered_rows in rows.items():
         expected: list[int] = []
-        for document in DocumentReader(plan).documents(0, part, parts)(0, 0):
+        for document in DocumentReader(plan).documents(0, partition, partitions)(0, 0):
             expected += [*prepared.tokenizer.encode(document.content), prepared.manifest.eos_id]
-            if len(expected) > (max(found) + 1) * length:
+            if len(expected) > (max(numbered_rows) + 1) * length:
                 break
-        for number, (inputs, labels) in found.items():
+        for number, (inputs, labels) in numbered_rows.items():
             assert inputs == expected[number * length : (number + 1) * length]
             assert labels == expected[number * length + 1 : (number + 1) * length + 1]
 
 
 @given(streams=st.integers(1, 64), blocks=st.integers(0, 200))
-def test_no_part_is_empty_and_parts_divide_the_streams(streams: int, blocks: int) -> None:
-    parts = partition_count(streams, blocks)
-    assert streams % parts == 0 and 1 <= parts <= max(blocks, 1)
+def test_block_partitions_are_not_empty_and_divide_the_streams(streams: int, blocks: int) -> None:
+    partitions = partition_count(streams, blocks)
+    assert streams % partitions == 0 and 1 <= partitions <= max(blocks, 1)
 
 
 @given(batch=st.integers(1, 64), ranks=st.integers(1, 8), streams=st.integers(1, 64), seed=st.integers(0, 2**40))
-def test_ranks_share_a_batch_evenly_and_streams_where_they_can(batch: int, ranks: int, streams: int, seed: int) -> None:
+def test_ranks_share_a_batch_evenly_and_streams_if_possible(batch: int, ranks: int, streams: int, seed: int) -> None:
     batch *= ranks
-    shares = [StreamAssignment(index, ranks, batch, streams, seed) for index in range(ranks)]
+    assignments = [StreamAssignment(index, ranks, batch, streams, seed) for index in range(ranks)]
     for first in (0, batch, 7 * batch):
-        taken = [share.samples(first).tolist() for share in shares]
-        assert sorted(chain.from_iterable(taken)) == list(range(first, first + batch))
-        assert {len(one) for one in taken} == {batch // ranks}
-        for share, one in zip(shares, taken, strict=True):
-            assert set(assign_streams(seed, streams, one).tolist()) <= set(share.owned.tolist())
-    if shares[0].is_even:
-        assert sorted(np.concatenate([share.owned for share in shares]).tolist()) == list(range(streams))
-    better = shares[0].nearest_even_streams()
-    assert replace(shares[0], streams=better).is_even
+        samples_of_ranks = [assignment.samples(first).tolist() for assignment in assignments]
+        assert sorted(chain.from_iterable(samples_of_ranks)) == list(range(first, first + batch))
+        assert {len(samples) for samples in samples_of_ranks} == {batch // ranks}
+        for assignment, samples in zip(assignments, samples_of_ranks, strict=True):
+            assert set(assign_streams(seed, streams, samples).tolist()) <= set(assignment.owned.tolist())
+    if assignments[0].is_even:
+        assert sorted(np.concatenate([assignment.owned for assignment in assignments]).tolist()) == list(range(streams))
+    even_streams = assignments[0].nearest_even_streams()
+    assert replace(assignments[0], streams=even_streams).is_even
 
 
-def test_real_processes_send_the_same_and_state_is_small(corpus: list[dict[str, Any]], folder: Path) -> None:
+def test_real_workers_send_the_same_rows_and_the_state_is_small(corpus: list[dict[str, Any]], folder: Path) -> None:
     config = _config(corpus, isolate=True, packing="best-fit")
     prepared = _prepared(config, folder)
     plan = build_worker_plan(prepared, config, 5, StreamAssignment(0, 1, 12, 12, 5))
     expected = run(plan, 1, 1, CursorTable(12, 1), 0, 4)
     cursors, first = CursorTable(12, 1), 0
     for workers in (1, 3):
-        feed = OnlineLoader(plan, cursors.values, first, workers, prepared.token_bytes, print)
+        loader = OnlineLoader(plan, cursors.values, first, workers, prepared.token_bytes, print)
         try:
             for _ in range(2):
-                batch, progress = feed.read(first)
+                batch, progress = loader.read(first)
                 cursors.advance(progress)
                 assert batch.positions_BS is not None
                 rows = zip(
@@ -240,5 +243,5 @@ def test_real_processes_send_the_same_and_state_is_small(corpus: list[dict[str, 
                 ]
                 first += 12
         finally:
-            feed.close()
+            loader.close()
     assert CursorTable(256, 8).values.nbytes < 64 << 10

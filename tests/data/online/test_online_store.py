@@ -1,4 +1,4 @@
-"""A run that tokenizes text of a real S3-protocol server, which goes away in the middle."""
+"""A run that tokenizes text from a real server of the S3 protocol, which stops and comes back."""
 
 import json
 import subprocess
@@ -14,12 +14,12 @@ from tests.support.object_store import ObjectStore
 
 _FILES, _DOCUMENTS, _SIZE = 12, 16, 1_200
 _ONLINE = ["data.mode=online", "data.streams=2", "batch.global_batch=8", "tracking.console=plain"]
-_THREE_FILES = 3.5 * _DOCUMENTS * _SIZE * 1.2 / 2**30  # of the cache: those that are read, and no more
+_THREE_FILES = 3.5 * _DOCUMENTS * _SIZE * 1.2 / 2**30  # size of a cache that holds only the files being read, GiB
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of some files."""
+    """A corpus of several files."""
     folder = tmp_path_factory.mktemp("lines")
     for number in range(_FILES):
         write_jsonl(folder / f"{number:02d}.jsonl", documents(_DOCUMENTS, _SIZE, seed=number))
@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """A server that holds it."""
+    """A server with the corpus."""
     (tmp_path / "s3").mkdir()
     server = ObjectStore(tmp_path / "s3")
     server.put(files, "lines")
@@ -39,7 +39,7 @@ def store(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 class Run:
-    """``hlat train`` on the corpus, in a process of its own whose lines can be waited for."""
+    """``hlat train`` on the corpus as a separate process, whose output lines can be waited for."""
 
     def __init__(self, recipe: Path, out: Path, *more: str) -> None:
         command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe), f"run.dir={out}", *_ONLINE, *more]
@@ -49,7 +49,7 @@ class Run:
         )
 
     def until(self, text: str) -> None:
-        """Read lines up to one with this text."""
+        """Read lines up to the first one that contains ``text``."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
@@ -58,24 +58,24 @@ class Run:
         raise AssertionError("".join(self.lines))
 
     def end(self) -> str:
-        """Everything it printed."""
+        """Wait for the end; return everything printed."""
         rest, _ = self.process.communicate(timeout=120)
         return "".join(self.lines) + rest
 
 
-def _seen(run: Path) -> list[tuple[object, object]]:
+def _steps_and_checksums(run: Path) -> list[tuple[object, object]]:
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [(line["step"], line["batch_crc32"]) for line in lines]
 
 
-def test_the_run_waits_says_so_once_and_goes_on_with_the_same_samples(
+def test_a_run_waits_for_the_store_with_one_message_and_resumes_with_the_same_samples(
     cli: Callable[..., "subprocess.CompletedProcess[str]"],
     recipe_file: Path,
     store: ObjectStore,
     files: Path,
     tmp_path: Path,
 ) -> None:
-    """The cache holds the files that are being read only, so that the store is asked for others all the time."""
+    """The cache holds only the files being read, so other files are fetched from the store all the time."""
     steps = ["training.steps=150", "checkpoint.every_steps=null"]
     local = cli("train", recipe_file, f"data.path={files}", f"run.dir={tmp_path / 'local'}", *_ONLINE, *steps)
     assert local.returncode == 0, local.stderr
@@ -86,8 +86,8 @@ def test_the_run_waits_says_so_once_and_goes_on_with_the_same_samples(
     threading.Timer(1.0, store.start).start()
     text = run.end()
     assert run.process.returncode == 0, text
-    said = [line for line in text.splitlines() if "s3://corpus" in line and "answer" in line]
-    assert len(said) == 2, text
-    assert "data: s3://corpus does not answer: " in said[0] and "Trying again for up to 15 min." in said[0]
-    assert "data: s3://corpus answers again, after" in said[1]
-    assert _seen(tmp_path / "run") == _seen(tmp_path / "local")
+    messages = [line for line in text.splitlines() if "s3://corpus" in line and "answer" in line]
+    assert len(messages) == 2, text
+    assert "data: s3://corpus does not answer: " in messages[0] and "Trying again for up to 15 min." in messages[0]
+    assert "data: s3://corpus answers again, after" in messages[1]
+    assert _steps_and_checksums(tmp_path / "run") == _steps_and_checksums(tmp_path / "local")

@@ -1,4 +1,4 @@
-"""A preparation that the disk refuses leaves nothing half written and goes on; and it needs little memory."""
+"""Preparation on a full disk fails without leaving half-written files and resumes later; its memory is bounded."""
 
 import resource
 import subprocess
@@ -18,8 +18,10 @@ pytestmark = pytest.mark.usefixtures("small_units")
 
 
 @pytest.mark.parametrize("limit", [1_000, 12_000, 60_000])
-def test_file_size_limit(large: Path, tmp_path: Path, reference: dict[str, bytes], limit: int) -> None:
-    """A limit that strikes while the tokenizer, a unit or a shard is written (EFBIG stands for every refusal)."""
+def test_a_preparation_resumes_after_a_file_size_limit(
+    large: Path, tmp_path: Path, reference: dict[str, bytes], limit: int
+) -> None:
+    """The limit is hit while the tokenizer, a unit or a shard is written; EFBIG stands for every storage error."""
     out, config = tmp_path / "out", data_config(large, **LARGE)
     process = start(config, out, f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))")
     message, trace = process.communicate(timeout=60)
@@ -30,8 +32,8 @@ def test_file_size_limit(large: Path, tmp_path: Path, reference: dict[str, bytes
     assert tree(out) == reference
 
 
-def test_files_are_given_up_though_the_disk_refuses_their_buffers(tmp_path: Path) -> None:
-    """Closing a file writes what is left in its buffer: a full disk refuses again, and the files go all the same."""
+def test_abandoned_files_are_deleted_when_their_buffers_cannot_be_flushed(tmp_path: Path) -> None:
+    """Closing a file flushes its buffer, which fails again on a full disk; the files are deleted all the same."""
     units, out = tmp_path / "units", tmp_path / "out"
     units.mkdir()
     out.mkdir()
@@ -51,8 +53,8 @@ def test_files_are_given_up_though_the_disk_refuses_their_buffers(tmp_path: Path
     assert not list(out.iterdir())
 
 
-def test_full_disk(large: Path, tmp_path: Path) -> None:
-    """A file system of 200 kB, where the system lets us mount one."""
+def test_a_full_disk_is_a_storage_error_without_half_written_files(large: Path, tmp_path: Path) -> None:
+    """A file system of 200 kB, where the system allows mounting one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = (
@@ -71,11 +73,11 @@ def test_full_disk(large: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "megabytes", [pytest.param(8, id="8 MB"), pytest.param(100, id="100 MB", marks=pytest.mark.slow)]
 )
-def test_long_document_in_bounded_memory(tmp_path: Path, megabytes: int) -> None:
-    """Encoded whole, a document takes about 120 bytes of memory per byte of text; in pieces, its text and its tokens.
+def test_a_long_document_is_tokenized_in_bounded_memory(tmp_path: Path, megabytes: int) -> None:
+    """Encoded in one call, a document takes about 120 bytes of memory per byte of text, in pieces its text and tokens.
 
     The bound on a worker: 100 MB for Python and the libraries, 80 MB for the pieces in work, and 16 bytes per byte of
-    text: 4 for the text (bytes, string, and the parts of it), 12 for the tokens, at most one per byte (two copies of 4
+    text: 4 for the text (bytes, string, and its pieces), 12 for the tokens, at most one per byte (two copies of 4
     bytes, then two of 2).
     """
     file = tmp_path / "long.jsonl"
@@ -84,18 +86,18 @@ def test_long_document_in_bounded_memory(tmp_path: Path, megabytes: int) -> None
     write_jsonl(file, [text, *documents(20, 500)])
     peaks: list[int] = []
 
-    def look(stage: str, done: int, total: int) -> None:
+    def record_memory(stage: str, done: int, total: int) -> None:
         if stage == "tokenize":
             peaks.extend(_peak_memory(child.pid) for child in workers())
 
     config = data_config(file, tokenizer={"vocab_size": 400, "train_bytes": 100_000}, shard_tokens=10**9)
-    prepare(config, tmp_path / "out", workers=1, progress=look)
+    prepare(config, tmp_path / "out", workers=1, progress=record_memory)
     assert 0 < max(peaks) < 180e6 + 16 * megabytes * 1e6
     prepared = verify(tmp_path / "out")
     assert sum(split.documents for split in prepared.manifest.splits.values()) == 21
 
 
 def _peak_memory(pid: int) -> int:
-    """Bytes that a process has held at most, as Linux counts them for the program that it runs now; 0 once ended."""
+    """Return a process's peak resident memory in bytes, as Linux counts it for its current program; 0 once ended."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)

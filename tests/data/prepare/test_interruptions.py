@@ -1,4 +1,4 @@
-"""A preparation killed at any moment and run again makes the same bytes and does no finished unit twice."""
+"""A preparation killed at any moment and run again produces the same bytes and repeats no finished unit."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from tests.support.data.preparing import LARGE, Watched, data_config, finished_u
 pytestmark = pytest.mark.usefixtures("small_units")
 
 
-def _gone(processes: list[psutil.Process]) -> bool:
+def _have_ended(processes: list[psutil.Process]) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=10)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
@@ -34,12 +34,12 @@ def _gone(processes: list[psutil.Process]) -> bool:
         (signal.SIGTERM, 2),
     ],
 )
-def test_killed_and_run_again(
+def test_a_killed_preparation_resumes_to_the_same_bytes(
     large: Path,
     tmp_path: Path,
     undisturbed: Watched,
     monkeypatch: pytest.MonkeyPatch,
-    how: signal.Signals,
+    signal_number: signal.Signals,
     when: str | int,
 ) -> None:
     out, config = tmp_path / "out", data_config(large, **LARGE)
@@ -49,11 +49,11 @@ def test_killed_and_run_again(
     else:
         wait((out / "partial" / when).exists, process)
     workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(how)
+    process.send_signal(signal_number)
     process.wait(timeout=30)
     process.communicate()
     assert process.returncode != 0
-    assert _gone(workers), "a worker outlives its parent"
+    assert _have_ended(workers), "a worker outlives its parent"
     assert not (out / "manifest.json").exists()
     with pytest.raises(DataError):
         open_prepared(out)
@@ -65,8 +65,8 @@ def test_killed_and_run_again(
     assert redone.isdisjoint(done) and redone | done == undisturbed.units
 
 
-def test_killed_at_every_rename(small: Path, tmp_path: Path) -> None:
-    """The parent's commits are its renames: killed before each of them in turn, the next run completes the same."""
+def test_a_preparation_killed_before_any_rename_resumes_to_the_same_bytes(small: Path, tmp_path: Path) -> None:
+    """The parent commits by renaming; killed before each rename in turn, the next run completes the same data."""
     config = data_config(small)
     prepare(config, tmp_path / "reference", workers=1)
     reference = tree(tmp_path / "reference")
@@ -86,7 +86,9 @@ def test_killed_at_every_rename(small: Path, tmp_path: Path) -> None:
         assert tree(out) == reference, f"killed at rename {number}, manifest in place: {complete}"
         number += 1
     assert os.waitstatus_to_exitcode(status) == 0
-    assert number > 15  # key, tokenizer, shards with checksums, boundaries, manifest, and moving all of these
+    assert (
+        number > 15
+    )  # renames of the key, tokenizer, shards with checksums, boundaries and manifest, and of all of these once more
 
 
 def _die_at_rename(number: int) -> None:
@@ -102,7 +104,7 @@ def _die_at_rename(number: int) -> None:
     sys.addaudithook(hook)
 
 
-def test_finished_units_of_another_preparation_are_refused_not_destroyed(
+def test_finished_units_of_another_preparation_are_never_deleted(
     large: Path, small: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
     out = tmp_path / "out"
@@ -122,7 +124,7 @@ def test_finished_units_of_another_preparation_are_refused_not_destroyed(
     changed = Path(shutil.copytree(large, tmp_path / "changed"))
     write_jsonl(changed / "1.jsonl", documents(60, 4_500, seed=9))
     corpus = large.rename(large.with_name("aside"))
-    changed.rename(large)  # the same path, and one file of it is another
+    changed.rename(large)  # the same path, with one changed file
     try:
         with pytest.raises(DataError, match=r"the corpus: \S*1\.jsonl changed since\n"):
             prepare(data_config(large, **LARGE), out, workers=1)
@@ -141,13 +143,15 @@ def test_finished_units_of_another_preparation_are_refused_not_destroyed(
     assert tree(out) == reference
 
 
-def test_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+def test_a_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
     out, config = tmp_path / "out", data_config(large, **LARGE)
 
     def kill(stage: str, done: int, total: int) -> None:
         if stage == "tokenize" and 0 < done < total:
             for child in workers():
-                with suppress(psutil.NoSuchProcess):  # called again for one that is dead and not yet waited for
+                with suppress(
+                    psutil.NoSuchProcess
+                ):  # the callback may see a child again that is dead and not yet reaped
                     child.kill()
 
     with pytest.raises(DataError, match="killed by signal 9, perhaps because memory ran out"):

@@ -1,4 +1,4 @@
-"""Parts prepared apart, killed and run again, merge to what one machine makes; wrong parts are refused, all at once."""
+"""Partitions prepared separately, also after a kill, merge to what one machine makes; problems are reported at once."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("small_units")
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    """A corpus of three files and about 20 units, with copies across the files and rows that cannot be read."""
+    """A corpus of three files and about 20 units, with duplicates across the files and unreadable rows."""
     folder = tmp_path_factory.mktemp("dirty")
     (folder / "corpus").mkdir()
     for number in range(3):
@@ -48,7 +48,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture(scope="module")
 def whole(config: DataConfig, small_units: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The corpus, prepared by one machine."""
+    """The files of the corpus, prepared by one machine."""
     prepared = prepare(config, tmp_path_factory.mktemp("whole") / "out", workers=2)
     assert prepared.manifest.copies > 15 and prepared.manifest.unreadable_rows == 6
     assert len(prepared.manifest.splits["train"].shards) > 3
@@ -57,7 +57,7 @@ def whole(config: DataConfig, small_units: None, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def two(config: DataConfig, small_units: None, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Both of two parts of it."""
+    """The folders of two partitions of the corpus."""
     folder = tmp_path_factory.mktemp("two")
     for number in (1, 2):
         prepare_partition(config, partition_folder(folder / "out", number, 2), number, 2, workers=1)
@@ -73,8 +73,10 @@ def test_same_bytes_for_any_number_of_workers(
 
 
 @pytest.mark.parametrize("parts", [1, 3, 5])
-def test_parts_merge_to_the_whole(config: DataConfig, whole: dict[str, bytes], tmp_path: Path, parts: int) -> None:
-    """Five parts of three files: two of them are empty."""
+def test_partitions_merge_to_the_same_bytes_as_one_preparation(
+    config: DataConfig, whole: dict[str, bytes], tmp_path: Path, parts: int
+) -> None:
+    """Three files divided into five partitions leave two of them empty."""
     folders = [partition_folder(tmp_path / "out", number, parts) for number in range(1, parts + 1)]
     records = [prepare_partition(config, folder, n, parts, workers=2) for n, folder in enumerate(folders, 1)]
     assert sorted(record.stop - record.first for record in records) == [0] * (parts - 3) + {1: [3]}.get(parts, [1] * 3)
@@ -83,14 +85,14 @@ def test_parts_merge_to_the_whole(config: DataConfig, whole: dict[str, bytes], t
     merge_partition_folders(config, tmp_path / "out", find_partition_folders(tmp_path / "out"))
     assert tree(tmp_path / "out") == whole
     after = tree(tmp_path)
-    assert {name: after[name] for name in before} == before, "parts are only read"
+    assert {name: after[name] for name in before} == before, "partitions are only read"
     merge_partition_folders(config, tmp_path / "out", folders)
     assert prepare(config, tmp_path / "out").fingerprint
     assert tree(tmp_path / "out") == whole
 
 
 @pytest.mark.parametrize("what", ["whole", "part"])
-def test_killed_and_run_again(
+def test_a_killed_preparation_or_partition_resumes_to_the_same_bytes(
     config: DataConfig,
     whole: dict[str, bytes],
     two: list[Path],
@@ -118,7 +120,7 @@ def test_killed_and_run_again(
     assert redone and redone.isdisjoint(done)
 
 
-def test_a_merge_killed_at_every_rename(
+def test_a_merge_killed_before_any_rename_resumes_to_the_same_bytes(
     config: DataConfig, whole: dict[str, bytes], two: list[Path], tmp_path: Path
 ) -> None:
     number, out = 0, tmp_path / "out"
@@ -147,27 +149,25 @@ def _die_at_rename(number: int) -> None:
     sys.addaudithook(hook)
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def _refusal(config: DataConfig, folders: list[Path], out: Path) -> list[str]:
+def _problems(config: DataConfig, folders: list[Path], out: Path) -> list[str]:
     with pytest.raises(DataError, match=r"^the parts cannot be merged:\n") as caught:
         merge_partition_folders(config, out, folders)
     assert not out.exists()
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
-def test_everything_that_is_wrong_with_parts_is_said_at_once(
-    config: DataConfig, two: list[Path], tmp_path: Path
-) -> None:
+def test_all_problems_of_partitions_are_reported_at_once(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
     out, first = tmp_path / "out", two[0]
-    assert _refusal(config, [], out) == ["no parts were named"]
-    assert _refusal(config, [first, first], out) == ["part 2 of 2 is missing"]
+    assert _problems(config, [], out) == ["no parts were named"]
+    assert _problems(config, [first, first], out) == ["part 2 of 2 is missing"]
     copy = Path(shutil.copytree(first, tmp_path / "copy"))
     (tmp_path / "empty").mkdir()
     other = config.model_copy(update={"shard_tokens": 50_000})
     prepare_partition(other, tmp_path / "other", 2, 3, workers=1)
-    found = _refusal(config, [first, copy, tmp_path / "gone", tmp_path / "empty", tmp_path / "other"], out)
+    found = _problems(config, [first, copy, tmp_path / "gone", tmp_path / "empty", tmp_path / "other"], out)
     assert found == [
         f"{tmp_path / 'gone'}: no such folder",
         f"{tmp_path / 'empty'}: no part of a corpus",
@@ -181,16 +181,16 @@ def test_everything_that_is_wrong_with_parts_is_said_at_once(
     ]
 
 
-def test_a_part_of_another_corpus_is_refused(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
+def test_a_partition_of_another_corpus_is_refused(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
     assert config.path is not None
     corpus = Path(shutil.copytree(config.path, tmp_path / "corpus"))
     moved = config.model_copy(update={"path": str(corpus)})
     prepare_partition(moved, tmp_path / "moved", 2, 2, workers=1)
-    merge_partition_folders(config, tmp_path / "merged", [two[0], tmp_path / "moved"])  # the same, elsewhere
+    merge_partition_folders(config, tmp_path / "merged", [two[0], tmp_path / "moved"])  # the same files at another path
     with (corpus / "0.jsonl").open("a") as more:
         more.write('{"text": "more"}\n')
     prepare_partition(moved, tmp_path / "foreign", 2, 2, workers=1)
-    (found,) = _refusal(config, [two[0], tmp_path / "foreign"], tmp_path / "out")
+    (found,) = _problems(config, [two[0], tmp_path / "foreign"], tmp_path / "out")
     assert found.startswith(f"{tmp_path / 'foreign'}: its corpus differs from that of {two[0]}: file 0 of 3 has ")
     with pytest.raises(
         DataError, match=r"holds a part prepared with other settings or files:\n  the corpus: .*0\.jsonl changed"
@@ -200,13 +200,13 @@ def test_a_part_of_another_corpus_is_refused(config: DataConfig, two: list[Path]
         prepare_partition(moved, tmp_path / "moved", 1, 2)
 
 
-def test_damaged_parts_are_named(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
+def test_damaged_partitions_are_named(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
     parts = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in two]
     units = [folder / "part" / "units" for folder in parts]
     index_file(units[0], 1).unlink()
     index = index_file(units[1], 0)
     index.write_bytes(index.read_bytes().replace(b"1", b"2", 1))
-    found = _refusal(config, parts, tmp_path / "out")
+    found = _problems(config, parts, tmp_path / "out")
     assert len(found) == 2 and "No such file" in found[0] and "have changed since it was finished" in found[1]
     parts = [Path(shutil.copytree(folder, tmp_path / "again" / folder.name)) for folder in two]
     tokens = tokens_file(parts[1] / "part" / "units", 2, "train")
@@ -218,7 +218,7 @@ def test_damaged_parts_are_named(config: DataConfig, two: list[Path], tmp_path: 
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_parts_need_a_tokenizer_and_one_is_trained_first(config: DataConfig, tmp_path: Path) -> None:
+def test_partitions_need_a_tokenizer_that_is_trained_first(config: DataConfig, tmp_path: Path) -> None:
     section = {"path": config.path, "unreadable_rows": 0.1, "validation": {"fraction": 0.1}}
     trained = DataConfig.model_validate(section | {"tokenizer": {"vocab_size": 300}})
     with pytest.raises(DataError, match=r"Train it first.*hlat data tokenizer RECIPE --to FOLDER"):

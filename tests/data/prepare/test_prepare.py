@@ -1,4 +1,4 @@
-"""Prepared data: the same bytes for any number of workers, split by document, in the smallest dtype."""
+"""Prepared data: the same bytes for any number of workers, split by document, tokens in the smallest dtype."""
 
 import json
 from itertools import pairwise
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("small_units")
 def test_tokens_are_the_documents_in_order(small: Path, tmp_path: Path) -> None:
     prepared = prepare(data_config(small), tmp_path / "out", workers=2)
     texts = [t for t in [*documents(40, 800), *documents(20, 800, seed=1)] if t]
-    found: dict[str, list[str]] = {}
+    texts_of: dict[str, list[str]] = {}
     for split in ("train", "validation"):
         bounds = prepared.document_boundaries(split).tolist()
         tokens = prepared.tokens(split)
@@ -26,11 +26,11 @@ def test_tokens_are_the_documents_in_order(small: Path, tmp_path: Path) -> None:
         parts = [tokens.read(a, b).tolist() for a, b in pairwise(bounds)]
         assert all(part[-1] == prepared.tokenizer.eos_id for part in parts)
         assert [part[:-1] for part in parts] == [prepared.tokenizer.encode(prepared.tokenizer.decode(p)) for p in parts]
-        found[split] = [prepared.tokenizer.decode(part) for part in parts]
-        assert prepared.manifest.splits[split].text_bytes == sum(len(t.encode()) for t in found[split])
-    held_out = set(found["validation"])
-    assert found["train"] == [t for t in texts if t not in held_out]
-    assert found["validation"] == [t for t in texts if t in held_out] != []
+        texts_of[split] = [prepared.tokenizer.decode(part) for part in parts]
+        assert prepared.manifest.splits[split].text_bytes == sum(len(t.encode()) for t in texts_of[split])
+    held_out = set(texts_of["validation"])
+    assert texts_of["train"] == [t for t in texts if t not in held_out]
+    assert texts_of["validation"] == [t for t in texts if t in held_out] != []
     assert (prepared.manifest.null_rows, prepared.manifest.empty_documents) == (2, 1)
     assert "2 rows hold no text" in prepared.notes[0]
     assert all(shard.tokens == 5000 for shard in prepared.manifest.splits["train"].shards[:-1])
@@ -46,7 +46,7 @@ def test_same_bytes_for_any_number_of_workers(
     assert tree(tmp_path / "out") == reference
 
 
-def test_split_follows_the_document_not_its_neighbours(small: Path, tmp_path: Path) -> None:
+def test_the_split_of_a_document_does_not_depend_on_other_documents(small: Path, tmp_path: Path) -> None:
     def held_out(path: Path, out: str) -> set[str]:
         prepared = prepare(data_config(path), tmp_path / out, workers=1)
         bounds = prepared.document_boundaries("validation").tolist()
@@ -58,7 +58,7 @@ def test_split_follows_the_document_not_its_neighbours(small: Path, tmp_path: Pa
     assert one == both & set(documents(40, 800))
 
 
-def test_tail_is_nanogpts_split(shared: Path, tmp_path: Path) -> None:
+def test_a_tail_split_equals_nanogpts(shared: Path, tmp_path: Path) -> None:
     file = shared / "data" / "text" / "tinyshakespeare.txt"
     text = file.read_text()
     chars = sorted(set(text))
@@ -71,7 +71,7 @@ def test_tail_is_nanogpts_split(shared: Path, tmp_path: Path) -> None:
     assert prepared.tokens("validation").read(0, prepared.validation_tokens).tolist() == ids[cut:]
 
 
-def test_tail_is_taken_of_every_source(tmp_path: Path) -> None:
+def test_every_source_has_its_own_validation_tail(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two.txt"
     one.mkdir()
     texts = [prose(n, 700) for n in range(3)]
@@ -89,7 +89,7 @@ def test_tail_is_taken_of_every_source(tmp_path: Path) -> None:
     assert held_out == first[cuts[0] :] + texts[2][cuts[1] :]
 
 
-def test_validation_of_its_own(small: Path, tmp_path: Path) -> None:
+def test_a_separate_validation_file_is_the_validation_split(small: Path, tmp_path: Path) -> None:
     validation = {"path": str(small / "b.jsonl")}
     prepared = prepare(data_config(small / "a.jsonl", validation=validation), tmp_path / "out", workers=1)
     train, held_out = prepared.manifest.splits["train"], prepared.manifest.splits["validation"]
@@ -98,7 +98,7 @@ def test_validation_of_its_own(small: Path, tmp_path: Path) -> None:
 
 def test_dtype_follows_the_vocabulary(small: Path, tmp_path: Path) -> None:
     description = json.loads(prepare(data_config(small), tmp_path / "a", workers=1).tokenizer.files["tokenizer.json"])
-    # the same tokenizer with one token at id 65536, which two bytes do not hold
+    # the same tokenizer with one token at id 65536, which does not fit into two bytes
     description["added_tokens"].append({**description["added_tokens"][0], "id": 65536, "content": "<|last|>"})
     filler = {f"<filler {i}>": i for i in range(400, 65536)}
     description["model"]["vocab"].update(filler)
@@ -112,7 +112,7 @@ def test_dtype_follows_the_vocabulary(small: Path, tmp_path: Path) -> None:
     verify(tmp_path / "b")
 
 
-def test_small_corpus_says_that_the_vocabulary_is_smaller(tmp_path: Path) -> None:
+def test_a_corpus_too_small_for_the_vocabulary_is_noted(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", ["tiny corpus"] * 3)
     config = data_config(file, tokenizer={"vocab_size": 5000}, validation={"fraction": 0})
     prepared = prepare(config, tmp_path / "out", workers=1)

@@ -1,4 +1,4 @@
-"""Prepared data stands on its own once finished; other settings, files or folders are refused by name."""
+"""Finished data can be used without its corpus; other settings, files or folders are refused and named."""
 
 import os
 import shutil
@@ -20,13 +20,15 @@ from tests.support.data.preparing import data_config, training_data
 pytestmark = pytest.mark.usefixtures("small_units")
 
 
-def test_done_already_returns_at_once(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_data_is_returned_without_tokenizing(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     first = prepare(data_config(small), out, workers=1)
     before = tree(out)
 
     def no_work(*_: object) -> Iterator[int]:
-        raise AssertionError("nothing is to be tokenized")
+        raise AssertionError("nothing should be tokenized")
 
     monkeypatch.setattr(WorkerPool, "run", no_work)
     again = prepare(data_config(small, sequence_length=7, shuffle=False, workers=3), out)
@@ -34,7 +36,9 @@ def test_done_already_returns_at_once(small: Path, tmp_path: Path, monkeypatch: 
     hashed: list[Path] = []
     read = sources.sha256_of
     monkeypatch.setattr(sources, "sha256_of", lambda path: (hashed.append(path), read(path))[1])
-    os.utime(small / "a.jsonl")  # another time, same content: hashed again, accepted, and not hashed a third time
+    os.utime(
+        small / "a.jsonl"
+    )  # new modification time, same content: hashed once more, accepted, and not hashed a third time
     for _ in range(3):
         assert prepare(data_config(small), out).fingerprint == first.fingerprint
     assert hashed == [small / "a.jsonl"]
@@ -49,7 +53,7 @@ def test_done_already_returns_at_once(small: Path, tmp_path: Path, monkeypatch: 
         (small / "a.jsonl").write_text(text)
 
 
-def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) -> None:
+def test_finished_data_is_used_without_its_corpus(small: Path, tmp_path: Path) -> None:
     corpus, out = tmp_path / "corpus", tmp_path / "out"
     shutil.copytree(small, corpus)
     with pytest.raises(DataError, match="gone"):
@@ -63,7 +67,7 @@ def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) ->
     again = prepare(data_config(corpus), out)
     assert again.fingerprint == first.fingerprint and "used without it" in again.notes[-1]
     assert again.notes[:-1] == first.notes == open_prepared(out).notes
-    corpus.mkdir()  # there, but not usable: not the same as gone
+    corpus.mkdir()  # an existing but unusable corpus is not treated as missing
     with pytest.raises(DataError, match="contains no files"):
         prepare(data_config(corpus), out)
     corpus.rmdir()
@@ -71,7 +75,7 @@ def test_finished_data_stands_without_its_corpus(small: Path, tmp_path: Path) ->
         prepare(data_config(corpus, validation={"fraction": 0.3}), out)
 
 
-def test_finished_data_stands_without_the_tokenizer_it_was_given(small: Path, tmp_path: Path) -> None:
+def test_finished_data_is_used_without_the_given_tokenizer(small: Path, tmp_path: Path) -> None:
     trained = prepare(data_config(small), tmp_path / "first", workers=1)
     given = Path(shutil.copytree(trained.dir / "tokenizer", tmp_path / "given"))
     config, out = data_config(small, tokenizer={"path": str(given)}), tmp_path / "out"
@@ -85,11 +89,11 @@ def test_finished_data_stands_without_the_tokenizer_it_was_given(small: Path, tm
     changed = tmp_path / "changed"
     shutil.copytree(small, changed)
     write_jsonl(changed / "a.jsonl", ["other"])
-    with pytest.raises(DataError, match=r"the corpus: "):  # the corpus is there, so it counts
+    with pytest.raises(DataError, match=r"the corpus: "):  # the corpus exists, so it is checked
         prepare(data_config(changed, tokenizer={"path": str(given)}), out)
 
 
-def test_finished_data_stands_without_corpus_though_the_tokenizer_moved(small: Path, tmp_path: Path) -> None:
+def test_finished_data_is_used_without_its_corpus_after_the_tokenizer_moved(small: Path, tmp_path: Path) -> None:
     trained = prepare(data_config(small), tmp_path / "first", workers=1)
     corpus, given, out = tmp_path / "corpus", tmp_path / "given", tmp_path / "out"
     shutil.copytree(small, corpus)
@@ -100,7 +104,7 @@ def test_finished_data_stands_without_corpus_though_the_tokenizer_moved(small: P
     assert prepare(data_config(corpus, tokenizer={"path": str(moved)}), out).fingerprint == first.fingerprint
 
 
-def test_a_folder_that_is_a_file_and_a_tokenizer_that_is_too_large(small: Path, tmp_path: Path) -> None:
+def test_unusable_folders_and_too_large_tokenizers_are_refused(small: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="is a file"):
         prepare(data_config(small), tmp_path / "file")
@@ -117,7 +121,7 @@ def test_a_folder_that_is_a_file_and_a_tokenizer_that_is_too_large(small: Path, 
     check_tokenizer(data_config(small), 1)
 
 
-def test_a_damaged_shard_is_an_error_where_it_is_read(small: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_an_error_when_it_is_read(small: Path, tmp_path: Path) -> None:
     prepared = prepare(data_config(small), tmp_path / "out", workers=1)
     shard = prepared.dir / "train-00001.bin"
     tokens = np.fromfile(shard, dtype="<u2")
@@ -132,7 +136,7 @@ def test_a_damaged_shard_is_an_error_where_it_is_read(small: Path, tmp_path: Pat
         ValidationData(open_prepared(prepared.dir), 8).batch(0, 1)
 
 
-def test_other_settings_or_files_are_refused_by_name(small: Path, tmp_path: Path) -> None:
+def test_other_settings_or_files_are_refused_and_named(small: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for file in small.iterdir():
@@ -159,7 +163,7 @@ def test_other_settings_or_files_are_refused_by_name(small: Path, tmp_path: Path
     assert tree(out) == before
 
 
-def test_strange_files_are_not_overwritten(small: Path, tmp_path: Path) -> None:
+def test_foreign_files_are_not_overwritten(small: Path, tmp_path: Path) -> None:
     (tmp_path / "train-00000.bin").write_bytes(b"mine")
     with pytest.raises(DataError, match=r"holds train-00000\.bin but no manifest"):
         prepare(data_config(small), tmp_path, workers=1)
@@ -186,7 +190,7 @@ def test_no_document_for_validation_is_an_error(tmp_path: Path) -> None:
         prepare(data_config(file, validation={"path": str(nulls)}), tmp_path / "third", workers=1)
 
 
-def test_vocabulary_larger_than_the_models(small: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_larger_than_the_models_is_refused(small: Path, tmp_path: Path) -> None:
     prepared = prepare(data_config(small), tmp_path / "out", workers=1)
     check_vocabulary(prepared, 400)
     with pytest.raises(DataError, match=r"400 tokens, the model only 399.*model\.vocab_size to at least 400"):

@@ -1,4 +1,4 @@
-"""Every token is accounted for: once, or as padding; where documents are isolated nothing crosses their ends."""
+"""Packing: every token occurs once, the rest is padding; isolated documents share no labels across their ends."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -34,11 +34,11 @@ def _tokens(prepared: PreparedData, split: str = "train") -> np.ndarray:
     return np.concatenate([np.fromfile(prepared.dir / shard.file, dtype="<u2") for shard in shards]).astype(np.int64)
 
 
-def _bins_of_the_textbook(sizes: list[int], room: int) -> int:
-    """Best-fit decreasing, one piece at a time: how many bins it opens."""
+def _textbook_bin_count(sizes: list[int], room: int) -> int:
+    """Count the bins of best-fit decreasing, placing one piece at a time."""
     left: list[int] = []
     for size in sorted((size % room for size in sizes if size % room), reverse=True):
-        fitting = [place for place, space in enumerate(left) if space >= size]
+        fitting = [number for number, space in enumerate(left) if space >= size]
         if fitting:
             best = min(fitting, key=left.__getitem__)
             left[best] -= size
@@ -48,20 +48,20 @@ def _bins_of_the_textbook(sizes: list[int], room: int) -> int:
 
 
 @given(sizes=st.lists(st.integers(0, 150), max_size=80), room=st.integers(1, 60))
-def test_fitting_loses_nothing_and_is_the_textbooks(sizes: list[int], room: int) -> None:
-    fitted = fit_documents(sizes, room)
+def test_best_fit_loses_no_token_and_uses_as_few_rows_as_the_textbook(sizes: list[int], room: int) -> None:
+    plan = fit_documents(sizes, room)
     taken = [np.zeros(size, dtype=int) for size in sizes]
-    for document, offset, length in zip(fitted.documents, fitted.offsets, fitted.lengths, strict=True):
+    for document, offset, length in zip(plan.documents, plan.offsets, plan.lengths, strict=True):
         taken[document][offset : offset + length] += 1
         assert length == min(room, sizes[document] - offset)  # cut only where a row is full
-    assert all((one == 1).all() for one in taken)
-    used = np.add.reduceat(fitted.lengths, fitted.rows[:-1]) if len(fitted.rows) > 1 else np.zeros(0)
-    assert (used <= room).all() and (np.diff(fitted.rows) > 0).all()
-    assert len(fitted.rows) - 1 == _bins_of_the_textbook(sizes, room)
+    assert all((counts == 1).all() for counts in taken)
+    used = np.add.reduceat(plan.lengths, plan.rows[:-1]) if len(plan.rows) > 1 else np.zeros(0)
+    assert (used <= room).all() and (np.diff(plan.rows) > 0).all()
+    assert len(plan.rows) - 1 == _textbook_bin_count(sizes, room)
 
 
-class _Numbered:
-    """Tokens that are their own place, counted from 1: padding is 0."""
+class _NumberedTokens:
+    """Tokens equal to their own position plus 1, so that padding is 0."""
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return np.arange(start + 1, stop + 1)
@@ -71,21 +71,23 @@ class _Numbered:
 
 
 @given(sizes=st.lists(st.integers(1, 150), min_size=1, max_size=40), room=st.integers(2, 60), isolate=st.booleans())
-def test_every_label_is_what_follows_its_token(sizes: list[int], room: int, isolate: bool) -> None:
-    """Inside a document its next token, in another row too; after its last one the first of a document that begins
-    there, unless documents are isolated; never a token from the middle of another document.
+def test_every_label_is_the_token_that_follows(sizes: list[int], room: int, isolate: bool) -> None:
+    """The label of a token inside a document is its next token, even if that is in another row.
+
+    The label of a document's last token is the first token of the next document in the row, unless documents are
+    isolated; it is never a token from the middle of another document.
     """
     starts = np.cumsum([0, *sizes]).astype(np.uint64)
     rows = BestFitRows(starts, 0, fit_documents(sizes, room))
-    reader = RowReader(_Numbered(), room, starts if isolate else None)  # type: ignore[arg-type]
+    reader = RowReader(_NumberedTokens(), room, starts if isolate else None)  # type: ignore[arg-type]
     read = reader.read([rows.token_ranges(row) for row in range(len(rows))])
     firsts = {start + 1 for start in starts.tolist()}
     for inputs, labels in zip(read.inputs_BS.tolist(), read.labels_BS.tolist(), strict=True):
-        for token, label, beside in zip(inputs, labels, [*inputs[1:], 0], strict=True):
+        for token, label, following in zip(inputs, labels, [*inputs[1:], 0], strict=True):
             if token and token + 1 not in firsts:
                 assert label == token + 1
             else:
-                assert label == (beside if token and beside in firsts and not isolate else -100)
+                assert label == (following if token and following in firsts and not isolate else -100)
 
 
 @given(length=st.integers(2, 900), seed=st.integers(0, 2**32), isolate=st.booleans(), epoch=st.integers(0, 2))
@@ -101,12 +103,12 @@ def test_best_fit_accounts_for_every_token(
     assert waste.positions == n * length
     assert waste.padding == n * length - len(tokens)
     assert waste.cut == int((np.diff(starts) > length).sum()) and waste.documents == len(starts) - 1
-    # Inputs but for the padding, which is the id 0, are the tokens of the corpus, each as often as there.
+    # Inputs without padding (id 0) are the tokens of the corpus, each with the same count.
     found = np.bincount(batch.inputs_BS.numpy().ravel(), minlength=300)
     found[0] -= waste.padding
     assert np.array_equal(found, np.bincount(tokens, minlength=300))
     labels = batch.labels_BS.numpy()
-    # A document gives a label for all of its tokens but the first, also where it is cut.
+    # A document yields a label for each of its tokens but the first, even if it is cut.
     expected = len(tokens) - waste.documents
     if isolate:
         assert (labels != -100).sum() == expected
@@ -116,70 +118,72 @@ def test_best_fit_accounts_for_every_token(
 
 @given(length=st.integers(2, 900), seed=st.integers(0, 2**32), packing=_packings)
 @_fixture
-def test_isolated_documents_see_and_predict_only_themselves(
+def test_isolated_documents_attend_to_and_predict_only_themselves(
     prepared: PreparedData, length: int, seed: int, packing: str
 ) -> None:
-    """Every row is taken apart at the zeros of its positions; each part must be a stretch of one document."""
+    """Every row is divided at the zeros of its positions; each segment must be a range of one document."""
     data = training_data(prepared, length, seed, packing=packing, isolate=True)
     tokens, starts = _tokens(prepared), prepared.document_boundaries("train").astype(np.int64)
-    corpus = [_spelled(tokens[start:stop].tolist()) for start, stop in pairwise(starts)]
+    corpus = [_as_text(tokens[start:stop].tolist()) for start, stop in pairwise(starts)]
     batch = data.batch(0, min(data.samples_per_epoch, 40))
     assert batch.positions_BS is not None
     rows = zip(batch.inputs_BS.tolist(), batch.labels_BS.tolist(), batch.positions_BS.tolist(), strict=True)
     for inputs, labels, positions in rows:
-        bounds = [place for place, position in enumerate(positions) if position == 0] + [length]
+        bounds = [index for index, position in enumerate(positions) if position == 0] + [length]
         assert bounds[0] == 0
         for start, stop in pairwise(bounds):
-            part, wanted = inputs[start:stop], labels[start:stop]
+            segment, wanted = inputs[start:stop], labels[start:stop]
             assert positions[start:stop] == list(range(stop - start))
-            assert [label for label in wanted[:-1] if label != -100] in ([], part[1:])  # [] is padding
-            whole = part + ([wanted[-1]] if wanted[-1] != -100 else [])
+            assert [label for label in wanted[:-1] if label != -100] in ([], segment[1:])  # [] for padding
+            with_label = segment + ([wanted[-1]] if wanted[-1] != -100 else [])
             if any(label != -100 for label in wanted):
-                assert any(_spelled(whole) in document for document in corpus)
+                assert any(_as_text(with_label) in document for document in corpus)
 
 
-def _spelled(tokens: list[int]) -> str:
-    """A character for each token, so that stretches can be searched for."""
+def _as_text(tokens: list[int]) -> str:
+    """Encode each token as a character, so that ranges of tokens can be searched for."""
     return "".join(map(chr, tokens))
 
 
 @given(length=st.integers(2, 900), seed=st.integers(0, 2**32))
 @_fixture
-def test_isolation_changes_no_token_and_takes_only_labels_across_ends(
+def test_isolation_changes_no_token_and_removes_only_labels_across_document_ends(
     prepared: PreparedData, length: int, seed: int
 ) -> None:
     joined = training_data(prepared, length, seed).batch(3, 20)
-    alone = training_data(prepared, length, seed, isolate=True).batch(3, 20)
-    assert joined.positions_BS is None and alone.positions_BS is not None
-    assert np.array_equal(joined.inputs_BS, alone.inputs_BS)
+    isolated = training_data(prepared, length, seed, isolate=True).batch(3, 20)
+    assert joined.positions_BS is None and isolated.positions_BS is not None
+    assert np.array_equal(joined.inputs_BS, isolated.inputs_BS)
     starts = set(prepared.document_boundaries("train").tolist())
-    for row, sample in enumerate(alone.sample_ids.tolist()):
-        places = [sample * length + place + 1 for place in range(length)]
-        expected = [-100 if place in starts else int(joined.labels_BS[row, i]) for i, place in enumerate(places)]
-        assert alone.labels_BS[row].tolist() == expected
+    for row, sample in enumerate(isolated.sample_ids.tolist()):
+        positions = [sample * length + position + 1 for position in range(length)]
+        expected = [
+            -100 if position in starts else int(joined.labels_BS[row, i]) for i, position in enumerate(positions)
+        ]
+        assert isolated.labels_BS[row].tolist() == expected
 
 
-def test_validation_isolates_too(prepared: PreparedData) -> None:
-    joined, alone = ValidationData(prepared, 64), ValidationData(prepared, 64, isolate=True)
-    a, b = joined.batch(0, len(joined)), alone.batch(0, len(alone))
+def test_validation_documents_are_isolated_too(prepared: PreparedData) -> None:
+    joined, isolated = ValidationData(prepared, 64), ValidationData(prepared, 64, isolate=True)
+    a, b = joined.batch(0, len(joined)), isolated.batch(0, len(isolated))
     missing = int((a.labels_BS != -100).sum() - (b.labels_BS != -100).sum())
     assert missing == prepared.manifest.splits["validation"].documents - 1
     assert b.positions_BS is not None and np.array_equal(a.inputs_BS, b.inputs_BS)
 
 
-def test_the_plan_is_made_once_and_made_again_where_it_cannot_be_kept(prepared: PreparedData) -> None:
+def test_the_packing_plan_is_stored_once_and_recomputed_if_it_cannot_be_stored(prepared: PreparedData) -> None:
     def rows() -> list[np.ndarray]:
         data = training_data(prepared, 77, 0, packing="best-fit")
         batch = data.batch(0, data.samples_per_epoch)
         return [batch.inputs_BS.numpy(), batch.labels_BS.numpy()]
 
     first, folder = rows(), prepared.dir / "rows"
-    kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")}
-    assert len([path for path in kept if "best-fit-77-" in str(path)]) == 4
+    stored = {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")}
+    assert len([path for path in stored if "best-fit-77-" in str(path)]) == 4
     assert all(np.array_equal(a, b) for a, b in zip(rows(), first, strict=True))
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")} == kept
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")} == stored
     folder.rename(prepared.dir / "kept")
-    Path(folder).write_text("in the way")  # for root, too, no folder can be made here
+    Path(folder).write_text("in the way")  # a file in place of the folder stops even root from writing
     try:
         assert all(np.array_equal(a, b) for a, b in zip(rows(), first, strict=True))
     finally:

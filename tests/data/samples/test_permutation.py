@@ -1,4 +1,4 @@
-"""The order of samples is a bijection by formula at any size, and looks like chance."""
+"""The order of samples is a bijection by formula at any size, and statistically random."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def test_every_index_occurs_once(n: int, seed: int, epoch: int) -> None:
 
 @given(n=st.integers(2**20, 2**42), seed=_seeds, data=st.data())
 @settings(deadline=None)
-def test_large_sizes_stay_inside_and_collide_nowhere(n: int, seed: int, data: st.DataObject) -> None:
+def test_large_permutations_stay_in_range_without_collisions(n: int, seed: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, n - 1000))
     values = permute(seed, 3, np.arange(start, start + 1000), n)
     assert values.min() >= 0 and values.max() < n
@@ -26,18 +26,18 @@ def test_large_sizes_stay_inside_and_collide_nowhere(n: int, seed: int, data: st
 
 @given(n=st.integers(1, 2**41), seed=_seeds, data=st.data())
 @settings(deadline=None)
-def test_one_value_is_the_same_alone_and_in_company(n: int, seed: int, data: st.DataObject) -> None:
+def test_a_value_does_not_depend_on_the_other_indexes(n: int, seed: int, data: st.DataObject) -> None:
     indices = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
     together = permute(seed, 0, indices, n)
     assert [int(permute(seed, 0, [i], n)[0]) for i in indices] == together.tolist()
 
 
-def test_seeds_and_epochs_give_other_orders() -> None:
+def test_every_seed_and_epoch_has_its_own_order() -> None:
     orders = [tuple(permute(seed, epoch, np.arange(100), 100)) for seed in range(10) for epoch in range(10)]
     assert len(set(orders)) == 100
 
 
-def test_every_place_is_equally_likely() -> None:
+def test_every_position_is_equally_likely() -> None:
     # Chi-square over 2000 keys and 7 outcomes, for each of 7 indices. With 6 degrees of freedom a value above 35
     # has probability 4e-6 for a true uniform law, and the keys are fixed.
     n, keys = 7, 2000

@@ -1,4 +1,4 @@
-"""Samples are a pure function of the global index; together they predict every token once."""
+"""Samples are a pure function of the global index; an epoch predicts every token once."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.support.data.preparing import training_data
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
-    """About 12000 training tokens in shards of 997, so that samples cross borders, some of them two."""
+    """About 12000 training tokens in shards of 997, so that samples cross shard boundaries, some of them two."""
     folder = tmp_path_factory.mktemp("samples")
     file = write_jsonl(folder / "a.jsonl", documents(60, 400))
     section = {"tokenizer": {"vocab_size": 300}, "validation": {"fraction": 0.2}, "shard_tokens": 997}
@@ -61,22 +61,22 @@ def test_an_epoch_predicts_every_token_once(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 @_fixture
-def test_batches_do_not_depend_on_how_they_are_asked_for(
+def test_samples_do_not_depend_on_the_batches_they_are_read_in(
     prepared: PreparedData, length: int, seed: int, first: int, counts: list[int]
 ) -> None:
     whole = training_data(prepared, length, seed).batch(first, sum(counts))
-    place = 0
+    offset = 0
     for count in counts:
-        part = training_data(prepared, length, seed).batch(first + place, count)
-        assert torch.equal(part.inputs_BS, whole.inputs_BS[place : place + count])
-        assert torch.equal(part.labels_BS, whole.labels_BS[place : place + count])
-        place += count
+        batch = training_data(prepared, length, seed).batch(first + offset, count)
+        assert torch.equal(batch.inputs_BS, whole.inputs_BS[offset : offset + count])
+        assert torch.equal(batch.labels_BS, whole.labels_BS[offset : offset + count])
+        offset += count
     n = training_data(prepared, length, seed).samples_per_epoch
     expected = [int(permute(seed, g // n, [g % n], n)[0]) for g in range(first, first + sum(counts))]
     assert whole.sample_ids.tolist() == expected
 
 
-def test_tensors_are_what_the_model_takes(prepared: PreparedData) -> None:
+def test_batches_have_the_shapes_and_dtypes_of_the_model(prepared: PreparedData) -> None:
     batch = training_data(prepared, 32, 0).batch(0, 4)
     assert batch.inputs_BS.shape == batch.labels_BS.shape == (4, 32)
     assert batch.inputs_BS.dtype == batch.labels_BS.dtype == torch.int64
@@ -101,26 +101,28 @@ def test_validation_predicts_every_token_once(prepared: PreparedData, length: in
 
 @given(length=st.integers(1, 200), sequences=st.integers(1, 50))
 @_fixture
-def test_some_validation_windows_are_spread_evenly(prepared: PreparedData, length: int, sequences: int) -> None:
-    everything = ValidationData(prepared, length)
+def test_a_limited_number_of_validation_windows_is_spread_evenly(
+    prepared: PreparedData, length: int, sequences: int
+) -> None:
+    all_windows = ValidationData(prepared, length)
     some = ValidationData(prepared, length, sequences)
-    count = min(sequences, len(everything))
+    count = min(sequences, len(all_windows))
     assert len(some) == count
     batch = some.batch(0, sequences)
-    gaps = np.diff([*batch.sample_ids, len(everything)])
+    gaps = np.diff([*batch.sample_ids, len(all_windows)])
     assert batch.sample_ids[0] == 0 and gaps.min() >= 1 and gaps.max() - gaps.min() <= 1
     for row, window in enumerate(batch.sample_ids):
-        assert torch.equal(batch.labels_BS[row], everything.batch(int(window), 1).labels_BS[0])
+        assert torch.equal(batch.labels_BS[row], all_windows.batch(int(window), 1).labels_BS[0])
 
 
-def test_validation_bytes_are_those_of_the_text(prepared: PreparedData) -> None:
+def test_target_bytes_add_up_to_the_validation_text(prepared: PreparedData) -> None:
     data = ValidationData(prepared, 64)
     first_token = int(prepared.tokens("validation").read(0, 1)[0])
     total = sum(data.batch(i, 1).target_bytes for i in range(len(data)))
     assert total + prepared.token_bytes[first_token] == prepared.manifest.splits["validation"].text_bytes
 
 
-def test_too_little_text(prepared: PreparedData, tmp_path: Path) -> None:
+def test_too_few_tokens_are_an_error(prepared: PreparedData, tmp_path: Path) -> None:
     tokens = prepared.train_tokens
     assert training_data(prepared, tokens - 1, 0).samples_per_epoch == 1
     with pytest.raises(

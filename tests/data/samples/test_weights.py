@@ -1,4 +1,4 @@
-"""Sources mixed by weights, repeats and phases: what is asked for, or a refusal that says by how much it fails."""
+"""Sources mixed by weights, repeats and phases have the configured shares, or are refused with the missing amount."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _NAMES = ("books", "code", "web")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreparedData, list[dict[str, Any]]]:
-    """Three sources of different sizes, and how a recipe names them."""
+    """Three sources of different sizes, and their entries in a recipe."""
     folder = tmp_path_factory.mktemp("weights")
     sizes = {"books": 40, "code": 15, "web": 25}
     files = [write_jsonl(folder / f"{name}.jsonl", documents(count, 300)) for name, count in sizes.items()]
@@ -31,9 +31,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreparedData, list
 
 
 def _source_of(prepared: PreparedData, length: int, samples: np.ndarray, packing: str = "concat") -> np.ndarray:
-    """Which source rows are of, when each source has rows of its own."""
+    """Return the source of each row, where each source has its own rows."""
     assert packing == "concat"
-    rows = [(share.tokens - 1) // length for share in prepared.manifest.splits["train"].sources]
+    rows = [(record.tokens - 1) // length for record in prepared.manifest.splits["train"].sources]
     return np.searchsorted(np.cumsum(rows), samples, side="right")
 
 
@@ -45,7 +45,7 @@ def _source_of(prepared: PreparedData, length: int, samples: np.ndarray, packing
     shuffle=st.booleans(),
 )
 @_fixture
-def test_samples_come_from_their_sources_in_the_asked_shares(
+def test_samples_come_from_the_sources_of_the_mixture(
     corpus: tuple[PreparedData, list[dict[str, Any]]],
     weights: list[int],
     length: int,
@@ -60,25 +60,26 @@ def test_samples_come_from_their_sources_in_the_asked_shares(
     assert data.mixture is not None
     expected, ordinals = data.mixture.locate(np.arange(first, first + 200))
     assert np.array_equal(found, expected)
-    # Within a source every row comes once an epoch.
-    n = [(share.tokens - 1) // length for share in prepared.manifest.splits["train"].sources]
+    # Within a source every row occurs once per epoch.
+    n = [(record.tokens - 1) // length for record in prepared.manifest.splits["train"].sources]
     for source in np.unique(found):
-        here, epochs = data.sample_ids(np.arange(first, first + 200))[found == source], ordinals[found == source]
+        rows_of_source = data.sample_ids(np.arange(first, first + 200))[found == source]
+        epochs = ordinals[found == source]
         for epoch in np.unique(epochs // n[source]):
-            rows = here[epochs // n[source] == epoch]
+            rows = rows_of_source[epochs // n[source] == epoch]
             assert len(np.unique(rows)) == len(rows)
 
 
 @given(length=st.integers(2, 60), seed=st.integers(0, 2**32), epoch=st.integers(0, 2))
 @_fixture
-def test_repeats_count_a_source_more_than_once_an_epoch(
+def test_a_source_occurs_as_often_as_repeated_in_an_epoch(
     corpus: tuple[PreparedData, list[dict[str, Any]]], length: int, seed: int, epoch: int
 ) -> None:
-    """As HLAT-70B counted five of its sources twice."""
+    """HLAT-70B repeated five of its sources twice per epoch."""
     prepared, sources = corpus
     named = [{**source, "repeat": times} for source, times in zip(sources, (2.0, 1.0, 0.5), strict=True)]
     data = training_data(prepared, length, seed, sources=named)
-    rows = [(share.tokens - 1) // length for share in prepared.manifest.splits["train"].sources]
+    rows = [(record.tokens - 1) // length for record in prepared.manifest.splits["train"].sources]
     n = data.samples_per_epoch
     assert n == 2 * rows[0] + rows[1] + rows[2] // 2
     seen = np.bincount(data.sample_ids(np.arange(epoch * n, (epoch + 1) * n)), minlength=sum(rows))
@@ -86,7 +87,7 @@ def test_repeats_count_a_source_more_than_once_an_epoch(
     assert seen[rows[0] + rows[1] :].sum() == rows[2] // 2
 
 
-def test_phases_change_the_mix_at_their_token(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
+def test_a_phase_changes_the_mixture_at_its_token(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
     prepared, sources = corpus
     phases = [{"until_tokens": 3000, "weights": {"web": 1}}, {"weights": {"books": 1, "code": 3}}]
     data = training_data(prepared, 10, 0, sources=sources, phases=phases)
@@ -95,26 +96,26 @@ def test_phases_change_the_mix_at_their_token(corpus: tuple[PreparedData, list[d
     assert np.bincount(found[300:], minlength=3).tolist() == [100, 300, 0]
 
 
-def test_a_source_may_give_only_its_first_tokens(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
+def test_max_tokens_limits_a_source_to_its_first_tokens(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
     prepared, sources = corpus
     capped = [{**source, "max_tokens": 500} if i == 1 else source for i, source in enumerate(sources)]
-    shares = prepared.manifest.splits["train"].sources
+    records = prepared.manifest.splits["train"].sources
     data = training_data(prepared, 10, 0, sources=capped)
-    assert data.samples_per_epoch == (shares[0].tokens - 1) // 10 + 49 + (shares[2].tokens - 1) // 10
-    start = shares[0].tokens
+    assert data.samples_per_epoch == (records[0].tokens - 1) // 10 + 49 + (records[2].tokens - 1) // 10
+    start = records[0].tokens
     tokens = prepared.tokens("train").read(start, start + 500)
     rows = data.sample_ids(np.arange(data.samples_per_epoch))
-    first = (shares[0].tokens - 1) // 10
+    first = (records[0].tokens - 1) // 10
     batch = data.batch(0, data.samples_per_epoch)
     ours = [i for i, row in enumerate(rows.tolist()) if first <= row < first + 49]
     assert sorted(batch.inputs_BS[ours].flatten().tolist()) == sorted(tokens[:490].tolist())
 
 
-def test_a_source_too_short_for_the_run_is_refused_with_what_is_missing(
+def test_a_source_too_short_for_the_run_is_refused_with_the_missing_tokens(
     corpus: tuple[PreparedData, list[dict[str, Any]]],
 ) -> None:
     prepared, sources = corpus
-    rows = [(share.tokens - 1) // 16 for share in prepared.manifest.splits["train"].sources]
+    rows = [(record.tokens - 1) // 16 for record in prepared.manifest.splits["train"].sources]
     named = [{**source, "weight": 1, "max_epochs": 2} for source in sources]
     data = training_data(prepared, 16, 0, sources=named)
     enough = 2 * 3 * min(rows)
@@ -126,7 +127,7 @@ def test_a_source_too_short_for_the_run_is_refused_with_what_is_missing(
     assert data.epochs(enough)["code"] == pytest.approx(2.0)
 
 
-def test_a_source_that_gives_no_sample_is_refused_if_it_has_a_weight(
+def test_a_source_shorter_than_a_sample_is_refused_if_it_has_a_weight(
     corpus: tuple[PreparedData, list[dict[str, Any]]],
 ) -> None:
     prepared, sources = corpus
@@ -146,15 +147,15 @@ def test_a_phase_too_short_for_a_sample_is_refused(corpus: tuple[PreparedData, l
 
 
 def test_a_later_phase_too_short_for_a_sample_is_refused_too(corpus: tuple[PreparedData, list[dict[str, Any]]]) -> None:
-    """Its tokens are more than those of the phase before, and lie in the same sample."""
+    """The phase ends at a later token than the one before, but within the same sample."""
     prepared, sources = corpus
     phases = [{"until_tokens": end, "weights": {"web": 1}} for end in (3000, 3009)] + [{"weights": {"books": 1}}]
     with pytest.raises(DataError, match=r"data\.phases\.1\.until_tokens = 3,009: the phase begins at sample 300"):
         training_data(prepared, 10, 0, sources=sources, phases=phases)
 
 
-def test_the_place_in_the_data_is_found_at_once(tmp_path: Path) -> None:
-    """Sample 10^9 is a formula: nothing that lies before is looked at (what it costs: benchmarks/data_loading.py)."""
+def test_a_far_position_in_the_data_is_found_by_formula(tmp_path: Path) -> None:
+    """Sample 10^9 is found without visiting the samples before it (its cost: benchmarks/data_loading.py)."""
     file = write_jsonl(tmp_path / "a.jsonl", documents(30, 200))
     section = {"tokenizer": {"vocab_size": 300}, "validation": {"fraction": 0}, "path": str(file)}
     prepared = prepare(DataConfig.model_validate(section), tmp_path / "out", workers=1)

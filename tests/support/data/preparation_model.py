@@ -1,4 +1,4 @@
-"""What preparation has to make of a small corpus, told in the plainest way; and corpora of all that rows can be."""
+"""A simple reference model of preparation for small corpora, and random corpora with all kinds of rows."""
 
 import json
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ BAD = [b"{nonsense", b'{"text": "x\xff"}', b"[1]", b'{"content": "x"}', b'{"text
 TEXTS = ["one", "two words", "three short words", "a somewhat longer text, of which there is one copy or more", "ü日本"]
 
 Row = str | bytes | None
-"""A text, a line that cannot be read, or null."""
+"""A text, an unreadable line, or null."""
 
 
 def corpora(longest: int = 12) -> st.SearchStrategy[list[list[list[Row]]]]:
-    """Sources of files of rows; the first row of all is a text, so that there is something to train on."""
+    """Generate sources of files of rows; the first row is a text, so that there is something to train on."""
     rows = st.one_of(st.sampled_from(TEXTS), st.text(max_size=20), st.none(), st.just(""), st.sampled_from(BAD))
     files = st.lists(st.lists(rows, max_size=longest), min_size=1, max_size=3)
     return st.lists(files, min_size=1, max_size=2).map(
@@ -33,7 +33,7 @@ def corpora(longest: int = 12) -> st.SearchStrategy[list[list[list[Row]]]]:
 
 
 def write(folder: Path, sources: list[list[list[Row]]]) -> list[dict[str, Any]]:
-    """The files of a corpus, and its sources as a recipe names them."""
+    """Write the files of a corpus; return its sources as a recipe lists them."""
     named = []
     for source, files in enumerate(sources):
         for number, rows in enumerate(files):
@@ -46,7 +46,7 @@ def write(folder: Path, sources: list[list[list[Row]]]) -> list[dict[str, Any]]:
 
 
 class Expected(NamedTuple):
-    """Documents of each split, as token lists, their bytes of text, and counts of all rows."""
+    """Expected documents of each split as token lists, their bytes of text, and counts of duplicates and bad rows."""
 
     documents: dict[str, list[list[int]]]
     text_bytes: dict[str, int]
@@ -56,7 +56,7 @@ class Expected(NamedTuple):
 
 
 def expected(sources: list[list[list[Row]]], config: DataConfig, tokenizer: Tokenizer) -> Expected:
-    """What the prepared data of a corpus has to hold."""
+    """Compute the expected content of the prepared data of a corpus."""
     ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     documents: dict[str, list[list[int]]] = {"train": [], "validation": []}
     text_bytes = {"train": 0, "validation": 0}
@@ -91,7 +91,7 @@ def _assignment(config: DataConfig, characters: int) -> SplitRule:
 
 
 def check(prepared: PreparedData, sources: list[list[list[Row]]], wanted: Expected) -> None:
-    """Prepared data holds what it has to, to the token, and its counts add up to all rows."""
+    """Check that prepared data holds the expected tokens, and that its counts add up to all rows."""
     for split, documents in wanted.documents.items():
         tokens, bounds = prepared.tokens(split), prepared.document_boundaries(split).tolist()
         assert tokens.read(0, len(tokens)).tolist() == [token for document in documents for token in document]
@@ -115,7 +115,7 @@ def check(prepared: PreparedData, sources: list[list[list[Row]]], wanted: Expect
 
 
 def tokenize_here(patch: pytest.MonkeyPatch) -> None:
-    """Units are tokenized in this process: starting others takes longer than a small corpus."""
+    """Tokenize units in this process: starting workers takes longer than tokenizing a small corpus."""
 
     def run(pool: WorkerPool, units: Iterator[WorkUnit]) -> Iterator[int]:
         for unit in units:

@@ -1,4 +1,4 @@
-"""Preparing small corpora in tests: settings, the units that a run tokenizes, and a process that can be killed."""
+"""Helpers to prepare small corpora: settings, a record of the tokenized units, and a process that can be killed."""
 
 import subprocess
 import sys
@@ -23,19 +23,19 @@ UNIT = 50_000
 
 
 class Watched(NamedTuple):
-    """What a run that nothing disturbs makes, and of which units."""
+    """The files of an uninterrupted preparation, and the numbers of its units."""
 
     files: dict[str, bytes]
     units: set[int]
 
 
 def data_config(path: Path | str, **more: Any) -> DataConfig:
-    """Settings for a small corpus."""
+    """Return a data section for a small corpus."""
     return DataConfig.model_validate({"path": str(path), **SMALL, **more})
 
 
 def training_data(prepared: PreparedData, length: int, seed: int, shuffle: bool = True, **more: Any) -> TrainingData:
-    """The samples of prepared data, with more settings of the data section."""
+    """Open the samples of prepared data, with more settings of the data section."""
     section = {"path": "unused", "sequence_length": length, "shuffle": shuffle, **more}
     if "sources" in more:
         del section["path"]
@@ -43,7 +43,7 @@ def training_data(prepared: PreparedData, length: int, seed: int, shuffle: bool 
 
 
 def watch_units(patch: pytest.MonkeyPatch) -> set[int]:
-    """The numbers of the units that are tokenized from now on."""
+    """Return a set that collects the numbers of the units tokenized from now on."""
     seen: set[int] = set()
     run = WorkerPool.run
 
@@ -57,7 +57,7 @@ def watch_units(patch: pytest.MonkeyPatch) -> set[int]:
 
 
 def start(config: DataConfig, out: Path, before: str = "") -> "subprocess.Popen[str]":
-    """A process of its own that prepares, in a session of its own; ``before`` is run first."""
+    """Start a preparation as a separate process in a new session; the code ``before`` is run first."""
     program = f"""
 import sys
 from hlat.config.sections import DataConfig
@@ -79,7 +79,7 @@ except HlatError as error:
 
 
 def wait(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    """Wait for something that a running process does."""
+    """Wait until a condition holds, while the process is running; at most 60 seconds."""
     deadline = time.monotonic() + 60
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -88,7 +88,7 @@ def wait(condition: Callable[[], object], process: "subprocess.Popen[str]") -> N
 
 
 def workers() -> list[psutil.Process]:
-    """The processes that tokenize for this one, and none of the others that it may have started."""
+    """Return the tokenizing child processes of this process."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -97,5 +97,5 @@ def workers() -> list[psutil.Process]:
 
 
 def finished_units(out: Path) -> list[Path]:
-    """The indices of the units that an unfinished preparation has finished."""
+    """Return the index files of the finished units of an unfinished preparation."""
     return sorted((out / "partial" / "units").glob("*.json"))

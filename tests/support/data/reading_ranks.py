@@ -1,4 +1,4 @@
-"""Data-parallel ranks that read online data, in one process: producers instead of processes."""
+"""Data-parallel ranks that read online data, simulated in one process without worker processes."""
 
 from dataclasses import replace
 
@@ -11,19 +11,19 @@ from hlat.data.online.worker_protocol import ROW, WorkerPlan, unpack_rows
 
 
 class Rank:
-    """What a rank of several reads, by producers in this process instead of processes."""
+    """One simulated data-parallel rank, with its workers' producers."""
 
     def __init__(self, plan: WorkerPlan, cursors: np.ndarray, first: int, workers: int) -> None:
         self.plan, owned = plan, plan.assignment.owned
         plans = [replace(plan, streams=owned[n::workers].tolist(), first=first) for n in range(workers)]
-        self._frames = [RowProducer(one, cursors).frames() for one in plans]
+        self._frames = [RowProducer(worker_plan, cursors).frames() for worker_plan in plans]
         self._serves = {int(s): n for n in range(workers) for s in owned[n::workers]}
 
     def step(self, first: int, cursors: CursorTable) -> dict[int, list[list[int]]]:
-        """Sample -> its columns, of one step; cursors move on."""
-        share, found = self.plan.assignment, {}
-        for sample in range(first, first + share.batch):
-            stream = int(assign_streams(share.seed, share.streams, [sample])[0])
+        """Read one step; return the columns of each of its samples, and advance the cursors."""
+        assignment, found = self.plan.assignment, {}
+        for sample in range(first, first + assignment.batch):
+            stream = int(assign_streams(assignment.seed, assignment.streams, [sample])[0])
             if stream in self._serves:
                 frame = next(self._frames[self._serves[stream]])
                 assert (frame.sample, frame.stream) == (sample, stream)
@@ -37,18 +37,18 @@ class Rank:
 def run(
     plan: WorkerPlan, ranks: int, workers: int, cursors: CursorTable, first: int, steps: int
 ) -> dict[int, list[list[int]]]:
-    """Some steps of all ranks; what each sample was."""
+    """Read some steps on all ranks; return the columns of each sample."""
     plans = [replace(plan, assignment=replace(plan.assignment, index=r, ranks=ranks)) for r in range(ranks)]
     own = [CursorTable(*cursors.values.shape[:2]) for _ in plans]
-    for one in own:
-        one.values[:] = cursors.values
-    readers = [Rank(one, cursors.values.copy(), first, workers) for one in plans]
+    for rank_cursors in own:
+        rank_cursors.values[:] = cursors.values
+    readers = [Rank(rank_plan, cursors.values.copy(), first, workers) for rank_plan in plans]
     found: dict[int, list[list[int]]] = {}
     for step in range(steps):
-        for reader, mine in zip(readers, own, strict=True):
-            rows = reader.step(first + step * plan.assignment.batch, mine)
+        for reader, own_cursors in zip(readers, own, strict=True):
+            rows = reader.step(first + step * plan.assignment.batch, own_cursors)
             assert len(rows) == plan.assignment.batch // ranks and not rows.keys() & found.keys()
             found |= rows
-    for one, mine in zip(plans, own, strict=True):
-        cursors.values[one.assignment.owned] = mine.values[one.assignment.owned]
+    for rank_plan, own_cursors in zip(plans, own, strict=True):
+        cursors.values[rank_plan.assignment.owned] = own_cursors.values[rank_plan.assignment.owned]
     return found
