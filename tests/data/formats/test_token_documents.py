@@ -229,7 +229,7 @@ def test_online_a_stream_is_its_documents(tokenizer: tuple[Path, Tokenizer], tmp
         feed.close()
     for stream, mine in rows.items():
         expected: list[int] = []
-        for document in read.part(0, stream, 4)(0, 0):
+        for document in read.documents(0, stream, 4)(0, 0):
             content = document.content
             expected += [*(prepared.tokenizer.encode(content) if isinstance(content, str) else content.tolist()), end]
             if len(expected) > 24 * len(mine):
