@@ -48,7 +48,7 @@ from hlat.training.newest_saved import Damage, Saved, refuse_lost
 from hlat.training.precision import resolve_precision
 
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
-"""Opens a display for the time that text is prepared; see ``hlat.data.prepare.Progress`` for what it is told."""
+"""Opens a progress display while text is prepared; yields a ``hlat.data.prepare.ProgressCallback``, or None."""
 
 
 def no_progress() -> AbstractContextManager[None]:
