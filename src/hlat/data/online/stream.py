@@ -114,7 +114,7 @@ class RowStream:
         self._settings, self._cursor, self._cut = settings, cursor, cut
         self._pieces = self._pieces_of(documents(cursor.block, cursor.row))
         self._ready: deque[_TokenizedPiece] = deque()
-        self._buffered = -cursor.offset  # unused tokens in the buffer; concat only
+        self._buffered_tokens = -cursor.offset  # unused tokens in the buffer; concat only
         self._untokenized: deque[_UntokenizedPiece] = deque()
         self._tokenized_before = 0  # tokens so far of the document that is being tokenized
         self._group: tuple[BestFitPlan, list[_TokenizedPiece]] | None = None
@@ -128,7 +128,7 @@ class RowStream:
         """Return how many more tokens are needed for ``rows`` rows; best-fit may need still more once it has them."""
         length = self._settings.length
         if self._settings.packing == "concat":
-            return max(rows * length + 1 - self._buffered, 0)
+            return max(rows * length + 1 - self._buffered_tokens, 0)
         complete, rest = self._buffered_groups()
         if self._group is None:
             if not complete:
@@ -162,6 +162,7 @@ class RowStream:
         return [piece.content for piece in self._untokenized]
 
     def _pieces_of(self, documents: Iterator[StreamDocument]) -> Iterator[_UntokenizedPiece]:
+        """Yield the pieces to tokenize: parts of texts with concat, complete documents otherwise."""
         for block, row, content in documents:
             if self._settings.packing == "concat" and isinstance(content, str):
                 pieces = self._cut(content, _PIECE)
@@ -181,7 +182,7 @@ class RowStream:
             piece_ids = np.concatenate([ids, *end]) if last and end else ids
             if len(piece_ids) or (last and self._tokenized_before):  # a document without tokens is skipped
                 self._ready.append(_TokenizedPiece(block, row, self._tokenized_before, last, piece_ids))
-                self._buffered += len(piece_ids)
+                self._buffered_tokens += len(piece_ids)
             self._tokenized_before = 0 if last else self._tokenized_before + len(piece_ids)
         assert not self._untokenized, "every piece has its tokens"
 
@@ -207,7 +208,7 @@ class RowStream:
             if last:
                 offset = 0
                 document_starts.append(length + 1 - needed)
-        self._buffered -= length
+        self._buffered_tokens -= length
         tokens = np.concatenate(pieces)
         starts = np.array(document_starts, dtype=np.int64) if self._settings.isolate else _NO_POSITIONS
         return [RowSegment(tokens, length, False, starts)]

@@ -95,7 +95,7 @@ class SplitPlan:
     tails: dict[int, int] | None = None
     characters_before: dict[int, int] = field(default_factory=dict)
 
-    def assignment(self, file: SourceFile, characters_before: int) -> SplitRule:
+    def split_rule(self, file: SourceFile, characters_before: int) -> SplitRule:
         """Return the rule that splits the documents of a file.
 
         Args:
@@ -141,12 +141,12 @@ def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> 
         DataError: as ``read_rows``; or too many rows cannot be read.
     """
     total, reported, bad_rows = corpus.bytes, 0, corpus.new_bad_row_counter()
-    for document in read_rows(corpus, CorpusPosition(corpus.file_range.start)):
-        bad_rows.add(1, document.unreadable(1))
-        if document.error is None:
-            yield document
-        if document.position - reported > total // 1000:
-            reported = document.position
+    for row in read_rows(corpus, CorpusPosition(corpus.file_range.start)):
+        bad_rows.add(1, row.unreadable(1))
+        if row.error is None:
+            yield row
+        if row.position - reported > total // 1000:
+            reported = row.position
             progress(reported, total)
     bad_rows.finish()
     progress(total, total)
@@ -155,12 +155,12 @@ def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> 
 def read_texts(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None]) -> Iterator[tuple[Split, str]]:
     """Yield (split, text) for a corpus of text, without null, empty and unreadable rows."""
     characters: dict[int, int] = defaultdict(int)
-    for document in read_with_progress(corpus, progress):
-        file = corpus.files[document.file]
-        if text := document.content:
+    for row in read_with_progress(corpus, progress):
+        file = corpus.files[row.file]
+        if text := row.content:
             assert isinstance(text, str), "a tokenizer is never trained on documents that are tokens"
-            assignment = plan.assignment(file, characters[file.source])
-            yield from assignment.split_document(text, text.encode(), 0)
+            split_rule = plan.split_rule(file, characters[file.source])
+            yield from split_rule.split_document(text, text.encode(), 0)
             characters[file.source] += len(text)
 
 
@@ -178,22 +178,22 @@ def unfinished_units(
     Raises:
         DataError: as ``read_rows``; or too many rows cannot be read.
     """
-    cursor, last, number = CorpusPosition(corpus.file_range.start), not corpus.file_range, 0
+    position, last, number = CorpusPosition(corpus.file_range.start), not corpus.file_range, 0
     characters: dict[int, int] = defaultdict(int, plan.characters_before)
-    documents: _Peekable | None = None
+    rows: _Peekable | None = None
     bad_rows = corpus.new_bad_row_counter()
     while not last:
         index = finished(number)
         if index is None:
-            documents = documents or _Peekable(read_rows(corpus, cursor))
-            draft = _UnitBuilder(corpus.files, documents.head.file if documents.head else cursor.file)
-            draft.fill(documents, bad_rows, unit_bytes)
-            span = draft.span(number, documents.head is None)
-            yield draft.unit(span, plan.assignment(draft.file, characters[span.source]))
+            rows = rows or _Peekable(read_rows(corpus, position))
+            builder = _UnitBuilder(corpus.files, rows.head.file if rows.head else position.file)
+            builder.fill(rows, bad_rows, unit_bytes)
+            span = builder.span(number, rows.head is None)
+            yield builder.unit(span, plan.split_rule(builder.file, characters[span.source]))
         else:
-            documents, span = None, index.span
+            rows, span = None, index.span
             bad_rows.add(span.rows, span.unreadable)
-        cursor, last = span.next, span.last
+        position, last = span.next, span.last
         characters[span.source] += span.characters
         number += 1
     if len(corpus.file_range) == len(corpus.files):
@@ -203,18 +203,22 @@ def unfinished_units(
 class _Peekable:
     """An iterator with one item of look-ahead; ``head`` is the next row, None at the end."""
 
-    def __init__(self, documents: Iterator[CorpusRow]) -> None:
-        self._documents = documents
-        self.head: CorpusRow | None = next(documents, None)
+    def __init__(self, rows: Iterator[CorpusRow]) -> None:
+        self._rows = rows
+        self.head: CorpusRow | None = next(rows, None)
 
     def take(self) -> CorpusRow:
         assert self.head is not None
-        head, self.head = self.head, next(self._documents, None)
+        head, self.head = self.head, next(self._rows, None)
         return head
 
 
 class _UnitBuilder:
-    """A unit under construction, beginning at a file."""
+    """A unit under construction.
+
+    Attributes:
+        file: its first file.
+    """
 
     def __init__(self, files: list[SourceFile], first: int) -> None:
         self._files, self.file = files, files[first]
@@ -224,30 +228,30 @@ class _UnitBuilder:
         self._unreadable: list[BadRow] = []
         self._bytes = self._characters = self._rows = self._nulls = self._empty = self._position = 0
 
-    def fill(self, documents: _Peekable, bad_rows: BadRowCounter, unit_bytes: int) -> None:
+    def fill(self, rows: _Peekable, bad_rows: BadRowCounter, unit_bytes: int) -> None:
         """Take rows of one source until there is enough text."""
-        self._from_row = documents.head.row if documents.head else 0
+        self._from_row = rows.head.row if rows.head else 0
         while (
             self._bytes < unit_bytes
             and self._rows < _UNIT_ROWS
-            and documents.head is not None
-            and self._files[documents.head.file].source == self.file.source
+            and rows.head is not None
+            and self._files[rows.head.file].source == self.file.source
         ):
-            document = documents.take()
-            bad_rows.add(1, document.unreadable(1))
-            self._add(document)
+            row = rows.take()
+            bad_rows.add(1, row.unreadable(1))
+            self._add(row)
 
-    def _add(self, document: CorpusRow) -> None:
-        self._next, self._position = CorpusPosition(document.file, document.row + 1), document.position
+    def _add(self, row: CorpusRow) -> None:
+        self._next, self._position = CorpusPosition(row.file, row.row + 1), row.position
         self._rows += 1
-        self._unreadable += document.unreadable(self._rows)
-        if document.content is not None and len(document.content):
-            self._documents.append(content_bytes(document.content))
+        self._unreadable += row.unreadable(self._rows)
+        if row.content is not None and len(row.content):
+            self._documents.append(content_bytes(row.content))
             self._bytes += len(self._documents[-1])
-            self._characters += len(document.content)
-        elif document.error is None:
-            self._nulls += document.content is None
-            self._empty += document.content is not None
+            self._characters += len(row.content)
+        elif row.error is None:
+            self._nulls += row.content is None
+            self._empty += row.content is not None
 
     def span(self, number: int, last: bool) -> UnitSpan:
         """Return the description of the rows taken."""
@@ -264,7 +268,7 @@ class _UnitBuilder:
             position=self._position,
         )
 
-    def unit(self, span: UnitSpan, assignment: SplitRule) -> WorkUnit:
+    def unit(self, span: UnitSpan, split_rule: SplitRule) -> WorkUnit:
         """Return the unit, ready to be tokenized."""
         where = f"{self.file.path}, from row {self._from_row}"
-        return WorkUnit(span, assignment, self._documents, self.file.index is not None, where)
+        return WorkUnit(span, split_rule, self._documents, self.file.index is not None, where)

@@ -192,31 +192,33 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
         DataError: the recipe gives a tokenizer, the folder exists, or the corpus cannot be used.
         StorageError: a file cannot be read or written.
     """
-    to, report = resolve_output_folder(folder, "--to"), progress or ignore_progress
+    target, report = resolve_output_folder(folder, "--to"), progress or ignore_progress
     if config.tokenizer.path is not None:
         raise DataError(f"data.tokenizer.path {config.tokenizer.path}: the recipe gives a tokenizer. Use that one.")
-    if to.exists():
-        raise DataError(f"{to}: exists already. Name a new folder, or use the tokenizer in this one.")
-    work = to.with_name(f"{to.name}.work")
-    with convert_disk_errors(to, "--to"):
+    if target.exists():
+        raise DataError(f"{target}: exists already. Name a new folder, or use the tokenizer in this one.")
+    work = target.with_name(f"{target.name}.work")
+    with convert_disk_errors(target, "--to"):
         work.mkdir(parents=True, exist_ok=True)
         (work / "characters.json").unlink(missing_ok=True)  # left by a run that was killed, perhaps on another corpus
         files = list_files(config, work)
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
         plan = plan_split(config, corpus, work / "characters.json", report)
-        tokenizer, _ = make_tokenizer(config, corpus, plan, to, report)
-        sync_folder(to.parent)
+        tokenizer, _ = make_tokenizer(config, corpus, plan, target, report)
+        sync_folder(target.parent)
         shutil.rmtree(work, ignore_errors=True)
     return tokenizer
 
 
 def _staging_key(settings: dict[str, object], part: int, parts: int) -> dict[str, object]:
+    """Return the settings that identify the staging folder of a partition."""
     return {"--part": f"{part}/{parts}", **settings}
 
 
 def _refuse_other_partition(
     folder: Path, done: PartitionRecord, key: dict[str, object], files: list[SourceFile]
 ) -> None:
+    """Raise DataError if a finished partition was prepared with other settings or from other files."""
     before = [(record.path, record.content) for record in done.files]
     found = setting_differences(_staging_key(done.settings, done.part, done.parts), key) + describe_corpus_changes(
         before, files

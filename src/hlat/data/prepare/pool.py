@@ -113,6 +113,7 @@ class WorkerPool:
                 process.stdin.close()
 
     def _outcome(self, line: bytes, unit: WorkUnit, process: "subprocess.Popen[bytes]") -> int | Exception:
+        """Return the number of the finished unit from a worker's reply, or the error to raise."""
         if not line:
             return _ended(process, unit.where)
         reply = json.loads(line)
@@ -128,6 +129,7 @@ class WorkerPool:
 
 
 def _ended(process: "subprocess.Popen[bytes]", where: str) -> DataError:
+    """Return the error for a worker process that has ended unexpectedly."""
     code = process.wait()
     cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     return DataError(

@@ -106,9 +106,8 @@ def prepare(
             if not (staging.out / MANIFEST_FILE).exists():
                 _build(config, files, settings, staging, workers, report)
             publish(staging)
-            shutil.rmtree(
-                folder / CACHE_FOLDER, ignore_errors=True
-            )  # nobody else has it; data.cache_dir is for sharing
+            # This cache belongs to the folder alone; data.cache_dir is for sharing.
+            shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
     return open_prepared(folder, config)
 
 
@@ -163,15 +162,15 @@ def _build(
     plan = plan_split(config, corpus, staging.characters, progress)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
     dtype = token_dtype(tokenizer.vocab_size)
-    with UnitMerger(config, files, staging.out, dtype) as merge:
+    with UnitMerger(config, files, staging.out, dtype) as merger:
 
         def merge_finished() -> int:
-            merge.add_finished_units(staging.units)
-            return merge.position
+            merger.add_finished_units(staging.units)
+            return merger.position
 
         tokenize_units(corpus, plan, staging, dtype, workers or config.workers, progress, merge_finished)
-        refuse_empty_split(config, corpus, merge.document_counts(), undo=f", after deleting {staging.root}")
-        complete_staging(staging, config, settings, files, tokenizer, merge, notes)
+        refuse_empty_split(config, corpus, merger.document_counts(), undo=f", after deleting {staging.root}")
+        complete_staging(staging, config, settings, files, tokenizer, merger, notes)
 
 
 def tokenize_units(

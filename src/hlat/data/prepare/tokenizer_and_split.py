@@ -118,6 +118,7 @@ def make_tokenizer(
 
 
 def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: ProgressCallback) -> Tokenizer:
+    """Train a tokenizer as the recipe describes."""
     settings = config.tokenizer
     counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     texts = _counted(read_texts(corpus, plan, partial(progress, "sample")), counts)
@@ -134,6 +135,7 @@ def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: Progre
 
 
 def _counted(texts: Iterator[tuple[Split, str]], counts: dict[Split, int]) -> Iterator[tuple[Split, str]]:
+    """Yield the texts, and count those of each split."""
     for split, text in texts:
         counts[split] += 1
         yield split, text

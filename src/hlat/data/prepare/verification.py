@@ -136,6 +136,7 @@ def _file_problems(
 
 
 def _run_check(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
+    """Run one check of a file; a file that cannot be read is a problem too."""
     del size
     try:
         return check()
@@ -144,6 +145,7 @@ def _run_check(name: str, size: int, check: Callable[[], list[str]]) -> list[str
 
 
 def _shard_problems(folder: Path, shard: ShardRecord, manifest: DataManifest) -> list[str]:
+    """Compare a shard's checksum, and check that its tokens are in the vocabulary."""
     digest, little = hashlib.sha256(), np.dtype(manifest.dtype).newbyteorder("<")
     outside: list[str] = []
     position = 0
@@ -160,6 +162,7 @@ def _shard_problems(folder: Path, shard: ShardRecord, manifest: DataManifest) ->
 
 
 def _boundary_problems(folder: Path, record: SplitRecord) -> list[str]:
+    """Compare the checksum of document boundaries, and check that they ascend from 0 to the number of tokens."""
     digest = hashlib.sha256()
     before, sorted_from_zero = 0, True
     for number, chunk in enumerate(_chunks(folder / record.documents_file)):
@@ -175,6 +178,7 @@ def _boundary_problems(folder: Path, record: SplitRecord) -> list[str]:
 
 
 def _bad_row_list_problems(folder: Path, record: QuarantineRecord) -> list[str]:
+    """Compare the checksum of the list of bad rows."""
     try:
         content = (folder / record.file).read_bytes()
     except FileNotFoundError:

@@ -82,14 +82,14 @@ class WorkUnit:
 
     Attributes:
         span: description of its documents.
-        assignment: rule that splits its documents.
+        split_rule: rule that splits its documents.
         documents: content as bytes, see ``content_bytes``.
         are_tokens: True if the documents are token ids, False if they are text.
         where: file and row of its beginning, for messages.
     """
 
     span: UnitSpan
-    assignment: SplitRule
+    split_rule: SplitRule
     documents: list[bytes]
     are_tokens: bool
     where: str
@@ -156,13 +156,13 @@ def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dty
     write_atomic(index_file(folder, unit.span.number), json.dumps(index).encode())
 
 
-def _pieces_by_split(unit: WorkUnit, decoded: Callable[[bytes], ContentT]) -> dict[Split, list[tuple[int, Content]]]:
-    """Return, for each split, (index of the document in the unit, content) of its pieces."""
+def _pieces_by_split(unit: WorkUnit, decode: Callable[[bytes], ContentT]) -> dict[Split, list[tuple[int, Content]]]:
+    """Return the pieces of each split, as (index of the document in the unit, content)."""
     pieces: dict[Split, list[tuple[int, Content]]] = {split: [] for split in SPLITS}
     offset = 0
-    for document, encoded in enumerate(unit.documents):
-        content = decoded(encoded)
-        for split, piece in unit.assignment.split_document(content, encoded, offset):
+    for document, document_bytes in enumerate(unit.documents):
+        content = decode(document_bytes)
+        for split, piece in unit.split_rule.split_document(content, document_bytes, offset):
             pieces[split].append((document, piece))
         offset += len(content)
     return pieces

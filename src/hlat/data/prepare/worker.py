@@ -24,10 +24,10 @@ from hlat.data.tokenizers import load_saved
 
 def write_unit(stream: IO[bytes], unit: WorkUnit) -> None:
     """Send a unit to a worker."""
-    span, assignment = unit.span, unit.assignment
+    span, split_rule = unit.span, unit.split_rule
     header = {
         "span": span.to_json(),
-        "assignment": vars(assignment),
+        "split_rule": vars(split_rule),
         "where": unit.where,
         "are_tokens": unit.are_tokens,
         "sizes": [len(document) for document in unit.documents],
@@ -47,8 +47,8 @@ def read_unit(stream: IO[bytes]) -> WorkUnit | None:
     documents = [stream.read(size) for size in header["sizes"]]
     if [len(document) for document in documents] != header["sizes"]:
         return None
-    span, assignment = UnitSpan.from_json(header["span"]), SplitRule(**header["assignment"])
-    return WorkUnit(span, assignment, documents, header["are_tokens"], header["where"])
+    span, split_rule = UnitSpan.from_json(header["span"]), SplitRule(**header["split_rule"])
+    return WorkUnit(span, split_rule, documents, header["are_tokens"], header["where"])
 
 
 def main() -> None:
