@@ -71,11 +71,12 @@ class BlockReader:
     def _read_rows(self, local: Path, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
         if file.index is not None:
             return self._token_rows(local, file, file.index, block, row)
-        return self._rows(local, file.column, block, row)
+        return self._text_rows(local, file.column, block, row)
 
     def _token_rows(
         self, local: Path, file: SourceFile, index: SourceFile, block: FileBlock, row: int
     ) -> Iterator[Row]:
+        """Yield the rows of a block of a token dataset."""
         with index.open_local() as local_index, index.relabel_errors(local_index):
             dataset = self._datasets.pop(local, None) or TokenDocuments(local, local_index, self._vocabulary)
             if file.cached_store is None:  # not for fetched files: the cache must be able to delete them
@@ -87,7 +88,8 @@ class BlockReader:
             else:
                 yield from _cut(dataset.rows(block.start + row, block.stop), block)
 
-    def _rows(self, file: Path, column: str, block: FileBlock, row: int) -> Iterator[Row]:
+    def _text_rows(self, file: Path, column: str, block: FileBlock, row: int) -> Iterator[Row]:
+        """Yield the rows of a block of a text file."""
         if block.stop == WHOLE:
             yield from read_documents(file, column, row)
             return
@@ -102,6 +104,7 @@ class BlockReader:
                 yield from _cut(read_documents(file, column, block.start + row), block)
 
     def _group_rows(self, file: Path, column: str, block: FileBlock, row: int) -> Iterator[Row]:
+        """Yield the rows of a block of a parquet file."""
         if file not in self._starts:
             self._starts[file] = list(accumulate(row_group_sizes(file), initial=0))
         group = bisect_right(self._starts[file], block.start) - 1
@@ -110,6 +113,7 @@ class BlockReader:
         yield from _cut(rows_of_column(file, values, first), block)
 
     def _group(self, file: Path, column: str, group: int) -> Any:
+        """Return a decoded row group, from the cache if it is there."""
         key = (file, group)
         if key not in self._groups:
             self._groups[key] = read_row_group(file, column, group)
@@ -121,6 +125,7 @@ class BlockReader:
 
 
 def _cut(rows: Iterator[Row], block: FileBlock) -> Iterator[Row]:
+    """Yield the rows up to the end of the block, numbered from its beginning."""
     for row in rows:
         if row.row >= block.stop:
             return

@@ -1,4 +1,4 @@
-"""Filling of one row of S inputs and S labels from segments of documents; also used by tokenizing workers, so no torch.
+"""Filling of a row of S inputs and S labels from segments of documents; tokenizing workers use it too, so no torch.
 
 A label is the token after its input. If documents are isolated, the last token of a document has no label, and
 positions count from the start of the document, or of the row if that is later. The rest of a row is padding: input 0,
