@@ -25,7 +25,7 @@ def _have_ended(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("how", "when"),
+    ("signal_number", "when"),
     [
         (signal.SIGKILL, "key.json"),
         (signal.SIGKILL, 1),
