@@ -1,4 +1,4 @@
-"""A cache of bounded size, shared by processes: what is held stays, what is half written goes, nobody fetches twice."""
+"""Cache of bounded size shared by processes: locked files stay, partial files go, each file is fetched once."""
 
 import hashlib
 import os
@@ -21,18 +21,18 @@ SIZE = 1000
 
 
 def file(name: str, size: int = SIZE, etag: str = "1") -> RemoteFile:
-    """A file of a store."""
+    """Return a file of a remote store."""
     return RemoteFile(f"s3://corpus/{name}.jsonl", size, etag, 0)
 
 
 class Source:
-    """Writes files, and knows which it was asked for."""
+    """A source of files that records which were fetched."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
 
     def write(self, wanted: RemoteFile) -> Callable[[IO[bytes]], str]:
-        """What fetches one file."""
+        """Return a function that fetches one file."""
 
         def write(out: IO[bytes]) -> str:
             self.written.append(wanted.url[len("s3://corpus/") : -len(".jsonl")])
@@ -46,33 +46,33 @@ class Source:
 
 
 def use(cache: Cache, source: Source, *names: str) -> None:
-    """Hold files one after the other."""
+    """Open files through the cache, one after the other."""
     for name in names:
         with cache.acquire(file(name), source.write(file(name))) as path:
             assert path.stat().st_size == SIZE and path.suffix == ".jsonl"
 
 
-def kept(folder: Path) -> int:
-    """How many whole files are in a cache."""
+def count_files(folder: Path) -> int:
+    """Count the complete files in a cache."""
     return len(list(folder.glob("[0-9a-f]*.jsonl")))
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_evicted_first(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, 3 * SIZE)
     use(cache, source, "a", "b", "c", "a", "d", "a", "c", "b")
     assert source.written == ["a", "b", "c", "d", "b"]
-    assert kept(tmp_path) == 3
+    assert count_files(tmp_path) == 3
 
 
-def test_a_file_that_is_held_stays(tmp_path: Path) -> None:
+def test_a_locked_file_is_not_evicted(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, 2 * SIZE)
     with cache.acquire(file("a"), source.write(file("a"))) as path:
         use(cache, source, "b", "c", "d")
         assert path.exists()
-    assert kept(tmp_path) == 2
+    assert count_files(tmp_path) == 2
 
 
-def test_versions_are_files_of_their_own(tmp_path: Path) -> None:
+def test_versions_of_a_file_are_cached_separately(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, 10 * SIZE)
     for etag in ("1", "2", "1"):
         with cache.acquire(file("a", etag=etag), source.write(file("a"))):
@@ -80,24 +80,24 @@ def test_versions_are_files_of_their_own(tmp_path: Path) -> None:
     assert source.written == ["a", "a"]
 
 
-def test_hashes_outlive_the_files(tmp_path: Path) -> None:
+def test_hashes_are_kept_after_eviction(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, SIZE)
     use(cache, source, "a", "b")
     with (tmp_path / "hashes.jsonl").open("ab") as hashes:
-        hashes.write(b'["cut off by a cra')
+        hashes.write(b'["truncated by a cra')
     later = Cache(tmp_path, SIZE)
     assert later.known_sha256(file("a")) == hashlib.sha256(bytes(SIZE)).hexdigest()
     assert later.known_sha256(file("a", etag="2")) is None
 
 
-def test_more_than_fits_is_refused(tmp_path: Path) -> None:
+def test_files_larger_than_the_cache_are_an_error(tmp_path: Path) -> None:
     source, cache = Source(), Cache(tmp_path, 2 * SIZE)
     large = file("large", 3 * SIZE)
     with pytest.raises(DataError, match=r"large\.jsonl: its .* do not fit into the cache: data\.cache_gib allows"):
         cache.acquire(large, source.write(large)).__enter__()
     with (
         cache.acquire(file("a"), source.write(file("a"))),
-        cache.acquire(file("a"), source.write(file("a"))),  # held twice, counted once
+        cache.acquire(file("a"), source.write(file("a"))),  # opened twice, counted once
         cache.acquire(file("b"), source.write(file("b"))),
         pytest.raises(DataError, match=r"next to .* of open files"),
     ):
@@ -105,17 +105,17 @@ def test_more_than_fits_is_refused(tmp_path: Path) -> None:
     use(cache, source, "c")
 
 
-def test_room_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
+def test_space_locked_by_another_process_is_waited_for(tmp_path: Path) -> None:
     source, other = Source(), Cache(tmp_path, 2 * SIZE)
-    holds = [other.acquire(file(name), source.write(file(name))) for name in "ab"]
-    for hold in holds:
-        hold.__enter__()
+    contexts = [other.acquire(file(name), source.write(file(name))) for name in "ab"]
+    for context in contexts:
+        context.__enter__()
 
     def sleep(_: float) -> None:
-        holds.pop().__exit__(None, None, None)
+        contexts.pop().__exit__(None, None, None)
 
     use(Cache(tmp_path, 2 * SIZE, sleep=sleep), source, "c")
-    assert len(holds) == 1 and kept(tmp_path) == 2
+    assert len(contexts) == 1 and count_files(tmp_path) == 2
     clock = iter(range(0, 10_000, 100))
     waiting = Cache(tmp_path, SIZE, clock=lambda: next(clock), sleep=lambda _: None)
     with pytest.raises(DataError, match=r"d\.jsonl: no space for its .*: other processes use the"):
@@ -123,7 +123,7 @@ def test_room_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(f"*{PART_SUFFIX}"))
 
 
-def test_a_file_that_was_cut_off_is_fetched_again(tmp_path: Path) -> None:
+def test_a_truncated_file_is_fetched_again(tmp_path: Path) -> None:
     source = Source()
     use(Cache(tmp_path, 9 * SIZE), source, "a")
     os.truncate(next(tmp_path.glob("[0-9a-f]*.jsonl")), 10)
@@ -131,31 +131,31 @@ def test_a_file_that_was_cut_off_is_fetched_again(tmp_path: Path) -> None:
     assert source.written == ["a", "a"]
 
 
-def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_not_removed(tmp_path: Path) -> None:
     mine = tmp_path / "thesis.txt"
     mine.write_bytes(bytes(100 * SIZE))
     use(Cache(tmp_path, SIZE), Source(), "a", "b", "c")
-    assert mine.exists() and kept(tmp_path) == 1
+    assert mine.exists() and count_files(tmp_path) == 1
 
 
-def test_a_damaged_count_is_counted_anew(tmp_path: Path) -> None:
+def test_a_damaged_byte_count_is_computed_again(tmp_path: Path) -> None:
     source = Source()
     use(Cache(tmp_path, 2 * SIZE), source, "a", "b")
     (tmp_path / "lock").write_text("nonsense")
     use(Cache(tmp_path, 2 * SIZE), source, "c", "d")
-    assert kept(tmp_path) == 2
+    assert count_files(tmp_path) == 2
     (tmp_path / "lock").write_text("99999999999")
     use(Cache(tmp_path, 2 * SIZE), source, "e", "f")
-    assert kept(tmp_path) == 2
+    assert count_files(tmp_path) == 2
 
 
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_fetch_leaves_no_file(tmp_path: Path) -> None:
     def fail(out: IO[bytes]) -> str:
         out.write(b"half")
         raise DataError("gone")
 
     cache = Cache(tmp_path, SIZE)
-    for _ in range(5):  # and no room is lost
+    for _ in range(5):  # and no space is lost
         with pytest.raises(DataError, match="gone"):
             cache.acquire(file("a"), fail).__enter__()
     assert not list(tmp_path.glob("[0-9a-f]*"))
@@ -185,22 +185,22 @@ for name in names:
 
 
 def process(folder: Path, limit: int, seconds: float, names: str) -> "subprocess.Popen[bytes]":
-    """A process that holds files one after the other, and takes so long to fetch one."""
+    """Start a process that opens files one after the other, fetching each in ``seconds``."""
     return subprocess.Popen([sys.executable, "-c", _PROGRAM, str(folder), str(limit), str(seconds), *names])
 
 
 def test_two_processes_fetch_a_file_once(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     both = [process(cache, 9 * SIZE, 0.2, "abcde") for _ in range(2)]
-    assert [one.wait(timeout=60) for one in both] == [0, 0]
+    assert [child.wait(timeout=60) for child in both] == [0, 0]
     assert sorted((tmp_path / "written").read_text().split()) == list("abcde")
-    assert kept(cache) == 5 and not list(cache.glob(f"*{PART_SUFFIX}"))
+    assert count_files(cache) == 5 and not list(cache.glob(f"*{PART_SUFFIX}"))
 
 
-def test_a_file_gets_its_name_when_nobody_counts(tmp_path: Path) -> None:
-    """A count that fell between two names would let more into the cache than its limit."""
+def test_a_file_is_renamed_under_the_lock(tmp_path: Path) -> None:
+    """A concurrent count that missed the file would let the cache exceed its limit."""
     source, cache = Source(), Cache(tmp_path, SIZE)
-    use(cache, source, "a", "b")  # "a" has gone, and its hash is known: nothing else asks for the lock at the end
+    use(cache, source, "a", "b")  # "a" is evicted and its hash known, so nothing else takes the lock at the end
     counting, seen = threading.Event(), []
 
     def count() -> None:
@@ -216,15 +216,15 @@ def test_a_file_gets_its_name_when_nobody_counts(tmp_path: Path) -> None:
 
     with cache.acquire(file("a"), write):
         assert seen == [PART_SUFFIX]
-    assert kept(tmp_path) == 1
+    assert count_files(tmp_path) == 1
 
 
-def test_two_processes_in_a_small_cache(tmp_path: Path) -> None:
-    """Either may remove what the other does not hold; together they stay within the limit."""
+def test_two_processes_stay_within_the_limit_of_a_small_cache(tmp_path: Path) -> None:
+    """Each process can evict files that the other has not locked."""
     cache = tmp_path / "cache"
     both = [process(cache, 2 * SIZE, 0.01, names) for names in ("abcdefgh" * 3, "hgfedcba" * 3)]
     most = 0
-    while any(one.poll() is None for one in both):
+    while any(child.poll() is None for child in both):
         sizes = []
         for path in cache.glob("[0-9a-f]*"):
             try:
@@ -232,13 +232,13 @@ def test_two_processes_in_a_small_cache(tmp_path: Path) -> None:
             except FileNotFoundError:
                 sizes.append(0)
         most = max(most, sum(sizes))
-    assert [one.returncode for one in both] == [0, 0]
-    # A look at the folder is not a moment: a file may be seen beside the one that has just taken its place.
+    assert [child.returncode for child in both] == [0, 0]
+    # Listing the folder takes time, so a file and the one that replaces it can be seen together.
     assert SIZE <= most <= 4 * SIZE
-    assert kept(cache) <= 2
+    assert count_files(cache) <= 2
 
 
-def test_killed_while_fetching(tmp_path: Path) -> None:
+def test_a_process_killed_while_fetching_leaves_a_partial_file_that_is_removed(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     victim = process(cache, 2 * SIZE, 60, "a")
     while not list(cache.glob(f"*{PART_SUFFIX}")):
@@ -246,7 +246,7 @@ def test_killed_while_fetching(tmp_path: Path) -> None:
         time.sleep(0.01)
     source = Source()
     use(Cache(cache, 2 * SIZE), source, "b")
-    assert list(cache.glob(f"*{PART_SUFFIX}")), "what a living process fetches is its own"
+    assert list(cache.glob(f"*{PART_SUFFIX}")), "the partial file of a running process is not removed"
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     use(Cache(cache, 2 * SIZE), source, "b")
@@ -256,7 +256,7 @@ def test_killed_while_fetching(tmp_path: Path) -> None:
 
 
 def test_full_disk(tmp_path: Path) -> None:
-    """What nobody holds makes room first; then the message says what to do, and nothing half written stays."""
+    """Unlocked files are evicted first; then the message says what to do, and no partial file stays."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False).returncode != 0:
@@ -280,7 +280,7 @@ def test_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"file/cache: cannot store s3://corpus/a\.jsonl here: Not a directory"):
         use(Cache(tmp_path / "file" / "cache", SIZE), Source(), "a")

@@ -1,4 +1,4 @@
-"""A corpus in a real S3-protocol server: the same data as from local files, whatever happens to the server."""
+"""Corpus in a real S3-protocol server: the same data as from local files, whatever happens to the server."""
 
 import json
 import logging
@@ -22,12 +22,12 @@ from tests.support.object_store import ObjectStore
 pytestmark = pytest.mark.usefixtures("small_units")
 
 URL = "s3://corpus/large"
-ONE_AT_A_TIME = 0.4 / 1024  # GiB: more than a file of the large corpus and less than two, so that none stays
+ONE_AT_A_TIME = 0.4 / 1024  # GiB: space for one file of the large corpus, not for two, so that each is evicted
 
 
 @pytest.fixture(scope="module")
 def server(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """A server that holds the large corpus."""
+    """Start a server with the large corpus."""
     store = ObjectStore(tmp_path_factory.mktemp("s3"))
     store.put(large, "large")
     with store:
@@ -36,7 +36,7 @@ def server(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ob
 
 @pytest.fixture(autouse=True)
 def store(server: ObjectStore, large: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """The server, behaving well, and an environment that leads to it."""
+    """Yield the server without misbehaviour, and set the environment variables for it."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(retries, "_FIRST_DELAY", 0.1)
@@ -45,32 +45,32 @@ def store(server: ObjectStore, large: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def content(out: Path | dict[str, bytes]) -> dict[str, Any]:
-    """What a folder of prepared data holds, but for where the corpus was."""
+    """Return the content of prepared data without the locations of the corpus."""
     files = dict(out) if isinstance(out, dict) else tree(out)
     manifest = json.loads(files.pop("manifest.json"))
     for record in manifest.pop("sources"):
         files[f"source {record['content']}"] = record["sha256"]
-    del manifest["places"], manifest["checksum"]  # which is of the places too
+    del manifest["places"], manifest["checksum"]  # the checksum covers the places too
     return {**files, "manifest": manifest}
 
 
 def during(stage: str, action: Callable[[], None]) -> Callable[[str, int, int], None]:
-    """Progress that does something once, when a part of a stage is done."""
-    left = [action]
+    """Return a progress function that calls ``action`` once, in the middle of a stage."""
+    pending = [action]
 
     def progress(at: str, done: int, total: int) -> None:
-        if left and at == stage and 0 < done < total:
-            left.pop()()
+        if pending and at == stage and 0 < done < total:
+            pending.pop()()
 
     return progress
 
 
 def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of the store."""
+    """Return the messages about the store."""
     return [record.message for record in caplog.records if record.name == "hlat.data.stores.retries"]
 
 
-def test_same_data_as_from_local_files(
+def test_the_data_is_the_same_as_from_local_files(
     store: ObjectStore, large: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
     out, config = tmp_path / "out", data_config(URL, **LARGE)
@@ -79,11 +79,13 @@ def test_same_data_as_from_local_files(
     first = len(store.requests())
     record = prepare(config, out).manifest.sources[0]
     assert record.path == f"{URL}/0.jsonl" and record.etag and record.mtime_ns == 0
-    assert not [line for line in store.requests()[first:] if "bytes=" in line], "a known version is fetched again"
+    assert not [line for line in store.requests()[first:] if "bytes=" in line], (
+        "a version with a known hash was fetched again"
+    )
     assert not (out / "cache").exists()
 
     store.misbehave({"method": "GET", "path": "/corpus", "status": 403, "code": "AccessDenied"})
-    notes = prepare(config, out).notes  # finished data stands on its own
+    notes = prepare(config, out).notes  # finished data needs no corpus
     assert "permission denied" in notes[-1] and "used without it" in notes[-1]
     store.misbehave()
 
@@ -97,10 +99,10 @@ def test_same_data_as_from_local_files(
 
 
 @pytest.mark.parametrize("stage", ["hash", "tokenize"])
-def test_server_killed_and_restarted(
+def test_preparation_waits_for_a_server_that_is_killed_and_restarted(
     store: ObjectStore, tmp_path: Path, reference: dict[str, bytes], stage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Killed between two files: the run waits, says so once, and goes on."""
+    """The server is killed between two files; the outage is logged once."""
     back = threading.Timer(1.0, store.start)
 
     def kill() -> None:
@@ -112,13 +114,15 @@ def test_server_killed_and_restarted(
     prepare(config, tmp_path / "out", workers=1, progress=during(stage, kill))
     back.join()
     assert content(tmp_path / "out") == content(reference)
-    said = outages(caplog)
-    assert len(said) == 2 and "s3://corpus does not answer: " in said[0] and f"while reading {URL}/" in said[0]
-    assert "s3://corpus answers again, after" in said[1]
+    logged = outages(caplog)
+    assert len(logged) == 2 and "s3://corpus does not answer: " in logged[0] and f"while reading {URL}/" in logged[0]
+    assert "s3://corpus answers again, after" in logged[1]
 
 
-def test_server_killed_within_a_file(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has come is kept: after the outage the file is read on from there."""
+def test_a_download_resumes_after_the_server_was_killed(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Received bytes are kept; reading continues after them."""
     monkeypatch.setattr(remote, "_CHUNK", 1 << 17)
     corpus = write_jsonl(tmp_path / "slow.jsonl", documents(200, 3_000))
     store.put(corpus, "slow/0.jsonl")
@@ -143,11 +147,15 @@ def test_server_killed_within_a_file(store: ObjectStore, tmp_path: Path, monkeyp
         assert local.read_bytes() == corpus.read_bytes()
     disturbing.join()
     ranges = [line.partition("bytes=")[2] for line in gets()]
-    assert ranges.count("0-131071") == 1 and ranges[2] in ranges[3:]  # the third piece again, not the first
+    assert (
+        ranges.count("0-131071") == 1 and ranges[2] in ranges[3:]
+    )  # the third chunk is requested again, not the first
 
 
-def test_killed_while_fetching(store: ObjectStore, tmp_path: Path, reference: dict[str, bytes]) -> None:
-    """SIGKILL leaves a file half fetched, which the next run removes; files that were whole are used."""
+def test_preparation_killed_while_fetching_is_resumed(
+    store: ObjectStore, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    """SIGKILL leaves a partial file, which the next run removes; complete files are used again."""
     out, cache = tmp_path / "out", tmp_path / "cache"
     config = data_config(URL, **LARGE, cache_dir=str(cache))
     store.misbehave({"method": "GET", "path": "large/2", "slow": 0.5})
@@ -165,7 +173,7 @@ def test_killed_while_fetching(store: ObjectStore, tmp_path: Path, reference: di
     assert fetched == {"/corpus/large/2.jsonl"}
 
 
-def test_truncated_bodies_and_a_busy_server(
+def test_truncated_responses_and_a_busy_server_are_retried(
     store: ObjectStore, tmp_path: Path, reference: dict[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     truncated = [{"method": "GET", "path": f"large/{n}", "keep": 100_000, "times": 1} for n in range(3)]
@@ -175,8 +183,10 @@ def test_truncated_bodies_and_a_busy_server(
     assert "HTTP 503 SlowDown" in outages(caplog)[0]
 
 
-def test_replaced_in_the_middle(store: ObjectStore, large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
-    """Two versions of a file never mix; with the old one back, the work that is done counts."""
+def test_a_file_replaced_during_preparation_is_an_error(
+    store: ObjectStore, large: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    """Two versions of a file never mix; once the old one is restored, finished work is used."""
     out, config = tmp_path / "out", data_config(URL, **LARGE, cache_gib=ONE_AT_A_TIME)
     old = (large / "2.jsonl").read_bytes()
     try:
@@ -192,7 +202,7 @@ def test_replaced_in_the_middle(store: ObjectStore, large: Path, tmp_path: Path,
     assert content(out) == content(reference)
 
 
-def test_cache_limit_is_obeyed(store: ObjectStore, tmp_path: Path, reference: dict[str, bytes]) -> None:
+def test_the_cache_limit_is_respected(store: ObjectStore, tmp_path: Path, reference: dict[str, bytes]) -> None:
     cache = tmp_path / "cache"
     config = data_config(URL, **LARGE, cache_gib=ONE_AT_A_TIME, cache_dir=str(cache))
     sizes: list[int] = []
@@ -207,7 +217,7 @@ def test_cache_limit_is_obeyed(store: ObjectStore, tmp_path: Path, reference: di
         prepare(data_config(URL, **LARGE, cache_gib=0.2 / 1024), tmp_path / "small", workers=1)
 
 
-REFUSED = [
+PERMANENT_ERRORS = [
     ([], "s3://corpus/none.jsonl", r"s3://corpus/none\.jsonl: nothing there\. Check the name"),
     ([], "s3://nobody/a", r"s3://nobody/a: nothing there \(HTTP 404 NoSuchBucket\)"),
     ([], f"{URL}/*.parquet", "no file matches this glob"),
@@ -218,8 +228,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("faults", "url", "message"), REFUSED)
-def test_refusals_come_at_once(
+@pytest.mark.parametrize(("faults", "url", "message"), PERMANENT_ERRORS)
+def test_permanent_errors_are_raised_at_once(
     store: ObjectStore,
     tmp_path: Path,
     faults: list[tuple[str, str, int, str]],
@@ -234,14 +244,16 @@ def test_refusals_come_at_once(
     assert not list(tmp_path.rglob(f"*{PART_SUFFIX}"))
 
 
-def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_an_error_that_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(DataError, match=r"no credentials.*AWS_PROFILE.*FSSPEC_S3_ANON=true for a public bucket"):
         prepare(data_config(URL, **LARGE), tmp_path / "out", workers=1)
 
 
-def test_errors_about_rows_name_the_url(store: ObjectStore, tmp_path: Path) -> None:
+def test_errors_of_rows_name_the_url(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n{nonsense\n')
     store.put(tmp_path / "a.jsonl", "broken/a.jsonl")
     store.replace("broken/a.jsonl", (tmp_path / "a.jsonl").read_bytes())

@@ -1,4 +1,4 @@
-"""Corpora behind URLs of the web and in memory, what a URL names, and what may not be in one."""
+"""Corpora behind web URLs and in memory: the files that a URL names, and URLs that are refused."""
 
 import datetime
 import functools
@@ -34,7 +34,7 @@ from tests.support.data.preparing import data_config
 
 
 class Web(http.server.SimpleHTTPRequestHandler):
-    """A web server of a folder: Python's own, which knows no ranges, and how it misbehaves."""
+    """Handler of a web server for a folder, with optional range requests, ETags and injected faults."""
 
     ranges = False
     etag = True
@@ -50,19 +50,19 @@ class Web(http.server.SimpleHTTPRequestHandler):
         else:
             self._send(path.read_bytes(), self.headers.get("Range", ""), fault)
 
-    def _send(self, content: bytes, asked: str, fault: str) -> None:
-        part = content
-        if self.ranges and asked:
-            start, end = (int(number) for number in asked.removeprefix("bytes=").split("-"))
-            part = content[start : end + 1]
+    def _send(self, content: bytes, requested: str, fault: str) -> None:
+        body = content
+        if self.ranges and requested:
+            start, end = (int(number) for number in requested.removeprefix("bytes=").split("-"))
+            body = content[start : end + 1]
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{end}/{len(content)}")
         else:
             self.send_response(200)
         if fault != "unmeasured":
-            self.send_header("Content-Length", str(len(part)))
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(part[: len(part) // 2] if fault == "truncated" else part)
+        self.wfile.write(body[: len(body) // 2] if fault == "truncated" else body)
         self.close_connection = True
 
     def end_headers(self) -> None:
@@ -72,12 +72,12 @@ class Web(http.server.SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def web(small: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Web], str]]:
-    """A server of the small corpus: its class, to be told how to behave, and its URL."""
+    """Start a server of the small corpus; yield its handler class, which sets its behaviour, and its URL."""
 
     class Server(Web):
         faults: list[str] = []
@@ -92,34 +92,34 @@ def web(small: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Web
 
 @pytest.fixture(scope="module")
 def local(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The small corpus, prepared from local files."""
+    """Prepare the small corpus from local files; return the content."""
     out = tmp_path_factory.mktemp("local")
     prepare(data_config(small), out, workers=1)
     return without_places(out)
 
 
 def without_places(out: Path) -> dict[str, Any]:
-    """Prepared data but for what says where it came from."""
+    """Return the content of prepared data without the locations of its corpus."""
     files: dict[str, Any] = tree(out)
     manifest = json.loads(files.pop("manifest.json"))
     return {**files, "fingerprint": manifest["fingerprint"], "content": [r["content"] for r in manifest["sources"]]}
 
 
 def read(url: str, folder: Path) -> list[bytes]:
-    """The content of all files of a URL."""
+    """Read all files of a URL."""
     return [local.read_bytes() for _, local in prefetch_in_order(list_files(data_config(url), folder))]
 
 
 # --- the web -----------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_the_web(web: tuple[type[Web], str], tmp_path: Path, local: dict[str, bytes]) -> None:
+def test_a_web_folder_gives_the_same_data(web: tuple[type[Web], str], tmp_path: Path, local: dict[str, bytes]) -> None:
     prepare(data_config(f"{web[1]}/"), tmp_path / "out", workers=1)
     assert without_places(tmp_path / "out") == local
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_broken_bodies_of_a_server_with_and_without_ranges(
+def test_truncated_responses_are_retried_with_and_without_range_requests(
     web: tuple[type[Web], str], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: bool
 ) -> None:
     server, url = web
@@ -130,7 +130,7 @@ def test_broken_bodies_of_a_server_with_and_without_ranges(
     assert server.faults == []
 
 
-def test_a_server_that_does_not_say_how_long_a_file_is(web: tuple[type[Web], str], tmp_path: Path) -> None:
+def test_a_server_without_content_length_is_an_error(web: tuple[type[Web], str], tmp_path: Path) -> None:
     server, url = web
 
     def unmeasured(self: Web) -> None:
@@ -142,7 +142,9 @@ def test_a_server_that_does_not_say_how_long_a_file_is(web: tuple[type[Web], str
         list_files(data_config(f"{url}/a.jsonl"), tmp_path)
 
 
-def test_refusals_of_the_web(web: tuple[type[Web], str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_permanent_errors_of_a_web_server_are_raised_at_once(
+    web: tuple[type[Web], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server, url = web
     with pytest.raises(DataError, match=rf"{url}/none\.jsonl: nothing there \(HTTP 404 Not Found\)"):
         list_files(data_config(f"{url}/none.jsonl"), tmp_path)
@@ -174,7 +176,7 @@ def test_a_replaced_file_is_noticed_by_its_etag_or_time(
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A key and a certificate for 127.0.0.1 that it signed itself."""
+    """Write a key and a self-signed certificate for 127.0.0.1; return their paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
     now = datetime.datetime.now(datetime.UTC)
@@ -191,8 +193,8 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
     return folder / "key.pem", folder / "certificate.pem"
 
 
-def test_https(small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
-    """With a certificate that is trusted, and at once an error with one that is not."""
+def test_https_needs_a_trusted_certificate(small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
+    """A certificate that is not trusted is an error at once."""
     key, certificate = _certificate(tmp_path)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Web, directory=str(small)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -211,12 +213,12 @@ def test_https(small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
     assert without_places(tmp_path / "out") == local
 
 
-# --- memory, and what a URL names --------------------------------------------------------------------------------
+# --- memory, and the files that a URL names -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def memory(small: Path) -> Iterator[Any]:
-    """Fsspec's file system in memory, with the small corpus in it."""
+    """Yield fsspec's memory file system with the small corpus."""
     fs = fsspec.filesystem("memory")
     for file in small.iterdir():
         fs.pipe(f"/corpus/{file.name}", file.read_bytes())
@@ -224,23 +226,25 @@ def memory(small: Path) -> Iterator[Any]:
     fs.rm("/", recursive=True)
 
 
-def test_memory(memory: Any, small: Path, tmp_path: Path, local: dict[str, bytes]) -> None:
+def test_a_corpus_in_memory_gives_the_same_data(
+    memory: Any, small: Path, tmp_path: Path, local: dict[str, bytes]
+) -> None:
     prepare(data_config("memory://corpus"), tmp_path / "out", workers=1)
     assert without_places(tmp_path / "out") == local
     with pytest.raises(DataError, match="data prepared from another path"):
         prepare(data_config("memory://elsewhere"), tmp_path / "out", workers=1)
-    prepare(data_config(small), tmp_path / "out", workers=1)  # the same text, wherever it is
+    prepare(data_config(small), tmp_path / "out", workers=1)  # the same text in another location
     memory.pipe("/corpus/b.jsonl", write_jsonl(tmp_path / "b", documents(20, 800, seed=7)).read_bytes())
     with pytest.raises(DataError, match=r"the corpus: memory://corpus/b\.jsonl"):
         prepare(data_config("memory://corpus"), tmp_path / "out", workers=1)
 
 
 def names(url: str, folder: Path) -> list[str]:
-    """What a URL names, without its root."""
+    """List the files that a URL names, without its root."""
     return [file.path.removeprefix("memory://tree/") for file in list_files(data_config(url), folder)]
 
 
-def test_folders_and_globs_name_what_they_name_locally(memory: Any, tmp_path: Path) -> None:
+def test_folders_and_globs_name_the_same_files_as_locally(memory: Any, tmp_path: Path) -> None:
     files = [
         "a/1.jsonl",
         "a/10.jsonl",
@@ -262,13 +266,13 @@ def test_folders_and_globs_name_what_they_name_locally(memory: Any, tmp_path: Pa
     assert names("memory://tree/a.jsonl", tmp_path) == ["a.jsonl"]
 
 
-def test_what_is_wrong_with_a_folder_is_said_as_locally(memory: Any, tmp_path: Path) -> None:
+def test_problems_of_a_folder_give_the_same_errors_as_locally(memory: Any, tmp_path: Path) -> None:
     memory.pipe("/mixed/a.parquet", b"x")
     memory.pipe("/mixed/README.md", b"x")
     with pytest.raises(DataError, match=r"mixes text files \(README\.md\).*memory://mixed/\*\*/\*\.parquet"):
         list_files(data_config("memory://mixed"), tmp_path)
     memory.pipe("/csv/a.csv", b"x")
-    with pytest.raises(DataError, match=r"^memory://csv/a\.csv: \.csv files are not a corpus"):
+    with pytest.raises(DataError, match=r"^memory://csv/a\.csv: hlat does not read \.csv files"):
         list_files(data_config("memory://csv"), tmp_path)
     with pytest.raises(DataError, match="memory://none: nothing there"):
         list_files(data_config("memory://none"), tmp_path)
@@ -276,22 +280,22 @@ def test_what_is_wrong_with_a_folder_is_said_as_locally(memory: Any, tmp_path: P
         list_files(data_config("memory://csv/*.txt"), tmp_path)
 
 
-def test_a_file_url_is_the_local_file(small: Path, tmp_path: Path) -> None:
+def test_a_file_url_is_a_local_path(small: Path, tmp_path: Path) -> None:
     files = list_files(data_config(f"file://{small}"), tmp_path)
     assert [file.path for file in files] == [f"{small}/a.jsonl", f"{small}/b.jsonl"]
     assert all(file.cached_store is None for file in files)
 
 
 def _size(path: Path) -> int:
-    """Of a file that may just be renamed, by a thread that has fetched it, or removed."""
+    """Return the size of a file, or 0 if another thread renames or removes it meanwhile."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def test_files_are_fetched_ahead_and_let_go(memory: Any, tmp_path: Path) -> None:
-    """40 files of 10 kB in a cache of 100 kB: a quarter of it is ahead, and each goes when its turn is over."""
+def test_files_are_prefetched_and_released(memory: Any, tmp_path: Path) -> None:
+    """40 files of 10 kB fit through a cache of 100 kB: at most a quarter of it is prefetched."""
     for number in range(40):
         memory.pipe(f"/many/{number:02d}.txt", bytes([65 + number]) * 10_000)
     config = data_config("memory://many", cache_dir=str(tmp_path / "cache"), cache_gib=100_000 / 2**30)
@@ -304,13 +308,13 @@ def test_files_are_fetched_ahead_and_let_go(memory: Any, tmp_path: Path) -> None
     assert seen == list(range(40))
     some = prefetch_in_order(files)
     next(some)
-    some.close()  # a reader may stop early
+    some.close()  # the caller may stop early
     assert [
         threads for threads in threading.enumerate() if threads.name.startswith("Thread-") and "_serve" in threads.name
     ] == []
 
 
-# --- what may not be in one, and what is not installed -----------------------------------------------------------
+# --- URLs that are refused, and packages that are not installed ---------------------------------------------------
 
 SECRET = [
     ("https://me:word@host/a.jsonl", "https://...@host/a.jsonl", "a password"),
@@ -320,12 +324,12 @@ SECRET = [
 ]
 
 
-@pytest.mark.parametrize(("url", "shown", "what"), SECRET)
-def test_secrets_are_refused_and_not_repeated(url: str, shown: str, what: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{re.escape(shown)}: the URL holds .*{what}") as direct:
+@pytest.mark.parametrize(("url", "shown", "secret"), SECRET)
+def test_secrets_are_refused_and_not_repeated(url: str, shown: str, secret: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{re.escape(shown)}: the URL holds .*{secret}") as direct:
         list_files(DataConfig(path=url), tmp_path)
     recipe = {"data": {"sources": [{"path": url}, {"path": url}]}}
-    with pytest.raises(RecipeError, match=f"{what}.*recipes are copied into checkpoints and logs") as refused:
+    with pytest.raises(RecipeError, match=f"{secret}.*recipes are copied into checkpoints and logs") as refused:
         parse_recipe(recipe)
     assert "word" not in str(direct.value).replace("a password", "") + str(refused.value).replace("a password", "")
 
@@ -334,7 +338,7 @@ def test_secrets_are_refused_and_not_repeated(url: str, shown: str, what: str, t
     ("package", "url", "extra"),
     [("gcsfs", "gs://b/a", "gcs"), ("s3fs", "s3://b/a", "s3"), ("aiohttp", "https://h/a", "http")],
 )
-def test_what_is_not_installed_is_named(tmp_path: Path, package: str, url: str, extra: str) -> None:
+def test_a_package_that_is_not_installed_is_named(tmp_path: Path, package: str, url: str, extra: str) -> None:
     program = f"""
 import sys
 from pathlib import Path
@@ -347,20 +351,20 @@ try:
 except DataError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
     protocol = url.partition("://")[0]
-    expected = f"{url}: {protocol}:// needs a package that is not installed: pip install 'hlat[{extra}]'"
-    assert said.stdout.strip() == expected
+    expected = f"{url}: {protocol}:// takes a package that is not installed: pip install 'hlat[{extra}]'"
+    assert done.stdout.strip() == expected
 
 
-def test_what_fsspec_does_not_know(tmp_path: Path) -> None:
+def test_unknown_protocols_and_chained_urls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nosuch://a: Protocol not known: nosuch\. s3://, gs:// and https://"):
         list_files(data_config("nosuch://a"), tmp_path)
     with pytest.raises(DataError, match="chained URLs are not supported"):
         list_files(data_config("simplecache::s3://b/a"), tmp_path)
 
 
-def test_nothing_remote_is_imported_for_local_files(small: Path, tmp_path: Path) -> None:
+def test_no_package_for_remote_stores_is_imported_for_local_files(small: Path, tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
@@ -374,8 +378,8 @@ assert not [name for name in ("fsspec", "s3fs", "aiohttp", "gcsfs") if name in s
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_online_a_cache_too_small_for_the_streams_is_refused_at_the_start(memory: Any, tmp_path: Path) -> None:
-    """Eight files of 300 kB, of which each of four streams holds one."""
+def test_a_cache_too_small_for_the_online_streams_is_refused_at_the_start(memory: Any, tmp_path: Path) -> None:
+    """Four streams each keep one of eight files of 300 kB open."""
     for number in range(8):
         memory.pipe(f"/held/{number}.txt", f"a text of some words, {number}. ".encode() * 12_000)
     size = memory.size("/held/0.txt")

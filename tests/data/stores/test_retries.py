@@ -19,18 +19,18 @@ from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
 
 
 class World:
-    """A clock that sleeping moves, and what was said."""
+    """A clock that ``sleep`` advances, and the messages logged with it."""
 
     def __init__(self, uniform: float = 1.0) -> None:
         self.time = 0.0
         self.slept: list[float] = []
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.retries = StoreRetries(
             "s3://corpus",
             clock=lambda: self.time,
             sleep=self.sleep,
             uniform=lambda: uniform,
-            log=self.said.append,
+            log=self.logged.append,
             now=lambda: datetime(2030, 1, 1, 14, 3) + timedelta(seconds=self.time),
         )
 
@@ -39,13 +39,13 @@ class World:
         self.time += seconds
 
 
-def refuse(fault: StorageFailure) -> DataError:
-    """What a permanent fault becomes."""
-    return DataError(f"refused: {fault.reason}")
+def make_error(fault: Fault) -> DataError:
+    """Make the exception for a permanent error."""
+    return DataError(f"permanent: {fault.reason}")
 
 
 class Failing:
-    """An action that fails so many times, or always."""
+    """An action that fails a number of times before it succeeds."""
 
     def __init__(self, times: int, error: BaseException | None = None) -> None:
         self.left, self.error = times, error or ConnectionRefusedError(errno.ECONNREFUSED, "no")
@@ -57,98 +57,98 @@ class Failing:
         return "done"
 
 
-def waits(world: World) -> list[float]:
-    """Seconds between attempts that fail nine times."""
+def delays(world: World) -> list[float]:
+    """Return the seconds between the attempts of an action that fails nine times."""
     failing, times = Failing(9), []
 
     def action() -> str:
         times.append(world.time)
         return failing()
 
-    assert world.retries.call("reading a", action, refuse) == "done"
+    assert world.retries.call("reading a", action, make_error) == "done"
     return [after - before for before, after in pairwise(times)]
 
 
-def test_waits_double_up_to_a_limit() -> None:
-    assert waits(World()) == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert waits(World(uniform=0.0)) == [0.25, 0.5, 1, 2, 4, 8, 15, 15, 15]
+def test_delays_double_up_to_a_limit() -> None:
+    assert delays(World()) == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert delays(World(uniform=0.0)) == [0.25, 0.5, 1, 2, 4, 8, 15, 15, 15]
 
 
-def test_an_outage_is_said_once_and_so_is_its_end() -> None:
+def test_the_beginning_and_end_of_an_outage_are_logged_once() -> None:
     world = World()
-    world.retries.call("reading s3://corpus/a", Failing(7), refuse)
-    assert world.said == [
+    world.retries.call("reading s3://corpus/a", Failing(7), make_error)
+    assert world.logged == [
         "s3://corpus does not answer: connection refused, while reading s3://corpus/a, since 14:03:00. "
         "Trying again for up to 15 min.",
         "s3://corpus answers again, after 62 s.",
     ]
 
 
-def test_one_failure_is_not_worth_a_line() -> None:
+def test_a_single_failure_is_not_logged() -> None:
     world = World()
-    world.retries.call("reading a", Failing(1), refuse)
-    assert world.said == []
+    world.retries.call("reading a", Failing(1), make_error)
+    assert world.logged == []
 
 
-def test_everything_that_reads_from_a_store_shares_the_line() -> None:
+def test_readers_of_one_store_log_an_outage_once() -> None:
     world = World()
     attempts = [world.retries.attempt(f"reading {name}") for name in "abc"]
-    for one in attempts:
+    for loop in attempts:
         with pytest.raises(StoreUnavailableError):
-            one.call(Failing(10_000), refuse)
-    assert len(world.said) == 1
+            loop.call(Failing(10_000), make_error)
+    assert len(world.logged) == 1
 
 
-def test_a_store_that_fails_now_and_then_is_said_at_most_once_a_minute() -> None:
+def test_repeated_outages_are_logged_at_most_once_a_minute() -> None:
     world = World()
     for _ in range(50):
-        world.retries.call("reading a", Failing(3), refuse)
-    lines = [line for line in world.said if "does not answer" in line]
+        world.retries.call("reading a", Failing(3), make_error)
+    lines = [line for line in world.logged if "does not answer" in line]
     assert len(lines) <= world.time / 60 + 1
 
 
-def test_patience_ends() -> None:
+def test_retries_end_after_the_maximum_outage() -> None:
     world = World()
     with pytest.raises(
         StoreUnavailableError, match=r"reading a: connection refused, since 14:03:00 \(15 min of attempts\)"
     ) as caught:
-        world.retries.call("reading a", Failing(10_000), refuse)
+        world.retries.call("reading a", Failing(10_000), make_error)
     assert world.time == MAX_OUTAGE_SECONDS
     assert "Check that s3://corpus can be reached" in str(caught.value) and "finished work is kept" in str(caught.value)
 
 
-def test_progress_begins_the_patience_anew() -> None:
+def test_progress_starts_the_maximum_outage_again() -> None:
     world = World()
     attempts = world.retries.attempt("reading a")
     rounds = iter(range(100))
 
-    def a_piece_each_time() -> str:
+    def progress_then_fail() -> str:
         if next(rounds) < 90:
             attempts.progress()
             world.time += 600
             raise TimeoutError
         return "done"
 
-    assert attempts.call(a_piece_each_time, refuse) == "done"
+    assert attempts.call(progress_then_fail, make_error) == "done"
     assert world.time > 50 * MAX_OUTAGE_SECONDS
 
 
-def test_what_will_not_change_fails_at_once() -> None:
+def test_permanent_errors_are_not_retried() -> None:
     world = World()
     for error in (PermissionError("denied"), FileNotFoundError("none")):
-        with pytest.raises(DataError, match="refused"):
-            world.retries.call("reading a", Failing(1, error), refuse)
+        with pytest.raises(DataError, match="permanent"):
+            world.retries.call("reading a", Failing(1, error), make_error)
     with pytest.raises(StorageError):
-        world.retries.call("reading a", Failing(1, StorageError("full")), refuse)
+        world.retries.call("reading a", Failing(1, StorageError("full")), make_error)
     with pytest.raises(TypeError, match="our own"):
-        world.retries.call("reading a", Failing(1, TypeError("our own")), refuse)
-    assert world.slept == [] and world.said == []
+        world.retries.call("reading a", Failing(1, TypeError("our own")), make_error)
+    assert world.slept == [] and world.logged == []
 
 
-def test_nobody_waits_for_what_nobody_wants() -> None:
+def test_a_fetch_that_is_no_longer_needed_is_cancelled() -> None:
     world = World()
     with pytest.raises(FetchCancelledError):
-        world.retries.attempt("reading a", lambda: world.time < 60).call(Failing(99), refuse)
+        world.retries.attempt("reading a", lambda: world.time < 60).call(Failing(99), make_error)
     assert 60 <= world.time <= 61
 
 
@@ -174,28 +174,24 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
 
 _KEY = aiohttp.client_reqrep.ConnectionKey("h", 1, False, True, None, None, None)
 
-FAULTS = [
-    (ConnectionResetError(errno.ECONNRESET, "x"), FailureKind.TRANSIENT, "connection reset by peer"),
-    (TimeoutError(), FailureKind.TRANSIENT, "timed out"),
-    (fsspec.exceptions.FSTimeoutError(), FailureKind.TRANSIENT, "timed out"),
-    (
-        aiohttp.ClientPayloadError("Response payload is not completed"),
-        FailureKind.TRANSIENT,
-        "payload is not completed",
-    ),
-    (aiohttp.ServerDisconnectedError(), FailureKind.TRANSIENT, "Server disconnected"),
-    (_web(429), FailureKind.TRANSIENT, "HTTP 429 Too Many Requests"),
-    (_web(502), FailureKind.TRANSIENT, "HTTP 502 Bad Gateway"),
-    (_web(400), FailureKind.OTHER, "HTTP 400 Bad Request"),
-    (_caused(FileNotFoundError("url"), _web(403)), FailureKind.DENIED, "HTTP 403 Forbidden"),
-    (_caused(FileNotFoundError("url"), _web(404)), FailureKind.MISSING, "HTTP 404 Not Found"),
-    (_caused(FileNotFoundError("url"), ConnectionRefusedError(111, "x")), FailureKind.TRANSIENT, "connection refused"),
-    (_caused(OSError(errno.EBUSY, "x"), _s3(503, "SlowDown")), FailureKind.TRANSIENT, "HTTP 503 SlowDown"),
-    (_caused(PermissionError("x"), _s3(403, "AccessDenied")), FailureKind.DENIED, "HTTP 403 AccessDenied"),
-    (_caused(PermissionError("x"), _s3(400, "ExpiredToken")), FailureKind.DENIED, "HTTP 400 ExpiredToken"),
-    (_caused(TimeoutError("x"), _s3(400, "RequestTimeout")), FailureKind.TRANSIENT, "HTTP 400 RequestTimeout"),
-    (botocore.exceptions.NoCredentialsError(), FailureKind.NO_CREDENTIALS, "Unable to locate credentials"),
-    (botocore.exceptions.EndpointConnectionError(endpoint_url="http://h"), FailureKind.TRANSIENT, "Could not connect"),
+ERRORS = [
+    (ConnectionResetError(errno.ECONNRESET, "x"), Kind.TRANSIENT, "connection reset by peer"),
+    (TimeoutError(), Kind.TRANSIENT, "timed out"),
+    (fsspec.exceptions.FSTimeoutError(), Kind.TRANSIENT, "timed out"),
+    (aiohttp.ClientPayloadError("Response payload is not completed"), Kind.TRANSIENT, "payload is not completed"),
+    (aiohttp.ServerDisconnectedError(), Kind.TRANSIENT, "Server disconnected"),
+    (_web(429), Kind.TRANSIENT, "HTTP 429 Too Many Requests"),
+    (_web(502), Kind.TRANSIENT, "HTTP 502 Bad Gateway"),
+    (_web(400), Kind.OTHER, "HTTP 400 Bad Request"),
+    (_caused(FileNotFoundError("url"), _web(403)), Kind.DENIED, "HTTP 403 Forbidden"),
+    (_caused(FileNotFoundError("url"), _web(404)), Kind.MISSING, "HTTP 404 Not Found"),
+    (_caused(FileNotFoundError("url"), ConnectionRefusedError(111, "x")), Kind.TRANSIENT, "connection refused"),
+    (_caused(OSError(errno.EBUSY, "x"), _s3(503, "SlowDown")), Kind.TRANSIENT, "HTTP 503 SlowDown"),
+    (_caused(PermissionError("x"), _s3(403, "AccessDenied")), Kind.DENIED, "HTTP 403 AccessDenied"),
+    (_caused(PermissionError("x"), _s3(400, "ExpiredToken")), Kind.DENIED, "HTTP 400 ExpiredToken"),
+    (_caused(TimeoutError("x"), _s3(400, "RequestTimeout")), Kind.TRANSIENT, "HTTP 400 RequestTimeout"),
+    (botocore.exceptions.NoCredentialsError(), Kind.NO_CREDENTIALS, "Unable to locate credentials"),
+    (botocore.exceptions.EndpointConnectionError(endpoint_url="http://h"), Kind.TRANSIENT, "Could not connect"),
     (
         aiohttp.ClientConnectorDNSError(_KEY, socket.gaierror(socket.EAI_AGAIN, "try later")),
         FailureKind.TRANSIENT,
@@ -205,12 +201,12 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "kind", "reason"), FAULTS)
-def test_faults(error: BaseException, kind: FailureKind, reason: str) -> None:
-    fault = classify_error(error)
+@pytest.mark.parametrize(("error", "kind", "reason"), ERRORS)
+def test_errors_are_classified(error: BaseException, kind: Kind, reason: str) -> None:
+    fault = fault_of(error)
     assert fault.kind is kind and reason in fault.reason
 
 
-def test_reasons_hold_no_secrets() -> None:
+def test_reasons_contain_no_secrets() -> None:
     error = OSError("503, url='https://cdn.example/a.parquet?X-Amz-Signature=abc&x=1', proxy http://me:word@proxy:80")
     assert classify_error(error).reason == "503, url='https://cdn.example/a.parquet?...', proxy http://...@proxy:80"

@@ -1,4 +1,4 @@
-"""Datasets of Megatron-LM for tests, written from the format's description."""
+"""Writer of Megatron-LM datasets for tests, from the description of the format."""
 
 import struct
 from collections.abc import Sequence
@@ -18,9 +18,19 @@ def write_megatron(
     gap: int = 0,
     modes: bool = False,
 ) -> Path:
-    """A dataset of documents of sequences; ``gap`` is bytes between sequences; returns the .bin."""
-    sequences = [np.array(sequence, dtype=f"<{np.dtype(dtype).str[1:]}") for parts in documents for sequence in parts]
-    firsts = np.cumsum([0, *(len(parts) for parts in documents)])
+    """Write a dataset of documents of sequences, and return the .bin.
+
+    Args:
+        data: path of the .bin.
+        documents: token ids by document and sequence.
+        dtype: dtype of the tokens.
+        gap: zero bytes between sequences.
+        modes: write the table of modalities, which makes the dataset multimodal.
+    """
+    sequences = [
+        np.array(sequence, dtype=f"<{np.dtype(dtype).str[1:]}") for document in documents for sequence in document
+    ]
+    firsts = np.cumsum([0, *(len(document) for document in documents)])
     begins, content = [], b""
     for number, sequence in enumerate(sequences):
         content += bytes(gap if number else 0)
