@@ -1,6 +1,6 @@
-"""What is wrong with a whole file ends the work whatever share of the rows may be unreadable; a bad row does not.
+"""A bad file ends preparation, whatever share of bad rows is allowed; a bad row does not.
 
-tests/data/test_sources.py has the message of each fault where no row may be unreadable.
+tests/data/sources/test_file_list.py checks the message of each error if no bad rows are allowed.
 """
 
 import gzip
@@ -26,7 +26,8 @@ TEXTS = documents(150, 60)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
+def single_process() -> Iterator[None]:
+    """Tokenize in this process."""
     with pytest.MonkeyPatch.context() as patch:
         tokenize_here(patch)
         yield
@@ -48,7 +49,7 @@ def _listed(prepared: PreparedData) -> list[dict[str, object]]:
     return [json.loads(line) for line in (prepared.dir / "quarantine.jsonl").read_text().splitlines()]
 
 
-def test_rows_of_parquet_that_are_not_utf8(tmp_path: Path) -> None:
+def test_parquet_rows_that_are_not_utf8_are_listed(tmp_path: Path) -> None:
     file = _parquet(tmp_path / "a.parquet", [0, 63, 64, 120])
     prepared = _prepared(file, tmp_path / "out")
     reason = "invalid UTF-8 at byte 2 of the text (invalid start byte)"
@@ -58,7 +59,7 @@ def test_rows_of_parquet_that_are_not_utf8(tmp_path: Path) -> None:
         _prepared(file, tmp_path / "other", 0)
 
 
-def test_text_files_that_are_not_text(tmp_path: Path) -> None:
+def test_text_files_that_are_not_text_are_listed(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number, text in enumerate(TEXTS[:8]):
@@ -72,7 +73,7 @@ def test_text_files_that_are_not_text(tmp_path: Path) -> None:
         _prepared(corpus, tmp_path / "other", 0.1)
 
 
-def test_a_line_that_was_cut_is_a_row_and_a_file_that_was_cut_is_not(tmp_path: Path) -> None:
+def test_a_truncated_line_is_a_bad_row_and_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     lines = write_jsonl(tmp_path / "a.jsonl", [*TEXTS]).read_bytes()[:-5]
     (tmp_path / "a.jsonl").write_bytes(lines)
     (entry,) = _listed(_prepared(tmp_path / "a.jsonl", tmp_path / "out"))
@@ -92,7 +93,7 @@ def test_a_line_that_was_cut_is_a_row_and_a_file_that_was_cut_is_not(tmp_path: P
 
 @contextmanager
 def _unprivileged() -> Iterator[None]:
-    """As a user who is not root, for whom permissions do not count."""
+    """Switch from root, who ignores permissions, to another user."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
@@ -102,7 +103,7 @@ def _unprivileged() -> Iterator[None]:
         os.seteuid(before)
 
 
-def test_files_and_folders_that_may_not_be_read() -> None:
+def test_files_and_folders_without_read_permission_are_named() -> None:
     with tempfile.TemporaryDirectory() as open_to_all:
         folder = Path(open_to_all)
         folder.chmod(0o777)
@@ -119,15 +120,15 @@ def test_files_and_folders_that_may_not_be_read() -> None:
         assert not list(folder.rglob("manifest.json"))
 
 
-def test_a_file_that_goes_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_is_deleted_during_preparation_is_named(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     files = [write_jsonl(corpus / f"{number}.jsonl", [*TEXTS]) for number in range(3)]
     section = {"path": str(corpus), "tokenizer": {"vocab_size": 300}, "unreadable_rows": 0.5}
 
-    def go(stage: str, done: int, total: int) -> None:
+    def delete(stage: str, done: int, total: int) -> None:
         if stage == "hash" and done == total:
             files[1].unlink()
 
     with pytest.raises(DataError, match=rf"{files[1]}: no such file"):
-        prepare(DataConfig.model_validate(section), tmp_path / "out", workers=1, progress=go)
+        prepare(DataConfig.model_validate(section), tmp_path / "out", workers=1, progress=delete)

@@ -1,6 +1,6 @@
-"""Files that are small and hold much: memory is bounded by what a document may have, and the message says what it was.
+"""Small files that decompress to large ones: memory is bounded by the document limit, and messages name the cause.
 
-The witness of what lines a stream has is bytes.split; of memory, tracemalloc, which counts every bytes object.
+The expected lines come from bytes.split; memory is measured by tracemalloc, which counts every bytes object.
 """
 
 import gzip
@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import json_lines as lines
-from hlat.data.formats import line_reading, read_documents, read_lines, tables
+from hlat.data.formats import json_lines, line_reading, read_documents, read_lines, tables
 from hlat.data.formats.line_reading import iter_lines
 from hlat.data.online import OnlineData, prepare_online, worker
 from hlat.data.prepare import prepare
@@ -33,33 +32,33 @@ from tests.support.data.preparation_model import tokenize_here
 from tests.support.data.preparing import SMALL
 
 LIMIT = 1 << 20
-MUCH = 24 * LIMIT
+TOO_LONG = 24 * LIMIT
 
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document may have a megabyte instead of 256, so that 24 of them are much."""
-    for module in (line_reading, lines, tables):
+    """Limit a document to 1 MiB instead of 256 MiB, so that 24 MiB are far too long."""
+    for module in (line_reading, json_lines, tables):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", LIMIT)
-    monkeypatch.setattr(lines, "MAX_TEXT_BYTES", 4 * LIMIT)
+    monkeypatch.setattr(json_lines, "MAX_TEXT_BYTES", 4 * LIMIT)
     tokenize_here(monkeypatch)
 
 
-def packed(path: Path, content: bytes) -> Path:
-    """A file of this content, compressed as its ending says."""
-    how = {".zst": zstandard.compress, ".gz": gzip.compress}.get(path.suffix, bytes)
-    path.write_bytes(how(content))
+def write_compressed(path: Path, content: bytes) -> Path:
+    """Write a file, compressed as its suffix says."""
+    compress = {".zst": zstandard.compress, ".gz": gzip.compress}.get(path.suffix, bytes)
+    path.write_bytes(compress(content))
     return path
 
 
 def line(size: int) -> bytes:
-    """A line of JSON of so many bytes, its end included."""
+    """Return a line of JSON of ``size`` bytes, newline included."""
     text = b"a" * (size - len(b'{"text":""}\n'))
     return b'{"text":"' + text + b'"}\n'
 
 
-def peak_while(path: Path) -> tuple[list[str | None], list[str], int]:
-    """The texts of a file, what is wrong with other rows, and the most bytes that were held at a time."""
+def read_with_peak(path: Path) -> tuple[list[str | None], list[str], int]:
+    """Return the texts of a file, the errors of its bad rows, and the peak memory in bytes."""
     tracemalloc.start()
     try:
         rows = list(read_documents(path, "text"))
@@ -72,51 +71,51 @@ def peak_while(path: Path) -> tuple[list[str | None], list[str], int]:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
-def test_a_line_that_is_too_long_is_a_row_that_cannot_be_read(tmp_path: Path, ending: str) -> None:
-    path = packed(tmp_path / f"bomb{ending}", line(50) + line(MUCH) + b"\n \n" + line(60))
-    texts, faults, peak = peak_while(path)
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_a_line_that_is_too_long_is_a_bad_row(tmp_path: Path, suffix: str) -> None:
+    path = write_compressed(tmp_path / f"bomb{suffix}", line(50) + line(TOO_LONG) + b"\n \n" + line(60))
+    texts, errors, peak = read_with_peak(path)
     assert [text and len(text) for text in texts] == [38, None, 48]
-    (told,) = faults
-    assert told.startswith("a line of more than 1,048,576 bytes")
-    if ending != ".jsonl":
-        assert f"compressed bytes gave {LIMIT + 51:,}, " in told and told.endswith(" times as many")
-    assert peak < 3 * LIMIT  # the beginning of the line in pieces and joined, and as much for whatever else there is
+    (error,) = errors
+    assert error.startswith("a line of more than 1,048,576 bytes")
+    if suffix != ".jsonl":
+        assert f"compressed bytes gave {LIMIT + 51:,}, " in error and error.endswith(" times as many")
+    assert peak < 3 * LIMIT  # the beginning of the line in chunks and joined, and as much for everything else
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
-def test_blank_lines_without_end_take_no_memory(tmp_path: Path, ending: str) -> None:
-    texts, faults, peak = peak_while(
-        packed(tmp_path / f"a{ending}", line(50) + b"\n" * MUCH + b" \r\n" + b"{x\n" + line(60))
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_many_blank_lines_take_no_memory(tmp_path: Path, suffix: str) -> None:
+    texts, errors, peak = read_with_peak(
+        write_compressed(tmp_path / f"a{suffix}", line(50) + b"\n" * TOO_LONG + b" \r\n" + b"{x\n" + line(60))
     )
-    assert [text and len(text) for text in texts] == [38, None, 48] and "invalid JSON" in faults[0]
+    assert [text and len(text) for text in texts] == [38, None, 48] and "invalid JSON" in errors[0]
     assert peak < 2 * LIMIT
-    (row,) = (row for row in read_documents(tmp_path / f"a{ending}", "text") if row.error)
-    assert row.error is not None and row.error.line == MUCH + 3
+    (row,) = (row for row in read_documents(tmp_path / f"a{suffix}", "text") if row.error)
+    assert row.error is not None and row.error.line == TOO_LONG + 3
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_a_compressed_text_has_a_limit_and_a_plain_one_has_none(tmp_path: Path, ending: str) -> None:
-    content = b"a" * MUCH
-    texts, faults, peak = peak_while(packed(tmp_path / f"bomb.txt{ending}", content))
-    assert texts == [None] and faults[0].startswith("more than 4,194,304 bytes of text: ")
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_only_a_compressed_text_file_has_a_size_limit(tmp_path: Path, suffix: str) -> None:
+    content = b"a" * TOO_LONG
+    texts, errors, peak = read_with_peak(write_compressed(tmp_path / f"bomb.txt{suffix}", content))
+    assert texts == [None] and errors[0].startswith("more than 4,194,304 bytes of text: ")
     assert peak < 2.5 * 4 * LIMIT  # a growing array may be copied as it grows, an eighth larger
-    assert peak_while(packed(tmp_path / f"right.txt{ending}", content[: 4 * LIMIT]))[0] == [
+    assert read_with_peak(write_compressed(tmp_path / f"right.txt{suffix}", content[: 4 * LIMIT]))[0] == [
         content[: 4 * LIMIT].decode()
     ]
-    assert peak_while(packed(tmp_path / "plain.txt", content))[0] == [content.decode()]
+    assert read_with_peak(write_compressed(tmp_path / "plain.txt", content))[0] == [content.decode()]
 
 
-def test_what_is_merely_easy_to_compress_is_read(tmp_path: Path) -> None:
-    path = packed(tmp_path / "same.jsonl.zst", line(1000) * 20_000)
+def test_a_highly_compressed_file_of_short_lines_is_read(tmp_path: Path) -> None:
+    path = write_compressed(tmp_path / "same.jsonl.zst", line(1000) * 20_000)
     assert path.stat().st_size * 1000 < 1000 * 20_000
     rows = list(read_documents(path, "text"))
     assert len(rows) == 20_000 and all(row.content == "a" * 988 for row in rows)
 
 
 @pytest.mark.parametrize("size", [LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 2])
-def test_a_line_may_be_as_long_as_the_limit(tmp_path: Path, size: int) -> None:
-    path = packed(tmp_path / "a.jsonl", line(size) + line(50))
+def test_a_line_can_be_as_long_as_the_limit(tmp_path: Path, size: int) -> None:
+    path = write_compressed(tmp_path / "a.jsonl", line(size) + line(50))
     first, second = read_documents(path, "text")
     assert (first.error is None) == (size <= LIMIT) and second.content == "a" * 38
 
@@ -125,41 +124,41 @@ _bytes = st.text(st.sampled_from("a \n\r\t"), max_size=60).map(str.encode)
 
 
 @given(content=_bytes, limit=st.integers(1, 12), buffer=st.sampled_from([1, 2, 7, 64]))
-def test_lines_are_those_that_python_splits(content: bytes, limit: int, buffer: int) -> None:
+def test_lines_are_the_same_as_from_bytes_split(content: bytes, limit: int, buffer: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(line_reading, "MAX_LINE_BYTES", limit)
         found = list(iter_lines(io.BufferedReader(io.BytesIO(content), buffer)))  # type: ignore[arg-type]
-    whole, offset = {}, 0
-    for number, one in enumerate(content.split(b"\n"), 1):
-        whole[number] = offset, one + b"\n" * (offset + len(one) < len(content))
-        offset += len(one) + 1
-    assert [(one.offset, one.content) for one in found] == [
-        (whole[one.number][0], whole[one.number][1][: limit + 1]) for one in found
+    expected, offset = {}, 0
+    for number, text in enumerate(content.split(b"\n"), 1):
+        expected[number] = offset, text + b"\n" * (offset + len(text) < len(content))
+        offset += len(text) + 1
+    assert [(line.offset, line.content) for line in found] == [
+        (expected[line.number][0], expected[line.number][1][: limit + 1]) for line in found
     ]
-    numbers = [one.number for one in found]
-    assert numbers == sorted(set(numbers)) and set(numbers) >= {n for n, (_, one) in whole.items() if one.strip()}
-    assert all(whole[number][1].strip() or len(whole[number][1]) > limit for number in numbers)
+    numbers = [line.number for line in found]
+    assert numbers == sorted(set(numbers)) and set(numbers) >= {n for n, (_, text) in expected.items() if text.strip()}
+    assert all(expected[number][1].strip() or len(expected[number][1]) > limit for number in numbers)
 
 
-def test_blocks_of_bytes_go_over_a_line_that_is_too_long(tmp_path: Path) -> None:
+def test_blocks_of_a_file_skip_a_line_that_is_too_long(tmp_path: Path) -> None:
     content = line(50) + line(2 * LIMIT) + line(60)
-    path = packed(tmp_path / "a.jsonl", content)
+    path = write_compressed(tmp_path / "a.jsonl", content)
     edges = [0, 40, 50, 51, LIMIT, 2 * LIMIT + 40, 2 * LIMIT + 50, len(content)]
     rows = [row for a, b in pairwise(edges) for row in read_lines(path, "text", a, b)]
     assert [row.content and len(row.content) for row in rows] == [38, None, 48]
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
-def test_a_value_of_a_table_that_is_too_long(
-    tmp_path: Path, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("column_type", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_table_value_that_is_too_long_is_a_bad_row(
+    tmp_path: Path, column_type: pa.DataType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "_BATCH_BYTES", 1000)
     values = ["a", "b" * (LIMIT + 1), None, "c" * LIMIT, "d"]
-    pq.write_table(pa.table({"text": pa.array(values).cast(kind)}), tmp_path / "a.parquet", compression="zstd")
+    pq.write_table(pa.table({"text": pa.array(values).cast(column_type)}), tmp_path / "a.parquet", compression="zstd")
     rows = list(read_documents(tmp_path / "a.parquet", "text"))
     assert [row.content for row in rows] == ["a", None, None, "c" * LIMIT, "d"]
-    (fault,) = (row.error for row in rows if row.error)
-    assert fault.reason == "a text of 1,048,577 bytes; a document may have 1,048,576"
+    (error,) = (row.error for row in rows if row.error)
+    assert error.reason == "a text of 1,048,577 bytes; a document may have 1,048,576"
 
 
 def config(path: Path, **more: object) -> DataConfig:
@@ -169,10 +168,10 @@ def config(path: Path, **more: object) -> DataConfig:
 @pytest.fixture
 def bomb(tmp_path: Path) -> Path:
     texts = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in documents(60, 800))
-    return packed(tmp_path / "bomb.jsonl.zst", texts + line(MUCH) + line(50))
+    return write_compressed(tmp_path / "bomb.jsonl.zst", texts + line(TOO_LONG) + line(50))
 
 
-def test_preparing_refuses_or_leaves_out(bomb: Path, tmp_path: Path) -> None:
+def test_preparation_fails_or_leaves_the_bad_row_out(bomb: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=rf"{bomb}, line 61: a line of more than 1,048,576 bytes: .* times as many\. A doc"
     ):
@@ -188,7 +187,9 @@ def _rows_online(config: DataConfig, folder: Path, monkeypatch: pytest.MonkeyPat
     return worker.RowProducer(plan, data.cursors().values).frames()
 
 
-def test_online_refuses_or_leaves_out(bomb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_data_fails_or_leaves_the_bad_row_out(
+    bomb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     online = {"mode": "online", "streams": 4, "sequence_length": 64, "validation": {"fraction": 0}}
     with pytest.raises(DataError, match=r"line 61: a line of more than 1,048,576 bytes: "):
         for number, _ in enumerate(_rows_online(config(bomb, **online), tmp_path / "a", monkeypatch)):
@@ -209,7 +210,7 @@ print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 102
 
 
 @pytest.mark.slow
-def test_82_kilobytes_that_are_2700_megabytes(tmp_path: Path) -> None:
+def test_82_kilobytes_that_decompress_to_2700_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "bomb.jsonl.zst"
     with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
         out.write(b'{"text":"')
@@ -219,4 +220,6 @@ def test_82_kilobytes_that_are_2700_megabytes(tmp_path: Path) -> None:
     assert path.stat().st_size < 90_000
     done = subprocess.run([sys.executable, "-c", _MEASURED, str(path)], capture_output=True, text=True, check=True)
     assert "'a line of more than 268,435,456 bytes: " in done.stdout and "'after'" in done.stdout
-    assert int(done.stdout.split()[-1]) < 2 * 256 + 64  # MiB: the beginning, in pieces and joined; buffers
+    assert (
+        int(done.stdout.split()[-1]) < 2 * 256 + 64
+    )  # MiB: the beginning of the line, in chunks and joined, and buffers

@@ -1,4 +1,4 @@
-"""Megatron-LM's .bin and .idx: the documents that went in come out; everything wrong names the file and the place."""
+"""Megatron-LM's .bin and .idx files: documents are read as written; errors name the file and the position."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ def write(
     gap: int = 0,
     modes: bool = False,
 ) -> Path:
-    """A dataset of a name that is known."""
+    """Write a dataset with a fixed name; return the .bin."""
     return write_megatron(folder / "corpus_text_document.bin", documents, dtype, gap=gap, modes=modes)
 
 
 def joined(documents: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-    """The tokens of each document."""
-    return [[token for sequence in parts for token in sequence] for parts in documents]
+    """Join the sequences of each document."""
+    return [[token for sequence in document for token in sequence] for document in documents]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
 @pytest.mark.parametrize("gap", [0, 8])
-def test_documents_come_out_as_they_went_in(tmp_path: Path, dtype: str, gap: int) -> None:
+def test_documents_are_read_as_they_were_written(tmp_path: Path, dtype: str, gap: int) -> None:
     dataset = MegatronDataset(write(tmp_path, dtype=dtype, gap=gap))
     assert [dataset.document(number).tolist() for number in range(len(dataset))] == joined(DOCUMENTS)
     assert {dataset.document(number).dtype.name for number in range(len(dataset))} == {dtype}
@@ -42,7 +42,9 @@ def test_documents_come_out_as_they_went_in(tmp_path: Path, dtype: str, gap: int
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=4), max_size=30))
-def test_any_dataset(tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]]) -> None:
+def test_any_dataset_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]]
+) -> None:
     data = write(tmp_path_factory.mktemp("megatron"), documents, "int32")
     dataset = MegatronDataset(data)
     assert [dataset.document(number).tolist() for number in range(len(dataset))] == joined(documents)
@@ -57,18 +59,18 @@ def test_documents_are_not_copied_and_cannot_be_changed(tmp_path: Path) -> None:
     assert np.shares_memory(dataset.document(0), dataset.document(0))
 
 
-def test_the_two_files_may_lie_apart(tmp_path: Path) -> None:
+def test_the_two_files_can_be_in_different_folders(tmp_path: Path) -> None:
     data = write(tmp_path)
     apart = data.with_suffix(".idx").rename(tmp_path / "elsewhere")
     assert len(MegatronDataset(data, apart)) == 5
     assert index_path("s3://bucket/a.bin") == "s3://bucket/a.idx"
 
 
-def patch(name: str, at: int, value: bytes) -> Callable[[Path], None]:
-    """Damage: other bytes at a place."""
+def patch(suffix: str, at: int, value: bytes) -> Callable[[Path], None]:
+    """Return a function that overwrites bytes of a file."""
 
     def damage(data: Path) -> None:
-        file = data.with_suffix(name)
+        file = data.with_suffix(suffix)
         content = bytearray(file.read_bytes())
         content[at : at + len(value)] = value
         file.write_bytes(content)
@@ -76,11 +78,11 @@ def patch(name: str, at: int, value: bytes) -> Callable[[Path], None]:
     return damage
 
 
-def cut(name: str, by: int) -> Callable[[Path], None]:
-    """Damage: the last bytes gone, or some more."""
+def cut(suffix: str, by: int) -> Callable[[Path], None]:
+    """Return a function that removes the last bytes of a file, or appends bytes if ``by`` is negative."""
 
     def damage(data: Path) -> None:
-        file = data.with_suffix(name)
+        file = data.with_suffix(suffix)
         content = file.read_bytes()
         file.write_bytes(content[:-by] if by > 0 else content + bytes(-by))
 
@@ -125,21 +127,21 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
-def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
     data = write(tmp_path)
     damage(data)
     with pytest.raises(DataError, match=message):
         MegatronDataset(data)
 
 
-def test_other_kinds_are_named(tmp_path: Path) -> None:
+def test_datasets_of_other_types_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="multimodal"):
         MegatronDataset(write(tmp_path, modes=True))
     with pytest.raises(DataError, match="floating-point"):
         MegatronDataset(write(tmp_path, dtype="float32"))
 
 
-def test_a_place_beyond_the_first_chunk_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_beyond_the_first_chunk_are_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hlat.data.formats.megatron._CHECK_ENTRIES", 2)
     for damage, message in DAMAGES[16:]:
         data = write(tmp_path)

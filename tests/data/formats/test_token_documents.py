@@ -1,4 +1,4 @@
-"""Sources whose documents are tokens: what comes out is what the same texts give, and what is wrong is said."""
+"""Sources whose documents are tokens: the same data as from the texts, and errors for bad files."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ _few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthChe
 
 @pytest.fixture(scope="module", autouse=True)
 def small_work() -> Iterator[None]:
-    """Units of a few documents, made in this process."""
+    """Make work units of a few documents, tokenized in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "_SMALLEST_UNIT", 2000)
         tokenize_here(patch)
@@ -44,7 +44,7 @@ def small_work() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
-    """A tokenizer of 300 tokens, and where it is."""
+    """Train a tokenizer of 300 tokens; return its folder too."""
     folder = tmp_path_factory.mktemp("tokenizer") / "saved"
     trained = train_bpe(TEXTS, 300)
     trained.save(folder)
@@ -57,13 +57,13 @@ def _tokens(tokenizer: Tokenizer, texts: list[str], end: bool) -> list[list[int]
 
 
 def _megatron(file: Path, tokenizer: Tokenizer, texts: list[str], end: bool = False, dtype: str = "uint16") -> Path:
-    """The texts as preprocess_data.py writes them, with or without --append-eod."""
+    """Write the texts like preprocess_data.py, with or without --append-eod."""
     return write_megatron(file, [[tokens] for tokens in _tokens(tokenizer, texts, end)], dtype)
 
 
 def _config(paths: list[Path], tokenizer: Path, **more: Any) -> DataConfig:
-    named = [{"path": str(path), "name": f"source {number}"} for number, path in enumerate(paths)]
-    section = {"sources": named, "tokenizer": {"path": str(tokenizer)}, "shard_tokens": 1000, "sequence_length": 24}
+    sources = [{"path": str(path), "name": f"source {number}"} for number, path in enumerate(paths)]
+    section = {"sources": sources, "tokenizer": {"path": str(tokenizer)}, "shard_tokens": 1000, "sequence_length": 24}
     return DataConfig.model_validate(section | {"validation": {"fraction": 0}} | more)
 
 
@@ -76,7 +76,7 @@ def _shards(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
-def test_shards_are_those_of_the_texts(
+def test_shards_are_the_same_as_from_the_texts(
     tokenizer: tuple[Path, Tokenizer], tmp_path: Path, end: bool, duplicates: str
 ) -> None:
     held_out = documents(6, 200, seed=9)
@@ -100,8 +100,8 @@ def test_shards_are_those_of_the_texts(
 
 
 @pytest.mark.parametrize("by", ["document", "tail"])
-def test_the_split_is_of_tokens_without_end_tokens(tokenizer: tuple[Path, Tokenizer], tmp_path: Path, by: str) -> None:
-    """A text source beside it is split as it would be alone; --append-eod moves no document and no tail."""
+def test_end_tokens_do_not_change_the_split(tokenizer: tuple[Path, Tokenizer], tmp_path: Path, by: str) -> None:
+    """--append-eod changes the split of no document and no tail, also next to a text source."""
     text = write_jsonl(tmp_path / "t.jsonl", TEXTS[:9])
     made = []
     for end in (False, True):
@@ -110,18 +110,18 @@ def test_the_split_is_of_tokens_without_end_tokens(tokenizer: tuple[Path, Tokeni
         made.append(prepare(config, tmp_path / f"out {end}"))
     assert _shards(made[0].dir) == _shards(made[1].dir)
     record = {split: made[0].manifest.splits[split] for split in ("train", "validation")}
-    assert all(len(one.sources) == 2 for one in record.values())
+    assert all(len(split.sources) == 2 for split in record.values())
     if by == "tail":
         bodies = sum(map(len, _tokens(tokenizer[1], TEXTS[9:], end=False)))
         held_out = record["validation"].sources[1]
         assert held_out.tokens - held_out.documents == bodies - int(bodies * 0.7)
 
 
-def test_text_and_tokens_of_the_same_bytes_are_no_copies() -> None:
+def test_a_text_and_tokens_with_the_same_bytes_are_not_copies() -> None:
     assert (hash_documents([b"abcd"]) != hash_documents([b"abcd"], are_tokens=True)).any()
 
 
-def test_a_dataset_that_was_prepared_is_known_by_both_files(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_a_change_of_the_bin_or_the_idx_is_reported(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     data = write_megatron(tmp_path / "a.bin", [[[1, 2, 3]], [[4, 5]], [[6]]])
     config = _config([data], tokenizer[0])
     first = prepare(config, tmp_path / "out")
@@ -135,7 +135,7 @@ def test_a_dataset_that_was_prepared_is_known_by_both_files(tokenizer: tuple[Pat
 
 @pytest.fixture
 def store(tmp_path: Path, tokenizer: tuple[Path, Tokenizer]) -> Iterator[tuple[Path, str]]:
-    """A dataset here, and the URL of the same in a store in memory."""
+    """Yield a local dataset, and the URL of a copy in a store in memory."""
     data = _megatron(tmp_path / "a.bin", tokenizer[1], TEXTS)
     for file in (data, data.with_suffix(".idx")):
         fsspec.filesystem("memory").pipe(f"/megatron/{file.name}", file.read_bytes())
@@ -143,13 +143,15 @@ def store(tmp_path: Path, tokenizer: tuple[Path, Tokenizer]) -> Iterator[tuple[P
     fsspec.filesystem("memory").rm("/megatron", recursive=True)
 
 
-def test_a_url_is_the_same_as_a_path(
+def test_a_url_gives_the_same_data_as_a_path(
     tokenizer: tuple[Path, Tokenizer], tmp_path: Path, store: tuple[Path, str]
 ) -> None:
     data, url = store
     here = prepare(_config([data], tokenizer[0]), tmp_path / "here")
-    for number, place in enumerate((url, "memory://megatron", "memory://megatron/*.bin")):
-        remote = DataConfig.model_validate(_config([data], tokenizer[0]).model_dump() | {"sources": [{"path": place}]})
+    for number, location in enumerate((url, "memory://megatron", "memory://megatron/*.bin")):
+        remote = DataConfig.model_validate(
+            _config([data], tokenizer[0]).model_dump() | {"sources": [{"path": location}]}
+        )
         made = prepare(remote, tmp_path / f"{number}")
         assert made.fingerprint == here.fingerprint
         assert prepare(remote, made.dir).fingerprint == here.fingerprint
@@ -211,8 +213,8 @@ def test_online_samples_are_the_same_for_any_ranks_and_stops(
     assert found == expected
 
 
-def test_online_a_stream_is_its_documents(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
-    """By real processes; every training document is read once an epoch, and none that is validation."""
+def test_an_online_stream_has_the_tokens_of_its_documents(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    """Streams are read by worker processes."""
     config = _online(tokenizer, tmp_path)
     prepared = prepare_online(config, tmp_path / "out", None)
     plan = build_worker_plan(prepared, config, 3, StreamAssignment(0, 1, 8, 4, 3))
@@ -237,7 +239,7 @@ def test_online_a_stream_is_its_documents(tokenizer: tuple[Path, Tokenizer], tmp
         assert list(chain(*mine)) == expected[: 24 * len(mine)]
 
 
-def test_online_every_document_is_in_one_split_once_an_epoch(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_online_each_document_is_in_one_split_once_per_epoch(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     data = _megatron(tmp_path / "a.bin", tokenizer[1], TEXTS * 4)
     config = _config([data], tokenizer[0], mode="online", streams=4, validation={"fraction": 0.2})
     prepared = prepare_online(config, tmp_path / "out", None)
@@ -250,18 +252,16 @@ def test_online_every_document_is_in_one_split_once_an_epoch(tokenizer: tuple[Pa
                 break
             if document.block * parts + (part + document.block) % parts < blocks:
                 found.append(np.asarray(document.content).tolist())
-    bounds, held = prepared.document_boundaries("validation").tolist(), prepared.tokens("validation")
-    found += [held.read(a, b - 1).tolist() for a, b in pairwise(bounds)]
-    assert len(bounds) > 1 and sorted(found) == sorted(
-        tokens for tokens in _tokens(tokenizer[1], TEXTS * 4, False) if tokens
-    )
+    bounds, tokens = prepared.document_boundaries("validation").tolist(), prepared.tokens("validation")
+    found += [tokens.read(a, b - 1).tolist() for a, b in pairwise(bounds)]
+    assert len(bounds) > 1 and sorted(found) == sorted(ids for ids in _tokens(tokenizer[1], TEXTS * 4, False) if ids)
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
 def _refusal(config: DataConfig, out: Path) -> str:
-    """What is said; in both modes, where a recipe may be of either."""
+    """Return the message of the DataError, which is the same in the modes prepared and online."""
     with pytest.raises(DataError) as caught:
         prepare(config, out / "prepared")
     assert not (out / "prepared" / "manifest.json").exists()
@@ -277,7 +277,7 @@ def _refusal(config: DataConfig, out: Path) -> str:
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES[2:])
-def test_every_fault_of_the_files_is_said(
+def test_every_damage_of_the_files_is_reported(
     tokenizer: tuple[Path, Tokenizer], tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     data = write_megatron(tmp_path / "corpus_text_document.bin")
@@ -286,7 +286,7 @@ def test_every_fault_of_the_files_is_said(
         raise DataError(_refusal(_config([data], tokenizer[0]), tmp_path / "out"))
 
 
-def test_ids_outside_of_the_vocabulary_are_named(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_ids_outside_the_vocabulary_are_named(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     for number, (wrong, dtype) in enumerate([(300, "uint16"), (-1, "int32"), (2**40, "int64")]):
         data = write_megatron(tmp_path / f"{number}.bin", [[[1, 2]], [[3, wrong]], [[1]]], dtype)
         message = _refusal(_config([data], tokenizer[0], unreadable_rows=0.9), tmp_path / "out")
@@ -294,7 +294,7 @@ def test_ids_outside_of_the_vocabulary_are_named(tokenizer: tuple[Path, Tokenize
         assert "are 0 to 299. Give the tokenizer" in message
 
 
-def test_one_file_without_the_other(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_a_missing_bin_or_idx_is_named(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     data = write_megatron(tmp_path / "a.bin")
     index = data.with_suffix(".idx")
     both = "two files with the same name, .bin and .idx"
@@ -305,7 +305,7 @@ def test_one_file_without_the_other(tokenizer: tuple[Path, Tokenizer], tmp_path:
     assert f"{data}: {index} is missing" in message and both in message
 
 
-def test_tokens_need_their_tokenizer(tmp_path: Path) -> None:
+def test_tokens_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
     data = write_megatron(tmp_path / "a.bin")
     config = DataConfig.model_validate({"path": str(data)})
     message = _refusal(config, tmp_path / "out")
@@ -314,7 +314,7 @@ def test_tokens_need_their_tokenizer(tmp_path: Path) -> None:
         train_tokenizer(config, tmp_path / "trained")
 
 
-def test_tokens_and_text_are_two_sources(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_tokens_and_text_in_one_source_are_refused(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     data = write_megatron(tmp_path / "corpus" / "a.bin")
     (tmp_path / "corpus" / "b.jsonl").write_text(json.dumps({"text": "text"}) + "\n")
     assert f"tokens ({data}) and jsonl files" in _refusal(_config([data.parent], tokenizer[0]), tmp_path / "out")

@@ -1,6 +1,6 @@
-"""A manifest that is not what was written is refused, or it gives the same samples: nothing of it is believed.
+"""A changed manifest is refused, or gives the same samples: no field of it is trusted without a check.
 
-The witness is a plain reader: shard files by their names, numpy, and rows of S + 1 tokens, without a manifest.
+The reference is a plain reader without a manifest: shard files by name, numpy, and rows of S + 1 tokens.
 """
 
 import json
@@ -28,23 +28,23 @@ LENGTH = 32
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    """Units are tokenized here, and the tokenizer of a folder, which these tests leave alone, is read once."""
+def single_process() -> Iterator[None]:
+    """Tokenize in this process, and load the tokenizer of a folder, which these tests do not change, only once."""
     with pytest.MonkeyPatch.context() as patch:
         tokenize_here(patch)
-        read: dict[Path, Any] = {}
+        loaded: dict[Path, Any] = {}
 
-        def once(folder: Path) -> Any:
-            read[folder] = read.get(folder) or load_saved(folder)
-            return read[folder]
+        def load_once(folder: Path) -> Any:
+            loaded[folder] = loaded.get(folder) or load_saved(folder)
+            return loaded[folder]
 
-        patch.setattr(prepared_folder, "load_saved", once)
+        patch.setattr(prepared_folder, "load_saved", load_once)
         yield
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    """Two sources with all that rows can be, some shards each."""
+    """Two sources with every kind of row, and several shards each."""
     folder = tmp_path_factory.mktemp("corpus")
     texts = documents(40, 800)
     write_jsonl(folder / "a.jsonl", [*texts, None, "", texts[3]])
@@ -58,33 +58,34 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture(scope="module")
 def finished(config: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
-    """The corpus, prepared; its manifest is changed by every test that asks for it, and put back."""
+    """Prepare the corpus; tests change its manifest through ``folder``, which restores it."""
     return prepare(config, tmp_path_factory.mktemp("finished"), workers=1)
 
 
 @pytest.fixture
 def folder(finished: PreparedData) -> Iterator[Path]:
+    """Yield the folder of the prepared data; restore its manifest after the test."""
     content = (finished.dir / "manifest.json").read_bytes()
     yield finished.dir
     (finished.dir / "manifest.json").write_bytes(content)
 
 
 def without_checksum(folder: Path) -> bytes:
-    """The manifest as versions before format 4 wrote it."""
+    """Return the manifest in format 3, which has no checksum."""
     stored = json.loads((folder / "manifest.json").read_bytes())
     del stored["checksum"]
     return json.dumps(stored | {"format_version": 3}, indent=2, ensure_ascii=False).encode()
 
 
-def witness(folder: Path, split: str) -> list[list[int]]:
-    """All rows of a split, in the order of the corpus: S inputs and the label of the last one."""
+def reference_rows(folder: Path, split: str) -> list[list[int]]:
+    """Read all rows of a split in the order of the corpus: S inputs and the label of the last one."""
     files = sorted(file for file in folder.glob(f"{split}-*.bin") if "documents" not in file.name)
     tokens = np.concatenate([np.fromfile(file, dtype="<u2") for file in files])
     return [tokens[row * LENGTH : (row + 1) * LENGTH + 1].tolist() for row in range((len(tokens) - 1) // LENGTH)]
 
 
 def samples(found: PreparedData, config: DataConfig) -> list[list[int]]:
-    """An epoch, and three samples of the next one."""
+    """Read an epoch and three samples of the next one."""
     data = TrainingData(found, config, seed=0)
     batch = data.batch(0, data.samples_per_epoch + 3)
     both = zip(batch.inputs_BS.tolist(), batch.labels_BS.tolist(), strict=True)
@@ -92,28 +93,30 @@ def samples(found: PreparedData, config: DataConfig) -> list[list[int]]:
 
 
 def validation(found: PreparedData) -> list[list[int]]:
+    """Read the inputs and labels of the validation split."""
     data = ValidationData(found, LENGTH)
     batch = data.batch(0, len(data))
     return [batch.inputs_BS.tolist(), batch.labels_BS.tolist()]
 
 
-class Judge:
-    """Counts how often a changed manifest was refused, and fails where it gives other samples."""
+class ManifestChecker:
+    """Checker that counts refused and accepted manifests, and fails if an accepted one gives other samples."""
 
     def __init__(self, folder: Path, config: DataConfig) -> None:
         self._folder, self._config = folder, config
-        rows = witness(folder, "train")
+        rows = reference_rows(folder, "train")
         self._train, self._original = rows + rows[:3], read_manifest(folder)
         self._validation = validation(open_prepared(folder, config))
         assert (
-            witness(folder, "validation")
+            reference_rows(folder, "validation")
             == [[*inputs, labels[-1]] for inputs, labels in zip(*self._validation, strict=True)][
-                : len(witness(folder, "validation"))
+                : len(reference_rows(folder, "validation"))
             ]
         )
         self.refused = self.same = 0
 
-    def judge(self, content: bytes, what: object) -> None:
+    def check(self, content: bytes, change: object) -> None:
+        """Open the data with another manifest; ``change`` describes it in failures."""
         (self._folder / "manifest.json").write_bytes(content)
         try:
             found = open_prepared(self._folder, self._config)
@@ -122,64 +125,69 @@ class Judge:
             self.refused += 1
             return
         if found.manifest != self._original:
-            assert samples(found, self._config) == self._train, what
-            assert validation(found) == self._validation, what
+            assert samples(found, self._config) == self._train, change
+            assert validation(found) == self._validation, change
         self.same += 1
 
 
 def flips(content: bytes, bits: Callable[[int], set[int]]) -> Iterator[tuple[int, int, bytes]]:
-    """One bit of each byte after the other."""
-    for place in range(len(content)):
-        for bit in bits(place):
-            yield place, bit, content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+    """Yield the content with one flipped bit each: position, bit and content."""
+    for position in range(len(content)):
+        for bit in bits(position):
+            changed = bytes([content[position] ^ 1 << bit])
+            yield position, bit, content[:position] + changed + content[position + 1 :]
 
 
-def test_the_witness_reads_what_was_prepared(finished: PreparedData, config: DataConfig) -> None:
-    rows = witness(finished.dir, "train")
+def test_the_reference_reader_gives_the_same_samples(finished: PreparedData, config: DataConfig) -> None:
+    rows = reference_rows(finished.dir, "train")
     assert len(list(finished.dir.glob("train-0*.bin"))) > 2
     assert samples(finished, config) == rows + rows[:3]
 
 
-def test_any_flipped_bit_is_refused_or_says_the_same(folder: Path) -> None:
+def test_a_manifest_with_a_flipped_bit_is_refused_or_has_the_same_values(folder: Path) -> None:
     content, original = (folder / "manifest.json").read_bytes(), read_manifest(folder)
     refused = same = 0
-    for place, bit, changed in flips(content, lambda place: {place % 8, (place + 4) % 8}):
+    for position, bit, changed in flips(content, lambda position: {position % 8, (position + 4) % 8}):
         (folder / "manifest.json").write_bytes(changed)
         try:
-            assert read_manifest(folder) == original, (place, bit)
+            assert read_manifest(folder) == original, (position, bit)
             same += 1
         except DataError:
             refused += 1
     assert refused + same == 2 * len(content)
-    assert same < 0.02 * refused  # white space between lines that becomes other white space, and no more
+    assert same < 0.02 * refused  # only white space that became other white space
 
 
-def test_any_flipped_bit_without_a_checksum_gives_the_same_samples(folder: Path, config: DataConfig) -> None:
-    judge, content = Judge(folder, config), without_checksum(folder)
-    for place, bit, changed in flips(content, lambda place: {place % 8}):
-        judge.judge(changed, (place, bit, content[max(place - 40, 0) : place + 20]))
-    assert judge.refused > judge.same > 0
+def test_a_manifest_without_checksum_with_a_flipped_bit_is_refused_or_gives_the_same_samples(
+    folder: Path, config: DataConfig
+) -> None:
+    checker, content = ManifestChecker(folder, config), without_checksum(folder)
+    for position, bit, changed in flips(content, lambda position: {position % 8}):
+        checker.check(changed, (position, bit, content[max(position - 40, 0) : position + 20]))
+    assert checker.refused > checker.same > 0
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_without_a_checksum_gives_the_same_samples(folder: Path, config: DataConfig) -> None:
-    judge, content = Judge(folder, config), without_checksum(folder)
-    for place, bit, changed in flips(content, lambda _: set(range(8))):
-        judge.judge(changed, (place, bit, content[max(place - 40, 0) : place + 20]))
+def test_any_flipped_bit_of_a_manifest_without_checksum_is_refused_or_gives_the_same_samples(
+    folder: Path, config: DataConfig
+) -> None:
+    checker, content = ManifestChecker(folder, config), without_checksum(folder)
+    for position, bit, changed in flips(content, lambda _: set(range(8))):
+        checker.check(changed, (position, bit, content[max(position - 40, 0) : position + 20]))
 
 
-def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where a JSON value holds anything but objects and lists."""
+def leaf_paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every value in JSON that is neither an object nor a list."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         yield path
         return
     for key, inner in items:
-        yield from places(inner, (*path, key))
+        yield from leaf_paths(inner, (*path, key))
 
 
-def put(stored: Any, path: tuple[str | int, ...], change: Callable[[Any], Any]) -> Any:
-    """A copy with another value in one place."""
+def with_change(stored: Any, path: tuple[str | int, ...], change: Callable[[Any], Any]) -> Any:
+    """Return a copy with another value at one path."""
     copy = json.loads(json.dumps(stored))
     inner = copy
     for key in path[:-1]:
@@ -189,27 +197,29 @@ def put(stored: Any, path: tuple[str | int, ...], change: Callable[[Any], Any]) 
 
 
 def changes(value: object) -> list[Any]:
-    """What a field may become by mistake or malice."""
+    """Return values that a field could have by mistake or manipulation."""
     odd: list[Any] = [None, True, [], {}, "", "../../etc/passwd", "/etc/passwd", "x\x1b[2J", 1.5, float("nan"), 1e300]
     if isinstance(value, int) and not isinstance(value, bool):
         return [*odd, value + 1, value - 1, 2 * value, 0, -1, -value, 10**20, 2**63, str(value), float(value)]
     return odd
 
 
-@pytest.mark.parametrize("sealed", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_any_other_value_in_any_field(folder: Path, config: DataConfig, sealed: bool) -> None:
-    judge, stored = Judge(folder, config), json.loads(without_checksum(folder))
-    for path in places(stored):
+@pytest.mark.parametrize("has_checksum", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_any_other_value_in_any_field_is_refused_or_gives_the_same_samples(
+    folder: Path, config: DataConfig, has_checksum: bool
+) -> None:
+    checker, stored = ManifestChecker(folder, config), json.loads(without_checksum(folder))
+    for path in leaf_paths(stored):
         value = stored
         for key in path:
             value = value[key]
         for odd in changes(value):
-            changed = put(stored, path, lambda _, odd=odd: odd)
-            if sealed and path != ("format_version",):
+            changed = with_change(stored, path, lambda _, odd=odd: odd)
+            if has_checksum and path != ("format_version",):
                 changed["format_version"] = 4
                 changed["checksum"] = checksum_of(changed)
-            judge.judge(json.dumps(changed).encode(), (path, odd))
-    assert judge.refused > judge.same > 0
+            checker.check(json.dumps(changed).encode(), (path, odd))
+    assert checker.refused > checker.same > 0
 
 
 @pytest.mark.parametrize(
@@ -237,44 +247,46 @@ def test_any_other_value_in_any_field(folder: Path, config: DataConfig, sealed: 
         lambda m: m["places"].clear(),
     ],
 )
-def test_what_contradicts_itself_is_refused_without_a_checksum(folder: Path, change: Callable[[Any], object]) -> None:
+def test_a_contradiction_is_refused_without_a_checksum(folder: Path, change: Callable[[Any], object]) -> None:
     stored = json.loads(without_checksum(folder))
     change(stored)
     (folder / "manifest.json").write_text(json.dumps(stored))
-    for look in (open_prepared, verify):
+    for open_data in (open_prepared, verify):
         with pytest.raises(DataError, match=r"manifest\.json|begins at token"):
-            look(folder)
+            open_data(folder)
 
 
-def test_json_that_is_nested_too_deeply(folder: Path) -> None:
+def test_json_that_is_nested_too_deeply_is_damaged(folder: Path) -> None:
     (folder / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"manifest\.json: damaged: its JSON is nested too deeply"):
         open_prepared(folder)
 
 
-def test_data_of_before_there_were_checksums(folder: Path, config: DataConfig, finished: PreparedData) -> None:
+def test_data_without_a_checksum_is_read_and_gets_one_when_it_is_verified(
+    folder: Path, config: DataConfig, finished: PreparedData
+) -> None:
     stored = json.loads((folder / "manifest.json").read_bytes())
     (folder / "manifest.json").write_bytes(without_checksum(folder))
     old = prepare(config, folder)
     assert old.fingerprint == finished.fingerprint and samples(old, config) == samples(finished, config)
-    (told,) = old.advice
-    assert told.startswith("manifest.json has no checksum of its own") and "hlat data prepare" in told
+    (advice,) = old.advice
+    assert advice.startswith("manifest.json has no checksum of its own") and "hlat data prepare" in advice
     assert verify(folder, config).advice == old.advice and b"checksum" not in (folder / "manifest.json").read_bytes()
     assert verify_and_seal(folder).advice == [] == open_prepared(folder, config).advice
     assert json.loads((folder / "manifest.json").read_bytes()) == stored
 
 
-def test_the_catalogue_of_online_data_is_compared(config: DataConfig, tmp_path: Path) -> None:
+def test_the_block_index_of_online_data_is_compared_with_its_checksum(config: DataConfig, tmp_path: Path) -> None:
     online = config.model_copy(update={"mode": "online", "streams": 4, "duplicates": "keep"})
     before = prepare_online(online, tmp_path, 100)
     content = (tmp_path / "manifest.json").read_bytes()
     (tmp_path / "manifest.json").write_bytes(without_checksum(tmp_path))
     assert prepare_online(online, tmp_path, 100).fingerprint == before.fingerprint
     (tmp_path / "manifest.json").write_bytes(content)
-    for name, place in (("blocks.npy", -3), ("blocks.npy", 10), ("manifest.json", content.index(b'"below"') + 9)):
+    for name, position in (("blocks.npy", -3), ("blocks.npy", 10), ("manifest.json", content.index(b'"below"') + 9)):
         right = (tmp_path / name).read_bytes()
         wrong = bytearray(right)
-        wrong[place] ^= 1
+        wrong[position] ^= 1
         (tmp_path / name).write_bytes(wrong)
         with pytest.raises(DataError, match=name):
             open_prepared(tmp_path, online)

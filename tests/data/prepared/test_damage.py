@@ -1,4 +1,4 @@
-"""Damaged prepared data is noticed: when it is opened, when it is verified, or where it is read."""
+"""Damage of prepared data is reported when it is opened, verified or read."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +20,7 @@ def finished(small: Path, tmp_path: Path) -> PreparedData:
 
 
 @pytest.mark.parametrize("name", ["train-00000.bin", "validation-documents.bin"])
-def test_opening_notices_missing_and_shorter_files(finished: PreparedData, name: str) -> None:
+def test_opening_reports_missing_and_truncated_files(finished: PreparedData, name: str) -> None:
     file = finished.dir / name
     content = file.read_bytes()
     for change in (lambda: file.write_bytes(content[:-2]), file.unlink):
@@ -30,7 +30,7 @@ def test_opening_notices_missing_and_shorter_files(finished: PreparedData, name:
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "validation-00000.bin", "train-documents.bin"])
-def test_verifying_notices_one_bit(finished: PreparedData, name: str) -> None:
+def test_verification_reports_a_flipped_bit(finished: PreparedData, name: str) -> None:
     file = finished.dir / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -40,16 +40,14 @@ def test_verifying_notices_one_bit(finished: PreparedData, name: str) -> None:
         verify(finished.dir)
 
 
-@pytest.mark.parametrize("place", [0, 17, 80, 163, -8, -1])
+@pytest.mark.parametrize("position", [0, 17, 80, 163, -8, -1])
 @pytest.mark.parametrize("bit", [0, 7])
-def test_boundaries_of_documents_are_compared_before_they_are_used(
-    finished: PreparedData, place: int, bit: int
-) -> None:
+def test_document_boundaries_are_checked_before_they_are_used(finished: PreparedData, position: int, bit: int) -> None:
     for split in ("train", "validation"):
         file = finished.dir / f"{split}-documents.bin"
         right = file.read_bytes()
         wrong = bytearray(right)
-        wrong[place % len(wrong)] ^= 1 << bit
+        wrong[position % len(wrong)] ^= 1 << bit
         file.write_bytes(wrong)
         with pytest.raises(DataError, match=rf"{split}-documents\.bin: "):
             summarize(open_prepared(finished.dir))
@@ -60,14 +58,14 @@ def test_boundaries_of_documents_are_compared_before_they_are_used(
     summarize(open_prepared(finished.dir))
 
 
-def test_showing_notices_tokens_outside_the_vocabulary(finished: PreparedData) -> None:
+def test_the_summary_reports_tokens_outside_the_vocabulary(finished: PreparedData) -> None:
     for file in finished.dir.glob("train-0*.bin"):
         np.full(file.stat().st_size // 2, 65_535, dtype="<u2").tofile(file)
     with pytest.raises(DataError, match=r"train-0000\d\.bin: damaged: it contains token 65535, the vocabulary has 400"):
         summarize(open_prepared(finished.dir))
 
 
-def test_verifying_notices_tokens_outside_the_vocabulary(finished: PreparedData) -> None:
+def test_verification_reports_tokens_outside_the_vocabulary(finished: PreparedData) -> None:
     file = finished.dir / "train-00000.bin"
     tokens = np.fromfile(file, dtype="<u2")
     tokens[7] = 400
@@ -77,34 +75,34 @@ def test_verifying_notices_tokens_outside_the_vocabulary(finished: PreparedData)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"format_version": 99}', "\x00"])
-def test_damaged_manifest(finished: PreparedData, content: str) -> None:
+def test_a_damaged_manifest_is_named(finished: PreparedData, content: str) -> None:
     (finished.dir / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=r"manifest\.json"):
         open_prepared(finished.dir)
 
 
-def test_other_tokenizer_in_the_folder(finished: PreparedData) -> None:
+def test_another_tokenizer_in_the_folder_is_reported(finished: PreparedData) -> None:
     file = finished.dir / "tokenizer" / "tokenizer.json"
     file.write_text(file.read_text().replace("ByteLevel", "ByteLevel ", 0) + "\n")
     with pytest.raises(DataError, match="not the tokenizer that prepared this data"):
         open_prepared(finished.dir)
 
 
-def test_nothing_prepared_there(tmp_path: Path) -> None:
+def test_a_folder_without_prepared_data_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no prepared data here"):
         open_prepared(tmp_path)
 
 
-def test_finished_data_is_shared_by_runs_that_start_at_once(small: Path, tmp_path: Path) -> None:
+def test_runs_that_start_together_share_finished_data(small: Path, tmp_path: Path) -> None:
     first = prepare(data_config(small), tmp_path, workers=1)
     with ThreadPoolExecutor(1) as pool, preparation.folder_lock(tmp_path, wait=False):
         second = pool.submit(prepare, data_config(small), tmp_path, workers=1)
-        with pytest.raises(TimeoutError):  # it waits, rather than to refuse
+        with pytest.raises(TimeoutError):  # it waits for the lock
             second.result(timeout=0.5)
     assert second.result().fingerprint == first.fingerprint
 
 
-def test_one_preparation_at_a_time(small: Path, tmp_path: Path) -> None:
+def test_a_second_preparation_in_the_same_folder_is_refused(small: Path, tmp_path: Path) -> None:
     def second(stage: str, done: int, total: int) -> None:
         del stage, done, total
         with pytest.raises(DataError, match="another process is preparing data in this folder"):

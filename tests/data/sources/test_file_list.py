@@ -1,4 +1,4 @@
-"""Every kind of file gives the same documents; everything wrong with one is a DataError that names the place."""
+"""Every file type gives the same documents; every problem of a file is a DataError that names the position."""
 
 import gzip
 import json
@@ -21,8 +21,8 @@ from tests.support.data.corpora import documents, write_jsonl
 TEXTS: list[str | None] = [*documents(300, 40), None, "", "naïve 日本語 \U0001f600", "last"]
 
 
-def _table(texts: list[str | None] = TEXTS, kind: pa.DataType | None = None) -> pa.Table:
-    return pa.table({"id": list(range(len(texts))), "text": pa.array(texts, type=kind or pa.string())})
+def _table(texts: list[str | None] = TEXTS, column_type: pa.DataType | None = None) -> pa.Table:
+    return pa.table({"id": list(range(len(texts))), "text": pa.array(texts, type=column_type or pa.string())})
 
 
 def _jsonl(texts: list[str | None] = TEXTS) -> bytes:
@@ -34,7 +34,7 @@ def _write(path: Path) -> Path:
         case ".parquet":
             pq.write_table(_table(), path, row_group_size=100)
         case ".large.parquet":
-            pq.write_table(_table(kind=pa.large_string()), path)
+            pq.write_table(_table(column_type=pa.large_string()), path)
         case ".dictionary.parquet":
             pq.write_table(_table().set_column(1, "text", _table()["text"].dictionary_encode()), path)
         case ".arrow":
@@ -65,7 +65,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_give_the_same_documents_from_any_row(tmp_path: Path, name: str) -> None:
+def test_all_formats_give_the_same_documents_from_any_row(tmp_path: Path, name: str) -> None:
     file = _write(tmp_path / name)
     for start in (0, 1, 64, 99, 100, 101, 303, 304):
         rows = list(read_documents(file, "text", start))
@@ -74,7 +74,7 @@ def test_formats_give_the_same_documents_from_any_row(tmp_path: Path, name: str)
         assert positions == sorted(positions) and all(0 <= p <= file.stat().st_size for p in positions)
 
 
-def test_text_files_are_one_document_each(tmp_path: Path) -> None:
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     for name in ("b.md", "a.txt", "sub/c.py", "sub/.hidden.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -86,11 +86,11 @@ def test_text_files_are_one_document_each(tmp_path: Path) -> None:
     assert find_files(f"{tmp_path}/**/*.py") == [tmp_path / "sub/c.py"]
 
 
-# --- what is wrong -----------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------------
 
 
 def _refusal(path: Path | str, out: Path, **section: object) -> str:
-    """The message with which preparing from a path is refused; nothing that a later run would accept may be left."""
+    """Return the message of the DataError from preparing a path; check that no prepared data is left behind."""
     config = DataConfig.model_validate({"path": str(path), "tokenizer": {"vocab_size": 300}, **section})
     with pytest.raises(DataError) as caught:
         prepare(config, out, workers=1)
@@ -107,18 +107,18 @@ def _truncate(path: Path, share: float) -> Path:
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.gz", "a.jsonl.zst"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
-def test_truncated_file(tmp_path: Path, name: str, share: float) -> None:
+def test_a_truncated_file_is_named(tmp_path: Path, name: str, share: float) -> None:
     file = _truncate(_write(tmp_path / name), share)
     message = _refusal(file, tmp_path / "out")
     assert str(file) in message and "truncated or damaged" in message
 
 
-def test_truncated_arrow_stream(tmp_path: Path) -> None:
+def test_a_truncated_arrow_stream_is_named(tmp_path: Path) -> None:
     file = _truncate(_write(tmp_path / "a.stream.arrow"), 0.6)
     assert str(file) in _refusal(file, tmp_path / "out")
 
 
-def test_damaged_parquet_page(tmp_path: Path) -> None:
+def test_a_damaged_parquet_page_is_reported(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.parquet")
     content = bytearray(file.read_bytes())
     content[len(content) // 4 : len(content) // 4 + 200] = bytes(200)
@@ -126,7 +126,7 @@ def test_damaged_parquet_page(tmp_path: Path) -> None:
     assert str(file) in _refusal(file, tmp_path / "out")
 
 
-def test_jsonl_cut_in_a_line_names_the_line(tmp_path: Path) -> None:
+def test_a_truncated_jsonl_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(_jsonl()[:-5])
     message = _refusal(file, tmp_path / "out")
@@ -139,7 +139,7 @@ def _line(tmp_path: Path, line: bytes) -> str:
     return _refusal(file, tmp_path / "out")
 
 
-def test_wrong_json_lines(tmp_path: Path) -> None:
+def test_bad_json_lines_are_named(tmp_path: Path) -> None:
     assert "line 2: invalid JSON" in _line(tmp_path, b"{nonsense")
     assert "line 2: invalid UTF-8 at byte 28" in _line(tmp_path, b'{"text": "x\xff"}')
     assert "line 2: a JSON list, not an object" in _line(tmp_path, b"[1]")
@@ -149,7 +149,7 @@ def test_wrong_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.stream.arrow"])
-def test_wrong_column_lists_the_columns(tmp_path: Path, name: str) -> None:
+def test_a_wrong_column_name_lists_the_columns(tmp_path: Path, name: str) -> None:
     file = _write(tmp_path / name)
     message = _refusal(file, tmp_path / "out", text_column="body")
     assert f"{file}: no column 'body'; it has id, text" in message
@@ -172,12 +172,12 @@ def test_invalid_utf8_in_text_names_the_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.jsonl.gz"])
-def test_empty_file(tmp_path: Path, name: str) -> None:
+def test_an_empty_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     assert f"{tmp_path / name}: the file is empty" in _refusal(tmp_path / name, tmp_path / "out")
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_source_without_files_or_text_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "no such file or folder" in _refusal(tmp_path / "missing.txt", out)
     assert "no file matches this glob" in _refusal(f"{tmp_path}/*.txt", out)
@@ -190,7 +190,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert "no text for training" in _refusal(tmp_path / "nulls.jsonl", out)
 
 
-def test_folder_of_two_kinds(tmp_path: Path) -> None:
+def test_a_folder_that_mixes_text_and_record_files_is_refused(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     _write(corpus / "a.parquet")
@@ -199,7 +199,7 @@ def test_folder_of_two_kinds(tmp_path: Path) -> None:
     assert "README.md" in message and f"{corpus}/**/*.parquet" in message
 
 
-def test_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     config = DataConfig.model_validate({"path": str(file), "tokenizer": {"vocab_size": 300}})
 
@@ -213,7 +213,7 @@ def test_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["table.csv", "tokens.npy", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
-def test_files_that_are_no_text_are_refused_by_their_ending(
+def test_unsupported_file_types_are_refused_by_their_suffix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (tmp_path / name).write_text("text all the same")
@@ -225,12 +225,12 @@ def test_files_that_are_no_text_are_refused_by_their_ending(
     for path in (tmp_path / name, tmp_path, f"{tmp_path}/*"):
         message = _refusal(path, tmp_path / "out")
         assert str(tmp_path / name) in message and "**/*.txt" in message
-    assert not hashed and not (tmp_path / "out").exists(), "said before anything is read or written"
+    assert not hashed and not (tmp_path / "out").exists(), "refused before anything is read or written"
 
 
-def test_a_zero_byte_is_no_text(tmp_path: Path) -> None:
+def test_a_text_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
     (tmp_path / "core").write_bytes(b"abc\0def")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("é\0".encode()))
-    for name, place in (("core", 3), ("a.txt.gz", 2)):
+    for name, position in (("core", 3), ("a.txt.gz", 2)):
         message = _refusal(tmp_path / name, tmp_path / "out")
-        assert f"{tmp_path / name}: a zero byte (NUL) at byte {place}" in message
+        assert f"{tmp_path / name}: a zero byte (NUL) at byte {position}" in message

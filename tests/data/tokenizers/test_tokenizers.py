@@ -1,4 +1,4 @@
-"""Tokenizers round-trip, agree with the libraries that others will load them with, and account for every byte."""
+"""Tokenizers round-trip, agree with the libraries that load them elsewhere, and account for every byte."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from hlat.data.tokenizers import load_saved, load_tokenizer, sample_texts, train_bpe, train_char
-from hlat.data.tokenizers import sentencepiece as piece_model
+from hlat.data.tokenizers import sentencepiece as sentencepiece_tokenizer
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer, read_json_tokenizer
 from hlat.data.tokenizers.safe_cuts import _PUBLISHED, OWN_PATTERN, cut_text, cuts_preserve_tokens
 from hlat.runtime import DataError
@@ -26,13 +26,13 @@ needs_llama2 = pytest.mark.skipif(not LLAMA2.exists(), reason="needs the Llama-2
 
 BPE = train_bpe(documents(50, 1000), 600)
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
-# what the regular expressions look at: letters, marks, digits, quotes, punctuation, all sorts of white space
+# All that the regular expressions distinguish: letters, marks, digits, quotes, punctuation, kinds of white space.
 _tricky = st.text(st.sampled_from("abZst'’é日\u0301 \u00a0\n\r\t019½.!<|_"), max_size=80)
 
 
 @given(text=_text | _tricky)
 @settings(deadline=None)
-def test_byte_level_round_trips_and_accounts_for_every_byte(text: str) -> None:
+def test_byte_level_bpe_round_trips_and_accounts_for_every_byte(text: str) -> None:
     ids = BPE.encode(text)
     assert BPE.decode(ids) == text
     assert BPE.token_bytes[ids].sum() == len(text.encode())
@@ -40,7 +40,7 @@ def test_byte_level_round_trips_and_accounts_for_every_byte(text: str) -> None:
 
 @given(text=_text.filter(bool), data=st.data())
 @settings(deadline=None)
-def test_char_round_trips_and_accounts_for_every_byte(text: str, data: st.DataObject) -> None:
+def test_the_character_tokenizer_round_trips_and_accounts_for_every_byte(text: str, data: st.DataObject) -> None:
     tokenizer = train_char(text, data.draw(st.sampled_from(["auto", None, "<|end|>"])))
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -50,7 +50,7 @@ def test_char_round_trips_and_accounts_for_every_byte(text: str, data: st.DataOb
     assert library.encode(text).ids == ids and library.decode(ids) == text
 
 
-def test_special_tokens_in_text_are_text() -> None:
+def test_names_of_special_tokens_in_a_text_are_text() -> None:
     text = "one<|endoftext|>two"
     ids = BPE.encode(text)
     assert BPE.eos_id not in ids
@@ -59,7 +59,7 @@ def test_special_tokens_in_text_are_text() -> None:
     assert BPE.decode([*BPE.encode("a"), BPE.eos_id or 0]) == "a"
 
 
-def test_training_is_deterministic_and_exact() -> None:
+def test_training_is_deterministic_and_gives_the_requested_size() -> None:
     texts = documents(50, 1000)
     assert BPE.vocab_size == 600 and BPE.eos_token == "<|endoftext|>" and BPE.eos_id == 0
     assert all(train_bpe(texts, 600).files == BPE.files for _ in range(3))
@@ -70,21 +70,21 @@ def test_training_is_deterministic_and_exact() -> None:
         train_bpe(texts, 256)
 
 
-def test_digits_stand_alone() -> None:
+def test_each_digit_is_a_token() -> None:
     tokenizer = train_bpe(["12345 12345 12345"] * 100, 300)
     assert len(tokenizer.encode("12345")) == 5
 
 
-def test_sample_is_bounded_spread_and_independent_of_what_else_there_is() -> None:
+def test_a_sample_is_bounded_uniform_and_in_order() -> None:
     texts = documents(400, 500)
     everything = sample_texts(texts, 10**9)
     assert everything == texts
     some = sample_texts(texts, 40_000)
     assert 35_000 < sum(len(t.encode()) for t in some) <= 40_000
-    places = [texts.index(t) for t in some]
-    assert places == sorted(places)
-    # about 80 of 400 in uniformly random places: a quarter of the corpus without any has probability 0.75**80 = 1e-10
-    assert all(any(100 * q <= p < 100 * (q + 1) for p in places) for q in range(4))
+    positions = [texts.index(t) for t in some]
+    assert positions == sorted(positions)
+    # About 80 of 400 at uniformly random positions: a quarter of the corpus has none with probability 0.75**80 = 1e-10.
+    assert all(any(100 * q <= p < 100 * (q + 1) for p in positions) for q in range(4))
     long = sample_texts([prose(1, 500_000)], 100_000)
     assert len(long) > 1 and sum(len(t.encode()) for t in long) <= 100_000
 
@@ -98,7 +98,7 @@ def _bpe(pre_tokenizer: object) -> JsonTokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    # texts in which merges over white space would pay, were they possible
+    # Texts in which merges across white space would be frequent if they were possible.
     tokenizer.train_from_iterator([prose(3, 20_000), "a b\nc d " * 500, "don't stop'll 12 ab\n\n cd " * 200], trainer)
     return JsonTokenizer(tokenizer.to_str().encode(), None, None)
 
@@ -111,16 +111,16 @@ def _split(pattern: str) -> object:
 CUTTABLE = [_bpe(_split(p)) for p in (OWN_PATTERN, *_PUBLISHED)] + [_bpe(pre_tokenizers.ByteLevel(False))]
 
 
-@given(text=_tricky, at_least=st.integers(1, 10))
+@given(text=_tricky, min_chars=st.integers(1, 10))
 @settings(deadline=None, max_examples=400)
-def test_cuts_do_not_change_tokens(text: str, at_least: int) -> None:
-    pieces = list(cut_text(text, at_least))
-    assert "".join(pieces) == text
+def test_cuts_do_not_change_tokens(text: str, min_chars: int) -> None:
+    chunks = list(cut_text(text, min_chars))
+    assert "".join(chunks) == text
     for tokenizer in CUTTABLE:
-        assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
+        assert [i for ids in tokenizer.encode_batch(chunks) for i in ids] == tokenizer.encode(text)
 
 
-def test_only_proven_tokenizers_are_cut() -> None:
+def test_only_texts_of_proven_tokenizers_are_cut() -> None:
     assert all(cuts_preserve_tokens(json.loads(t.files["tokenizer.json"])) for t in CUTTABLE)
     for change in (
         {"normalizer": {"type": "NFC"}},
@@ -131,16 +131,16 @@ def test_only_proven_tokenizers_are_cut() -> None:
         assert not cuts_preserve_tokens({**json.loads(CUTTABLE[0].files["tokenizer.json"]), **change})
 
 
-def test_long_documents_encode_as_whole_ones() -> None:
+def test_documents_encoded_in_chunks_have_the_same_tokens() -> None:
     texts = [prose(5, 700_000), "short", "", "日" * 300_000]
     assert [ids.tolist() for ids in BPE.encode_documents(texts)] == BPE.encode_batch(texts)
 
 
-# --- given tokenizers --------------------------------------------------------------------------------------------
+# --- loading tokenizers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "char with an end"])
-def test_transformers_loads_it_and_agrees(tmp_path: Path, kind: str) -> None:
+def test_transformers_loads_a_saved_tokenizer_and_agrees(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     text = prose(7, 3000)
     tokenizer = BPE if kind == "bpe" else train_char(text, "<|end|>" if "end" in kind else None)
@@ -155,7 +155,7 @@ def test_transformers_loads_it_and_agrees(tmp_path: Path, kind: str) -> None:
     assert type(ours) is type(tokenizer)
 
 
-def test_end_token_is_found_chosen_or_asked_for(tmp_path: Path) -> None:
+def test_the_end_of_sequence_token_is_found_or_requested_by_name(tmp_path: Path) -> None:
     BPE.save(tmp_path)
     file = tmp_path / "tokenizer.json"
     assert load_tokenizer(file, None).eos_id is None
@@ -170,26 +170,26 @@ def test_end_token_is_found_chosen_or_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 7}'])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
-def test_not_a_tokenizer(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(DataError, match=str(file)):
         load_tokenizer(file)
 
 
-def test_no_tokenizer_there(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.json"):
         with pytest.raises(DataError, match=str(path)):
             load_tokenizer(path)
 
 
-def test_unknown_character_is_named() -> None:
+def test_an_unknown_character_is_named() -> None:
     with pytest.raises(DataError, match=r"'é' \(U\+00E9\)"):
         train_char("abc").encode("abé")
 
 
 @needs_llama2
-def test_sentencepiece_is_the_library(tmp_path: Path) -> None:
+def test_sentencesentencepiece_tokenizers_have_the_tokens_of_the_library(tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     library = sentencepiece.SentencePieceProcessor(model_file=str(LLAMA2))
     tokenizer = load_tokenizer(LLAMA2)
@@ -198,7 +198,7 @@ def test_sentencepiece_is_the_library(tmp_path: Path) -> None:
         ids = tokenizer.encode(text)
         assert ids == library.encode(text)
         assert tokenizer.decode(ids) == text
-        prefix = 1 if text else 0  # the space that SentencePiece puts in front
+        prefix = 1 if text else 0  # SentencePiece puts a space in front
         assert tokenizer.token_bytes[ids].sum() == len(text.encode()) + prefix
     tokenizer.save(tmp_path)
     again = load_saved(tmp_path)
@@ -208,7 +208,7 @@ def test_sentencepiece_is_the_library(tmp_path: Path) -> None:
 
 
 @needs_llama2
-def test_transformers_agrees_with_sentencepiece(tmp_path: Path) -> None:
+def test_transformers_agrees_with_a_saved_sentencesentencepiece_tokenizer(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = load_tokenizer(LLAMA2)
     tokenizer.save(tmp_path)
@@ -228,13 +228,13 @@ def test_transformers_agrees_with_sentencepiece(tmp_path: Path) -> None:
 def test_sentencepiece_cuts_do_not_change_tokens(text: str) -> None:
     tokenizer = _llama2()
     assert tokenizer._can_cut
-    pieces = list(tokenizer.chunks(text, 3))
-    assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
+    chunks = list(tokenizer.chunks(text, 3))
+    assert [i for ids in tokenizer.encode_batch(chunks) for i in ids] == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize(("model", "is_cut"), [("bpe", True), ("unigram", False)])
-def test_texts_of_unigram_models_stay_whole(tmp_path: Path, model: str, is_cut: bool) -> None:
-    """They add up scores along the whole text: where two segmentations are about as good, its length decides."""
+def test_texts_of_unigram_models_are_not_cut(tmp_path: Path, model: str, is_cut: bool) -> None:
+    """Unigram models sum scores over the full text, so its length can decide between two similar segmentations."""
     sentencepiece = pytest.importorskip("sentencepiece")
     text = documents(1, 40_000)[0]
     sentencepiece.SentencePieceTrainer.train(
@@ -243,22 +243,22 @@ def test_texts_of_unigram_models_stay_whole(tmp_path: Path, model: str, is_cut: 
         remove_extra_whitespaces=False,
     )  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "tokenizer.model")
-    pieces = list(tokenizer.chunks(text, 1 << 12))
-    assert (len(pieces) > 1) is is_cut
-    assert [i for ids in tokenizer.encode_documents(pieces) for i in ids.tolist()] == tokenizer.encode(text)
+    chunks = list(tokenizer.chunks(text, 1 << 12))
+    assert (len(chunks) > 1) is is_cut
+    assert [i for ids in tokenizer.encode_documents(chunks) for i in ids.tolist()] == tokenizer.encode(text)
 
 
 @needs_llama2
 @given(text=st.text(st.sampled_from("ab  \n--==..__é日1"), max_size=80) | _text)
 @settings(deadline=None, max_examples=300)
-def test_conversion_gives_the_same_tokens(text: str) -> None:
+def test_a_converted_sentencesentencepiece_tokenizer_gives_the_same_tokens(text: str) -> None:
     assert _converted().encode(text, add_special_tokens=False).ids == _llama2().encode(text)
 
 
 @cache
-def _llama2() -> piece_model.SentencePieceTokenizer:
+def _llama2() -> sentencepiece_tokenizer.SentencePieceTokenizer:
     tokenizer = load_tokenizer(LLAMA2)
-    assert isinstance(tokenizer, piece_model.SentencePieceTokenizer)
+    assert isinstance(tokenizer, sentencepiece_tokenizer.SentencePieceTokenizer)
     return tokenizer
 
 
@@ -268,7 +268,7 @@ def _converted() -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_a_prompt_is_encoded_as_transformers_does(tmp_path: Path, begins: bool) -> None:
+def test_a_prompt_is_encoded_as_by_transformers(tmp_path: Path, begins: bool) -> None:
     transformers = pytest.importorskip("transformers")
     model = tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "?": 4}, unk_token="?")
     library = tokenizers.Tokenizer(model)
@@ -283,10 +283,12 @@ def test_a_prompt_is_encoded_as_transformers_does(tmp_path: Path, begins: bool) 
     )
     for text in ("a b", "a </s> b", ""):
         assert ours.encode_prompt(text) == theirs(text).input_ids
-    assert ours.encode("a </s> b") != ours.encode_prompt("a </s> b")[begins:], "a corpus cannot end itself"
+    assert ours.encode("a </s> b") != ours.encode_prompt("a </s> b")[begins:], (
+        "text in a corpus cannot become an end token"
+    )
 
 
-def test_what_no_tokenizer_can_encode_is_a_data_error() -> None:
+def test_a_text_that_cannot_be_encoded_is_a_data_error() -> None:
     for tokenizer in (BPE, train_char("abc"), *([_llama2()] if LLAMA2.exists() else [])):
         for encode in (tokenizer.encode, tokenizer.encode_prompt):
             with pytest.raises(DataError, match=r"'a\\udcff' is not valid UTF-8: character 1"):
@@ -297,7 +299,7 @@ def test_what_no_tokenizer_can_encode_is_a_data_error() -> None:
 
 @needs_llama2
 @pytest.mark.parametrize("begins", [None, True])
-def test_a_sentencepiece_prompt_is_encoded_as_transformers_does(tmp_path: Path, begins: bool | None) -> None:
+def test_a_sentencepiece_prompt_is_encoded_as_by_transformers(tmp_path: Path, begins: bool | None) -> None:
     transformers = pytest.importorskip("transformers")
     given, saved = tmp_path / "given", tmp_path / "saved"
     given.mkdir()
@@ -314,7 +316,7 @@ def test_a_sentencepiece_prompt_is_encoded_as_transformers_does(tmp_path: Path, 
         assert ids == theirs(text).input_ids == load_saved(saved).encode_prompt(text)
         if "s>" not in text:
             assert ids == [ours.bos_id] * bool(begins) + ours.encode(text)
-    if begins is not None:  # and the folder that was given, in the model's own way
+    if begins is not None:  # transformers reads the original folder in the same way
         original = transformers.AutoTokenizer.from_pretrained(given)
         assert original("hello world").input_ids == ours.encode_prompt("hello world")
 
@@ -323,7 +325,7 @@ def test_a_sentencepiece_prompt_is_encoded_as_transformers_does(tmp_path: Path, 
 
 
 def _read(content: bytes, config: object = None) -> None:
-    """Everything that is asked of a tokenizer before a run."""
+    """Use a tokenizer in every way that a run does."""
     tokenizer = read_json_tokenizer(content, config, "auto", "here/tokenizer.json")  # type: ignore[arg-type]
     ids = tokenizer.encode_documents(["one, two\n", "ü日本"])
     tokenizer.decode(ids[0].tolist())
@@ -336,7 +338,7 @@ def _with(change: dict[str, object]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (_with({"vocab": {}, "merges": []}).replace(b'"<|endoftext|>"', b'""'), "no tokens"),
         (b'{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}', "no tokens"),
@@ -351,13 +353,13 @@ def _with(change: dict[str, object]) -> bytes:
          .replace(b'"c"', b'"cc"'), "empty vocabulary"),
     ],
 )  # fmt: skip
-def test_a_malformed_tokenizer_json_is_an_error_that_names_it(content: bytes, told: str) -> None:
-    with pytest.raises(DataError, match=f"here/tokenizer.json: .*{re.escape(told)}"):
+def test_a_malformed_tokenizer_json_is_an_error_that_names_it(content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=f"here/tokenizer.json: .*{re.escape(message)}"):
         _read(content)
 
 
 @pytest.mark.parametrize("odd", [5, True, [], {}, {"content": 5}, {"content": []}])
-def test_a_malformed_tokenizer_config(tmp_path: Path, odd: object) -> None:
+def test_a_malformed_tokenizer_config_is_a_data_error(tmp_path: Path, odd: object) -> None:
     for key in ("eos_token", "bos_token"):
         with pytest.raises(DataError, match=f"tokenizer_config.json: {key} is "):
             _read(BPE.files["tokenizer.json"], {key: odd})
@@ -371,13 +373,13 @@ def test_a_malformed_tokenizer_config(tmp_path: Path, odd: object) -> None:
         load_saved(tmp_path)
 
 
-def test_one_bit_of_a_tokenizer_json_is_an_error_or_a_tokenizer() -> None:
+def test_a_tokenizer_json_with_a_flipped_bit_is_a_data_error_or_works() -> None:
     rng, read = random.Random(0), 0
     for tokenizer in (BPE, train_char("one, two\nü日本", "<|end|>")):
         content = tokenizer.files["tokenizer.json"]
-        for place in [*range(0, 2000, 9), *rng.sample(range(len(content)), 60)]:
+        for position in [*range(0, 2000, 9), *rng.sample(range(len(content)), 60)]:
             changed = bytearray(content)
-            changed[place % len(content)] ^= 1 << rng.randrange(8)
+            changed[position % len(content)] ^= 1 << rng.randrange(8)
             try:
                 _read(bytes(changed))
                 read += 1
@@ -386,7 +388,7 @@ def test_one_bit_of_a_tokenizer_json_is_an_error_or_a_tokenizer() -> None:
     assert read > 0
 
 
-def test_one_bit_of_a_sentencepiece_model_is_an_error_or_a_tokenizer() -> None:
+def test_a_sentencesentencepiece_tokenizer_with_a_flipped_bit_is_a_data_error_or_works() -> None:
     library = pytest.importorskip("sentencepiece")
     out, rng, read = BytesIO(), random.Random(0), 0
     library.SentencePieceTrainer.train(
@@ -394,11 +396,11 @@ def test_one_bit_of_a_sentencepiece_model_is_an_error_or_a_tokenizer() -> None:
         byte_fallback=True, normalization_rule_name="identity", minloglevel=2,
     )  # fmt: skip
     content = out.getvalue()
-    for place in [*range(200), *rng.sample(range(len(content)), 200)]:
+    for position in [*range(200), *rng.sample(range(len(content)), 200)]:
         changed = bytearray(content)
-        changed[place] ^= 1 << rng.randrange(8)
+        changed[position] ^= 1 << rng.randrange(8)
         try:
-            tokenizer = piece_model.SentencePieceTokenizer(bytes(changed), where="here.model")
+            tokenizer = sentencepiece_tokenizer.SentencePieceTokenizer(bytes(changed), where="here.model")
             tokenizer.encode_documents(["one, two\n", "ü日本"])
             assert len(tokenizer.token_bytes) == tokenizer.vocab_size and tokenizer.sha256
             read += 1
