@@ -41,7 +41,7 @@ def test_what_is_wrong_is_a_sentence(cli, arguments: list[str], tmp_path: Path) 
     content = data.read_bytes()
     faults = [
         (lambda: data.write_bytes(content[:-2]), f"{data}: truncated: "),
-        (lambda: data.write_bytes(content[:-2] + b"\xff\xff"), "has the id 65535, and the ids of data.tokenizer.path"),
+        (lambda: data.write_bytes(content[:-2] + b"\xff\xff"), "has the id 65535, but the ids of data.tokenizer.path"),
         (data.with_suffix(".idx").unlink, f"{data.with_suffix('.idx')} is missing"),
     ]
     for damage, message in faults:

@@ -149,7 +149,7 @@ def test_the_verbs_of_data_know_what_is_there(cli, recipe_file, online, tmp_path
     assert done.returncode == 0 and "60 blocks of 60 files, for training" in done.stdout, done.stderr
     assert cli("data", "verify", recipe_file, *online).returncode == 0
     shown = cli("data", "show", recipe_file, *online, "--json")
-    assert shown.returncode == 0 and "60 blocks of it" in json.loads(shown.stdout)["notes"][-1], shown.stderr
+    assert shown.returncode == 0 and "from 60 blocks" in json.loads(shown.stdout)["notes"][-1], shown.stderr
     part = cli("data", "prepare", recipe_file, *online, "--part", "1/2")
     assert part.returncode == 2 and "nothing is tokenized before training" in part.stderr
     blocks = tmp_path / "run" / "data" / "blocks.npy"

@@ -16,7 +16,7 @@ from hlat.runtime.backend import untested_torch_warning
 from hlat.runtime.process import LAUNCHER_ENV
 
 if TYPE_CHECKING:
-    from hlat.data.prepare import Progress
+    from hlat.data.prepare import ProgressCallback
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="Recipe file, or the name of a shipped recipe.", show_default=False)
@@ -64,8 +64,8 @@ def complain(message: str) -> None:
 
 
 @contextmanager
-def data_progress() -> Iterator["Progress"]:
-    """Show the progress of data preparation: a bar on a terminal, a line every few seconds otherwise."""
+def data_progress() -> Iterator["ProgressCallback"]:
+    """Shows how far the preparation of text is: a bar on a terminal, a line every few seconds otherwise."""
     if sys.stdout.isatty():
         with _bar() as bar:
             yield bar
@@ -82,7 +82,7 @@ def data_progress() -> Iterator["Progress"]:
 
 
 @contextmanager
-def _bar() -> Iterator["Progress"]:
+def _bar() -> Iterator["ProgressCallback"]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
