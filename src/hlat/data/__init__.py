@@ -6,7 +6,7 @@
     sources     paths, globs and URLs -> a sorted list of files
     manifest    the record of prepared data: its files, settings, bad rows
     prepared    a folder of token shards: open it and check it
-    prepare     documents -> token shards and a manifest, by worker processes, restartable, on one machine or several
+    prepare     documents -> token shards and a manifest, by worker processes, resumable, on one machine or several
     samples     global sample index -> source -> row -> tokens, a pure function
     online      documents -> samples while training, by separate processes
 

@@ -15,7 +15,7 @@ def prepare_recipe_data(
         recipe: the recipe.
         workers: number of tokenizing processes; None for data.workers, which defaults to one per core. Used only in
             the mode "prepared".
-        progress: see ``hlat.data.prepare.Progress``.
+        progress: see ``hlat.data.prepare.ProgressCallback``.
 
     Returns:
         The prepared data. In the mode "online" it has the tokenizer, the validation tokens and the block index.
