@@ -45,7 +45,7 @@ def read_tokenizer(folder: Path, eos_token: str | None = "auto") -> Tokenizer:
 
 
 def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
-    """See that weights know the token ids of prepared data. Nothing can be said where they came without a tokenizer.
+    """Check that prepared data has the token ids that weights were trained on; weights without tokenizer pass.
 
     The end-of-document token is a setting of the data and is not compared. A checkpoint may have both a SentencePiece
     model and its conversion to tokenizer.json; the data may have been prepared with either.
@@ -66,7 +66,7 @@ def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
         )
 
 
-def _made(prepared: PreparedData, file: Path) -> bool:
+def _prepared_with(prepared: PreparedData, file: Path) -> bool:
     try:
         return load_tokenizer(file, prepared.tokenizer.eos_token).sha256 == prepared.manifest.tokenizer_sha256
     except DataError:  # it lacks the end-of-sequence token

@@ -65,7 +65,7 @@ def complain(message: str) -> None:
 
 @contextmanager
 def data_progress() -> Iterator["ProgressCallback"]:
-    """Shows how far the preparation of text is: a bar on a terminal, a line every few seconds otherwise."""
+    """Show the progress of data preparation: a bar on a terminal, a line every few seconds otherwise."""
     if sys.stdout.isatty():
         with _bar() as bar:
             yield bar

@@ -133,8 +133,8 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
     runtime.ranks.run_on_all(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
     prepared = runtime.ranks.run_on_all(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
     if recipe.data.mode == "online":  # the manifest may be of another run, which read the same text elsewhere
-        prepared = prepared.with_sources(runtime.ranks.first(lambda: made[0].manifest.sources))
-    check_same(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
+        prepared = prepared.with_sources(runtime.ranks.run_on_rank0(lambda: made[0].manifest.sources))
+    check_consistent(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
     check_vocabulary(prepared, recipe.model.vocab_size)
     if weights is not None:
         check_same_tokenizer(weights, prepared)

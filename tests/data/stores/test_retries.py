@@ -39,9 +39,9 @@ class World:
         self.time += seconds
 
 
-def make_error(fault: Fault) -> DataError:
+def make_error(failure: StorageFailure) -> DataError:
     """Make the exception for a permanent error."""
-    return DataError(f"permanent: {fault.reason}")
+    return DataError(f"permanent: {failure.reason}")
 
 
 class Failing:
@@ -175,23 +175,27 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
 _KEY = aiohttp.client_reqrep.ConnectionKey("h", 1, False, True, None, None, None)
 
 ERRORS = [
-    (ConnectionResetError(errno.ECONNRESET, "x"), Kind.TRANSIENT, "connection reset by peer"),
-    (TimeoutError(), Kind.TRANSIENT, "timed out"),
-    (fsspec.exceptions.FSTimeoutError(), Kind.TRANSIENT, "timed out"),
-    (aiohttp.ClientPayloadError("Response payload is not completed"), Kind.TRANSIENT, "payload is not completed"),
-    (aiohttp.ServerDisconnectedError(), Kind.TRANSIENT, "Server disconnected"),
-    (_web(429), Kind.TRANSIENT, "HTTP 429 Too Many Requests"),
-    (_web(502), Kind.TRANSIENT, "HTTP 502 Bad Gateway"),
-    (_web(400), Kind.OTHER, "HTTP 400 Bad Request"),
-    (_caused(FileNotFoundError("url"), _web(403)), Kind.DENIED, "HTTP 403 Forbidden"),
-    (_caused(FileNotFoundError("url"), _web(404)), Kind.MISSING, "HTTP 404 Not Found"),
-    (_caused(FileNotFoundError("url"), ConnectionRefusedError(111, "x")), Kind.TRANSIENT, "connection refused"),
-    (_caused(OSError(errno.EBUSY, "x"), _s3(503, "SlowDown")), Kind.TRANSIENT, "HTTP 503 SlowDown"),
-    (_caused(PermissionError("x"), _s3(403, "AccessDenied")), Kind.DENIED, "HTTP 403 AccessDenied"),
-    (_caused(PermissionError("x"), _s3(400, "ExpiredToken")), Kind.DENIED, "HTTP 400 ExpiredToken"),
-    (_caused(TimeoutError("x"), _s3(400, "RequestTimeout")), Kind.TRANSIENT, "HTTP 400 RequestTimeout"),
-    (botocore.exceptions.NoCredentialsError(), Kind.NO_CREDENTIALS, "Unable to locate credentials"),
-    (botocore.exceptions.EndpointConnectionError(endpoint_url="http://h"), Kind.TRANSIENT, "Could not connect"),
+    (ConnectionResetError(errno.ECONNRESET, "x"), FailureKind.TRANSIENT, "connection reset by peer"),
+    (TimeoutError(), FailureKind.TRANSIENT, "timed out"),
+    (fsspec.exceptions.FSTimeoutError(), FailureKind.TRANSIENT, "timed out"),
+    (
+        aiohttp.ClientPayloadError("Response payload is not completed"),
+        FailureKind.TRANSIENT,
+        "payload is not completed",
+    ),
+    (aiohttp.ServerDisconnectedError(), FailureKind.TRANSIENT, "Server disconnected"),
+    (_web(429), FailureKind.TRANSIENT, "HTTP 429 Too Many Requests"),
+    (_web(502), FailureKind.TRANSIENT, "HTTP 502 Bad Gateway"),
+    (_web(400), FailureKind.OTHER, "HTTP 400 Bad Request"),
+    (_caused(FileNotFoundError("url"), _web(403)), FailureKind.DENIED, "HTTP 403 Forbidden"),
+    (_caused(FileNotFoundError("url"), _web(404)), FailureKind.MISSING, "HTTP 404 Not Found"),
+    (_caused(FileNotFoundError("url"), ConnectionRefusedError(111, "x")), FailureKind.TRANSIENT, "connection refused"),
+    (_caused(OSError(errno.EBUSY, "x"), _s3(503, "SlowDown")), FailureKind.TRANSIENT, "HTTP 503 SlowDown"),
+    (_caused(PermissionError("x"), _s3(403, "AccessDenied")), FailureKind.DENIED, "HTTP 403 AccessDenied"),
+    (_caused(PermissionError("x"), _s3(400, "ExpiredToken")), FailureKind.DENIED, "HTTP 400 ExpiredToken"),
+    (_caused(TimeoutError("x"), _s3(400, "RequestTimeout")), FailureKind.TRANSIENT, "HTTP 400 RequestTimeout"),
+    (botocore.exceptions.NoCredentialsError(), FailureKind.NO_CREDENTIALS, "Unable to locate credentials"),
+    (botocore.exceptions.EndpointConnectionError(endpoint_url="http://h"), FailureKind.TRANSIENT, "Could not connect"),
     (
         aiohttp.ClientConnectorDNSError(_KEY, socket.gaierror(socket.EAI_AGAIN, "try later")),
         FailureKind.TRANSIENT,
@@ -202,9 +206,9 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "kind", "reason"), ERRORS)
-def test_errors_are_classified(error: BaseException, kind: Kind, reason: str) -> None:
-    fault = fault_of(error)
-    assert fault.kind is kind and reason in fault.reason
+def test_errors_are_classified(error: BaseException, kind: FailureKind, reason: str) -> None:
+    failure = classify_error(error)
+    assert failure.kind is kind and reason in failure.reason
 
 
 def test_reasons_contain_no_secrets() -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from hlat.data.formats.decompression import DamagedStream
 from hlat.data.formats.document import Content
 from hlat.data.formats.file_types import file_type
-from hlat.runtime import DataError, visible_name
+from hlat.runtime import DataError, escape_name
 
 SET_TEXT_COLUMN = "Set data.text_column to one of these."
 _MAX_NAMES = 20  # column names that a message lists
@@ -89,5 +89,5 @@ def _damaged(file: Path, what: str, error: object) -> DataError:
 
 def missing_column(column: str, names: list[str]) -> str:
     """Describe, for messages, that there is no column of this name, and list the columns."""
-    known = ", ".join(visible_name(name) for name in names[:_MAX_NAMES])
+    known = ", ".join(escape_name(name) for name in names[:_MAX_NAMES])
     return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _MAX_NAMES else ''}"

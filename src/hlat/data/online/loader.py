@@ -97,7 +97,7 @@ class _Worker:
                 "because a file was cut off while it was read" if code == -signal.SIGBUS else "because memory ran out"
             )
             error = DataError(f"a tokenizing process {cause}, perhaps {reason}. Run again to resume.")
-            error.may_pass = True
+            error.retryable = True
             raise error
         if frame.kind in (DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR):
             error_type = {DATA_ERROR: DataError, STORAGE_ERROR: StorageError, INTERNAL_ERROR: RuntimeError}[frame.kind]

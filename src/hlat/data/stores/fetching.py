@@ -91,7 +91,7 @@ class _Transfer:
         if not self._receive():
             return
         if self._done < self._file.size:
-            raise Transient(f"only {self._done:,} of {self._file.size:,} bytes were received")
+            raise TransientError(f"only {self._done:,} of {self._file.size:,} bytes were received")
         self._store.check_version(self._file)
 
     def _receive(self) -> bool:

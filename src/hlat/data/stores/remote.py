@@ -14,8 +14,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hlat.data.stores.retries import StoreRetries
-from hlat.runtime import WEB, DataError, is_url
-from hlat.runtime.storage import Fault, Transient, connect, protocol_of, refusal, refuse_unusable
+from hlat.runtime import WEB_PROTOCOLS, DataError, is_url
+from hlat.runtime.storage import (
+    StorageFailure,
+    TransientError,
+    check_url,
+    explain_failure,
+    open_filesystem,
+    protocol_of,
+)
 
 _CHUNK = 1 << 24  # bytes per request: long compared with its latency, short compared with the cost of a lost one
 _STREAM_CHUNK = 1 << 20  # bytes per read from a server without range requests
@@ -59,11 +66,11 @@ class Store:
     """
 
     def __init__(self, url: str, retries: Callable[[str], StoreRetries] = StoreRetries) -> None:
-        refuse_unusable(url, DataError)
+        check_url(url, DataError)
         self._url = url
         self._protocol = protocol_of(url)
         self.retries = retries(_store_name(url))
-        open_it = partial(connect, url, DataError)  # some backends log in when they are made
+        open_it = partial(open_filesystem, url, DataError)  # some backends log in when they are made
         self._fs, self._root = self.retries.call(f"opening {url}", open_it, partial(self._permanent_error, url))
         trimmed = url.rstrip("/")
         at_end = trimmed.endswith(self._root)
@@ -83,7 +90,7 @@ class Store:
         """Yield the bytes of a file from ``start`` on, in chunks; errors of the backend are passed on.
 
         Raises:
-            Transient: the server does not support range requests, and ``start`` is not 0. From then on
+            TransientError: the server does not support range requests, and ``start`` is not 0. From then on
                 ``supports_ranges`` is False.
         """
         if not self.supports_ranges:
@@ -96,7 +103,7 @@ class Store:
                     chunk = remote.read(min(_CHUNK, file.size - start))
                 except ValueError as error:  # fsspec's error for a server without range requests
                     self._streaming_only = True
-                    raise Transient(_NO_RANGES) from error
+                    raise TransientError(_NO_RANGES) from error
                 if not chunk:
                     return
                 start += len(chunk)
@@ -121,7 +128,7 @@ class Store:
                 "the old file, or start over with the new one."
             )
 
-    def permanent_error(self, file: RemoteFile) -> Callable[[Fault], Exception]:
+    def permanent_error(self, file: RemoteFile) -> Callable[[StorageFailure], Exception]:
         """Return a function that makes the exception for an error at this file that retrying would not solve."""
         return partial(self._permanent_error, file.url)
 
@@ -133,7 +140,7 @@ class Store:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """Return the backend's info of each file that the URL names, by the backend's name of it."""
-        web = self._protocol in WEB
+        web = self._protocol in WEB_PROTOCOLS
         first = min((at for sign in ("*[" if web else "*?[") if (at := self._root.find(sign)) >= 0), default=None)
         if first is not None:
             return self._matches(self._root[:first].rpartition("/")[0])
@@ -191,13 +198,13 @@ class Store:
 
     def _read_stream(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         if start:
-            raise Transient(_NO_RANGES)
+            raise TransientError(_NO_RANGES)
         with closing(self._fs.open(self._name(file.url), "rb", block_size=0)) as remote:
             while chunk := remote.read(_STREAM_CHUNK):
                 yield chunk
 
-    def _permanent_error(self, url: str, fault: Fault) -> Exception:
-        return StoreAccessError(refusal(url, fault))
+    def _permanent_error(self, url: str, failure: StorageFailure) -> Exception:
+        return StoreAccessError(explain_failure(url, failure))
 
 
 def local_path(path: str) -> str:

@@ -75,7 +75,7 @@ class StoreRetries:
         """
         return RetryLoop(self, activity, still_needed)
 
-    def call(self, activity: str, action: Callable[[], T], make_error: Callable[[Fault], Exception]) -> T:
+    def call(self, activity: str, action: Callable[[], T], make_error: Callable[[StorageFailure], Exception]) -> T:
         """Call an action, retried as often as needed, and return its result; see ``RetryLoop.call``."""
         return self.attempt(activity).call(action, make_error)
 
@@ -89,7 +89,7 @@ class RetryLoop:
         self._outage_time: datetime | None = None
         self._failures = 0
 
-    def call(self, action: Callable[[], T], make_error: Callable[[Fault], Exception]) -> T:
+    def call(self, action: Callable[[], T], make_error: Callable[[StorageFailure], Exception]) -> T:
         """Call an action, retried as often as needed, and return its result.
 
         Args:
@@ -107,10 +107,10 @@ class RetryLoop:
             except (HlatError, FetchCancelledError):
                 raise
             except Exception as error:
-                fault = fault_of(error)
-                if fault.kind is not Kind.TRANSIENT:
-                    raise make_error(fault) from error
-                self._wait(fault, error)
+                failure = classify_error(error)
+                if failure.kind is not FailureKind.TRANSIENT:
+                    raise make_error(failure) from error
+                self._wait(failure, error)
             else:
                 self.progress()
                 return result
@@ -126,20 +126,20 @@ class RetryLoop:
                 retries._outage_logged = False
                 retries._log(f"{retries.store} answers again, after {_duration(retries._clock() - start)}.")
 
-    def _wait(self, fault: Fault, error: Exception) -> None:
+    def _wait(self, failure: StorageFailure, error: Exception) -> None:
         retries = self._retries
         if self._outage_start is None:
             self._outage_start, self._outage_time = retries._clock(), retries._now()
         lasted = retries._clock() - self._outage_start
         if lasted >= MAX_OUTAGE_SECONDS:
             raise StoreUnavailableError(
-                f"{self._activity}: {fault.reason}, since {self._outage_time:%H:%M:%S} ({_duration(lasted)} of "
+                f"{self._activity}: {failure.reason}, since {self._outage_time:%H:%M:%S} ({_duration(lasted)} of "
                 f"attempts). Check that {retries.store} can be reached from this machine; then run the same command "
                 "again: finished work is kept."
             ) from error
         self._failures += 1
         if self._failures == 2:  # a single failure is not worth a message
-            self._log_outage(fault)
+            self._log_outage(failure)
         longest = min(_FIRST_DELAY * 2 ** min(self._failures - 1, 20), _MAX_DELAY, MAX_OUTAGE_SECONDS - lasted)
         self._pause(longest * (0.5 + 0.5 * retries._uniform()))
 
@@ -151,14 +151,14 @@ class RetryLoop:
             if not self._still_needed():
                 raise FetchCancelledError
 
-    def _log_outage(self, fault: Fault) -> None:
+    def _log_outage(self, failure: StorageFailure) -> None:
         retries = self._retries
         with retries._lock:
             if retries._outage_logged or retries._clock() - retries._last_log < _LOG_INTERVAL:
                 return
             retries._outage_logged, retries._last_log = True, retries._clock()
         retries._log(
-            f"{retries.store} does not answer: {fault.reason}, while {self._activity}, since "
+            f"{retries.store} does not answer: {failure.reason}, while {self._activity}, since "
             f"{self._outage_time:%H:%M:%S}. Trying again for up to {_duration(MAX_OUTAGE_SECONDS)}."
         )
 

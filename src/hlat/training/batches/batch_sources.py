@@ -161,7 +161,7 @@ class OnlineSamples:
 
 
 class _OnlineReader:
-    def __init__(self, start: Callable[[Callable[[str], None]], OnlineLoader], together: Ranks) -> None:
+    def __init__(self, start: Callable[[Callable[[str], None]], OnlineLoader], together: HostGroup) -> None:
         self._start, self._together = start, together
         self._feed: OnlineLoader | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
