@@ -353,7 +353,7 @@ except DataError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
     protocol = url.partition("://")[0]
-    expected = f"{url}: {protocol}:// takes a package that is not installed: pip install 'hlat[{extra}]'"
+    expected = f"{url}: {protocol}:// needs a package that is not installed: pip install 'hlat[{extra}]'"
     assert done.stdout.strip() == expected
 
 
