@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hlat.config.sections import DataConfig
-from hlat.data.manifest import read_manifest
+from hlat.data.manifest import read_data_manifest
 from hlat.data.manifest.record_checksum import checksum_of
 from hlat.data.online import prepare_online
 from hlat.data.prepare import prepare, verify, verify_and_seal
@@ -105,7 +105,7 @@ class ManifestChecker:
     def __init__(self, folder: Path, config: DataConfig) -> None:
         self._folder, self._config = folder, config
         rows = reference_rows(folder, "train")
-        self._train, self._original = rows + rows[:3], read_manifest(folder)
+        self._train, self._original = rows + rows[:3], read_data_manifest(folder)
         self._validation = validation(open_prepared(folder, config))
         assert (
             reference_rows(folder, "validation")
@@ -145,12 +145,12 @@ def test_the_reference_reader_gives_the_same_samples(finished: PreparedData, con
 
 
 def test_a_manifest_with_a_flipped_bit_is_refused_or_has_the_same_values(folder: Path) -> None:
-    content, original = (folder / "manifest.json").read_bytes(), read_manifest(folder)
+    content, original = (folder / "manifest.json").read_bytes(), read_data_manifest(folder)
     refused = same = 0
     for position, bit, changed in flips(content, lambda position: {position % 8, (position + 4) % 8}):
         (folder / "manifest.json").write_bytes(changed)
         try:
-            assert read_manifest(folder) == original, (position, bit)
+            assert read_data_manifest(folder) == original, (position, bit)
             same += 1
         except DataError:
             refused += 1

@@ -1,4 +1,4 @@
-"""How long a store may be away, what the user is told, and which errors are worth another attempt; without waiting."""
+"""Retries of a store: their delays, messages and end, and the classification of errors; without real waiting."""
 
 import errno
 import socket

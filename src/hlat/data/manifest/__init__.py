@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     )
     from hlat.data.manifest.manifest_file import (
         UnknownFormatError,
-        read_manifest,
+        read_data_manifest,
         read_record,
         validation_summary,
-        write_manifest,
+        write_data_manifest,
         write_record,
     )
     from hlat.data.manifest.record_checksum import CHECKSUM_KEY, checksum_matches, with_checksum
@@ -73,10 +73,10 @@ __getattr__ = lazily(
         ),
         "manifest_file": (
             "UnknownFormatError",
-            "read_manifest",
+            "read_data_manifest",
             "read_record",
             "validation_summary",
-            "write_manifest",
+            "write_data_manifest",
             "write_record",
         ),
         "record_checksum": (
@@ -119,7 +119,7 @@ __all__ = [
     "content_settings",
     "documents_file",
     "load_hashes",
-    "read_manifest",
+    "read_data_manifest",
     "read_record",
     "recipe_locations",
     "recipe_source_names",
@@ -130,6 +130,6 @@ __all__ = [
     "update_hashes",
     "validation_summary",
     "with_checksum",
-    "write_manifest",
+    "write_data_manifest",
     "write_record",
 ]

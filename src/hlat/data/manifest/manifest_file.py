@@ -27,7 +27,7 @@ class UnknownFormatError(Exception):
     """A record has a format version that this version of hlat does not read; the message names both."""
 
 
-def write_manifest(folder: Path, manifest: DataManifest) -> None:
+def write_data_manifest(folder: Path, manifest: DataManifest) -> None:
     """Write the manifest of a folder.
 
     Raises:
@@ -36,7 +36,7 @@ def write_manifest(folder: Path, manifest: DataManifest) -> None:
     write_record(folder / MANIFEST_FILE, manifest.model_copy(update={"format_version": FORMAT_VERSION}))
 
 
-def read_manifest(folder: Path) -> DataManifest | None:
+def read_data_manifest(folder: Path) -> DataManifest | None:
     """Read the manifest of a folder; return None if it has none.
 
     Raises:

@@ -34,10 +34,10 @@ from hlat.data.manifest import (
     SplitRecord,
     content_fingerprint,
     documents_file,
-    read_manifest,
+    read_data_manifest,
     recipe_locations,
     shard_file,
-    write_manifest,
+    write_data_manifest,
 )
 from hlat.data.online.block_index import (
     WHOLE,
@@ -80,12 +80,12 @@ def prepare_online(
     """
     folder = resolve_output_folder(out_dir)
     files = [_with_sampled_hash(file) for file in list_files(config, folder)]
-    manifest = read_manifest(folder)
+    manifest = read_data_manifest(folder)
     settings = current_settings(folder, manifest, config)
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=True):
-            manifest = read_manifest(folder)
+            manifest = read_data_manifest(folder)
             if manifest is None:
                 _OnlinePreparation(config, folder, files, validation_tokens, progress or ignore_progress).run(settings)
             else:
@@ -170,7 +170,7 @@ class _OnlinePreparation:
             }
         )
         sync_folder(self._folder)
-        write_manifest(self._folder, manifest)
+        write_data_manifest(self._folder, manifest)
         sync_folder(self._folder)
 
     def _blocks(self) -> tuple[list[FileBlock], list[int]]:

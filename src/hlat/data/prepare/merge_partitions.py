@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, content_settings, read_manifest, setting_differences
+from hlat.data.manifest import (
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    content_settings,
+    read_data_manifest,
+    setting_differences,
+)
 from hlat.data.prepare.corpus import Corpus, SplitPlan
 from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.partition import FINISHED, PartitionRecord, indexes_sha256, read_partition_record
@@ -69,7 +75,7 @@ def merge_partition_folders(
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=False):
-            manifest = read_manifest(folder)
+            manifest = read_data_manifest(folder)
             if manifest is not None:
                 before = [(record.path, record.content) for record in manifest.sources]
                 check_settings(folder, manifest, config, describe_corpus_changes(before, files))

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepare.worker import write_unit
-from hlat.data.stores import storage_error
+from hlat.data.stores import unwritable_folder_error
 from hlat.runtime import DataError
 
 
@@ -124,7 +124,7 @@ class WorkerPool:
             case "data":
                 return DataError(f"{unit.where}: {message}")
             case "storage":
-                return storage_error(self._folder, message)
+                return unwritable_folder_error(self._folder, message)
         return RuntimeError(f"a tokenizing process failed on {unit.where}:\n{message}")
 
 

@@ -25,7 +25,7 @@ from hlat.data.manifest import (
     TOKENIZER_FOLDER,
     DataManifest,
     load_hashes,
-    read_manifest,
+    read_data_manifest,
     recipe_locations,
     update_hashes,
 )
@@ -79,7 +79,7 @@ def prepare(
     """
     folder = resolve_output_folder(out_dir)
     report = progress or ignore_progress
-    manifest = read_manifest(folder)
+    manifest = read_data_manifest(folder)
     try:
         files = list_files(config, folder)
     except SourceNotFoundError as error:
@@ -91,7 +91,7 @@ def prepare(
         folder.mkdir(parents=True, exist_ok=True)
         # Wait for the lock if the data is finished: other processes then hold it only briefly, to check the same.
         with folder_lock(folder, wait=manifest is not None):
-            manifest = read_manifest(folder)  # again: another process may have finished in the meantime
+            manifest = read_data_manifest(folder)  # again: another process may have finished in the meantime
             known = load_hashes(folder if manifest else folder / PARTIAL, manifest)
             files = hash_files(files, known, partial(report, "hash"))
             if manifest is not None:

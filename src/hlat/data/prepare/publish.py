@@ -12,7 +12,7 @@ from hlat.data.manifest import (
     SourceRows,
     content_fingerprint,
     recipe_locations,
-    write_manifest,
+    write_data_manifest,
 )
 from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.staging import StagingFolder
@@ -61,7 +61,7 @@ def complete_staging(
         sources=[SourceRecord.from_file(file) for file in files],
     )
     sync_folder(staging.out)
-    write_manifest(staging.out, manifest)
+    write_data_manifest(staging.out, manifest)
     sync_folder(staging.out)
 
 

@@ -22,8 +22,8 @@ from hlat.data.manifest import (
     QuarantineRecord,
     ShardRecord,
     SplitRecord,
-    read_manifest,
-    write_manifest,
+    read_data_manifest,
+    write_data_manifest,
 )
 from hlat.data.prepare.preparation import folder_lock
 from hlat.data.prepare.tokenizer_and_split import ProgressCallback
@@ -76,7 +76,7 @@ def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -
     if prepared.manifest.has_checksum:
         return prepared
     with suppress(OSError), folder_lock(prepared.dir, wait=True):
-        write_manifest(prepared.dir, prepared.manifest)
+        write_data_manifest(prepared.dir, prepared.manifest)
     return open_prepared(prepared.dir)
 
 
@@ -88,7 +88,7 @@ def find_problems(
     Raises:
         DataError: the manifest is missing or cannot be read, so nothing else can be checked.
     """
-    manifest = read_manifest(folder)
+    manifest = read_data_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
     setting = [] if config is None else setting_problems(folder, manifest, config)

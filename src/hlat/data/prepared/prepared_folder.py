@@ -23,7 +23,7 @@ from hlat.data.manifest import (
     DataManifest,
     SourceRecord,
     content_settings,
-    read_manifest,
+    read_data_manifest,
     recipe_locations,
     setting_differences,
     too_many_bad_rows,
@@ -146,7 +146,7 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
         DataError: the folder has no prepared data, or it is incomplete, damaged, or prepared with other settings.
     """
     folder = Path(dir).expanduser()
-    manifest = read_manifest(folder)
+    manifest = read_data_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
     _refuse(folder, list(manifest_problems(manifest)))

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
         AtomicFileWriter,
         convert_disk_errors,
         is_disk_error,
-        storage_error,
         sync_folder,
+        unwritable_folder_error,
         write_atomic,
     )
     from hlat.data.stores.cache import Cache
@@ -26,8 +26,8 @@ __getattr__ = lazily(
             "AtomicFileWriter",
             "convert_disk_errors",
             "is_disk_error",
-            "storage_error",
             "sync_folder",
+            "unwritable_folder_error",
             "write_atomic",
         ),
         "cache": ("Cache",),
@@ -56,8 +56,8 @@ __all__ = [
     "is_disk_error",
     "local_path",
     "prefetch_in_order",
-    "storage_error",
     "sync_folder",
+    "unwritable_folder_error",
     "url_file_name",
     "write_atomic",
 ]

@@ -124,10 +124,10 @@ def convert_disk_errors(folder: Path, chosen_by: str = "data.prepared_dir") -> I
     except OSError as error:
         if not is_disk_error(error.errno):
             raise
-        raise storage_error(folder, os.strerror(error.errno or 0), chosen_by) from error
+        raise unwritable_folder_error(folder, os.strerror(error.errno or 0), chosen_by) from error
 
 
-def storage_error(folder: Path, reason: str, chosen_by: str = "data.prepared_dir") -> Exception:
+def unwritable_folder_error(folder: Path, reason: str, chosen_by: str = "data.prepared_dir") -> Exception:
     """Build the StorageError for a folder that could not be written to."""
     return StorageError(
         f"{folder}: cannot write prepared data: {reason}. Free space or make the folder writable, or choose another "
