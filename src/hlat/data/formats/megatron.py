@@ -64,12 +64,12 @@ class MegatronDataset:
         index_bytes, self._bytes = _size(self._index), _size(data)
         code, self.sequences, entries = self._read_header(index_bytes)
         self.dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
-        at = _HEADER.size
-        self._lengths = self._table("<i4", at, self.sequences)
-        at += self._lengths.nbytes
-        self._begins = self._table("<i8", at, self.sequences)
-        at += self._begins.nbytes
-        self._firsts = self._table("<i8", at, entries)
+        offset = _HEADER.size
+        self._lengths = self._table("<i4", offset, self.sequences)
+        offset += self._lengths.nbytes
+        self._begins = self._table("<i8", offset, self.sequences)
+        offset += self._begins.nbytes
+        self._firsts = self._table("<i8", offset, entries)
         self.documents = entries - 1
         self._check_documents()
         self.tokens = self._check_sequences()
@@ -179,10 +179,10 @@ class MegatronDataset:
             begins = self._begins[start : start + _CHECK_ENTRIES]
             ends = begins + lengths * self.dtype.itemsize
             wrong = (lengths < 0) | (begins < 0) | (begins % self.dtype.itemsize != 0) | (begins > 1 << 62)
-            if (at := np.flatnonzero(wrong)).size:
-                raise self._misplaced(start + int(at[0]))
-            if (at := np.flatnonzero(ends > self._bytes)).size:
-                raise self._truncated(start + int(at[0]))
+            if (indices := np.flatnonzero(wrong)).size:
+                raise self._misplaced(start + int(indices[0]))
+            if (indices := np.flatnonzero(ends > self._bytes)).size:
+                raise self._truncated(start + int(indices[0]))
             total, end = total + int(lengths.sum()), max(end, int(ends.max(initial=0)))
         if end != self._bytes:
             raise DataError(
@@ -204,8 +204,8 @@ class MegatronDataset:
             f"{end:,}. {_REMEDY}"
         )
 
-    def _table(self, dtype: str, at: int, count: int) -> npt.NDArray[Any]:
-        return _map(self._index, dtype, at, count)
+    def _table(self, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
+        return _map(self._index, dtype, offset, count)
 
 
 def _size(file: Path) -> int:
@@ -227,8 +227,8 @@ def _check_readable(file: Path) -> Path:
     return file
 
 
-def _map(file: Path, dtype: str, at: int, count: int) -> npt.NDArray[Any]:
+def _map(file: Path, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
     """Memory-map an array in a file; an empty array cannot be mapped and is allocated instead."""
     if count == 0:
         return np.empty(0, dtype)
-    return np.memmap(file, dtype=dtype, mode="r", offset=at, shape=(count,))
+    return np.memmap(file, dtype=dtype, mode="r", offset=offset, shape=(count,))

@@ -122,10 +122,10 @@ class Cache:
                 descriptor = self._open_complete(path, file.size)
                 if descriptor is not None:
                     return descriptor
-                part = self._open_part(path)
-            if part is not None:
-                with part:
-                    return self._fetch(part, path, file, fetch)
+                partial = self._open_partial(path)
+            if partial is not None:
+                with partial:
+                    return self._fetch(partial, path, file, fetch)
 
     def _open_complete(self, path: Path, size: int) -> int | None:
         """Return a descriptor of a cached file with a shared lock; None if it is not cached, or was truncated."""
@@ -143,14 +143,14 @@ class Cache:
             path.unlink()  # truncated by another program
             return None
 
-    def _open_part(self, path: Path) -> IO[bytes] | None:
+    def _open_partial(self, path: Path) -> IO[bytes] | None:
         """Open and lock the partial file; return None if another process has completed or removed it meanwhile."""
-        part = Path(f"{path}{PART_SUFFIX}")
-        file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+        partial = Path(f"{path}{PART_SUFFIX}")
+        file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                if os.path.samestat(part.stat(), os.fstat(file.fileno())) and not path.exists():
+                if os.path.samestat(partial.stat(), os.fstat(file.fileno())) and not path.exists():
                     return file
         except BaseException:
             file.close()
@@ -158,23 +158,23 @@ class Cache:
         file.close()
         return None
 
-    def _fetch(self, part: IO[bytes], path: Path, file: RemoteFile, fetch: FetchInto) -> int:
-        """Fetch into ``part`` and give it its final name; return a descriptor with a shared lock."""
+    def _fetch(self, partial: IO[bytes], path: Path, file: RemoteFile, fetch: FetchInto) -> int:
+        """Fetch into ``partial`` and give it its final name; return a descriptor with a shared lock."""
         temporary = Path(f"{path}{PART_SUFFIX}")
         try:
-            self._reserve(part, file)
-            sha256 = self._write(part, file, fetch)
+            self._reserve(partial, file)
+            sha256 = self._write(partial, file, fetch)
             with self._folder.convert_disk_errors(file.url):
-                os.fsync(part.fileno())
+                os.fsync(partial.fileno())
                 self._folder.add_hash(_key(file), sha256)
                 self._folder.publish(temporary, path)
-            fcntl.flock(part, fcntl.LOCK_SH)
-            return os.dup(part.fileno())
+            fcntl.flock(partial, fcntl.LOCK_SH)
+            return os.dup(partial.fileno())
         except BaseException:
             self._folder.remove(temporary)
             raise
 
-    def _reserve(self, part: IO[bytes], file: RemoteFile) -> None:
+    def _reserve(self, partial: IO[bytes], file: RemoteFile) -> None:
         """Reserve disk space for the file, waiting for files that other processes use.
 
         Raises:
@@ -183,7 +183,7 @@ class Cache:
         start = self._clock()
         while True:
             with self._folder.convert_disk_errors(file.url):
-                if self._folder.reserve(part, file.size, self.limit):
+                if self._folder.reserve(partial, file.size, self.limit):
                     return
             if self._clock() - start > MAX_OUTAGE_SECONDS:
                 raise DataError(
@@ -192,13 +192,13 @@ class Cache:
                 )
             self._sleep(0.2)
 
-    def _write(self, part: IO[bytes], file: RemoteFile, fetch: FetchInto) -> str:
-        """Fetch into ``part`` and return the sha256; retry while evicting other files frees space on a full disk."""
+    def _write(self, partial: IO[bytes], file: RemoteFile, fetch: FetchInto) -> str:
+        """Fetch into ``partial`` and return the sha256; retry while evicting other files frees space on a full disk."""
         while True:
-            part.seek(0)
+            partial.seek(0)
             try:
                 with self._folder.convert_disk_errors(file.url):
-                    return fetch(part)
+                    return fetch(partial)
             except StorageError:
                 if not self._folder.evict_all():
                     raise

@@ -76,11 +76,11 @@ class CacheFolder:
 
     # --- space -----------------------------------------------------------------------------------------------------
 
-    def reserve(self, part: IO[bytes], size: int, limit: int) -> bool:
+    def reserve(self, partial: IO[bytes], size: int, limit: int) -> bool:
         """Extend a partial file to its full length, evicting other files; return False if too many of them are locked.
 
         Args:
-            part: the partial file.
+            partial: the partial file.
             size: its full length in bytes.
             limit: maximum total size of the cache in bytes.
 
@@ -94,7 +94,7 @@ class CacheFolder:
                 used.bytes -= self._evict(max(used.bytes + size - limit, shortage))
             if used.bytes + size > limit:
                 return False
-            part.truncate(size)
+            partial.truncate(size)
             used.bytes += size
             return True
 
@@ -105,20 +105,20 @@ class CacheFolder:
             used.bytes -= freed
             return freed
 
-    def publish(self, part: Path, path: Path) -> None:
+    def publish(self, partial: Path, path: Path) -> None:
         """Give a complete file its final name, under the lock: a concurrent count could see neither name, or both.
 
         Raises:
             OSError: the disk refused the rename.
         """
         with self.locked():
-            part.rename(path)
+            partial.rename(path)
 
-    def remove(self, part: Path) -> None:
+    def remove(self, partial: Path) -> None:
         """Remove a partial file of this process."""
         with self.locked() as used, suppress(FileNotFoundError):
-            size = part.stat().st_size
-            part.unlink()
+            size = partial.stat().st_size
+            partial.unlink()
             used.bytes -= size
 
     def _evict(self, min_bytes: int) -> int:
