@@ -153,7 +153,13 @@ class _OnlinePreparation:
         manifest = DataManifest.model_validate(
             {
                 "format_version": FORMAT_VERSION,
-                "fingerprint": content_fingerprint(tokenizer.sha256, dtype, splits, self._records, record),  # type: ignore[arg-type]
+                "fingerprint": content_fingerprint(
+                    tokenizer.sha256,
+                    dtype,
+                    splits,  # type: ignore[arg-type]
+                    self._records,
+                    record,
+                ),
                 "dtype": dtype,
                 "vocab_size": tokenizer.vocab_size,
                 "eos_id": tokenizer.eos_id,
