@@ -1,4 +1,4 @@
-"""Rooms and wings: imports go through doors, a name has one door, folders and doors stay small (docs/architecture.md)."""
+"""Rooms and wings (docs/architecture.md): imports go through doors, a name has one door, both are small."""
 
 import ast
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The language of the source: docstrings that say what a thing is, one class per name, lines of at most 120 characters."""
+"""The language of the source: docstrings that name their subject, one class per name, lines of at most 120 columns."""
 
 import ast
 import re
