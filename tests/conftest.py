@@ -13,7 +13,7 @@ from tests.support.commands import hlat
 # One thread: the machine's cores are shared, and results must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests started in the background, or through nohup, inherit that these signals are ignored, and so do all processes that
+# Tests started in the background, or through nohup, inherit that these signals are ignored, and so do processes that
 # they start: tests of Ctrl-C and of a terminal that hangs up would wait for ever.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
