@@ -7,7 +7,7 @@ import torch
 
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import Sampling, generate
-from hlat.evaluation.generation import _choose
+from hlat.evaluation.generation import _sample_token
 from hlat.model import build
 from hlat.runtime import DataError
 
@@ -61,11 +61,11 @@ def test_a_text_ends_where_the_declared_context_does(model, use_cache):
 def test_draws_follow_the_softmax():
     shares = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64)
     draws = 4000
-    counts = Counter(_choose(shares.log(), Sampling(temperature=1.0, seed=1), index) for index in range(draws))
+    counts = Counter(_sample_token(shares.log(), Sampling(temperature=1.0, seed=1), index) for index in range(draws))
     for token, share in enumerate(shares.tolist()):
         sigma = (draws * share * (1 - share)) ** 0.5
         assert abs(counts[token] - draws * share) < 5 * sigma
-    top_p = Counter(_choose(shares.log(), Sampling(1.0, top_p=0.6, seed=1), index) for index in range(draws))
+    top_p = Counter(_sample_token(shares.log(), Sampling(1.0, top_p=0.6, seed=1), index) for index in range(draws))
     assert set(top_p) == {0, 1}, "0.5 has not reached 0.6, 0.5 + 0.2 has"
     sigma = (draws * (5 / 7) * (2 / 7)) ** 0.5
     assert abs(top_p[0] - draws * 5 / 7) < 5 * sigma, "what is left is renormalised"

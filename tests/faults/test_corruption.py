@@ -23,7 +23,9 @@ def test_a_flipped_bit_is_found_and_the_run_resumes_without_it(
     assert found.returncode == 5 and "rank 1 on" in found.stderr and "is wrong" in found.stderr, found.stderr
     assert "Traceback" not in found.stderr and newest(tmp_path / "alone").meta["step"] == 4
     again = cli(*command, *FLIP, alone)
-    assert again.returncode == 0 and "step 8 done again, its copies are equal: rank 1 on" in again.stdout, again.stderr
+    assert again.returncode == 0 and "step 8 was repeated, and its replicas are equal: rank 1 on" in again.stdout, (
+        again.stderr
+    )
 
     supervised = cli(*command, *FLIP, f"run.dir={tmp_path / 'supervised'}")
     assert supervised.returncode == 0, supervised.stderr

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
-from hlat.resilience.goodput import PARTS
+from hlat.resilience.goodput import GOODPUT_PARTS
 from hlat.runtime.process import REQUEUE_CODE
 from tests.support.faults.killing import assert_same_run
 
@@ -108,7 +108,7 @@ def test_a_killed_stopped_and_hanging_run_ends_with_the_same_bits(runs):
     ]
     final = runs.events("disturbed", "goodput")[-1]
     assert final["final"] and final["attempts"] == 5 and final["seconds"]["lost"] > 4, "two hangs of two seconds"
-    assert set(final["seconds"]) == set(PARTS) and min(final["seconds"].values()) > 0
+    assert set(final["seconds"]) == set(GOODPUT_PARTS) and min(final["seconds"].values()) > 0
 
 
 HANGS = {
@@ -225,7 +225,7 @@ def test_the_next_command_waits_for_ranks_of_a_killed_supervisor(runs, layout):
     process.kill()
     done = runs.train(name, layout)
     assert done.returncode == 0, done.stderr
-    assert "waiting for what is left of the run before" in done.stdout
+    assert "waiting for the previous run" in done.stdout
     assert psutil.wait_procs(children, timeout=10)[1] == []
     process.communicate()
     assert_same_run(runs.run_dir(name), runs.undisturbed(layout))

@@ -11,8 +11,15 @@ import pytest
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch import SupervisedRun, launch_forked, supervise, worker_context
-from hlat.resilience import BEATS, Sizes, count_steps, fell_back, secured, trains_in
-from hlat.resilience.goodput import PARTS
+from hlat.resilience import (
+    HEARTBEAT_FOLDER,
+    WorldSizePolicy,
+    record_durable_step,
+    record_run_id,
+    reset_durable_step,
+    set_step_counter,
+)
+from hlat.resilience.goodput import GOODPUT_PARTS
 from hlat.runtime import DataError, StateLostError, StorageError
 from hlat.runtime.process import REQUEUE_CODE, enter_phase
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, ID_NAME
@@ -35,15 +42,15 @@ class Run:
         (self.folder / f"attempt-{attempt}").write_text(str(os.getpid()))
         (self.folder / f"left-{attempt}").write_text(os.environ.get(EARLIER_ATTEMPT_ENV, ""))
         with worker_context():
-            trains_in("run-a")
+            record_run_id("run-a")
             enter_phase("start")
             if attempt < len(self._attempts) and self._attempts[attempt] in BEFORE:
                 return BEFORE[self._attempts[attempt]](self.folder)
-            count_steps(lambda: 0)
+            set_step_counter(lambda: 0)
             enter_phase("data")
             enter_phase("forward")
             if attempt < len(self._saved) and self._saved[attempt] is not None:
-                secured(self._saved[attempt])
+                record_durable_step(self._saved[attempt])
             time.sleep(0.01)
             return DURING[self._attempts[attempt]](self.folder) if attempt < len(self._attempts) else 0
 
@@ -51,7 +58,7 @@ class Run:
         return supervise(
             SupervisedRun(
                 start=lambda count, environment, folder: launch_forked(self._work, environment, folder),
-                sizes=Sizes(1, 1, lambda count: True),
+                sizes=WorldSizePolicy(1, 1, lambda count: True),
                 run_dir=self.folder / "run",
                 recovery=self._recovery,
                 complain=self.complaints.append,
@@ -92,7 +99,7 @@ def dies(signal_number):
 def hangs(folder):
     enter_phase("backward")
     enter_phase("forward")  # a phase that it has been through before
-    (folder / "hangs").write_text(os.environ[BEATS])
+    (folder / "hangs").write_text(os.environ[HEARTBEAT_FOLDER])
     time.sleep(60)
     return 1
 
@@ -108,7 +115,7 @@ def leaves_a_writer(folder):
 
 def falls_back(folder):
     """Report a rollback to an older step because a saved state is damaged."""
-    fell_back(20)
+    reset_durable_step(20)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -235,7 +242,7 @@ def test_goodput_accounts_for_every_second(tmp_path):
     run.supervise()
     total = time.monotonic() - before
     (final,) = [event["seconds"] for event in run.events("goodput") if event["final"]]
-    assert set(final) == set(PARTS) and all(value >= 0 for value in final.values())
+    assert set(final) == set(GOODPUT_PARTS) and all(value >= 0 for value in final.values())
     assert total - 0.5 < sum(final.values()) <= total, "except the time to create and remove a folder"
     assert final["waiting"] >= 0.05 + 0.1, "the backoff before the restarts"
     assert len(run.messages) == 1 and run.messages[0].startswith("goodput ")

@@ -25,20 +25,20 @@ def noisy(step):
 
 def feed(judged, steps, values=noisy):
     """Judge some steps; the actions."""
-    return [judged.judge(step, (step - 1) * BATCH, *values(step)).action for step in steps]
+    return [judged.check(step, (step - 1) * BATCH, *values(step)).action for step in steps]
 
 
 @pytest.mark.parametrize("bad", [(math.nan, 1.0), (3.0, math.nan), (math.inf, 1.0), (3.0, -math.inf)])
 def test_what_is_not_finite_is_left_out_and_the_window_never_sees_it(bad):
     disturbed, quiet = policy(), policy()
     assert feed(disturbed, range(1, 13)) == feed(quiet, range(1, 13)) == ["apply"] * 12
-    verdict = disturbed.judge(13, 96, *bad)
+    verdict = disturbed.check(13, 96, *bad)
     assert (verdict.action, verdict.kind, verdict.samples) == ("skip", "non_finite", (96, 104))
     assert not verdict.applied
     kept, expected = disturbed.state(), quiet.state()
     assert (kept["losses"], kept["norms"]) == (expected["losses"], expected["norms"])
     assert kept["skipped_steps"] == [13]
-    assert policy(non_finite="stop").judge(1, 0, *bad).action == "stop"
+    assert policy(non_finite="stop").check(1, 0, *bad).action == "stop"
 
 
 @pytest.mark.parametrize(("spike", "action"), [("warn", "warn"), ("skip", "skip"), ("rollback", "rollback")])
@@ -46,24 +46,24 @@ def test_what_is_not_finite_is_left_out_and_the_window_never_sees_it(bad):
 def test_a_spike_is_treated_as_the_recipe_says(spike, action, kind):
     judged = policy(spike=spike)
     feed(judged, range(1, 17))
-    verdict = judged.judge(17, 128, *((9.0, 1.0) if kind == "loss_spike" else (3.0, 5.0)))
+    verdict = judged.check(17, 128, *((9.0, 1.0) if kind == "loss_spike" else (3.0, 5.0)))
     assert (verdict.action, verdict.kind, verdict.samples) == (action, kind, (128, 136))
     assert verdict.applied == (action == "warn")
     assert verdict.window["steps"] == 16 and abs(verdict.window["loss_median"] - 3.0) < 0.1
     assert (max(judged.state()["losses"]) == 9.0) == (action == "warn" and kind == "loss_spike")
-    assert judged.skipped.start(16) == (136 if action == "rollback" else 128)
+    assert judged.skipped.next_step_start(16) == (136 if action == "rollback" else 128)
 
 
 def test_ignored_spikes_are_not_told():
     judged = policy(spike="ignore")
     feed(judged, range(1, 17))
-    assert judged.judge(17, 128, 9.0, 1.0).samples is None
+    assert judged.check(17, 128, 9.0, 1.0).samples is None
 
 
 def test_nothing_is_a_spike_before_a_quarter_of_the_window_is_there():
     judged = policy(spike="skip")
     assert feed(judged, range(1, 5), lambda step: (10.0**step, 10.0**step)) == ["apply"] * 4
-    assert judged.judge(5, 32, 1e9, 1e9).action == "skip"
+    assert judged.check(5, 32, 1e9, 1e9).action == "skip"
 
 
 def test_falling_numbers_are_no_spike():
@@ -76,8 +76,8 @@ def test_a_flat_window_makes_no_spike_of_what_sampling_alone_would_do():
     judged = policy(spike="skip")
     feed(judged, range(1, 17), lambda step: (2.0, 2.0))
     floor = 10.0 * 2.0 / math.sqrt(TOKENS)
-    assert judged.judge(17, 128, 2.0 + floor / 2, 2.0).action == "apply"
-    assert judged.judge(18, 136, 2.0 + 2 * floor, 2.0).action == "skip"
+    assert judged.check(17, 128, 2.0 + floor / 2, 2.0).action == "apply"
+    assert judged.check(18, 136, 2.0 + 2 * floor, 2.0).action == "skip"
 
 
 def test_a_few_outliers_move_neither_median_nor_deviation_far():
@@ -92,16 +92,16 @@ def test_the_budget_counts_skips_and_rollbacks_of_one_window_and_no_more():
     judged = policy(budget=3, spike="rollback")
     feed(judged, range(1, 17))
     bad = {20: (math.nan, 1.0), 22: (9.0, 1.0), 24: (math.nan, 1.0)}
-    assert {step: judged.judge(step, step * BATCH, *numbers).action for step, numbers in bad.items()} == {
+    assert {step: judged.check(step, step * BATCH, *numbers).action for step, numbers in bad.items()} == {
         20: "skip",
         22: "rollback",
         24: "skip",
     }
     later = AnomalyPolicy(AnomalyConfig(window=16, threshold=10.0, budget=3, spike="rollback"), BATCH, TOKENS)
     later.restore(judged.state())
-    stopped = judged.judge(35, 280, math.nan, 1.0)
-    assert stopped.action == "stop" and "3 steps have been skipped or rolled back within 16" in stopped.reason
-    assert later.judge(36, 288, math.nan, 1.0).action == "skip", "step 20 is a window ago"
+    stopped = judged.check(35, 280, math.nan, 1.0)
+    assert stopped.action == "stop" and "3 steps were skipped or rolled back within 16" in stopped.reason
+    assert later.check(36, 288, math.nan, 1.0).action == "skip", "step 20 is a window ago"
 
 
 def test_a_restored_policy_decides_as_the_one_that_was_saved():
@@ -115,12 +115,14 @@ def test_a_restored_policy_decides_as_the_one_that_was_saved():
     states, verdicts = [], []
     for step in range(1, 80):
         states.append(json.dumps(whole.state(), allow_nan=False))
-        verdicts.append(whole.judge(step, whole.skipped.start(step - 1), *numbers(step)))
+        verdicts.append(whole.check(step, whole.skipped.next_step_start(step - 1), *numbers(step)))
     for at, state in enumerate(states):
         resumed = policy(spike="rollback")
         resumed.restore(json.loads(state))
         assert json.dumps(resumed.state()) == state
-        found = [resumed.judge(step, resumed.skipped.start(step - 1), *numbers(step)) for step in range(at + 1, 80)]
+        found = [
+            resumed.check(step, resumed.skipped.next_step_start(step - 1), *numbers(step)) for step in range(at + 1, 80)
+        ]
         assert found == verdicts[at:]
 
 
@@ -129,13 +131,13 @@ def test_going_back_forgets_the_steps_that_are_undone_and_keeps_what_was_left_ou
     feed(judged, range(1, 21))
     saved = judged.state()
     feed(judged, range(21, 23))
-    assert judged.judge(23, 176, math.nan, 1.0).action == "skip"
-    assert judged.judge(24, 184, 9.0, 1.0).action == "rollback"
+    assert judged.check(23, 176, math.nan, 1.0).action == "skip"
+    assert judged.check(24, 184, 9.0, 1.0).action == "rollback"
     judged.roll_back(saved)
     assert judged.state() == {**saved, "rollbacks": [{"step": 24, "samples": [184, 192]}]}
-    assert [judged.skipped.start(done) for done in (22, 23)] == [176, 192]
+    assert [judged.skipped.next_step_start(done) for done in (22, 23)] == [176, 192]
     judged.roll_back(None)
-    assert judged.state()["losses"] == [] and judged.skipped.start(23) == 192
+    assert judged.state()["losses"] == [] and judged.skipped.next_step_start(23) == 192
 
 
 def test_an_old_checkpoint_has_no_record_and_a_spoiled_one_is_refused():

@@ -14,7 +14,7 @@ from hlat.checkpoint.protocol import CheckpointStore, verify
 from hlat.config.sections import FaultConfig
 from hlat.model import HeldParameter
 from hlat.model.derived import RowLayout
-from hlat.resilience import STORAGE_FAULTS, Faults
+from hlat.resilience import STORAGE_FAULTS, FaultInjector
 from hlat.resilience.fault_injection import InjectedFault
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import HostGroup
@@ -42,13 +42,15 @@ def test_a_fault_happens_in_its_step_and_phase_and_once(tmp_path):
     slept = []
     faults = [fault(kind="hang", at_step=3, phase="backward", seconds=7)]
     for _ in range(2):  # the second is the process after a restart
-        go_through(Faults(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 5)
+        go_through(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 5)
     assert slept == [7]
 
 
 def test_a_fault_of_another_rank_does_not_happen_here(tmp_path):
     slept = []
-    go_through(Faults([fault(kind="hang", at_step=1, rank=1)], HostGroup(), tmp_path / "faults", 8, slept.append), 3)
+    go_through(
+        FaultInjector([fault(kind="hang", at_step=1, rank=1)], HostGroup(), tmp_path / "faults", 8, slept.append), 3
+    )
     assert slept == []
 
 
@@ -56,14 +58,14 @@ def test_slowness_lasts_for_its_steps_and_comes_back_with_them(tmp_path):
     slept = []
     faults = [fault(kind="slow", at_step=2, steps=3, seconds=0.25)]
     for _ in range(2):
-        go_through(Faults(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 9)
+        go_through(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 9)
     assert slept == [0.25] * 6
 
 
 @pytest.mark.parametrize("kind", ["exception", "oom"])
 def test_what_is_raised(tmp_path, kind):
-    faults = Faults([fault(kind=kind, at_step=2)], HostGroup(), tmp_path / "faults", 8)
-    faults.attach([held()])
+    faults = FaultInjector([fault(kind=kind, at_step=2)], HostGroup(), tmp_path / "faults", 8)
+    faults.set_parameters([held()])
     with pytest.raises(InjectedFault if kind == "exception" else RuntimeError, match=r"step 2|can't allocate memory"):
         go_through(faults, 2)
     go_through(faults, 2)
@@ -72,18 +74,20 @@ def test_what_is_raised(tmp_path, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_flipped_bit_is_one_bit(tmp_path, dtype):
     faults, one = (
-        Faults([fault(kind="bitflip", at_step=2, phase="optimizer")], HostGroup(), tmp_path / "faults", 8),
+        FaultInjector([fault(kind="bitflip", at_step=2, phase="optimizer")], HostGroup(), tmp_path / "faults", 8),
         held(dtype),
     )
-    faults.attach([one])
+    faults.set_parameters([one])
     go_through(faults, 5)
     assert one.tensor.flatten().tolist() == [1.5] + [1.0] * 7
 
 
 def test_gradients_are_spoiled_when_they_are_about_to_be_added_up(tmp_path):
     one = held()
-    faults = Faults([fault(kind="nan", at_step=2), fault(kind="spike", at_step=4)], HostGroup(), tmp_path / "faults", 8)
-    faults.attach([one])
+    faults = FaultInjector(
+        [fault(kind="nan", at_step=2), fault(kind="spike", at_step=4)], HostGroup(), tmp_path / "faults", 8
+    )
+    faults.set_parameters([one])
     seen = {}
     for step, first_sample in ((1, 0), (2, 8), (3, 16), (4, 24), (5, 24), (6, 32)):  # step 5 reads step 4's samples
         one.parameter.grad = torch.ones(4, 2)

@@ -5,20 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.resilience import Goodput
-from hlat.resilience.goodput import PARTS
+from hlat.resilience.goodput import GOODPUT_PARTS
 from tests.support.resilience.readings import reading
 
 SECONDS = st.floats(0, 1000)
 
 
-def trained(first_step_at, began, step, productive, saving=0.0, data=0.0, saved=None, saved_seconds=0.0):
+def trained(first_step_at, start_step, step, productive, saving=0.0, data=0.0, durable_step=None, durable_seconds=0.0):
     seconds = {"forward": productive, "checkpoint": saving, "data": data}
     return reading(
         first_step_at=first_step_at,
-        began=began,
+        start_step=start_step,
         step=step,
-        saved=saved,
-        saved_seconds=saved_seconds,
+        durable_step=durable_step,
+        durable_seconds=durable_seconds,
         seconds={name: value for name, value in seconds.items() if value},
     )
 
@@ -26,32 +26,34 @@ def trained(first_step_at, began, step, productive, saving=0.0, data=0.0, saved=
 def test_a_run_that_fails_once():
     account = Goodput(100.0)
     # 10 s until the first step; 20 steps of 3 s, 5 s of saves and 1 s of waiting for data; 4 s until it is noticed
-    account.ended(180.0, trained(110.0, 0, 20, 60.0, 5.0, 1.0, saved=10, saved_seconds=30.0), failed=True)
+    account.record_attempt(
+        180.0, trained(110.0, 0, 20, 60.0, 5.0, 1.0, durable_step=10, durable_seconds=30.0), failed=True
+    )
     assert account.totals() == parts(productive=30, saving=5, lost=34, starting=10, waiting=1), "as far as is known"
-    account.waited(182.0)
+    account.record_wait(182.0)
     # it goes on from step 15, which became whole after all; 8 s until its first step, 5 steps of 3 s, 2 s to end
-    account.ended(210.0, trained(190.0, 15, 20, 15.0, 3.0), failed=False)
+    account.record_attempt(210.0, trained(190.0, 15, 20, 15.0, 3.0), failed=False)
     expected = parts(productive=45 + 15, saving=8, lost=15 + 4, starting=10 + 2, recovering=8, waiting=3)
     assert account.totals() == pytest.approx(expected)
 
 
 def test_an_attempt_that_does_not_reach_its_first_step_leaves_open_what_was_lost():
     account = Goodput(0.0)
-    account.ended(40.0, trained(10.0, 0, 10, 30.0, saved=5, saved_seconds=10.0), failed=True)
-    account.ended(45.0, None, failed=True)
-    account.ended(60.0, trained(50.0, 0, 5, 10.0), failed=False)
+    account.record_attempt(40.0, trained(10.0, 0, 10, 30.0, durable_step=5, durable_seconds=10.0), failed=True)
+    account.record_attempt(45.0, None, failed=True)
+    account.record_attempt(60.0, trained(50.0, 0, 5, 10.0), failed=False)
     assert account.totals() == parts(productive=10, lost=30, starting=10, recovering=10), "nothing had been secured"
 
 
 def test_steps_of_different_length_are_weighed_by_the_save_that_is_known():
     account = Goodput(0.0)
-    account.ended(110.0, trained(10.0, 0, 10, 100.0, saved=5, saved_seconds=90.0), failed=True)
-    account.ended(110.0, trained(110.0, 5, 5, 0.0), failed=False)
+    account.record_attempt(110.0, trained(10.0, 0, 10, 100.0, durable_step=5, durable_seconds=90.0), failed=True)
+    account.record_attempt(110.0, trained(110.0, 5, 5, 0.0), failed=False)
     assert account.totals()["productive"] == pytest.approx(90.0)
 
 
 def parts(**seconds):
-    return {**dict.fromkeys(PARTS, 0.0), **seconds}
+    return {**dict.fromkeys(GOODPUT_PARTS, 0.0), **seconds}
 
 
 @given(
@@ -64,15 +66,15 @@ def test_the_parts_add_up_to_the_whole_time(attempts, data):
     for opened, phases, failed, pause in attempts:
         beat, now = None, now + opened
         if phases is not None:
-            productive, saving, waiting, tail, saved_seconds = phases
+            productive, saving, waiting, tail, durable_seconds = phases
             done = step + data.draw(st.integers(0, 20))
-            saved = data.draw(st.one_of(st.none(), st.integers(step, done)))
-            beat = trained(now, step, done, productive, saving, waiting, saved, min(saved_seconds, productive))
+            durable_step = data.draw(st.one_of(st.none(), st.integers(step, done)))
+            beat = trained(now, step, done, productive, saving, waiting, durable_step, min(durable_seconds, productive))
             now += productive + saving + waiting + tail
             step = data.draw(st.integers(step, done))
-        account.ended(now, beat, failed)
+        account.record_attempt(now, beat, failed)
         now += pause
-        account.waited(now)
+        account.record_wait(now)
         totals = account.totals()
         assert sum(totals.values()) == pytest.approx(now - begin, abs=1e-6)
         assert min(totals.values()) >= -1e-6

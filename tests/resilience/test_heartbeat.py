@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hlat.resilience import BEATS, beating, read_beat, secured
-from hlat.resilience.heartbeat import Beat, beat_path
-from hlat.resilience.stack_sampler import is_waiting, where
+from hlat.resilience import HEARTBEAT_FOLDER, read_heartbeat, record_durable_step, running_heartbeat
+from hlat.resilience.heartbeat import Heartbeat, heartbeat_path
+from hlat.resilience.stack_sampler import find_location, is_waiting
 from hlat.runtime.distributed import call_interruptibly
 from hlat.runtime.distributed.waiting import wait_for_work
 from hlat.runtime.process import current_phase, enter_phase
@@ -31,20 +31,20 @@ class Clock:
 def rank(tmp_path):
     """A beating rank, its clock, and its heart as the supervisor sees it."""
     clock, done = Clock(), [4]
-    beat = Beat(beat_path(tmp_path, 3), clock)
-    beat.count_steps(lambda: done[0])
+    beat = Heartbeat(heartbeat_path(tmp_path, 3), clock)
+    beat.set_step_counter(lambda: done[0])
 
     def go(phase, seconds):
         beat(phase)
         clock.now += seconds
 
-    return SimpleNamespace(beat=beat, go=go, clock=clock, done=done, read=lambda: read_beat(tmp_path, 3))
+    return SimpleNamespace(beat=beat, go=go, clock=clock, done=done, read=lambda: read_heartbeat(tmp_path, 3))
 
 
 def test_before_the_first_step_there_are_no_steps_to_speak_of(rank):
     found = rank.read()
-    assert (found.rank, found.pid, found.phase, found.began) == (3, os.getpid(), current_phase(), None)
-    assert found.first_step_at is None and found.saved is None and found.saver is None and found.seconds == {}
+    assert (found.rank, found.pid, found.phase, found.start_step) == (3, os.getpid(), current_phase(), None)
+    assert found.first_step_at is None and found.durable_step is None and found.saver is None and found.seconds == {}
 
 
 def test_phases_are_counted_from_the_first_step_on(rank):
@@ -54,10 +54,10 @@ def test_phases_are_counted_from_the_first_step_on(rank):
         rank.go("forward", forward)
         rank.go("optimizer", 0.125)
     found = rank.read()
-    assert (found.began, found.first_step_at, found.step, found.phase) == (4, 150.0, 4, "optimizer")
+    assert (found.start_step, found.first_step_at, found.step, found.phase) == (4, 150.0, 4, "optimizer")
     assert found.seconds == {"data": 0.75, "forward": 5.0, "optimizer": 0.125}, "the phase that goes on is not over"
     assert found.longest == {"data": 0.5, "forward": 3.0, "optimizer": 0.125}
-    assert found.since == rank.clock.now - 0.125 and found.productive == 5.125 and found.step_at_work == 5
+    assert found.since == rank.clock.now - 0.125 and found.productive == 5.125 and found.current_step == 5
 
 
 def test_what_is_secured_is_told_with_the_work_up_to_it(rank):
@@ -69,10 +69,10 @@ def test_what_is_secured_is_told_with_the_work_up_to_it(rank):
     rank.go("forward", 4.0)
     rank.done[0] = 6
     rank.go("between", 1.0)
-    assert rank.read().saved is None
-    rank.beat.secured(5)
+    assert rank.read().durable_step is None
+    rank.beat.record_durable_step(5)
     found = rank.read()
-    assert (found.saved, found.saved_seconds, found.productive) == (5, 2.0, 6.0)
+    assert (found.durable_step, found.durable_seconds, found.productive) == (5, 2.0, 6.0)
 
 
 def test_a_rank_that_was_killed_in_the_midst_of_writing_can_still_be_read(rank):
@@ -83,25 +83,26 @@ def test_a_rank_that_was_killed_in_the_midst_of_writing_can_still_be_read(rank):
 
 def test_a_rank_that_nobody_watches_writes_nothing(tmp_path, monkeypatch):
     for folder in (None, str(tmp_path / "gone")):
-        monkeypatch.delenv(BEATS, raising=False)
+        monkeypatch.delenv(HEARTBEAT_FOLDER, raising=False)
         if folder is not None:
-            monkeypatch.setenv(BEATS, folder)
-        with beating(0) as beat:
+            monkeypatch.setenv(HEARTBEAT_FOLDER, folder)
+        with running_heartbeat(0) as beat:
             assert beat is None
-            secured(3)
-    assert read_beat(tmp_path, 0) is None and list(tmp_path.iterdir()) == []
+            record_durable_step(3)
+    assert read_heartbeat(tmp_path, 0) is None and list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_is_watched_tells_phases_and_that_it_is_alive(tmp_path):
     work = (
-        "import time\nfrom hlat.resilience import beating, count_steps, saves_beside, secured\n"
+        "import time\n"
+        "from hlat.resilience import record_durable_step, record_saver, running_heartbeat, set_step_counter\n"
         "from hlat.runtime.process import enter_phase\n"
-        "with beating(1):\n  count_steps(lambda: 7)\n  enter_phase('data'); enter_phase('forward')\n"
-        "  secured(7)\n  saves_beside(99)\n  time.sleep(0.5)\n"
+        "with running_heartbeat(1):\n  set_step_counter(lambda: 7)\n  enter_phase('data'); enter_phase('forward')\n"
+        "  record_durable_step(7)\n  record_saver(99)\n  time.sleep(0.5)\n"
     )
-    subprocess.run([sys.executable, "-c", work], env={**os.environ, BEATS: str(tmp_path)}, check=True)
-    found = read_beat(tmp_path, 1)
-    assert (found.began, found.saved, found.phase, found.waiting) == (7, 7, "forward", False)
+    subprocess.run([sys.executable, "-c", work], env={**os.environ, HEARTBEAT_FOLDER: str(tmp_path)}, check=True)
+    found = read_heartbeat(tmp_path, 1)
+    assert (found.start_step, found.durable_step, found.phase, found.waiting) == (7, 7, "forward", False)
     assert found.saver == 99
     assert found.alive_at > found.since and found.busy["forward"] > 0
 
@@ -125,7 +126,7 @@ def test_who_waits_for_other_ranks_is_seen_by_where_it_is(file, waits):
     inner = frame(file, 5, "inner", outer)
     assert is_waiting(inner) is waits
     own = f"{file.partition('/hlat/')[2]}:5 inner"
-    assert where(inner) == (own if "/hlat/" in file else "training/step.py:36 accumulate_gradients")
+    assert find_location(inner) == (own if "/hlat/" in file else "training/step.py:36 accumulate_gradients")
 
 
 def test_a_thread_that_waits_audibly_is_seen_to_wait():
@@ -135,7 +136,7 @@ def test_a_thread_that_waits_audibly_is_seen_to_wait():
     def call():
         time.sleep(0.05)  # until the main thread waits
         frame = sys._current_frames()[threading.main_thread().ident]
-        seen.append((is_waiting(frame), where(frame)))
+        seen.append((is_waiting(frame), find_location(frame)))
 
     call_interruptibly(call)
     [(waits, place)] = seen
@@ -149,12 +150,12 @@ def test_a_wait_for_a_collective_is_a_wait():
 
 
 def test_phases_reach_the_heart_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setenv(BEATS, str(tmp_path))
+    monkeypatch.setenv(HEARTBEAT_FOLDER, str(tmp_path))
     before = current_phase()
-    with beating(0):
+    with running_heartbeat(0):
         enter_phase("reduce")
-        assert read_beat(tmp_path, 0).phase == "reduce"
+        assert read_heartbeat(tmp_path, 0).phase == "reduce"
         enter_phase(before)
     enter_phase("optimizer")
-    assert read_beat(tmp_path, 0).phase == before, "nothing is told once it is over"
+    assert read_heartbeat(tmp_path, 0).phase == before, "nothing is told once it is over"
     enter_phase(before)

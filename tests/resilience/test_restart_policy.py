@@ -2,11 +2,11 @@
 
 import pytest
 
-from hlat.resilience import Failure, Restarts, Sizes
+from hlat.resilience import Failure, RestartPolicy, WorldSizePolicy
 
 
-def failure(kind="signal", rank=0, trained=True, began=0, saved=None):
-    return Failure(kind, rank, trained, began, saved)
+def failure(kind="signal", rank=0, trained=True, start_step=0, durable_step=None):
+    return Failure(kind, rank, trained, start_step, durable_step)
 
 
 @pytest.mark.parametrize(
@@ -22,55 +22,57 @@ def failure(kind="signal", rank=0, trained=True, began=0, saved=None):
 )
 def test_what_may_be_chance_is_tried_again(kind, before_training, during):
     for trained, again in ((False, before_training), (True, during)):
-        assert Restarts(3, 1.0).after(failure(kind, trained=trained)).restart is again
+        assert RestartPolicy(3, 1.0).decide(failure(kind, trained=trained)).restart is again
 
 
 def test_without_progress_it_is_tried_a_few_times_more_and_more_slowly():
-    restarts = Restarts(4, 1.0)
-    decisions = [restarts.after(failure(began=7)) for _ in range(5)]
+    restarts = RestartPolicy(4, 1.0)
+    decisions = [restarts.decide(failure(start_step=7)) for _ in range(5)]
     assert [decision.seconds for decision in decisions if decision.restart] == [1.0, 2.0, 4.0, 8.0]
     assert not decisions[4].restart and "4 restarts in a row brought no new checkpoint" in decisions[4].reason
 
 
 def test_no_pause_is_longer_than_a_minute():
-    restarts = Restarts(20, 1.0)
-    assert max(restarts.after(failure()).seconds for _ in range(20)) == 60.0
+    restarts = RestartPolicy(20, 1.0)
+    assert max(restarts.decide(failure()).seconds for _ in range(20)) == 60.0
 
 
-@pytest.mark.parametrize("progress", [{"saved": 20}, {"began": 20}], ids=["it saved", "the next began there"])
+@pytest.mark.parametrize(
+    "progress", [{"durable_step": 20}, {"start_step": 20}], ids=["it saved", "the next began there"]
+)
 def test_a_new_checkpoint_begins_the_count_anew(progress):
-    restarts = Restarts(2, 1.0)
-    assert [restarts.after(failure(began=10)).restart for _ in range(2)] == [True, True]
-    anew = restarts.after(failure(**{"began": 10, **progress}))
+    restarts = RestartPolicy(2, 1.0)
+    assert [restarts.decide(failure(start_step=10)).restart for _ in range(2)] == [True, True]
+    anew = restarts.decide(failure(**{"start_step": 10, **progress}))
     assert (anew.restart, anew.seconds) == (True, 1.0)
-    assert restarts.after(failure(began=20)).restart and not restarts.after(failure(began=20)).restart
+    assert restarts.decide(failure(start_step=20)).restart and not restarts.decide(failure(start_step=20)).restart
 
 
 def test_a_checkpoint_that_was_there_before_the_command_is_no_progress():
-    restarts = Restarts(1, 1.0)
-    assert restarts.after(failure(began=500)).restart
-    assert not restarts.after(failure(began=500)).restart
+    restarts = RestartPolicy(1, 1.0)
+    assert restarts.decide(failure(start_step=500)).restart
+    assert not restarts.decide(failure(start_step=500)).restart
 
 
 def test_attempts_that_do_not_reach_the_first_step_bring_nothing():
-    restarts = Restarts(1, 1.0)
-    assert restarts.after(failure(began=3, saved=5)).restart
-    assert not restarts.after(failure(began=None, trained=True)).restart
+    restarts = RestartPolicy(1, 1.0)
+    assert restarts.decide(failure(start_step=3, durable_step=5)).restart
+    assert not restarts.decide(failure(start_step=None, trained=True)).restart
 
 
 def test_zero_restarts_nothing():
-    decision = Restarts(0, 1.0).after(failure(saved=10))
+    decision = RestartPolicy(0, 1.0).decide(failure(durable_step=10))
     assert not decision.restart and "no restarts" in decision.reason
 
 
 def test_a_rank_that_is_lost_twice_makes_the_run_smaller():
-    sizes = Sizes(2, 8, lambda count: count in (8, 4, 2))
-    assert not sizes.after(failure(rank=3), progress=True)
-    assert sizes.after(failure("hang", rank=3), progress=False) and sizes.now == 4
-    assert not sizes.after(failure(rank=1), progress=False), "the ranks have other numbers now"
-    assert sizes.after(failure(rank=1), progress=False) and sizes.now == 2
+    sizes = WorldSizePolicy(2, 8, lambda count: count in (8, 4, 2))
+    assert not sizes.shrink_after(failure(rank=3), progress=True)
+    assert sizes.shrink_after(failure("hang", rank=3), progress=False) and sizes.now == 4
+    assert not sizes.shrink_after(failure(rank=1), progress=False), "the ranks have other numbers now"
+    assert sizes.shrink_after(failure(rank=1), progress=False) and sizes.now == 2
     for _ in range(3):
-        assert not sizes.after(failure(rank=1), progress=False), "no fewer than asked for"
+        assert not sizes.shrink_after(failure(rank=1), progress=False), "no fewer than asked for"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,6 @@ def test_a_rank_that_is_lost_twice_makes_the_run_smaller():
     ids=["another rank", "progress in between", "then an exception", "first an exception"],
 )
 def test_otherwise_the_number_of_processes_stays(first, second, progress):
-    sizes = Sizes(1, 4, lambda count: True)
-    assert not sizes.after(first, progress=False)
-    assert not sizes.after(second, progress) and sizes.now == 4
+    sizes = WorldSizePolicy(1, 4, lambda count: True)
+    assert not sizes.shrink_after(first, progress=False)
+    assert not sizes.shrink_after(second, progress) and sizes.now == 4

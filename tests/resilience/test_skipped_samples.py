@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.resilience.skipped_samples import Range, SkippedSamples
+from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
 
 BATCH = 8
 
@@ -21,31 +21,33 @@ def read_one_by_one(left_out, steps):
 
 @given(st.sets(st.integers(0, 30)), st.integers(1, 30))
 def test_step_k_reads_the_kth_batch_that_is_not_left_out(left_out, steps):
-    skipped = SkippedSamples(BATCH, [Range(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
+    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
     taken = read_one_by_one(left_out, steps)
-    assert [skipped.start(done) for done in range(steps)] == taken
-    assert [skipped.after(done) for done in range(steps + 1)] == [0, *(first + BATCH for first in taken)]
+    assert [skipped.next_step_start(done) for done in range(steps)] == taken
+    assert [skipped.position_after(done) for done in range(steps + 1)] == [0, *(first + BATCH for first in taken)]
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
 def test_what_is_read_past_is_everything_between_one_batch_and_the_next(left_out, done):
-    skipped = SkippedSamples(BATCH, [Range(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
-    assert list(skipped.before_step(done)) == list(range(skipped.after(done), skipped.start(done), BATCH))
+    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
+    assert list(skipped.skipped_after(done)) == list(
+        range(skipped.position_after(done), skipped.next_step_start(done), BATCH)
+    )
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 20))
 def test_leaving_out_the_batch_of_a_step_moves_no_step_before_it(left_out, done):
-    ranges = [Range(batch * BATCH, (batch + 1) * BATCH) for batch in left_out]
+    ranges = [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out]
     before, after = SkippedSamples(BATCH, ranges), SkippedSamples(BATCH, ranges)
-    first = before.start(done)
-    after.add(Range(first, first + BATCH))
-    assert [after.start(k) for k in range(done)] == [before.start(k) for k in range(done)]
-    assert [after.after(k) for k in range(done + 1)] == [before.after(k) for k in range(done + 1)]
-    assert after.start(done) > first
+    first = before.next_step_start(done)
+    after.add(SampleRange(first, first + BATCH))
+    assert [after.next_step_start(k) for k in range(done)] == [before.next_step_start(k) for k in range(done)]
+    assert [after.position_after(k) for k in range(done + 1)] == [before.position_after(k) for k in range(done + 1)]
+    assert after.next_step_start(done) > first
 
 
 @pytest.mark.parametrize("wrong", [(-8, 0), (4, 12), (8, 24), (16, 24)])
 def test_what_is_no_batch_is_refused(wrong):
-    skipped = SkippedSamples(BATCH, [Range(16, 24)])
+    skipped = SkippedSamples(BATCH, [SampleRange(16, 24)])
     with pytest.raises(ValueError, match="no global batch"):
-        skipped.add(Range(*wrong))
+        skipped.add(SampleRange(*wrong))

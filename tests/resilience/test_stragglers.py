@@ -1,46 +1,46 @@
 """A rank that works much longer than the others is reported once, and only if it holds them up."""
 
-from hlat.resilience import Slowness
+from hlat.resilience import StragglerDetector
 from tests.support.resilience.readings import reading
 
 
 def watch(slowness, *windows, seconds=10.0):
     """What is found at the end of each window of ten steps, each of these seconds of work per step."""
     totals, found = [0.0] * len(windows[0]), []
-    slowness.look([reading(rank, step=0) for rank in range(len(totals))], 0.0)
+    slowness.check([reading(rank, step=0) for rank in range(len(totals))], 0.0)
     for number, busy in enumerate(windows, start=1):
         totals = [total + 10 * one for total, one in zip(totals, busy, strict=True)]
         ranks = [
             reading(rank, step=10 * number, busy={"forward": total, "checkpoint": 50.0 * number * (rank == 0)})
             for rank, total in enumerate(totals)
         ]
-        found.append(slowness.look(ranks, seconds * number))
+        found.append(slowness.check(ranks, seconds * number))
     return found
 
 
 def test_a_rank_three_times_as_slow_is_named_with_factor_and_phase():
-    (found,) = watch(Slowness(2.0), (0.3, 0.9, 0.3, 0.3))
+    (found,) = watch(StragglerDetector(2.0), (0.3, 0.9, 0.3, 0.3))
     assert [(slow.rank, round(slow.factor, 6), slow.phase, slow.step) for slow in found] == [(1, 3.0, "forward", 10)]
 
 
 def test_it_is_reported_once_per_episode():
     fast, slow = (0.3, 0.3, 0.3), (0.3, 0.9, 0.3)
-    found = watch(Slowness(2.0), slow, slow, fast, slow)
+    found = watch(StragglerDetector(2.0), slow, slow, fast, slow)
     assert [len(each) for each in found] == [1, 0, 0, 1]
 
 
 def test_ranks_that_work_alike_are_not_slow_whatever_saving_costs_one_of_them():
-    assert watch(Slowness(2.0), (0.3, 0.35, 0.5)) == [[]]
+    assert watch(StragglerDetector(2.0), (0.3, 0.35, 0.5)) == [[]]
 
 
 def test_a_rank_that_holds_nobody_up_is_not_slow():
-    assert watch(Slowness(2.0), (0.01, 0.05, 0.01)) == [[]], "steps take a second, so 0.04 of them is nothing"
+    assert watch(StragglerDetector(2.0), (0.01, 0.05, 0.01)) == [[]], "steps take a second, so 0.04 of them is nothing"
 
 
 def test_nothing_is_said_about_a_few_steps_or_about_one_rank():
-    assert watch(Slowness(2.0), (0.3, 0.9), seconds=1.0) == [[]]
-    assert watch(Slowness(2.0), (0.9,)) == [[]]
-    slowness = Slowness(2.0)
-    slowness.look([reading(0, step=0, first_step_at=None), reading(1, step=0)], 0.0)
+    assert watch(StragglerDetector(2.0), (0.3, 0.9), seconds=1.0) == [[]]
+    assert watch(StragglerDetector(2.0), (0.9,)) == [[]]
+    slowness = StragglerDetector(2.0)
+    slowness.check([reading(0, step=0, first_step_at=None), reading(1, step=0)], 0.0)
     later = [reading(0, step=10, busy={"forward": 3.0}), reading(1, step=10, busy={"forward": 9.0})]
-    assert slowness.look(later, 10.0) == [], "not from before the first step of all of them"
+    assert slowness.check(later, 10.0) == [], "not from before the first step of all of them"

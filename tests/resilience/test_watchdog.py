@@ -11,11 +11,13 @@ NOW = 1000.0
 
 
 def look(*beats, seconds=20.0, stopped=(), now=NOW):
-    return Watchdog(seconds).look(beats, now, lambda pid: pid - 100 in stopped)
+    return Watchdog(seconds).check(beats, now, lambda pid: pid - 100 in stopped)
 
 
-def waits(rank, phase="reduce", step=6, where="parallel/gradient_sync.py:9 add_over_world", since=900.0):
-    return reading(rank, phase=phase, step=step, since=since, alive_at=NOW, waiting=True, where=where, longest=KNOWN)
+def waits(rank, phase="reduce", step=6, location="parallel/gradient_sync.py:9 add_over_world", since=900.0):
+    return reading(
+        rank, phase=phase, step=step, since=since, alive_at=NOW, waiting=True, location=location, longest=KNOWN
+    )
 
 
 def works(rank, phase="forward", step=6, since=900.0):
@@ -35,8 +37,8 @@ def works(rank, phase="forward", step=6, since=900.0):
 def test_limits_are_learned(phase, longest, limit):
     watchdog = Watchdog(20.0)
     learned = {} if longest is None else {phase: longest}
-    assert watchdog.look([reading(longest=learned, phase="start")], NOW, lambda pid: False) is None
-    watchdog.look([reading(longest=dict.fromkeys(learned, 0.1), phase="start")], NOW, lambda pid: False)
+    assert watchdog.check([reading(longest=learned, phase="start")], NOW, lambda pid: False) is None
+    watchdog.check([reading(longest=dict.fromkeys(learned, 0.1), phase="start")], NOW, lambda pid: False)
     assert watchdog.limit(phase) == limit, "the longest of all attempts counts"
 
 
@@ -56,7 +58,7 @@ def test_a_stopped_rank_is_to_blame_before_all_others():
 def test_a_rank_without_a_sign_of_life_is_to_blame_before_those_that_work():
     silent = reading(2, phase="backward", step=6, since=900.0, alive_at=NOW - 30, longest=KNOWN)
     found = look(waits(0), works(1), silent)
-    assert (found.ranks, found.phase) == ([2], "backward") and "no sign of life" in found.why
+    assert (found.ranks, found.phase) == ([2], "backward") and "does not respond" in found.why
 
 
 def test_the_rank_that_waits_for_nobody_is_to_blame():
@@ -72,7 +74,7 @@ def test_where_all_wait_it_is_the_one_that_has_come_least_far():
 
 def test_where_all_have_come_as_far_it_is_the_one_that_waits_elsewhere():
     found = look(
-        waits(0, "forward"), waits(1, "backward", where="parallel/tensor_parallel.py:3 hook"), waits(2, "forward")
+        waits(0, "forward"), waits(1, "backward", location="parallel/tensor_parallel.py:3 hook"), waits(2, "forward")
     )
     assert (
         found.ranks == [1]
@@ -82,5 +84,5 @@ def test_where_all_have_come_as_far_it_is_the_one_that_waits_elsewhere():
 
 def test_where_nothing_tells_them_apart_all_are_named():
     assert look(waits(0), waits(1)).ranks == [0, 1]
-    found = look(waits(0), waits(1, where="parallel/tensor_parallel.py:3 hook"))
+    found = look(waits(0), waits(1, location="parallel/tensor_parallel.py:3 hook"))
     assert found.ranks == [0, 1] and "rank 1 in parallel/tensor_parallel.py:3 hook" in found.why, "one against one"

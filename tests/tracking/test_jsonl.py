@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hlat.runtime import DataError, StorageError
-from hlat.tracking.jsonl import JsonLines, decode, encode, keep_lines, read_records, with_non_finite
+from hlat.tracking.jsonl import JsonLines, decode, encode, filter_lines, from_json_value, read_records
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 RECORDS = st.dictionaries(st.text(), st.one_of(FLOATS, st.integers(), st.text(), st.none(), st.booleans()))
@@ -40,7 +40,7 @@ def test_a_float_comes_back_bit_for_bit_from_strict_json(value: float) -> None:
     def refuse(name: str) -> float:
         raise AssertionError(f"{name} is not JSON")
 
-    record = with_non_finite(json.loads(line, parse_constant=refuse))
+    record = from_json_value(json.loads(line, parse_constant=refuse))
     assert bits(record["loss"]) == bits(value)
     assert bits(record["seconds"]["data"]) == bits(value)
 
@@ -145,10 +145,10 @@ def test_dropping_lines_happens_at_once_or_not_at_all(
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "fsync") if crash_in == "fsync" else (Path, "replace")), fail)
         with pytest.raises(StorageError, match="cannot rewrite: No space left"):
-            keep_lines(path, lambda line: b"7" in line)
+            filter_lines(path, lambda line: b"7" in line)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "nothing is left behind"
-    keep_lines(path, lambda line: b"7" in line)
+    filter_lines(path, lambda line: b"7" in line)
     assert [record["step"] for record in read_records(path)] == [s for s in range(100) if "7" in str(s)]
 
 

@@ -15,7 +15,7 @@ from rich.console import Console as RichTerminal
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError
 from hlat.tracking import open_tracker, read_events, read_metrics
-from hlat.tracking.console import Bar, Plain, Silent, duration, make_console, rate, size
+from hlat.tracking.console import PlainConsole, ProgressBarConsole, SilentConsole, duration, make_console, rate, size
 from hlat.tracking.eta import Eta
 
 PLAIN = TrackingConfig(console="plain", tensorboard=False)
@@ -86,7 +86,7 @@ def screen(output: str) -> list[str]:
 
 def test_the_bar_carries_the_same_values_and_validations_stay() -> None:
     output = io.StringIO()
-    bar = Bar(RichTerminal(width=160, force_terminal=True, file=output), total_steps=2000, start_step=0)
+    bar = ProgressBarConsole(RichTerminal(width=160, force_terminal=True, file=output), total_steps=2000, start_step=0)
     bar.message("[resumed] at step 10")  # brackets are text, not markup
     bar.log(line(20, val_loss=2.41, val_bits_per_byte=1.93), 2000, 198.0)
     bar.log(line(120), 2000, 188.0)
@@ -101,7 +101,7 @@ def test_the_bar_carries_the_same_values_and_validations_stay() -> None:
 
 def test_a_narrow_terminal_gets_one_shortened_line() -> None:
     output = io.StringIO()
-    bar = Bar(RichTerminal(width=60, force_terminal=True, file=output), total_steps=2000, start_step=0)
+    bar = ProgressBarConsole(RichTerminal(width=60, force_terminal=True, file=output), total_steps=2000, start_step=0)
     bar.log(line(120), 2000, 188.0)
     bar.log(line(130), 2000, 187.0)
     bar.close()
@@ -146,12 +146,12 @@ def test_auto_draws_the_bar_on_a_terminal_that_can_and_plain_lines_elsewhere(
         return type(made)
 
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert kind("auto", terminal) is Bar
-    assert kind("auto", io.StringIO()) is Plain
-    assert kind("plain", terminal) is Plain
-    assert kind("none", terminal) is Silent
+    assert kind("auto", terminal) is ProgressBarConsole
+    assert kind("auto", io.StringIO()) is PlainConsole
+    assert kind("plain", terminal) is PlainConsole
+    assert kind("none", terminal) is SilentConsole
     monkeypatch.setenv("TERM", "dumb")
-    assert kind("auto", terminal) is Plain
+    assert kind("auto", terminal) is PlainConsole
 
 
 def test_none_says_nothing_and_records_everything(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_tensorboard_on_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: P
             tracker.log(line(step))
         tracker.rewind(3)
         tracker.log(line(4))
-    assert stream.getvalue().count("going on without TensorBoard") == 1
+    assert stream.getvalue().count("continuing without TensorBoard") == 1
     [dropped] = read_events(tmp_path / "events.jsonl")
     assert dropped["event"] == "tensorboard_dropped" and "No space left on device" in dropped["message"]
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
@@ -293,18 +293,18 @@ def test_tensorboard_that_cannot_begin_is_told_once_and_the_run_goes_on(tmp_path
     config = TrackingConfig(console="plain", tensorboard=True)
     with open_tracker(tmp_path, config, total_steps=10, start_step=0, stream=stream) as tracker:
         tracker.log(line(1))
-    assert stream.getvalue().count("going on without TensorBoard") == 1
+    assert stream.getvalue().count("continuing without TensorBoard") == 1
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["tensorboard_dropped"]
 
 
 def test_the_record_knows_whether_it_lacks_a_step(tmp_path: Path) -> None:
     with open_tracker(tmp_path, PLAIN, total_steps=9, start_step=0, stream=io.StringIO()) as tracker:
-        assert tracker.lacks(1)
+        assert tracker.ends_before(1)
         for step in (2, 4):
             tracker.log(line(step))
     for start, lacks in ((4, False), (3, True), (2, False)):
         with open_tracker(tmp_path, PLAIN, total_steps=9, start_step=start, stream=io.StringIO()) as tracker:
-            assert tracker.lacks(start) == lacks, start
+            assert tracker.ends_before(start) == lacks, start
 
 
 def test_nothing_is_recorded_in_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hlat.checkpoint.protocol import resolve
 from hlat.runtime import StateLostError
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import EarlierAttempt
-from hlat.training.newest_saved import Damage, refuse_lost
+from hlat.training.newest_saved import DamagedCheckpoint, check_nothing_lost
 
 
 def left(saved):
@@ -29,16 +29,18 @@ def left(saved):
     ],
 )
 def test_what_is_as_new_as_it_has_to_be_is_gone_on_from(tmp_path, found, saved, damaged):
-    refuse_lost(HostGroup(), tmp_path, found, left(saved), [Damage(path, ["torn"]) for path in damaged])
+    check_nothing_lost(
+        HostGroup(), tmp_path, found, left(saved), [DamagedCheckpoint(path, ["torn"]) for path in damaged]
+    )
 
 
 def test_what_an_attempt_before_this_one_has_set_aside_is_passed_over(tmp_path):
     """It ended before its first step, so that nobody was told."""
     (tmp_path / "checkpoints" / "step-00000300.bad").mkdir(parents=True)
     with pytest.raises(StateLostError):
-        refuse_lost(HostGroup(), tmp_path, 200, left(400), [])
+        check_nothing_lost(HostGroup(), tmp_path, 200, left(400), [])
     (tmp_path / "checkpoints" / "step-00000400.bad").mkdir()
-    refuse_lost(HostGroup(), tmp_path, 200, left(400), [])
+    check_nothing_lost(HostGroup(), tmp_path, 200, left(400), [])
 
 
 @pytest.mark.parametrize(
@@ -50,8 +52,10 @@ def test_what_an_attempt_before_this_one_has_set_aside_is_passed_over(tmp_path):
     ],
 )
 def test_what_has_vanished_is_not_passed_over(tmp_path, found, damaged, there):
-    with pytest.raises(StateLostError, match=f"the state of step 400 was durable, and {there}"):
-        refuse_lost(HostGroup(), tmp_path, found, left(400), [Damage(path, ["torn"]) for path in damaged])
+    with pytest.raises(StateLostError, match=f"the state of step 400 was durable, but {there}"):
+        check_nothing_lost(
+            HostGroup(), tmp_path, found, left(400), [DamagedCheckpoint(path, ["torn"]) for path in damaged]
+        )
 
 
 @pytest.mark.parametrize("spoiled", ["removed", "damaged"])
@@ -73,4 +77,4 @@ def test_the_attempt_after_one_that_saved(cli, recipe_file, tiny, tmp_path, monk
         assert done.returncode == 0 and "resumed at step 10" in done.stdout, done.stderr
         return
     assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert "the state of step 20 was durable, and the newest one now is of step 10" in done.stderr
+    assert "the state of step 20 was durable, but the newest one now is of step 10" in done.stderr

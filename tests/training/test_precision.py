@@ -16,7 +16,7 @@ from hlat.runtime.distributed import HostGroup, Runtime
 from hlat.runtime.storage import hold_run_folder
 from hlat.training import precision, run
 from hlat.training.process import run_lock
-from hlat.training.run_state import Job, build_job
+from hlat.training.run_state import RunState, build_run_state
 from tests.support.same_runs import assert_same_state
 
 ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")
@@ -114,11 +114,11 @@ def test_a_run_that_began_on_one_kind_of_device_goes_on_alike_on_another(fast, r
     assert evaluate_checkpoint(recipe_in(None).run_dir) == evaluate_checkpoint(recipe_in(mode, "named").run_dir)
 
 
-def job_of(recipe: Recipe) -> Job:
+def job_of(recipe: Recipe) -> RunState:
     """Build the job of a recipe in this process, in the run's folder."""
     recipe.run_dir.mkdir(parents=True, exist_ok=True)
     with run_lock(recipe.run_dir) as lock, hold_run_folder(recipe.run_dir, lock, 0) as folder:
-        return build_job(recipe, Runtime(torch.device("cpu")), folder)
+        return build_run_state(recipe, Runtime(torch.device("cpu")), folder)
 
 
 @pytest.mark.parametrize("old", ON_A_CPU)

@@ -12,8 +12,8 @@ from hlat.data.samples import Batch
 from hlat.model import IGNORED, build
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training import accumulate_gradients, validate_alone
-from hlat.training.process import Stopwatch
+from hlat.training import accumulate_gradients, validate_single_process
+from hlat.training.process import PhaseTimer
 from hlat.training.validation import validate
 
 CPU = torch.device("cpu")
@@ -135,12 +135,12 @@ def test_validation_isolates_documents_also_where_the_last_micro_batch_is_padded
     assert found.tokens == 48
     assert found.loss == pytest.approx(wanted, rel=1e-12)
     assert abs(found.loss - joined) > 1e-9 * joined
-    assert validate_alone(model.parts[0], data, 2).loss == pytest.approx(wanted, rel=1e-12)
+    assert validate_single_process(model.parts[0], data, 2).loss == pytest.approx(wanted, rel=1e-12)
 
 
 def test_the_stopwatch_adds_up_phases_and_starts_again():
     now = [0.0]
-    watch = Stopwatch(clock=lambda: now[0])
+    watch = PhaseTimer(clock=lambda: now[0])
     for name, seconds in (("data", 1.0), ("forward", 2.0), ("evaluation", 50.0), ("optimizer", 0.5), ("forward", 0.25)):
         watch(name)
         now[0] += seconds

@@ -173,13 +173,13 @@ def _join_job(nproc: str | None) -> None:
 def _supervise(given: _Arguments, least: int, most: int, *, once: bool) -> int:
     recipe = given.load(most)  # reports errors before any process starts
     from hlat.launch import SupervisedRun, supervise
-    from hlat.resilience import Sizes
+    from hlat.resilience import WorldSizePolicy
 
     ready()
     recovery = recipe.recovery
     if once:
         recovery = recovery.model_copy(update={"restarts": 0, "hang_seconds": None})
-    sizes = Sizes(least, most, lambda nproc: _fits(given, nproc))
+    sizes = WorldSizePolicy(least, most, lambda nproc: _fits(given, nproc))
     return supervise(SupervisedRun(given.start, sizes, recipe.run_dir, recovery, complain, say))
 
 

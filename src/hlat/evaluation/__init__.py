@@ -1,4 +1,4 @@
-"""What a model is worth and what it says: perplexity, bits per byte, generation."""
+"""Evaluation of checkpoints: perplexity, bits per byte, and text generation."""
 
 from hlat.evaluation.generation import Sampling, generate, generate_text
 from hlat.evaluation.perplexity import Perplexity, evaluate_checkpoint

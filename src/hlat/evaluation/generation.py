@@ -1,4 +1,4 @@
-"""Text from a model, token by token.
+"""Autoregressive text generation.
 
 prompt -> tokens -> [ model with KV cache -> logits of the last position -> next token ] -> text
 """
@@ -19,11 +19,11 @@ from hlat.runtime.randomness import philox, stream_key
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen."""
+    """Sampling of the next token."""
 
-    temperature: float = 0.0  # 0 takes the likeliest token
-    top_k: int | None = None  # keep the k likeliest
-    top_p: float | None = None  # then the smallest set of likeliest tokens whose share reaches p
+    temperature: float = 0.0  # 0 is greedy: the most likely token
+    top_k: int | None = None  # keep only the k most likely tokens
+    top_p: float | None = None  # of these, the smallest set of most likely tokens whose total probability reaches p
     seed: int = 0
 
 
@@ -42,11 +42,11 @@ def generate(
     Args:
         model: on the device to run on.
         prompt: at least one token id.
-        max_tokens: number of new tokens at most. Generation ends earlier where prompt and new tokens fill
-            ``max_sequence_length`` of a model that declares one: beyond it no position was ever trained.
+        max_tokens: number of new tokens at most. Generation also ends when prompt and new tokens reach the model's
+            ``max_sequence_length``, if it has one: positions beyond it were never trained.
         sampling: greedy if None.
-        end_ids: tokens that end the text; the one that does is not returned.
-        use_cache: keep keys and values of earlier positions instead of computing them again each time.
+        end_ids: tokens that end the text; the end token is not returned.
+        use_cache: cache keys and values of earlier positions instead of recomputing them for each token.
 
     Returns:
         The new token ids.
@@ -63,7 +63,7 @@ def generate(
     new = torch.tensor([tokens], device=device)
     for index in range(total - len(prompt)):
         logits_V = model(new, cache=cache)[0, -1]
-        token = _choose(logits_V, sampling, index)
+        token = _sample_token(logits_V, sampling, index)
         if token in end_ids:
             break
         tokens.append(token)
@@ -72,52 +72,54 @@ def generate(
 
 
 def _total_length(prompt: int, max_tokens: int, longest: int | None) -> int:
-    """Tokens of prompt and text together, at most."""
+    """Return the largest number of tokens of prompt and new text together."""
     if not prompt:
         raise DataError("the prompt has no tokens. Give at least one character.")
     if longest is None:
         return prompt + max_tokens
     if prompt >= longest:
         raise DataError(
-            f"the prompt has {prompt} tokens, and the model takes {longest} in all (model.max_sequence_length). "
+            f"the prompt has {prompt} tokens, and the model's limit is {longest} (model.max_sequence_length). "
             f"Shorten the prompt to {longest - 1} tokens at most."
         )
     return min(prompt + max_tokens, longest)
 
 
-def _choose(logits_V: torch.Tensor, sampling: Sampling, index: int) -> int:
+def _sample_token(logits_V: torch.Tensor, sampling: Sampling, index: int) -> int:
     if sampling.temperature == 0.0:
         return int(logits_V.argmax())
-    # On the CPU, as one token's numbers are few: CUDA has no running sum of floats that gives the same bits each time.
+    # On the CPU: a single token's logits are few, and CUDA has no deterministic cumulative sum of floats.
     scores, ids = (logits_V.cpu().double() / sampling.temperature).sort(descending=True, stable=True)
-    shares = scores[: sampling.top_k].softmax(0)
+    probabilities = scores[: sampling.top_k].softmax(0)
     if sampling.top_p is not None:
-        # a token stays while the tokens before it have not reached p; the likeliest always stays
-        before = shares.cumsum(0) - shares
-        shares = shares[: max(1, int((before < sampling.top_p).sum()))]
-    below = shares.cumsum(0) / shares.sum()
+        # keep a token while those before it have not reached p; always keep the most likely one
+        before = probabilities.cumsum(0) - probabilities
+        probabilities = probabilities[: max(1, int((before < sampling.top_p).sum()))]
+    below = probabilities.cumsum(0) / probabilities.sum()
     draw = _uniform(sampling.seed, index)
-    return int(ids[min(int((below <= draw).sum()), len(shares) - 1)])
+    return int(ids[min(int((below <= draw).sum()), len(probabilities) - 1)])
 
 
 def _uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on the seed and the position only."""
+    """Return a number in [0, 1) that depends only on seed and position."""
     word = philox(stream_key(seed, "sampling"), torch.tensor(index))[0]
     return int(word) / 2.0**32
 
 
 def generate_text(checkpoint: str | Path, prompt: str, max_tokens: int, sampling: Sampling | None = None) -> str:
-    """Continue a text with a checkpoint, on this machine's device.
+    """Load a checkpoint on this machine's device and continue a text.
 
-    The prompt is encoded as the model expects its input, with a BOS token where the tokenizer puts one.
+    The prompt is encoded as in training, with a BOS token if the tokenizer adds one.
 
     Raises:
-        CheckpointError: no valid checkpoint there, or one without a tokenizer.
+        CheckpointError: the folder has no valid checkpoint, or the checkpoint has no tokenizer.
         DataError: the prompt has no tokens, or too many for the model.
     """
     folder = resolve(Path(checkpoint))
     ends = end_token_ids(open_checkpoint(folder))
-    tokenizer = read_tokenizer(folder, eos_token=None)  # the ends are known; an import's tokenizer may not name any
+    tokenizer = read_tokenizer(
+        folder, eos_token=None
+    )  # end tokens are read above; an imported tokenizer may define none
     tokens = tokenizer.encode_prompt(prompt)
     model, _ = load_model(folder, join_run().device)
     return tokenizer.decode(generate(model, tokens, max_tokens, sampling, end_ids=ends))

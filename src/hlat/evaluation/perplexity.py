@@ -1,4 +1,4 @@
-"""The loss of a checkpoint over a whole validation split.
+"""Perplexity of a checkpoint over a complete validation split.
 
 checkpoint -> model, recipe --+
 prepared data -> its tokenizer compared with the checkpoint's -> validation windows --> loss, perplexity, bits per byte
@@ -22,12 +22,12 @@ from hlat.data.samples import ValidationData
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import join_run
-from hlat.training import validate_alone
+from hlat.training import validate_single_process
 
-# Imported weights come without a recipe. Longer windows would cost memory that not every machine has: the logits of
-# 4096 tokens over a vocabulary of 128,000 are 2 GB.
+# For imported weights, which have no recipe. Longer windows may need too much memory: the logits of 4096 tokens over a
+# vocabulary of 128,000 are 2 GB.
 _IMPORT_WINDOW = 2048
-_IMPORT_PASS = 4096
+_IMPORT_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss): how many tokens the model hesitates between; infinite beyond what a float holds."""
+        """exp(loss); infinite if that overflows a float."""
         try:
             return math.exp(self.loss)
         except OverflowError:
@@ -51,56 +51,58 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
     """Evaluate a checkpoint on the validation split of its run, or of another prepared folder.
 
     The split is cut into windows of the run's sequence length. Imported weights, which have no run, are evaluated in
-    fp32 on windows of their longest context, 2048 tokens at most.
+    fp32 on windows of their maximum sequence length, 2048 tokens at most.
 
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
-        data: prepared data; None takes data.prepared_dir of the run's recipe, or the folder ``data`` beside the
-            checkpoints, wherever the run lies now.
+        data: prepared data; None takes data.prepared_dir of the run's recipe, or the folder ``data`` next to the
+            checkpoints folder.
 
     Raises:
-        CheckpointError: no valid checkpoint there.
-        DataError: no prepared data, made with another tokenizer, or without a validation split.
+        CheckpointError: the folder has no valid checkpoint.
+        DataError: there is no prepared data, or it was made with another tokenizer, or has no validation split.
     """
     folder = resolve(Path(checkpoint))
     model, meta = load_model(folder, join_run().device, torch.float32)
-    recipe = _recipe(meta, folder)
-    prepared = open_prepared(Path(data) if data is not None else _own_data(recipe, folder))
-    _check(prepared, folder, model.config)
+    recipe = _saved_recipe(meta, folder)
+    prepared = open_prepared(Path(data) if data is not None else _run_data(recipe, folder))
+    _check_data(prepared, folder, model.config)
     if recipe is not None:
         length, batch = recipe.data.sequence_length, recipe.batch.micro_batch
         model.compute = MODES[saved_precision_mode(meta["recipe"])].compute
     else:
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
-        batch = max(1, _IMPORT_PASS // length)
+        batch = max(1, _IMPORT_BATCH_TOKENS // length)
     windows = ValidationData(prepared, length, None, recipe is not None and recipe.data.isolate)
-    result = validate_alone(model, windows, batch)
+    result = validate_single_process(model, windows, batch)
     return Perplexity(result.loss, result.bits_per_byte, result.tokens)
 
 
-def _recipe(meta: Mapping[str, Any], folder: Path) -> Recipe | None:
-    """The recipe as it was resolved when the run was saved; the files it was made from may be gone or edited since."""
+def _saved_recipe(meta: Mapping[str, Any], folder: Path) -> Recipe | None:
+    """Return the recipe as resolved when the run was saved; None for imported weights."""
     if "recipe" not in meta:
         return None
     try:
         return Recipe.model_validate(meta["recipe"])
     except ValidationError as exc:
-        raise CheckpointError(f"{folder}: its recipe is not one that this version knows: {exc}") from exc
+        raise CheckpointError(f"{folder}: this version cannot read its recipe: {exc}") from exc
 
 
-def _own_data(recipe: Recipe | None, folder: Path) -> Path:
-    """The data of the run that a checkpoint belongs to: run/data for run/checkpoints/step-00000040."""
+def _run_data(recipe: Recipe | None, folder: Path) -> Path:
+    """Return the data folder of a checkpoint's run: run/data for run/checkpoints/step-00000040."""
     if recipe is None:
-        raise DataError(f"{folder}: imported weights know no data. Name a prepared folder with --data.")
+        raise DataError(f"{folder}: imported weights have no data of their own. Name a prepared folder with --data.")
     if recipe.data.prepared_dir is not None:
         return Path(recipe.data.prepared_dir)
     checkpoints = folder.absolute().parent
     if checkpoints.name != "checkpoints":
-        raise DataError(f"{folder}: does not lie in its run, whose data is meant. Name a prepared folder with --data.")
+        raise DataError(
+            f"{folder}: is not in the folder of its run, so its data is unknown. Name a prepared folder with --data."
+        )
     return checkpoints.parent / "data"
 
 
-def _check(prepared: PreparedData, folder: Path, config: ModelConfig) -> None:
+def _check_data(prepared: PreparedData, folder: Path, config: ModelConfig) -> None:
     check_same_tokenizer(folder, prepared)
     check_vocabulary(prepared, config.vocab_size)
     if not prepared.validation_tokens:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.process_set import ProcessSet, send_signal
-from hlat.resilience import ASK, Hang, Reading, Slow, Slowness, Watchdog, main_stack, read_beat, stacks_path
+from hlat.resilience import (
+    STACKS_SIGNAL,
+    Hang,
+    HeartbeatReading,
+    Straggler,
+    StragglerDetector,
+    Watchdog,
+    main_thread_stack,
+    read_heartbeat,
+    stacks_path,
+)
 from hlat.runtime.process import is_stopped, log_path
 
 _EVERY = 0.25  # seconds
@@ -61,8 +71,8 @@ class RunMonitor:
         beats: Path,
         run_dir: Path,
         watchdog: Watchdog,
-        slowness: Slowness,
-        on_slow: Callable[[Slow], None],
+        slowness: StragglerDetector,
+        on_slow: Callable[[Straggler], None],
         folder_is_ours: Callable[[], bool],
     ) -> None:
         self._workers, self._beats, self._run_dir = workers, beats, run_dir
@@ -70,7 +80,7 @@ class RunMonitor:
         self._folder_is_ours = folder_is_ours
         self._next = time.monotonic()
         self.hang: ObservedHang | None = None
-        self._at_hang: list[Reading] | None = None
+        self._at_hang: list[HeartbeatReading] | None = None
 
     def __call__(self) -> bool:
         """Check the heartbeats if a check is due; return True if the run hangs."""
@@ -79,15 +89,15 @@ class RunMonitor:
             return False
         self._next = now + _EVERY
         beats = self.readings()
-        for slow in self._slowness.look(beats, now) if len(beats) == len(self._workers.pids) else []:
+        for slow in self._slowness.check(beats, now) if len(beats) == len(self._workers.pids) else []:
             self._on_slow(slow)
-        hang = self._watchdog.look(beats, now, is_stopped)
+        hang = self._watchdog.check(beats, now, is_stopped)
         if hang is not None:
             self._at_hang = beats
             self.hang = self._describe(hang, beats)
         return hang is not None
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[HeartbeatReading]:
         """Heartbeats of the ranks that have one; after a hang, the heartbeats at the time it was found.
 
         A stopped rank that is continued to write its stacks ends the phase that hung. A later heartbeat would then
@@ -95,28 +105,28 @@ class RunMonitor:
         """
         if self._at_hang is not None:
             return self._at_hang
-        found = (read_beat(self._beats, rank) for rank in self._workers.pids)
+        found = (read_heartbeat(self._beats, rank) for rank in self._workers.pids)
         return [beat for beat in found if beat is not None]
 
-    def _describe(self, hang: Hang, beats: list[Reading]) -> ObservedHang:
+    def _describe(self, hang: Hang, beats: list[HeartbeatReading]) -> ObservedHang:
         texts = self._collect_stacks()
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
         content = "\n\n".join(f"{_describe_heartbeat(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
         if not self._folder_is_ours():
-            return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), None)
+            return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
         try:
             file.parent.mkdir(exist_ok=True)
             with file.open("a", encoding="utf-8") as log:  # the same step may have hung in an earlier attempt
                 log.write(content)
         except OSError:  # code that needs the disk will report its error
-            return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), None)
-        return ObservedHang(hang, main_stack(texts.get(hang.ranks[0], "")), file)
+            return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
+        return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), file)
 
     def _collect_stacks(self) -> dict[int, str]:
         """Stacks of every rank that writes them in time."""
         ranks = list(self._workers.pids)
         stopped = [rank for rank in ranks if is_stopped(self._workers.pids[rank])]
-        send_signal(self._workers, ranks, ASK)
+        send_signal(self._workers, ranks, STACKS_SIGNAL)
         for rank in stopped:  # it writes its stacks first, and must not do much else
             send_signal(self._workers, [rank], signal.SIGCONT)
             self._wait_for([rank], _MOMENT)
@@ -138,8 +148,8 @@ class RunMonitor:
             return ""
 
 
-def _describe_heartbeat(beat: Reading) -> str:
+def _describe_heartbeat(beat: HeartbeatReading) -> str:
     """One line about a heartbeat, for the file of stacks."""
     what = "waits for other ranks" if beat.waiting else "at work"
-    where = f", in {beat.where}" if beat.where else ""
-    return f"==== rank {beat.rank}, pid {beat.pid}: {beat.phase} of step {beat.step_at_work}, {what}{where}"
+    location = f", in {beat.location}" if beat.location else ""
+    return f"==== rank {beat.rank}, pid {beat.pid}: {beat.phase} of step {beat.current_step}, {what}{location}"

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from hlat.resilience import BEATS
+from hlat.resilience import HEARTBEAT_FOLDER
 from hlat.runtime.process import LAUNCHER_ENV
 
 _INTERVAL = 1.0  # seconds
@@ -29,6 +29,6 @@ def stop_with_launcher() -> None:
 def _follow(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(_INTERVAL)
-    if BEATS in os.environ:  # the launcher's folder, perhaps in memory, which it can no longer remove
-        shutil.rmtree(Path(os.environ[BEATS]).parent, ignore_errors=True)
+    if HEARTBEAT_FOLDER in os.environ:  # the launcher's folder, perhaps in memory, which it can no longer remove
+        shutil.rmtree(Path(os.environ[HEARTBEAT_FOLDER]).parent, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)

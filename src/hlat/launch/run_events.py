@@ -13,7 +13,7 @@ from typing import Any
 
 from hlat.launch.monitor import ObservedHang
 from hlat.launch.root_cause import RunOutcome, signal_name
-from hlat.resilience import Decision, Failure, Reading
+from hlat.resilience import Failure, HeartbeatReading, RestartDecision
 from hlat.runtime import StorageError
 from hlat.tracking import EventLog
 
@@ -44,9 +44,9 @@ class RunEvents:
         self,
         failure: Failure,
         outcome: RunOutcome,
-        beat: Reading | None,
+        beat: HeartbeatReading | None,
         observed: ObservedHang | None,
-        decision: Decision | None,
+        decision: RestartDecision | None,
     ) -> None:
         """Record why an attempt ended, and the decision about a restart.
 
@@ -70,7 +70,7 @@ class RunEvents:
                 stack=observed.stack,
                 stacks=None if observed.file is None else str(observed.file),
             )
-        step, phase = (beat.step_at_work, beat.phase) if beat is not None else (None, None)
+        step, phase = (beat.current_step, beat.phase) if beat is not None else (None, None)
         if observed is not None:
             step, phase = observed.hang.step, observed.hang.phase
         self.event(

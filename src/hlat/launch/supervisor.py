@@ -22,17 +22,17 @@ from hlat.launch.root_cause import RunOutcome, find_root_cause
 from hlat.launch.run_events import RunEvents
 from hlat.launch.wait import ProcessExit, SignalForwarder, wait_for_processes
 from hlat.resilience import (
-    BEATS,
+    HEARTBEAT_FOLDER,
     Failure,
+    FailureKind,
     Goodput,
-    Kind,
-    Reading,
-    Restarts,
-    Sizes,
-    Slow,
-    Slowness,
+    HeartbeatReading,
+    RestartPolicy,
+    Straggler,
+    StragglerDetector,
     Watchdog,
-    number_of_run,
+    WorldSizePolicy,
+    read_heartbeat_run_id,
 )
 from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, machine_clock, stop_exit_code
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
@@ -60,7 +60,7 @@ class SupervisedRun:
     """
 
     start: Start
-    sizes: Sizes
+    sizes: WorldSizePolicy
     run_dir: Path
     recovery: RecoveryConfig
     complain: Callable[[str], None]
@@ -87,7 +87,7 @@ class _Attempt:
     exits: list[ProcessExit]
     outcome: RunOutcome
     hang: ObservedHang | None
-    beats: dict[int, Reading]
+    beats: dict[int, HeartbeatReading]
 
     @property
     def failed(self) -> bool:
@@ -97,7 +97,7 @@ class _Attempt:
 class _Supervisor:
     def __init__(self, run: SupervisedRun, stops: SignalForwarder, beats: Path) -> None:
         self._run, self._stops, self._beats = run, stops, beats
-        self._restarts = Restarts(run.recovery.restarts, run.recovery.backoff_seconds)
+        self._restarts = RestartPolicy(run.recovery.restarts, run.recovery.backoff_seconds)
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
         self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours)
@@ -115,8 +115,8 @@ class _Supervisor:
             attempt = self._attempt()
             first = attempt.beats.get(0)
             self._durable_step = _durable_step(attempt, self._durable_step)
-            self._goodput.ended(time.monotonic(), first, attempt.failed)
-            if first is not None and first.began is not None:
+            self._goodput.record_attempt(time.monotonic(), first, attempt.failed)
+            if first is not None and first.start_step is not None:
                 self._trained = True
             code = self._decide(attempt)
             if code is not None:
@@ -128,9 +128,9 @@ class _Supervisor:
         if outcome.cause is None:
             return outcome.exit_code
         failure, beat = _failure(attempt, outcome.cause, self._trained), attempt.beats.get(outcome.cause.rank)
-        if failure.is_fault and not self._stops.received:
+        if failure.is_retryable and not self._stops.received:
             before = self._restarts.newest
-            decision = self._restarts.after(failure)
+            decision = self._restarts.decide(failure)
             self._events.incident(failure, outcome, beat, attempt.hang, decision)
             if decision.restart:
                 self._run.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
@@ -138,7 +138,7 @@ class _Supervisor:
                 return None
             self._run.complain(f"{outcome.message}\n{decision.reason}")
             return outcome.exit_code
-        if failure.is_fault:
+        if failure.is_retryable:
             self._events.incident(failure, outcome, beat, attempt.hang, None)
         self._run.complain(outcome.message)
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
@@ -147,15 +147,15 @@ class _Supervisor:
         self._record_goodput(final=False)
         self._resize(failure, progress)
         self._wait(seconds)
-        self._goodput.waited(time.monotonic())
+        self._goodput.record_wait(time.monotonic())
         if not self._stops.received:
             self._events.event("restart", number=self._count, nproc=self._run.sizes.now)
 
     def _resize(self, failure: Failure, progress: bool) -> None:
         before = self._run.sizes.now
-        if self._run.sizes.after(failure, progress):
+        if self._run.sizes.shrink_after(failure, progress):
             now = self._run.sizes.now
-            self._restarts.begin_anew()
+            self._restarts.reset()
             self._events.event("resized", rank=failure.rank, before=before, now=now)
             self._run.complain(
                 f"rank {failure.rank} of {before} was lost twice in a row: continuing with {now} processes"
@@ -166,12 +166,12 @@ class _Supervisor:
         beats = self._beats / f"attempt-{self._count}"
         beats.mkdir()
         self._count += 1
-        environment = {BEATS: str(beats), **self._deadline, **earlier}
+        environment = {HEARTBEAT_FOLDER: str(beats), **self._deadline, **earlier}
         with (
             tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder,
             run.start(run.sizes.now, environment, Path(folder)) as workers,
         ):
-            slowness = Slowness(run.recovery.slow_factor)
+            slowness = StragglerDetector(run.recovery.slow_factor)
             monitor = RunMonitor(
                 workers, beats, run.run_dir, self._watchdog, slowness, self._report_slow, self._folder_is_ours
             )
@@ -195,7 +195,7 @@ class _Supervisor:
     def _known_run_id(self) -> str | None:
         """Id of the run's folder, once an attempt has reported it; else None."""
         if self._run_id is None and self._count:
-            self._run_id = number_of_run(self._beats / f"attempt-{self._count - 1}")
+            self._run_id = read_heartbeat_run_id(self._beats / f"attempt-{self._count - 1}")
         return self._run_id
 
     def _folder_is_ours(self) -> bool:
@@ -203,7 +203,7 @@ class _Supervisor:
         run_id = self._known_run_id()
         return run_id is None or read_run_id(self._run.run_dir) == run_id
 
-    def _report_slow(self, slow: Slow) -> None:
+    def _report_slow(self, slow: Straggler) -> None:
         self._events.event("slow_rank", **asdict(slow))
         self._run.complain(
             f"rank {slow.rank} is slow: its work for a step takes {slow.factor:.1f} times as long as the others', "
@@ -217,7 +217,7 @@ class _Supervisor:
 
     def _finish(self, code: int) -> int:
         if self._trained:
-            self._goodput.waited(time.monotonic())
+            self._goodput.record_wait(time.monotonic())
             self._run.say(_goodput_line(self._record_goodput(final=True)))
         return code
 
@@ -228,10 +228,10 @@ class _Supervisor:
 
 
 def _failure(attempt: _Attempt, cause: ProcessExit, trained: bool) -> Failure:
-    began = [beat.began for beat in attempt.beats.values() if beat.began is not None]
-    saved = [beat.saved for beat in attempt.beats.values() if beat.saved is not None]
+    start_steps = [beat.start_step for beat in attempt.beats.values() if beat.start_step is not None]
+    durable_steps = [beat.durable_step for beat in attempt.beats.values() if beat.durable_step is not None]
     kind = _failure_kind(attempt, cause)
-    return Failure(kind, cause.rank, trained, max(began, default=None), max(saved, default=None))
+    return Failure(kind, cause.rank, trained, max(start_steps, default=None), max(durable_steps, default=None))
 
 
 def _durable_step(attempt: _Attempt, before: int) -> int:
@@ -239,12 +239,12 @@ def _durable_step(attempt: _Attempt, before: int) -> int:
 
     An attempt that began to train has found the newest valid checkpoint; earlier knowledge no longer counts.
     """
-    began = [beat.began for beat in attempt.beats.values() if beat.began is not None]
-    saved = [beat.saved for beat in attempt.beats.values() if beat.saved is not None]
-    return max(began + saved) if began else before
+    start_steps = [beat.start_step for beat in attempt.beats.values() if beat.start_step is not None]
+    durable_steps = [beat.durable_step for beat in attempt.beats.values() if beat.durable_step is not None]
+    return max(start_steps + durable_steps) if start_steps else before
 
 
-def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> Kind:
+def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> FailureKind:
     report = cause.report
     if attempt.hang is not None:
         return "hang"

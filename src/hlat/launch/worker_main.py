@@ -12,7 +12,7 @@ from types import FrameType
 
 from hlat.launch.error_report import report_errors
 from hlat.launch.parent_death import stop_with_launcher
-from hlat.resilience import beating
+from hlat.resilience import running_heartbeat
 from hlat.runtime import rank_info
 from hlat.runtime.process import LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
 
@@ -27,7 +27,7 @@ def worker_context() -> Iterator[None]:
     """
     _stop_early()
     stop_with_launcher()
-    with report_errors(), beating(rank_info().rank):
+    with report_errors(), running_heartbeat(rank_info().rank):
         yield
 
 

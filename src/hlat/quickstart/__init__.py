@@ -1,5 +1,5 @@
-"""The whole story on one machine: text to model to Hugging Face folder, with nothing but this package."""
+"""Quickstart: the complete workflow on one machine, from text to a model in a Hugging Face folder."""
 
-from hlat.quickstart.story import Result, run_quickstart
+from hlat.quickstart.story import QuickstartResult, run_quickstart
 
-__all__ = ["Result", "run_quickstart"]
+__all__ = ["QuickstartResult", "run_quickstart"]

@@ -1,4 +1,4 @@
-"""The steps of ``hlat quickstart``.
+"""Steps of ``hlat quickstart``.
 
 standard library -> tokenizer, shards -> training -> evaluation -> a sample -> Hugging Face folder
 """
@@ -20,8 +20,8 @@ PROMPT = "def read(self, size=-1):\n"
 
 
 @dataclass(frozen=True)
-class Result:
-    """What the quickstart leaves behind."""
+class QuickstartResult:
+    """Results of the quickstart."""
 
     outcome: Outcome
     evaluation: Perplexity
@@ -31,7 +31,7 @@ class Result:
 
 
 def quickstart_recipe(folder: Path, steps: int | None) -> Recipe:
-    """The shipped recipe, on this machine's standard library."""
+    """Return the shipped recipe ``quickstart``, on this machine's standard library."""
     overrides = [f"run.dir={folder}", f"data.sources={standard_library()}"]
     if steps is not None:
         overrides += [f"training.steps={steps}", f"schedule.warmup_steps={min(30, steps // 2)}"]
@@ -43,29 +43,29 @@ def run_quickstart(
     say: Callable[[str], None],
     data_progress: DataProgress = no_progress,
     steps: int | None = None,
-) -> Result:
-    """Train, evaluate, sample and export in ``folder``; an interrupted quickstart goes on where it stopped.
+) -> QuickstartResult:
+    """Train, evaluate, sample and export in ``folder``; an interrupted quickstart resumes.
 
     Args:
         folder: run directory; the export goes to its subfolder ``hf``.
-        say: told what happens, line by line.
-        data_progress: opens a display for the time that text is prepared.
-        steps: train so many steps instead of the recipe's.
+        say: shows a message to the user.
+        data_progress: context manager that opens a progress display while text is prepared.
+        steps: number of training steps, instead of the recipe's.
 
     Raises:
-        LaunchError: an interrupted run, a Python without source text, or a folder in use for something else.
+        LaunchError: training was interrupted, Python has no source text, or the folder is in use for something else.
     """
     begin = time.monotonic()
     export_dir = folder / "hf"
     if export_dir.exists() and not (folder / "checkpoints").is_dir():
-        message = f"{export_dir}: exists, and not from an earlier quickstart."
+        message = f"{export_dir}: exists, and is not from an earlier quickstart."
         raise LaunchError(f"{message} Name another folder with --to, or move it away.")
     recipe = quickstart_recipe(folder, steps)
     say(f"corpus: the source text of this machine's Python standard library, {len(recipe.data.sources)} packages")
     outcome = run(recipe, data_progress=data_progress)
     if not outcome.finished or outcome.checkpoint is None:
-        raise LaunchError(f"stopped at step {outcome.step} ({outcome.reason}). The same command goes on from there.")
-    say("evaluating on files that were kept aside ...")
+        raise LaunchError(f"stopped at step {outcome.step} ({outcome.reason}). The same command resumes from there.")
+    say("evaluating on held-out files ...")
     evaluation = evaluate_checkpoint(outcome.checkpoint)
     say(
         f"held-out files: loss {evaluation.loss:.3f}, perplexity {evaluation.perplexity:.1f}, "
@@ -74,12 +74,12 @@ def run_quickstart(
     sample = PROMPT + generate_text(outcome.checkpoint, PROMPT, 96, Sampling(temperature=0.8, top_p=0.95))
     (folder / "sample.txt").write_text(sample, encoding="utf-8")
     _export(outcome.checkpoint, export_dir)
-    say(_closing_words(Result(outcome, evaluation, sample, folder, export_dir), time.monotonic() - begin))
-    return Result(outcome, evaluation, sample, folder, export_dir)
+    say(_closing_message(QuickstartResult(outcome, evaluation, sample, folder, export_dir), time.monotonic() - begin))
+    return QuickstartResult(outcome, evaluation, sample, folder, export_dir)
 
 
 def _export(checkpoint: Path, target: Path) -> None:
-    """Export beside an export of an earlier quickstart, which goes only once the new one is whole."""
+    """Export to a temporary folder, then replace the export of an earlier quickstart."""
     new = target.with_name(f"{target.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     export_hf(checkpoint, new)
@@ -87,18 +87,18 @@ def _export(checkpoint: Path, target: Path) -> None:
     new.rename(target)
 
 
-def _closing_words(result: Result, seconds: float) -> str:
+def _closing_message(result: QuickstartResult, seconds: float) -> str:
     indented = "\n".join(f"    {line}" for line in result.sample.rstrip().splitlines())
     return f"""
-a sample, begun with {PROMPT!r}:
+a sample, from the prompt {PROMPT!r}:
 {indented}
 
-done in {seconds:.0f} s. What is where:
+done in {seconds:.0f} s. Files:
   {result.run_dir}/metrics.jsonl   every logged step
   {result.run_dir}/tensorboard     tensorboard --logdir {result.run_dir}
   {result.outcome.checkpoint}   the last checkpoint
   {result.export_dir}   the model for transformers: AutoModelForCausalLM.from_pretrained("{result.export_dir}")
-What next:
+Next steps:
   hlat generate {result.run_dir} --prompt "import " --temperature 0.8
   hlat train quickstart data.path=YOUR_TEXTS run.name=mine     the same on your own text
   hlat check hlat-7b                                           HLAT's 7B recipe, to start a large run from"""

@@ -26,7 +26,7 @@ from hlat.rehearsal.traffic import Message, Traffic
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 from hlat.training import accumulate_gradients, update
-from hlat.training.process import controlled_garbage
+from hlat.training.process import scheduled_gc
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     held = _Held()
     memory, flops = Memory(held.categories), Flops()
     traffic = Traffic(layout, lambda tensor, axis: _mark_message(memory, tensor, axis))
-    with memory.resizing(), controlled_garbage():
+    with memory.resizing(), scheduled_gc():
         with Operations(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
             optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, recipe.training.seed)

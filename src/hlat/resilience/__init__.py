@@ -1,6 +1,6 @@
-"""What goes wrong with a run, how it is noticed, and what is done about it. Policies here wait for nothing.
+"""Resilience: detection of failures in a run, and the decisions about them. Nothing here waits or blocks.
 
-What needs torch is imported when it is first asked for: a supervisor does without.
+Modules that need torch are imported on first use, because the supervisor runs without torch.
 """
 
 from typing import TYPE_CHECKING
@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.resilience.anomalies import APPLY, AnomalyPolicy, Verdict
+    from hlat.resilience.anomalies import APPLY, AnomalyPolicy, StepVerdict
     from hlat.resilience.checkpoint_interval import best_interval, expected_goodput
-    from hlat.resilience.corruption_incident import Incident
-    from hlat.resilience.fault_injection import STORAGE_FAULTS, Faults
+    from hlat.resilience.corruption_incident import CorruptionIncident
+    from hlat.resilience.fault_injection import STORAGE_FAULTS, FaultInjector
     from hlat.resilience.goodput import Goodput
     from hlat.resilience.heartbeat import (
-        BEATS,
-        Reading,
-        beating,
-        count_steps,
-        fell_back,
-        number_of_run,
-        read_beat,
-        saves_beside,
-        secured,
-        trains_in,
+        HEARTBEAT_FOLDER,
+        HeartbeatReading,
+        read_heartbeat,
+        read_heartbeat_run_id,
+        record_durable_step,
+        record_run_id,
+        record_saver,
+        reset_durable_step,
+        running_heartbeat,
+        set_step_counter,
     )
-    from hlat.resilience.replica_check import Copies, Mismatch
-    from hlat.resilience.restart_policy import Decision, Failure, Kind, Restarts, Sizes
-    from hlat.resilience.stack_dumps import ASK, main_stack, stacks_path
-    from hlat.resilience.stragglers import Slow, Slowness
+    from hlat.resilience.replica_check import Mismatch, ReplicaCheck
+    from hlat.resilience.restart_policy import Failure, FailureKind, RestartDecision, RestartPolicy, WorldSizePolicy
+    from hlat.resilience.stack_dumps import STACKS_SIGNAL, main_thread_stack, stacks_path
+    from hlat.resilience.stragglers import Straggler, StragglerDetector
     from hlat.resilience.watchdog import Hang, Watchdog
 
 __getattr__ = lazily(
@@ -37,49 +37,49 @@ __getattr__ = lazily(
         "anomalies": (
             "APPLY",
             "AnomalyPolicy",
-            "Verdict",
+            "StepVerdict",
         ),
         "checkpoint_interval": (
             "best_interval",
             "expected_goodput",
         ),
-        "corruption_incident": ("Incident",),
+        "corruption_incident": ("CorruptionIncident",),
         "fault_injection": (
-            "Faults",
+            "FaultInjector",
             "STORAGE_FAULTS",
         ),
         "goodput": ("Goodput",),
         "heartbeat": (
-            "BEATS",
-            "Reading",
-            "beating",
-            "count_steps",
-            "fell_back",
-            "number_of_run",
-            "read_beat",
-            "saves_beside",
-            "secured",
-            "trains_in",
+            "HEARTBEAT_FOLDER",
+            "HeartbeatReading",
+            "running_heartbeat",
+            "set_step_counter",
+            "reset_durable_step",
+            "read_heartbeat_run_id",
+            "read_heartbeat",
+            "record_saver",
+            "record_durable_step",
+            "record_run_id",
         ),
         "replica_check": (
-            "Copies",
+            "ReplicaCheck",
             "Mismatch",
         ),
         "restart_policy": (
-            "Decision",
+            "RestartDecision",
             "Failure",
-            "Kind",
-            "Restarts",
-            "Sizes",
+            "FailureKind",
+            "RestartPolicy",
+            "WorldSizePolicy",
         ),
         "stack_dumps": (
-            "ASK",
-            "main_stack",
+            "STACKS_SIGNAL",
+            "main_thread_stack",
             "stacks_path",
         ),
         "stragglers": (
-            "Slow",
-            "Slowness",
+            "Straggler",
+            "StragglerDetector",
         ),
         "watchdog": (
             "Hang",
@@ -90,36 +90,36 @@ __getattr__ = lazily(
 
 __all__ = [
     "APPLY",
-    "ASK",
-    "BEATS",
+    "HEARTBEAT_FOLDER",
+    "STACKS_SIGNAL",
     "STORAGE_FAULTS",
     "AnomalyPolicy",
-    "Copies",
-    "Decision",
+    "CorruptionIncident",
     "Failure",
-    "Faults",
+    "FailureKind",
+    "FaultInjector",
     "Goodput",
     "Hang",
-    "Incident",
-    "Kind",
+    "HeartbeatReading",
     "Mismatch",
-    "Reading",
-    "Restarts",
-    "Sizes",
-    "Slow",
-    "Slowness",
-    "Verdict",
+    "ReplicaCheck",
+    "RestartDecision",
+    "RestartPolicy",
+    "StepVerdict",
+    "Straggler",
+    "StragglerDetector",
     "Watchdog",
-    "beating",
+    "WorldSizePolicy",
     "best_interval",
-    "count_steps",
     "expected_goodput",
-    "fell_back",
-    "main_stack",
-    "number_of_run",
-    "read_beat",
-    "saves_beside",
-    "secured",
+    "main_thread_stack",
+    "read_heartbeat",
+    "read_heartbeat_run_id",
+    "record_durable_step",
+    "record_run_id",
+    "record_saver",
+    "reset_durable_step",
+    "running_heartbeat",
+    "set_step_counter",
     "stacks_path",
-    "trains_in",
 ]

@@ -1,11 +1,11 @@
-"""Whether the numbers of a step are what they should be, and what is done where they are not.
+"""Anomaly policy: detect non-finite values and spikes of loss and gradient norm, and decide what to do about them.
 
-    loss, gradient norm --judge--> Verdict: apply | warn | skip | rollback | stop
-                          |
-            the last losses and norms of applied updates: median and median deviation, which a few outliers cannot move
+    loss, gradient norm --AnomalyPolicy.check--> StepVerdict: apply | warn | skip | rollback | stop
+                                 |
+            window of the last applied steps: median and median absolute deviation, which a few outliers cannot move
 
-Every rank judges the same bits with the same state, so all come to the same verdict without a word. The state goes into
-every checkpoint: a run that is resumed decides as the one that was not interrupted.
+Every rank checks the same bits with the same state, so all ranks decide the same without communication. The state is
+part of every checkpoint, so a resumed run decides as an uninterrupted one.
 """
 
 import math
@@ -16,197 +16,204 @@ from statistics import median
 from typing import Any, Literal
 
 from hlat.config.sections import AnomalyConfig
-from hlat.resilience.skipped_samples import Range, SkippedSamples
+from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
 from hlat.runtime import CheckpointError
 
 Action = Literal["apply", "warn", "skip", "rollback", "stop"]
 
-_NORMAL = 1.4826  # the standard deviation of a normal distribution, in median absolute deviations
+_MAD_TO_SIGMA = 1.4826  # standard deviation of a normal distribution divided by its median absolute deviation
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is done about a step.
+class StepVerdict:
+    """Decision about a step's update.
 
     Attributes:
         action: ``apply`` and ``warn`` apply the update, the others do not.
-        kind: ``non_finite``, ``loss_spike`` or ``norm_spike``; empty where nothing is wrong.
-        reason: that in words.
-        samples: what the step has read, where something is wrong.
-        window: what was looked back on: values by name.
+        kind: ``non_finite``, ``loss_spike`` or ``norm_spike``; empty if there is no anomaly.
+        reason: description of the anomaly.
+        samples: global samples that the step read; None if there is no anomaly.
+        window: statistics of the window, by name.
     """
 
     action: Action = "apply"
     kind: str = ""
     reason: str = ""
-    samples: Range | None = None
+    samples: SampleRange | None = None
     window: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def applied(self) -> bool:
-        """Whether the update is applied."""
+        """True if the update is applied."""
         return self.action in ("apply", "warn")
 
 
-APPLY = Verdict()
+APPLY = StepVerdict()
 
 
 class AnomalyPolicy:
-    """Judges steps, and remembers what it has to for the next.
+    """Checks the loss and gradient norm of each step against those of the steps before.
 
     Args:
-        config: what is done about what.
+        config: window, threshold, budget, and the action for each kind of anomaly.
         batch: sequences of a global batch.
-        tokens: of a global batch.
+        tokens: tokens of a global batch.
 
     Attributes:
-        skipped: what is left out of the data after rollbacks.
+        skipped: samples that are skipped after rollbacks.
     """
 
     def __init__(self, config: AnomalyConfig, batch: int, tokens: int) -> None:
         self._config, self._batch, self._tokens = config, batch, tokens
         self._losses: deque[float] = deque(maxlen=config.window)
         self._norms: deque[float] = deque(maxlen=config.window)
-        self._skips: list[int] = []  # steps whose update was not applied, as far as they count
-        self._rollbacks: list[tuple[int, Range]] = []  # the step that was undone, and what it had read
+        self._skipped_steps: list[int] = []  # steps whose update was not applied, within the window
+        self._rollbacks: list[tuple[int, SampleRange]] = []  # step that was rolled back, and the samples it had read
         self.skipped = SkippedSamples(batch)
 
-    def judge(self, step: int, samples: int, loss: float, norm: float) -> Verdict:
-        """Judge a step before its update, and take note of what is decided.
+    def check(self, step: int, samples: int, loss: float, norm: float) -> StepVerdict:
+        """Check a step before its update, and record the decision.
 
         Args:
-            step: counted from 1.
-            samples: the first that it has read.
+            step: number of the step, counted from 1.
+            samples: first global sample that the step read.
             loss: mean over the global batch, in nats.
-            norm: of the gradient, before clipping.
+            norm: global gradient norm, before clipping.
         """
-        kind, reason = self._anomaly(loss, norm)
+        kind, reason = self._find_anomaly(loss, norm)
         if not kind:
-            self._accept(loss, norm)
+            self._add_to_window(loss, norm)
             return APPLY
-        batch = Range(samples, samples + self._batch)
-        wanted: Action = self._config.non_finite if kind == "non_finite" else _SPIKES[self._config.spike]
+        batch = SampleRange(samples, samples + self._batch)
+        action: Action = self._config.non_finite if kind == "non_finite" else _SPIKE_ACTIONS[self._config.spike]
         statistics = self._statistics()
-        if wanted in ("apply", "warn"):
-            self._accept(loss, norm)
-            return Verdict(wanted, kind, reason, batch, statistics) if wanted == "warn" else APPLY
-        if wanted != "stop" and self._spent(step) >= self._config.budget:
+        if action in ("apply", "warn"):
+            self._add_to_window(loss, norm)
+            return StepVerdict(action, kind, reason, batch, statistics) if action == "warn" else APPLY
+        if action != "stop" and self._budget_used(step) >= self._config.budget:
             reason += (
-                f"; {self._config.budget} steps have been skipped or rolled back within {self._config.window}, which "
-                "is all that anomalies.budget allows"
+                f"; {self._config.budget} steps were skipped or rolled back within {self._config.window} steps, the "
+                "limit of anomalies.budget"
             )
-            return Verdict("stop", kind, reason, batch, statistics)
-        if wanted == "skip":
-            self._skips = [one for one in self._skips if one > step - self._config.window] + [step]
-        elif wanted == "rollback":
+            return StepVerdict("stop", kind, reason, batch, statistics)
+        if action == "skip":
+            self._skipped_steps = [
+                earlier for earlier in self._skipped_steps if earlier > step - self._config.window
+            ] + [step]
+        elif action == "rollback":
             self._rollbacks.append((step, batch))
             self.skipped.add(batch)
-        return Verdict(wanted, kind, reason, batch, statistics)
+        return StepVerdict(action, kind, reason, batch, statistics)
 
     def roll_back(self, state: Any) -> None:
-        """Go back to an earlier state, as ``state`` gave it, None for the beginning; what was rolled back stays so.
+        """Restore an earlier state, but keep the rollbacks and skipped samples recorded since.
+
+        Args:
+            state: value of ``state`` at the checkpoint; None for the beginning of the run.
 
         Raises:
-            CheckpointError: that is no state of this policy.
+            CheckpointError: ``state`` is invalid.
         """
         rollbacks = self._rollbacks
         self.restore(state)
         self._rollbacks = []
-        self._roll_back_all(rollbacks)
+        self._set_rollbacks(rollbacks)
 
     def state(self) -> dict[str, Any]:
-        """Everything that later verdicts depend on, as JSON values; floats come back to the bit."""
+        """Return everything that later verdicts depend on, as JSON values; floats keep every bit."""
         return {
             "losses": list(self._losses),
             "norms": list(self._norms),
-            "skipped_steps": list(self._skips),
+            "skipped_steps": list(self._skipped_steps),
             "rollbacks": [{"step": step, "samples": list(samples)} for step, samples in self._rollbacks],
         }
 
     def restore(self, state: Any) -> None:
-        """Take over what ``state`` gave; None, of a checkpoint that has none, is a policy that has seen nothing.
+        """Restore the state of a checkpoint; None, for a checkpoint without one, resets the policy.
 
         Raises:
-            CheckpointError: that is no state of this policy.
+            CheckpointError: ``state`` is invalid.
         """
         self._losses.clear()
         self._norms.clear()
-        self._skips, self._rollbacks, self.skipped = [], [], SkippedSamples(self._batch)
+        self._skipped_steps, self._rollbacks, self.skipped = [], [], SkippedSamples(self._batch)
         if state is None:
             return
         try:
             self._losses.extend(_finite(state["losses"]))
             self._norms.extend(_finite(state["norms"]))
-            self._skips = [int(step) for step in state["skipped_steps"]]
-            self._roll_back_all([(int(one["step"]), Range(*map(int, one["samples"]))) for one in state["rollbacks"]])
+            self._skipped_steps = [int(step) for step in state["skipped_steps"]]
+            self._set_rollbacks(
+                [(int(each["step"]), SampleRange(*map(int, each["samples"]))) for each in state["rollbacks"]]
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint's record of anomalies cannot be read ({error!r}). Use an earlier checkpoint."
             ) from error
 
-    def _roll_back_all(self, rollbacks: Sequence[tuple[int, Range]]) -> None:
+    def _set_rollbacks(self, rollbacks: Sequence[tuple[int, SampleRange]]) -> None:
         self.skipped = SkippedSamples(self._batch, [samples for _, samples in rollbacks])
         self._rollbacks = list(rollbacks)
 
-    def _accept(self, loss: float, norm: float) -> None:
+    def _add_to_window(self, loss: float, norm: float) -> None:
         self._losses.append(loss)
         self._norms.append(norm)
 
-    def _spent(self, step: int) -> int:
-        """How many steps of the window that ends here were skipped or rolled back; such as lie ahead count too."""
-        steps = [*self._skips, *(one for one, _ in self._rollbacks)]
-        return sum(one > step - self._config.window for one in steps)
+    def _budget_used(self, step: int) -> int:
+        """Count the steps skipped or rolled back since ``window`` steps ago; rolled-back steps ahead count too."""
+        steps = [*self._skipped_steps, *(undone for undone, _ in self._rollbacks)]
+        return sum(counted > step - self._config.window for counted in steps)
 
-    def _anomaly(self, loss: float, norm: float) -> tuple[str, str]:
-        """What is wrong with a step, and that in words; empty where nothing is."""
+    def _find_anomaly(self, loss: float, norm: float) -> tuple[str, str]:
+        """Return kind and description of a step's anomaly; empty strings if there is none."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return "non_finite", f"loss {loss}, gradient norm {norm}"
         if len(self._losses) < math.ceil(self._config.window / 4):
             return "", ""
-        for kind, name, value, seen in (
+        for kind, name, value, window in (
             ("loss_spike", "loss", loss, self._losses),
             ("norm_spike", "gradient norm", norm, self._norms),
         ):
-            middle, deviation = center_and_scale(seen, self._tokens)
-            if value - middle > self._config.threshold * deviation:
-                far = f"{(value - middle) / deviation:.1f}" if deviation else "infinitely many"
+            center, deviation = center_and_scale(window, self._tokens)
+            if value - center > self._config.threshold * deviation:
+                distance = f"{(value - center) / deviation:.1f}" if deviation else "infinitely many"
                 return kind, (
-                    f"{name} {value:.6g} is {far} robust standard deviations ({deviation:.3g}) above the median "
-                    f"{middle:.6g} of the last {len(seen)} applied steps"
+                    f"{name} {value:.6g} is {distance} robust standard deviations ({deviation:.3g}) above the median "
+                    f"{center:.6g} of the last {len(window)} applied steps"
                 )
         return "", ""
 
     def _statistics(self) -> dict[str, float]:
-        found: dict[str, float] = {"steps": len(self._losses)}
-        for name, seen in (("loss", self._losses), ("norm", self._norms)):
-            if seen:
-                middle, deviation = center_and_scale(seen, self._tokens)
-                found |= {f"{name}_median": middle, f"{name}_deviation": deviation}
-        return found
+        statistics: dict[str, float] = {"steps": len(self._losses)}
+        for name, window in (("loss", self._losses), ("norm", self._norms)):
+            if window:
+                center, deviation = center_and_scale(window, self._tokens)
+                statistics |= {f"{name}_median": center, f"{name}_deviation": deviation}
+        return statistics
 
 
-_SPIKES: dict[str, Action] = {"ignore": "apply", "warn": "warn", "skip": "skip", "rollback": "rollback"}
+_SPIKE_ACTIONS: dict[str, Action] = {"ignore": "apply", "warn": "warn", "skip": "skip", "rollback": "rollback"}
 
 
 def center_and_scale(values: Sequence[float], tokens: int) -> tuple[float, float]:
-    """The median of some values, and a robust standard deviation.
+    """Return the median of some values, and a robust standard deviation.
 
-    That is 1.4826 times the median absolute deviation, but never less than ``|median| / sqrt(tokens)``. Both loss and
+    The latter is 1.4826 times the median absolute deviation, but at least ``|median| / sqrt(tokens)``. Loss and
     gradient norm are means over the tokens of a batch (the norm: of the gradients' components along their sum) of
-    quantities that scatter about as much as they are large, so even where tokens were independent their mean would
-    scatter by that. A window that scatters less is flat by chance, and would make a spike of every next step.
+    quantities whose standard deviation is about as large as their mean. So even with independent tokens a batch mean
+    has that standard deviation. A window with less is flat by chance, and every next step would look like a spike.
 
     Args:
-        values: at least one, finite.
-        tokens: in the batch that each is a mean over.
+        values: at least one, all finite.
+        tokens: tokens of the batch that each value is a mean over.
     """
-    middle = median(values)
-    deviation = _NORMAL * median(abs(value - middle) for value in values)
-    return middle, max(deviation, abs(middle) / math.sqrt(tokens))
+    center = median(values)
+    deviation = _MAD_TO_SIGMA * median(abs(value - center) for value in values)
+    return center, max(deviation, abs(center) / math.sqrt(tokens))
 
 
 def _finite(values: Any) -> list[float]:
     numbers = [float(value) for value in values]
     if not all(map(math.isfinite, numbers)):
-        raise ValueError("a number that is not finite")
+        raise ValueError("a value is not finite")
     return numbers

@@ -1,11 +1,11 @@
-"""A mismatch of copies as it is remembered until the steps before it have been done again.
+"""Corruption incident: replicas that differed after a step, recorded until that step has been repeated.
 
-    mismatches of a step --Incident--> <run>/integrity.json --the same step, done again--> who was wrong, and whether
-                                                                                           it happened again
+    mismatches of a step --CorruptionIncident--> <run>/integrity.json --the step, repeated--> ranks that were wrong, or
+                                                                                              a repeated incident
 
-Which of two copies was right cannot be seen from them. But a step that is done again in the same layout gives the same
-bits, so what it gives then is what a right copy would have been: a rank whose digest was another one was wrong. A copy
-that took in the gradients of a wrong one for more than a step is wrong itself; then nobody can be named.
+Two replicas that differ do not show which one is right. But a step that is repeated in the same layout gives the same
+bits, so its digests are those of a right replica: a rank that had another digest was wrong. A replica that received
+gradients from a wrong one for more than a step is wrong itself; then no rank can be named.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from hlat.runtime.distributed import sendable
 
 @sendable
 @dataclass(frozen=True)
-class Incident:
-    """Copies that differed.
+class CorruptionIncident:
+    """Replicas that differed after a step.
 
     Attributes:
-        step: after which.
-        layout: of the run, in words; bits repeat only in the same one.
-        mismatches: what differed.
-        hosts: the machine of each rank.
-        repeated: how many times in a row it were the same ranks, this time included.
+        step: the step after which they differed.
+        layout: description of the run's layout; only the same layout repeats the same bits.
+        mismatches: the tensors that differed.
+        hosts: host name of each rank.
+        repeated: number of incidents in a row with the same ranks, including this one.
     """
 
     step: int
@@ -36,61 +36,71 @@ class Incident:
     repeated: int = 1
 
     @classmethod
-    def of(
-        cls, step: int, layout: str, mismatches: Sequence[Mismatch], hosts: Sequence[str], before: "Incident | None"
-    ) -> "Incident":
-        """What is found now, after what was remembered."""
+    def from_mismatches(
+        cls,
+        step: int,
+        layout: str,
+        mismatches: Sequence[Mismatch],
+        hosts: Sequence[str],
+        earlier: "CorruptionIncident | None",
+    ) -> "CorruptionIncident":
+        """Make the incident of these mismatches; ``earlier`` is the previous one, to count repetitions."""
         found = cls(step, layout, tuple(mismatches), tuple(hosts))
-        again = before is not None and (found.named, found.machines) == (before.named, before.machines)
-        return cls(step, layout, found.mismatches, found.hosts, before.repeated + 1 if before and again else 1)
+        again = earlier is not None and (found.suspects, found.suspect_hosts) == (
+            earlier.suspects,
+            earlier.suspect_hosts,
+        )
+        return cls(step, layout, found.mismatches, found.hosts, earlier.repeated + 1 if earlier and again else 1)
 
     @property
     def outvoted(self) -> list[int]:
-        """The ranks that the others outvoted; none where nobody has a majority."""
-        return sorted({rank for one in self.mismatches for rank in one.outvoted})
+        """Ranks that differ from a majority; empty if there is no majority."""
+        return sorted({rank for mismatch in self.mismatches for rank in mismatch.outvoted})
 
     @property
-    def named(self) -> list[int]:
-        """The ranks of which at least one was wrong: those outvoted, or all whose copies differ."""
-        return self.outvoted or sorted({rank for one in self.mismatches for rank in one.ranks})
+    def suspects(self) -> list[int]:
+        """Ranks of which at least one was wrong: the outvoted ones, or else all whose replicas differ."""
+        return self.outvoted or sorted({rank for mismatch in self.mismatches for rank in mismatch.ranks})
 
     @property
-    def machines(self) -> list[str]:
-        """Where these are."""
-        return [self.hosts[rank] for rank in self.named]
+    def suspect_hosts(self) -> list[str]:
+        """Host names of the suspects."""
+        return [self.hosts[rank] for rank in self.suspects]
 
-    def wrong(self, right: Mapping[str, int]) -> list[int]:
-        """Who was wrong, as the step done again says; none where every copy differed from it, so that it cannot.
+    def wrong_ranks(self, right: Mapping[str, int]) -> list[int]:
+        """Return the ranks that were wrong; empty if all replicas differed from the repeated step.
 
         Args:
-            right: digests by name, of the step done again.
+            right: digests of the repeated step, by name.
         """
-        wrong = {rank for one in self.mismatches for rank, found in one.copies if found != right[one.name]}
-        everyone = {rank for one in self.mismatches for rank in one.ranks}
-        return sorted(wrong) if wrong != everyone or len(everyone) == 1 else []
+        wrong = {
+            rank for mismatch in self.mismatches for rank, digest in mismatch.digests if digest != right[mismatch.name]
+        }
+        holders = {rank for mismatch in self.mismatches for rank in mismatch.ranks}
+        return sorted(wrong) if wrong != holders or len(holders) == 1 else []
 
     def state(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the incident as JSON values."""
         return {
             "step": self.step,
             "layout": self.layout,
             "hosts": list(self.hosts),
             "repeated": self.repeated,
-            "copies": {one.name: [list(copy) for copy in one.copies] for one in self.mismatches},
+            "copies": {mismatch.name: [list(digest) for digest in mismatch.digests] for mismatch in self.mismatches},
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Incident":
-        """The inverse of ``state``.
+    def from_state(cls, state: Mapping[str, Any]) -> "CorruptionIncident":
+        """Make an incident from JSON values, as returned by ``state``.
 
         Raises:
-            KeyError, TypeError, ValueError: that is none.
+            KeyError, TypeError, ValueError: ``state`` is invalid.
         """
         mismatches = tuple(
-            Mismatch(str(name), tuple((int(rank), int(found)) for rank, found in copies))
-            for name, copies in state["copies"].items()
+            Mismatch(str(name), tuple((int(rank), int(digest)) for rank, digest in digests))
+            for name, digests in state["copies"].items()
         )
         hosts = tuple(str(host) for host in state["hosts"])
-        if not mismatches or any(rank >= len(hosts) for one in mismatches for rank in one.ranks):
-            raise ValueError("copies of no rank")
+        if not mismatches or any(rank >= len(hosts) for mismatch in mismatches for rank in mismatch.ranks):
+            raise ValueError("replicas of an unknown rank, or none")
         return cls(int(state["step"]), str(state["layout"]), mismatches, hosts, int(state["repeated"]))

@@ -1,10 +1,10 @@
-"""Faults on purpose: a run is made to fail where its recipe says, so that its recovery can be seen before it is needed.
+"""Fault injection: make a run fail where its recipe says, to test its recovery.
 
-    faults of the recipe --observer of phases--> kill, stop, hang, ... in that step, phase and rank, once in the run
-                         --spoil---------------> gradients of some samples a thousandfold, whenever they are read
+    faults of the recipe --phase observer--> kill, stop, hang, ... in that step, phase and rank, once in the run
+                         --spike-----------> gradients of some samples times 1000, whenever these samples are read
 
-A fault that ends the process is marked on disk before it happens: the run that is restarted by the same command does
-not meet it again. A spike belongs to samples, as a bad document does, and comes back with them.
+A fault is recorded on disk before it happens, so a run that is restarted by the same command does not meet it again. A
+spike belongs to samples, like a bad document, and recurs with them.
 """
 
 import os
@@ -22,26 +22,26 @@ from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import OnceMarkers
 
 STORAGE_FAULTS = ("enospc", "eio", "torn_write", "corrupt", "slow_disk", "unavailable")
-"""Faults of the disk that checkpoints are written to; training injects them there."""
+"""Faults of the disk that checkpoints are written to; ``hlat.training.faulty_disk`` injects them."""
 
-_SPIKE = 1000.0
-_NOBODY_SENDS = 4711  # the tag of a message that never comes
-_IMPOSSIBLE_BYTES = 1 << 50
+_SPIKE_FACTOR = 1000.0
+_UNUSED_TAG = 4711  # tag of a message that is never sent
+_TOO_MANY_BYTES = 1 << 50
 
 
 class InjectedFault(RuntimeError):
-    """An exception that was asked for."""
+    """Exception injected by a fault of kind ``exception``."""
 
 
-class Faults:
-    """The faults of one rank. An observer of phases.
+class FaultInjector:
+    """Injects the faults of one rank. A phase observer.
 
     Args:
-        faults: of the recipe.
+        faults: all faults of the recipe.
         ranks: the processes of the run.
-        folder: where it is kept which have happened.
+        folder: records the faults that have happened.
         global_batch: sequences of a step.
-        sleep: waits for seconds.
+        sleep: function that waits for some seconds.
     """
 
     def __init__(
@@ -54,60 +54,62 @@ class Faults:
     ) -> None:
         numbered = [(number, fault) for number, fault in enumerate(faults) if fault.kind not in STORAGE_FAULTS]
         self._spikes = [fault for _, fault in numbered if fault.kind == "spike"]
-        self._mine = [(n, fault) for n, fault in numbered if fault.rank == ranks.rank and fault.kind != "spike"]
+        self._own_faults = [(n, fault) for n, fault in numbered if fault.rank == ranks.rank and fault.kind != "spike"]
         self._ranks, self._once, self._global_batch, self._sleep = ranks, OnceMarkers(folder), global_batch, sleep
         self._held: Sequence[HeldParameter] = ()
         self._step, self._samples = 0, 0
 
-    def attach(self, held: Sequence[HeldParameter]) -> None:
-        """Say what this rank holds of the model."""
+    def set_parameters(self, held: Sequence[HeldParameter]) -> None:
+        """Set the parameters of this rank, whose tensors and gradients faults change."""
         self._held = held
 
     def begin_step(self, step: int, samples: int) -> None:
-        """A step begins, counted from 1, that reads the global batch from this sample on."""
+        """Record that a step begins: its number, counted from 1, and the first global sample of its batch."""
         self._step, self._samples = step, samples
 
     def __call__(self, phase: str) -> None:
-        """A phase begins."""
-        for number, fault in self._mine:
+        """Inject the faults of the phase that begins."""
+        for number, fault in self._own_faults:
             if fault.kind == "slow":
                 if phase == fault.phase and fault.at_step <= self._step < fault.at_step + fault.steps:
                     self._sleep(fault.seconds)
-            elif self._step == fault.at_step and phase == _place(fault) and self._once.claim(f"{number}-{fault.kind}"):
-                self._happen(fault)
-        if phase == "reduce" and any(self._spoils(fault) for fault in self._spikes):
+            elif (
+                self._step == fault.at_step and phase == _phase_of(fault) and self._once.claim(f"{number}-{fault.kind}")
+            ):
+                self._inject(fault)
+        if phase == "reduce" and any(self._covers_samples(fault) for fault in self._spikes):
             self._scale_gradients()
 
-    def _happen(self, fault: FaultConfig) -> None:
+    def _inject(self, fault: FaultConfig) -> None:
         if fault.kind in _SIGNALS:
             os.kill(os.getpid(), _SIGNALS[fault.kind])
         elif fault.kind == "hang":
             self._sleep(fault.seconds)
         elif fault.kind == "deadlock":
-            self._wait_for_nobody()
+            self._deadlock()
         elif fault.kind == "exception":
             raise InjectedFault(f"injected at step {fault.at_step} on rank {fault.rank}")
         elif fault.kind == "oom":
-            torch.empty(_IMPOSSIBLE_BYTES, dtype=torch.uint8, device=self._held[0].tensor.device)
+            torch.empty(_TOO_MANY_BYTES, dtype=torch.uint8, device=self._held[0].tensor.device)
         elif fault.kind == "nan":
-            next(one.gradient for one in self._held if one.gradient is not None).view(-1)[0] = float("nan")
+            next(held.gradient for held in self._held if held.gradient is not None).view(-1)[0] = float("nan")
         else:
             assert fault.kind == "bitflip", fault.kind
-            _flip(self._held[0].tensor)
+            _flip_bit(self._held[0].tensor)
 
-    def _wait_for_nobody(self) -> None:
-        """As where ranks disagree on what they do next: this one waits for a message, the others for this one."""
-        assert self._ranks.group is not None, "the recipe's rules ask for several ranks"
-        dist.recv(torch.empty(1), group=self._ranks.group, group_src=1 - min(self._ranks.rank, 1), tag=_NOBODY_SENDS)
+    def _deadlock(self) -> None:
+        """Deadlock as if ranks disagreed on the next operation: wait for a message that is never sent."""
+        assert self._ranks.group is not None, "the recipe's validation requires several ranks for a deadlock"
+        dist.recv(torch.empty(1), group=self._ranks.group, group_src=1 - min(self._ranks.rank, 1), tag=_UNUSED_TAG)
 
-    def _spoils(self, fault: FaultConfig) -> bool:
+    def _covers_samples(self, fault: FaultConfig) -> bool:
         first = (fault.at_step - 1) * self._global_batch
         return first <= self._samples < first + self._global_batch
 
     def _scale_gradients(self) -> None:
-        for one in self._held:
-            if one.gradient is not None:
-                one.gradient.mul_(_SPIKE)
+        for held in self._held:
+            if held.gradient is not None:
+                held.gradient.mul_(_SPIKE_FACTOR)
 
 
 _SIGNALS = {
@@ -118,13 +120,13 @@ _SIGNALS = {
 }
 
 
-def _place(fault: FaultConfig) -> str:
-    """The phase in which a fault happens: gradients are there to be spoiled when they are about to be added up."""
+def _phase_of(fault: FaultConfig) -> str:
+    """Return the phase in which a fault happens; ``nan`` needs gradients, which exist when they are reduced."""
     return "reduce" if fault.kind == "nan" else fault.phase
 
 
-def _flip(tensor: torch.Tensor) -> None:
-    """Turn over the largest bit of the first element's fraction: too small a change to be seen, and never infinite."""
+def _flip_bit(tensor: torch.Tensor) -> None:
+    """Flip the highest mantissa bit of the first element: a change too small to be noticed, and always finite."""
     integers = tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
     bit = {torch.float32: 22, torch.bfloat16: 6}[tensor.dtype]
     integers.view(-1)[0] ^= 1 << bit

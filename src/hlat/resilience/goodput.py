@@ -1,40 +1,48 @@
-"""Where the time of a run went, from the start of the command to its end; the parts add up to the whole.
+"""Goodput: the time of a run by what it was spent on, from the start of the command to its end.
 
-    productive  steps that count: those that a checkpoint secured, or that the run finished with
-    saving      training stood still for a save
-    lost        steps that have to be done again, and the time until a failure was noticed and cleared away
-    starting    until the first step of the first attempt; the end of processes that end well
+    productive  steps up to a durable checkpoint, or up to the end of the run
+    saving      training stalled for a save
+    lost        steps that have to be repeated, and the time until a failure was detected and its processes ended
+    starting    until the first step of the first attempt; shutdown of processes that end without failure
     recovering  until the first step of a later attempt
     waiting     for data, and before a restart
 
-What was lost is known once the next attempt says from which step it went on.
+The parts add up to the total time. The lost time is known once the next attempt reports the step it started from.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hlat.resilience.heartbeat import Reading
+from hlat.resilience.heartbeat import HeartbeatReading
 
-PARTS = ("productive", "saving", "lost", "starting", "recovering", "waiting")
+GOODPUT_PARTS = ("productive", "saving", "lost", "starting", "recovering", "waiting")
 
 
 @dataclass(frozen=True)
-class _Unsecured:
-    """Productive seconds of an attempt that failed, and which steps they were spent on."""
+class _UnsecuredSteps:
+    """Productive seconds of a failed attempt, and the steps they were spent on.
 
-    began: int
+    Attributes:
+        start_step: step that the attempt started from.
+        step: last step that it did.
+        durable_step: newest step that it knew to be durable; None if there is none.
+        durable_seconds: productive seconds up to ``durable_step``.
+        seconds: productive seconds up to ``step``.
+    """
+
+    start_step: int
     step: int
-    saved: int | None
-    saved_seconds: float
+    durable_step: int | None
+    durable_seconds: float
     seconds: float
 
-    def kept(self, newest: int | None) -> float:
-        """Seconds of the steps up to the newest one that was secured: read off between what is known."""
-        if newest is None or newest <= self.began:
+    def seconds_until(self, newest: int | None) -> float:
+        """Return the seconds of the steps up to the newest durable one, interpolated between the known steps."""
+        if newest is None or newest <= self.start_step:
             return 0.0
-        points = [(self.began, 0.0), (self.step, self.seconds)]
-        if self.saved is not None and self.began < self.saved < self.step:
-            points.insert(1, (self.saved, self.saved_seconds))
+        points = [(self.start_step, 0.0), (self.step, self.seconds)]
+        if self.durable_step is not None and self.start_step < self.durable_step < self.step:
+            points.insert(1, (self.durable_step, self.durable_seconds))
         for (low, before), (high, after) in pairwise(points):
             if newest <= high and high > low:
                 return before + (after - before) * (newest - low) / (high - low)
@@ -42,63 +50,69 @@ class _Unsecured:
 
 
 class Goodput:
-    """The account.
+    """Account of a run's time.
 
     Args:
-        now: when the command began; seconds of the heartbeats' clock, as all times here.
+        now: start of the command; all times here are seconds on the heartbeats' monotonic clock.
     """
 
     def __init__(self, now: float) -> None:
-        self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._until = now
+        self._seconds = dict.fromkeys(GOODPUT_PARTS, 0.0)
+        self._accounted_until = now
         self._attempts = 0
-        self._unsecured: _Unsecured | None = None
+        self._unsecured: _UnsecuredSteps | None = None
 
-    def waited(self, now: float) -> None:
-        """Nothing ran until now."""
-        self._seconds["waiting"] += now - self._until
-        self._until = now
+    def record_wait(self, now: float) -> None:
+        """Count the time until now as waiting: no attempt ran."""
+        self._seconds["waiting"] += now - self._accounted_until
+        self._accounted_until = now
 
-    def ended(self, now: float, beat: Reading | None, failed: bool) -> None:
-        """An attempt ran until now.
+    def record_attempt(self, now: float, heartbeat: HeartbeatReading | None, failed: bool) -> None:
+        """Count the time of an attempt that has ended.
 
         Args:
-            now: when its processes were gone.
-            beat: of its first rank; None if that never came so far.
-            failed: whether it did not end of its own accord.
+            now: time when its last process had ended.
+            heartbeat: last heartbeat of rank 0; None if it never wrote one.
+            failed: True if the attempt failed.
         """
-        opening = "recovering" if self._attempts else "starting"
+        startup_part = "recovering" if self._attempts else "starting"
         self._attempts += 1
-        if beat is None or beat.first_step_at is None or beat.began is None:
-            self._seconds[opening] += now - self._until
-            self._until = now
+        if heartbeat is None or heartbeat.first_step_at is None or heartbeat.start_step is None:
+            self._seconds[startup_part] += now - self._accounted_until
+            self._accounted_until = now
             return
-        self._settle(beat.began)
-        saving, waiting = beat.seconds.get("checkpoint", 0.0), beat.seconds.get("data", 0.0)
-        opened = beat.first_step_at - self._until
-        self._seconds[opening] += opened
+        self._settle_lost(heartbeat.start_step)
+        saving, waiting = heartbeat.seconds.get("checkpoint", 0.0), heartbeat.seconds.get("data", 0.0)
+        startup = heartbeat.first_step_at - self._accounted_until
+        self._seconds[startup_part] += startup
         self._seconds["saving"] += saving
         self._seconds["waiting"] += waiting
-        self._seconds["productive"] += beat.productive
-        rest = now - self._until - opened - saving - waiting - beat.productive
+        self._seconds["productive"] += heartbeat.productive
+        rest = now - self._accounted_until - startup - saving - waiting - heartbeat.productive
         self._seconds["lost" if failed else "starting"] += rest
-        self._until = now
+        self._accounted_until = now
         if failed:
-            self._unsecured = _Unsecured(beat.began, beat.step, beat.saved, beat.saved_seconds, beat.productive)
+            self._unsecured = _UnsecuredSteps(
+                heartbeat.start_step,
+                heartbeat.step,
+                heartbeat.durable_step,
+                heartbeat.durable_seconds,
+                heartbeat.productive,
+            )
 
     def totals(self) -> dict[str, float]:
-        """Seconds by part so far; what is not known yet is taken from the newest save that was heard of."""
-        account = Goodput(self._until)
+        """Return the seconds by part so far; steps after the newest known save count as lost."""
+        account = Goodput(self._accounted_until)
         account._seconds, account._unsecured = dict(self._seconds), self._unsecured
         if self._unsecured is not None:
-            account._settle(self._unsecured.saved)
+            account._settle_lost(self._unsecured.durable_step)
         return account._seconds
 
-    def _settle(self, newest: int | None) -> None:
-        """The run goes on from this step: the steps after it were lost."""
+    def _settle_lost(self, newest: int | None) -> None:
+        """Count the failed attempt's steps after ``newest``, from which the run continues, as lost."""
         if self._unsecured is None:
             return
-        kept = self._unsecured.kept(newest)
-        self._seconds["productive"] -= self._unsecured.seconds - kept
-        self._seconds["lost"] += self._unsecured.seconds - kept
+        durable = self._unsecured.seconds_until(newest)
+        self._seconds["productive"] -= self._unsecured.seconds - durable
+        self._seconds["lost"] += self._unsecured.seconds - durable
         self._unsecured = None

@@ -1,95 +1,106 @@
-"""Whether a run that failed is started again, when, and with how many processes.
+"""Restart policy: decide whether a failed run is restarted, after how many seconds, and with how many processes.
 
-    a failure, the newest state that is safe --Restarts--> again after some seconds, or given up
-                                             --Sizes-----> with how many processes
+    failure, newest durable step --RestartPolicy----> restart after a backoff, or give up
+                                 --WorldSizePolicy--> number of processes
 
-What the user has to put right is never tried again. What may have been chance is, as long as it gets anywhere: so many
-failures in a row that bring no new checkpoint end it.
+Errors that the user has to fix are never retried. Other failures are, as long as the run makes progress: it is given up
+after ``recovery.restarts`` restarts in a row without a new checkpoint.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["signal", "exception", "passing", "exit", "hang", "user"]
-"""What a failure was: a process was killed, raised a bug's exception, met an error that may pass (a disk that refused),
-ended without a word, hung, or met something that only the user can put right."""
+FailureKind = Literal["signal", "exception", "passing", "exit", "hang", "user"]
+"""Kind of a failure.
 
-_LONGEST = 60.0  # seconds
+``signal``: a process was killed. ``exception``: it raised an unexpected exception. ``passing``: an error that may be
+transient, such as a storage error. ``exit``: it ended without reporting an error. ``hang``: it hung. ``user``: an error
+that only the user can fix.
+"""
+
+_MAX_BACKOFF = 60.0  # seconds
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended an attempt."""
+    """Failure that ended an attempt."""
 
-    kind: Kind
+    kind: FailureKind
     rank: int
-    trained: bool  # whether a step had begun, in this attempt or one before
-    began: int | None  # the step that it went on from, if it came so far
-    saved: int | None  # the newest step that it is known to have made safe
+    trained: bool  # True if a step had begun, in this attempt or an earlier one
+    start_step: int | None  # step that the attempt started from; None if it failed before
+    durable_step: int | None  # newest step that it is known to have made durable
 
     @property
-    def is_fault(self) -> bool:
-        """Whether another attempt may fare better.
+    def is_retryable(self) -> bool:
+        """True if another attempt may succeed.
 
-        What is raised before the first step, by a disk or by the program, would be raised again.
+        An exception or a storage error before the first step would be raised again.
         """
         return self.trained if self.kind in ("passing", "exception") else self.kind != "user"
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What is done about a failure."""
+class RestartDecision:
+    """Decision about a failure."""
 
     restart: bool
-    seconds: float  # to wait before
+    seconds: float  # wait before the restart
     reason: str
 
 
-class Restarts:
-    """Counts failures in a row that bring nothing new.
+class RestartPolicy:
+    """Decides about restarts, with a limit of failures in a row without a new checkpoint.
 
     Args:
-        limit: so many restarts in a row may bring no new checkpoint.
+        limit: number of restarts in a row that may bring no new checkpoint.
         backoff: seconds before the first of them; doubled with each, up to a minute.
+
+    Attributes:
+        newest: newest durable step known; -1 if there is none.
+        in_row: restarts since the last progress.
     """
 
     def __init__(self, limit: int, backoff: float) -> None:
         self._limit, self._backoff = limit, backoff
-        self.newest = -1  # step that is known to be safe
+        self.newest = -1
         self.in_row = 0
 
-    def after(self, failure: Failure) -> Decision:
-        """Decide about a failure."""
-        self._note_progress(failure)
-        if not failure.is_fault:
-            return Decision(False, 0.0, "this is not a matter of chance")
+    def decide(self, failure: Failure) -> RestartDecision:
+        """Decide whether to restart after a failure, and count it."""
+        self._record_progress(failure)
+        if not failure.is_retryable:
+            return RestartDecision(False, 0.0, "a restart would not help")
         if self.in_row >= self._limit:
             tried = f"{self.in_row} restarts in a row brought no new checkpoint" if self.in_row else "no restarts"
-            return Decision(False, 0.0, f"given up: {tried} (recovery.restarts={self._limit})")
-        seconds = min(self._backoff * 2**self.in_row, max(_LONGEST, self._backoff))
+            return RestartDecision(False, 0.0, f"given up: {tried} (recovery.restarts={self._limit})")
+        seconds = min(self._backoff * 2**self.in_row, max(_MAX_BACKOFF, self._backoff))
         self.in_row += 1
-        return Decision(True, seconds, f"restart {self.in_row} of {self._limit} without a new checkpoint")
+        return RestartDecision(True, seconds, f"restart {self.in_row} of {self._limit} without a new checkpoint")
 
-    def begin_anew(self) -> None:
-        """Forget the failures in a row: something else is tried."""
+    def reset(self) -> None:
+        """Reset the count of failures in a row, after a change of the world size."""
         self.in_row = 0
 
-    def _note_progress(self, failure: Failure) -> None:
-        """See whether a state newer than any before became safe, by what is known of this attempt."""
-        known = max((step for step in (failure.began, failure.saved) if step is not None), default=-1)
+    def _record_progress(self, failure: Failure) -> None:
+        """Reset the count if this attempt has a newer durable step than all before."""
+        known = max((step for step in (failure.start_step, failure.durable_step) if step is not None), default=-1)
         if known > self.newest:
             self.newest = known
             self.in_row = 0
 
 
-class Sizes:
-    """With how many processes a run goes on, where it may be several numbers.
+class WorldSizePolicy:
+    """Number of processes of an elastic run.
 
     Args:
-        least: how few are enough.
-        most: how many it begins with.
-        fits: whether the recipe's layout can be that of so many.
+        least: smallest number of processes.
+        most: number of processes at the start.
+        fits: returns True if the recipe has a layout for this number of processes.
+
+    Attributes:
+        now: current number of processes.
     """
 
     def __init__(self, least: int, most: int, fits: Callable[[int], bool]) -> None:
@@ -97,13 +108,17 @@ class Sizes:
         self.now = most
         self._suspect: int | None = None
 
-    def after(self, failure: Failure, progress: bool) -> bool:
-        """Take a smaller number if the same rank has been lost twice with nothing in between.
+    def shrink_after(self, failure: Failure, progress: bool) -> bool:
+        """Take a smaller number if the same rank was lost twice in a row without progress in between.
 
-        Its machine or chip may be broken. An exception speaks of the program, which would fail on fewer ranks too.
+        Its machine or chip may be broken. An exception is a fault of the program, which would fail on fewer ranks too.
+
+        Args:
+            failure: failure of the last attempt.
+            progress: True if that attempt made a new checkpoint durable.
 
         Returns:
-            Whether ``now`` has changed.
+            True if ``now`` has changed.
         """
         lost = failure.kind in ("signal", "hang")
         again = lost and not progress and failure.rank == self._suspect

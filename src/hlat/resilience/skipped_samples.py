@@ -1,16 +1,16 @@
-"""Samples that a run leaves out, and where its steps are in the data because of that.
+"""Skipped samples of a run, and the resulting positions of its steps in the data.
 
-    ranges left out, batch --starts--> where each step's batch begins, what is read past before it
+    skipped ranges, batch size -> first sample of each step's batch, skipped batches before it
 
-Order stays a pure function: step k reads the k-th global batch that is not left out. Ranges are added while the run
-goes on, always behind what the last step has read, so that no step that is done changes its place.
+The order stays a pure function: step k reads the k-th global batch that is not skipped. Ranges are added during the
+run, always after the last sample that was read, so the positions of finished steps never change.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
-class Range(NamedTuple):
+class SampleRange(NamedTuple):
     """Global samples ``first <= g < stop``: one global batch."""
 
     first: int
@@ -18,32 +18,32 @@ class Range(NamedTuple):
 
 
 class SkippedSamples:
-    """Global batches that are left out.
+    """Global batches that are skipped.
 
     Args:
         batch: sequences of a global batch.
-        ranges: what is left out, in any order.
+        ranges: skipped global batches, in any order.
     """
 
-    def __init__(self, batch: int, ranges: Iterable[Range] = ()) -> None:
+    def __init__(self, batch: int, ranges: Iterable[SampleRange] = ()) -> None:
         self._batch = batch
         self._firsts: set[int] = set()
-        for one in ranges:
-            self.add(one)
+        for samples in ranges:
+            self.add(samples)
 
-    def add(self, samples: Range) -> None:
-        """Leave a global batch out.
+    def add(self, samples: SampleRange) -> None:
+        """Skip a global batch.
 
         Raises:
-            ValueError: it is no global batch, or is left out already.
+            ValueError: ``samples`` is no global batch, or is skipped already.
         """
         first, stop = samples
         if first < 0 or first % self._batch or stop != first + self._batch or first in self._firsts:
-            raise ValueError(f"[{first}, {stop}) is no global batch of {self._batch} samples that is still read")
+            raise ValueError(f"[{first}, {stop}) is no global batch of {self._batch} samples, or is skipped already")
         self._firsts.add(first)
 
-    def after(self, steps: int) -> int:
-        """The sample behind the batch of the last of so many steps: how far the data has been consumed."""
+    def position_after(self, steps: int) -> int:
+        """Return the sample after the last one read by the first ``steps`` steps: the position in the data."""
         position = steps * self._batch
         for first in sorted(self._firsts):
             if first >= position:
@@ -51,16 +51,16 @@ class SkippedSamples:
             position += self._batch
         return position
 
-    def before_step(self, steps: int) -> Iterator[int]:
-        """The batches, by their first samples, that are read past once so many steps are done."""
-        position = self.after(steps)
+    def skipped_after(self, steps: int) -> Iterator[int]:
+        """Yield the first samples of the batches that are skipped between step ``steps`` and the next one."""
+        position = self.position_after(steps)
         while position in self._firsts:
             yield position
             position += self._batch
 
-    def start(self, steps: int) -> int:
-        """The first sample of the step that follows so many."""
-        position = self.after(steps)
+    def next_step_start(self, steps: int) -> int:
+        """Return the first sample of the step that follows step ``steps``."""
+        position = self.position_after(steps)
         while position in self._firsts:
             position += self._batch
         return position

@@ -1,6 +1,6 @@
-"""Where every thread of a rank is, asked from outside, also of one that hangs with Python's lock in its hand.
+"""Stack dumps of all threads of a rank, requested by a signal; they work even if a thread hangs holding the GIL.
 
-supervisor --SIGUSR2--> faulthandler in each rank --> a file beside its heartbeat --> the supervisor's report
+supervisor --SIGUSR2--> faulthandler in each rank --> file next to its heartbeat --> the supervisor's hang report
 """
 
 import faulthandler
@@ -9,30 +9,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ASK = signal.SIGUSR2
-"""The signal that asks a rank for its stacks."""
+STACKS_SIGNAL = signal.SIGUSR2
+"""Signal on which a rank dumps its stacks."""
 
 
 def stacks_path(folder: Path, rank: int) -> Path:
-    """Where the stacks of a rank lie, once it was asked."""
+    """Return the path of a rank's stack dumps."""
     return folder / f"rank-{rank:05d}.stacks"
 
 
 @contextmanager
-def stacks_on_demand(path: Path) -> Iterator[None]:
-    """Have the stacks of all threads written to a file whenever this process is asked.
+def dump_stacks_on_signal(path: Path) -> Iterator[None]:
+    """Inside the block, dump the stacks of all threads to a file at every ``STACKS_SIGNAL``.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     with path.open("w") as file:
-        faulthandler.register(ASK, file=file, all_threads=True)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
         try:
             yield
         finally:
-            faulthandler.unregister(ASK)
+            faulthandler.unregister(STACKS_SIGNAL)
 
 
-def main_stack(stacks: str) -> str:
-    """Of what a rank has written, the part about the thread that computes: the eldest one stands last."""
+def main_thread_stack(stacks: str) -> str:
+    """Return the main thread's stack from a dump; faulthandler writes it last."""
     return stacks.strip().rpartition("\n\n")[2]

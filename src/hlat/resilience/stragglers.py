@@ -1,83 +1,87 @@
-"""Which rank is slow, judged from how long each works per step.
+"""Straggler detection: find ranks that work longer per step than the others.
 
-heartbeats now and some steps ago --seconds of work per step--> one works much longer than the others --> Slow
+heartbeats now and some steps ago --seconds of work per step--> one rank works much longer than the others --> Straggler
 
-In lockstep all ranks take as long for a step as the slowest does; what differs is how much of it they wait for others.
-A slow rank is reported, never restarted: what slows it (a throttled chip, a neighbour) may pass, and a restart would
-cost work.
+In lockstep every rank takes as long for a step as the slowest one; they differ in how much of it they wait for others.
+A straggler is reported, never restarted: its cause (a throttled chip, another job on the machine) may pass, and a
+restart would lose work.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from hlat.resilience.heartbeat import Reading
+from hlat.resilience.heartbeat import HeartbeatReading
 
-_STEPS, _SECONDS = 5, 3.0  # that are looked back on at least: a look every 50 ms says nothing about one step
+_MIN_STEPS, _MIN_SECONDS = 5, 3.0  # of a window: stacks are sampled every 50 ms, too rarely to compare single steps
 _PHASES = ("data", "forward", "backward", "reduce", "optimizer")
-_NOTICEABLE = 0.1  # of a step: a rank that is busy twice as long as others with next to nothing holds nobody up
-_OVER = 0.8  # of the factor: below it an episode is over
+_MIN_EXCESS = 0.1  # share of a step: twice as long as a negligible time delays no other rank
+_RECOVERED = 0.8  # share of the factor below which a rank is no longer a straggler
 
 
 @dataclass(frozen=True)
-class Slow:
-    """A rank that works longer than the others."""
+class Straggler:
+    """A rank that works longer per step than the others."""
 
     rank: int
-    factor: float  # of the median of the others
-    phase: str  # in which it works longest beyond them
-    step: int  # of the last one looked at
-    seconds: float  # of work per step
+    factor: float  # its work per step, relative to the median of the others
+    phase: str  # phase with the largest excess over the median of the others
+    step: int  # last step of the window
+    seconds: float  # seconds of work per step
 
 
 @dataclass
-class Slowness:
+class StragglerDetector:
     """Compares the ranks over windows of steps.
 
     Args:
-        factor: how much longer a rank has to work than the others to be called slow.
+        factor: a rank that works more than this many times as long as the others is a straggler.
     """
 
     factor: float
-    _before: dict[int, Reading] = field(default_factory=dict)
-    _at: float = 0.0
-    _slow: set[int] = field(default_factory=set)
+    _window_start: dict[int, HeartbeatReading] = field(default_factory=dict)
+    _window_start_at: float = 0.0
+    _stragglers: set[int] = field(default_factory=set)
 
-    def look(self, beats: Sequence[Reading], now: float) -> list[Slow]:
-        """The ranks that are found slow now and were not before.
+    def check(self, heartbeats: Sequence[HeartbeatReading], now: float) -> list[Straggler]:
+        """Return the stragglers that were not stragglers in the last window.
 
         Args:
-            beats: of all ranks.
-            now: seconds, the clock of the heartbeats.
+            heartbeats: heartbeats of all ranks.
+            now: seconds, on the clock of the heartbeats.
         """
-        if len(beats) < 2 or any(beat.first_step_at is None for beat in beats):
+        if len(heartbeats) < 2 or any(heartbeat.first_step_at is None for heartbeat in heartbeats):
             return []
-        if not self._before:
-            self._before, self._at = {beat.rank: beat for beat in beats}, now
+        if not self._window_start:
+            self._window_start, self._window_start_at = {heartbeat.rank: heartbeat for heartbeat in heartbeats}, now
             return []
-        if now - self._at < _SECONDS or min(beat.step - self._before[beat.rank].step for beat in beats) < _STEPS:
+        steps_done = [heartbeat.step - self._window_start[heartbeat.rank].step for heartbeat in heartbeats]
+        if now - self._window_start_at < _MIN_SECONDS or min(steps_done) < _MIN_STEPS:
             return []
-        work = {beat.rank: _work(self._before[beat.rank], beat) for beat in beats}
-        step_seconds = (now - self._at) / max(beat.step - self._before[beat.rank].step for beat in beats)
-        steps = {beat.rank: beat.step for beat in beats}
-        self._before, self._at = {beat.rank: beat for beat in beats}, now
-        return [found for rank in work if (found := self._judge(rank, work, steps[rank], step_seconds)) is not None]
+        work = {beat.rank: _work_per_step(self._window_start[beat.rank], beat) for beat in heartbeats}
+        step_seconds = (now - self._window_start_at) / max(steps_done)
+        steps = {heartbeat.rank: heartbeat.step for heartbeat in heartbeats}
+        self._window_start, self._window_start_at = {heartbeat.rank: heartbeat for heartbeat in heartbeats}, now
+        found = [self._check_rank(rank, work, steps[rank], step_seconds) for rank in work]
+        return [straggler for straggler in found if straggler is not None]
 
-    def _judge(self, rank: int, work: dict[int, dict[str, float]], step: int, step_seconds: float) -> Slow | None:
+    def _check_rank(
+        self, rank: int, work: dict[int, dict[str, float]], step: int, step_seconds: float
+    ) -> Straggler | None:
         own = sum(work[rank].values())
         others = {phase: median(work[other][phase] for other in work if other != rank) for phase in _PHASES}
         usual = median(sum(work[other].values()) for other in work if other != rank)
         factor = own / max(usual, 1e-6)
-        if factor < _OVER * self.factor:
-            self._slow.discard(rank)
-        if rank in self._slow or factor <= self.factor or own - usual < _NOTICEABLE * step_seconds:
+        if factor < _RECOVERED * self.factor:
+            self._stragglers.discard(rank)
+        if rank in self._stragglers or factor <= self.factor or own - usual < _MIN_EXCESS * step_seconds:
             return None
-        self._slow.add(rank)
+        self._stragglers.add(rank)
         phase = max(_PHASES, key=lambda name: work[rank][name] - others[name])
-        return Slow(rank, factor, phase, step, own)
+        return Straggler(rank, factor, phase, step, own)
 
 
-def _work(before: Reading, after: Reading) -> dict[str, float]:
-    """Seconds of work per step, by phase."""
-    steps = after.step - before.step
-    return {phase: (after.busy.get(phase, 0.0) - before.busy.get(phase, 0.0)) / steps for phase in _PHASES}
+def _work_per_step(first: HeartbeatReading, last: HeartbeatReading) -> dict[str, float]:
+    """Return the seconds of work per step between two heartbeats of a rank, by phase."""
+    steps = last.step - first.step
+    return {phase: (last.busy.get(phase, 0.0) - first.busy.get(phase, 0.0)) / steps for phase in _PHASES}

@@ -1,108 +1,113 @@
-"""Which rank hangs, judged from the heartbeats of all of them.
+"""Watchdog: find hanging ranks from the heartbeats of all ranks.
 
-    heartbeats --limits of the run's own making--> somebody is too long in a phase --> who holds up whom --> Hang
+    heartbeats --time limit per phase, learned in this run--> a rank exceeds it --> rank that causes it --> Hang
 
-One rank that hangs makes all others wait, and their phases last too long as well. Those who do not wait for another
-rank are the cause; where all wait, the one that has come least far; where all have come as far, the one that waits
-somewhere else.
+A hanging rank makes all others wait, so their phases last too long as well. The cause is a rank that does not wait for
+another one. If all wait, it is the one with the least progress. If all have made the same progress, it is the one that
+waits at another location in the code.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hlat.resilience.heartbeat import Reading
+from hlat.resilience.heartbeat import HeartbeatReading
 
 UNLIMITED = ("start", "end")
-"""Phases that may take any time: text is prepared, states are loaded, the last save is waited for."""
+"""Phases without time limit, in which text is prepared, checkpoints are loaded, and the last save is waited for."""
 
 FIRST_TIME = 1800.0
-"""Seconds that a phase may last before it has ended once: blocks are compiled in it."""
+"""Time limit of a phase in seconds until it has ended once; the first time includes compilation."""
 
-_TIMES = 10.0
-_NAMED = 8  # ranks, where all are to be named
-_SILENT = 5.0  # seconds without a sign of life
+_LIMIT_FACTOR = 10.0  # time limit of a phase, in multiples of its longest duration
+_LISTED_RANKS = 8  # ranks in a message, at most
+_SILENCE_LIMIT = 5.0  # seconds without a sample of the main thread
 _ORDER = ("device", "evaluation", "checkpoint", "data", "forward", "reduce", "optimizer")
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Who hangs: usually one rank."""
+    """A hang, and the ranks that cause it: usually one."""
 
     ranks: list[int]
     phase: str
-    step: int  # at work, counted from 1
-    seconds: float  # since that phase began
+    step: int  # number of the current step, counted from 1
+    seconds: float  # seconds since that phase began
     why: str
 
 
 @dataclass
 class Watchdog:
-    """Limits that learn, and the verdict.
+    """Detector of hangs; it learns a time limit for each phase.
 
     Args:
-        seconds: that every phase may last, however short it was before; None finds no hang.
+        seconds: smallest time limit of a phase; None disables the watchdog.
     """
 
     seconds: float | None
-    _longest: dict[str, float] = field(default_factory=dict)
+    _longest_phase: dict[str, float] = field(default_factory=dict)
 
     def limit(self, phase: str) -> float | None:
-        """Seconds that a phase may last by now; None for any time."""
+        """Return the present time limit of a phase in seconds; None if it has none."""
         if self.seconds is None or phase in UNLIMITED:
             return None
-        known = self._longest.get(phase)
-        return max(self.seconds, FIRST_TIME if known is None else _TIMES * known)
+        longest = self._longest_phase.get(phase)
+        return max(self.seconds, FIRST_TIME if longest is None else _LIMIT_FACTOR * longest)
 
-    def look(self, beats: Sequence[Reading], now: float, is_stopped: Callable[[int], bool]) -> Hang | None:
-        """Learn from what has ended, and say who hangs, if somebody does.
+    def check(
+        self, heartbeats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]
+    ) -> Hang | None:
+        """Learn from the phases that have ended, and return the hang if there is one.
 
         Args:
-            beats: of the ranks that have one.
-            now: seconds, the clock of the heartbeats.
-            is_stopped: whether a process, by id, was stopped by a signal.
+            heartbeats: heartbeats of the ranks that have one.
+            now: seconds, on the clock of the heartbeats.
+            is_stopped: returns True if the process with this id is stopped by a signal.
         """
-        for beat in beats:
+        for beat in heartbeats:
             for phase, longest in beat.longest.items():
-                self._longest[phase] = max(longest, self._longest.get(phase, 0.0))
-        if not any(self._is_late(beat, now) for beat in beats):
+                self._longest_phase[phase] = max(longest, self._longest_phase.get(phase, 0.0))
+        if not any(self._is_late(beat, now) for beat in heartbeats):
             return None
-        ranks, why = blame(beats, now, is_stopped)
-        worst = next(beat for beat in beats if beat.rank == ranks[0])
-        return Hang(ranks, worst.phase, worst.step_at_work, now - worst.since, why)
+        ranks, why = find_hanging_ranks(heartbeats, now, is_stopped)
+        first = next(beat for beat in heartbeats if beat.rank == ranks[0])
+        return Hang(ranks, first.phase, first.current_step, now - first.since, why)
 
-    def _is_late(self, beat: Reading, now: float) -> bool:
+    def _is_late(self, beat: HeartbeatReading, now: float) -> bool:
         limit = self.limit(beat.phase)
         return limit is not None and now - beat.since > limit
 
 
-def blame(beats: Sequence[Reading], now: float, is_stopped: Callable[[int], bool]) -> tuple[list[int], str]:
-    """The ranks that hold up the others, and how one knows."""
-    if stopped := [beat for beat in beats if is_stopped(beat.pid)]:
+def find_hanging_ranks(
+    heartbeats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]
+) -> tuple[list[int], str]:
+    """Return the ranks that cause a hang, and the reason in words."""
+    if stopped := [beat for beat in heartbeats if is_stopped(beat.pid)]:
         return _ranks(stopped), "stopped by a signal"
-    if silent := [beat for beat in beats if now - beat.alive_at > _SILENT]:
-        return _ranks(silent), "gives no sign of life: Python does not run there"
-    if working := [beat for beat in beats if not beat.waiting]:
-        alone = len(beats) == 1
-        return _ranks(working), f"{working[0].where}" if alone else f"waits for no other rank, in {working[0].where}"
-    least = min(progress(beat) for beat in beats)
-    behind = [beat for beat in beats if progress(beat) == least]
-    if len(behind) < len(beats):
-        return _ranks(behind), f"waits in {behind[0].where} while the others are further on"
-    places = Counter(beat.where for beat in beats)
-    common, count = places.most_common(1)[0]
-    if len(places) > 1 and count > len(beats) / 2:
-        elsewhere = [beat for beat in beats if beat.where != common]
-        return _ranks(elsewhere), f"waits in {elsewhere[0].where} while the others wait in {common}"
-    named = ", ".join(f"rank {beat.rank} in {beat.where}" for beat in beats[:_NAMED])
-    return _ranks(beats), f"all ranks wait for one another: {named}"
+    if silent := [beat for beat in heartbeats if now - beat.alive_at > _SILENCE_LIMIT]:
+        return _ranks(silent), "does not respond: Python does not run there"
+    if working := [beat for beat in heartbeats if not beat.waiting]:
+        is_only_rank = len(heartbeats) == 1
+        location = working[0].location
+        return _ranks(working), location if is_only_rank else f"waits for no other rank, in {location}"
+    lowest = min(progress_key(beat) for beat in heartbeats)
+    behind = [beat for beat in heartbeats if progress_key(beat) == lowest]
+    if len(behind) < len(heartbeats):
+        return _ranks(behind), f"waits in {behind[0].location} while the others are ahead"
+    locations = Counter(beat.location for beat in heartbeats)
+    common, count = locations.most_common(1)[0]
+    if len(locations) > 1 and count > len(heartbeats) / 2:
+        elsewhere = [beat for beat in heartbeats if beat.location != common]
+        return _ranks(elsewhere), f"waits in {elsewhere[0].location} while the others wait in {common}"
+    described = ", ".join(f"rank {beat.rank} in {beat.location}" for beat in heartbeats[:_LISTED_RANKS])
+    return _ranks(heartbeats), f"all ranks wait for one another: {described}"
 
 
-def progress(beat: Reading) -> tuple[int, int]:
-    """How far a rank has come. Micro-batches go forward and backward in turn, so these two are one place."""
+def progress_key(beat: HeartbeatReading) -> tuple[int, int]:
+    """Return a rank's progress as (step, phase index); forward and backward alternate, so they have one index."""
     phase = "forward" if beat.phase == "backward" else beat.phase
     return beat.step, _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
 
 
-def _ranks(beats: Sequence[Reading]) -> list[int]:
-    return [beat.rank for beat in beats]
+def _ranks(heartbeats: Sequence[HeartbeatReading]) -> list[int]:
+    return [beat.rank for beat in heartbeats]

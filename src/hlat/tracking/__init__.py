@@ -1,27 +1,27 @@
-"""The metric stream of a run and who reads it: metrics.jsonl, events.jsonl, TensorBoard, the console.
+"""Tracking: the metrics and events of a run, and their outputs: metrics.jsonl, events.jsonl, TensorBoard, console.
 
     training --> Tracker.log(metrics)   --> metrics.jsonl, TensorBoard, console
              --> Tracker.event(kind)    --> events.jsonl
              --> Tracker.message(text)  --> console
 
-It receives plain numbers and knows nothing of models, data or devices.
+It receives plain numbers and does not depend on models, data or devices.
 """
 
 from hlat.tracking.events import EventLog, read_events
-from hlat.tracking.jsonl import expressible, with_non_finite
+from hlat.tracking.jsonl import from_json_value, to_json_value
 from hlat.tracking.metrics import Metrics, MetricsFile, read_metrics
-from hlat.tracking.other_rank import OtherRank
+from hlat.tracking.other_rank import OtherRankTracker
 from hlat.tracking.tracker import Tracker, open_tracker
 
 __all__ = [
     "EventLog",
     "Metrics",
     "MetricsFile",
-    "OtherRank",
+    "OtherRankTracker",
     "Tracker",
-    "expressible",
+    "from_json_value",
     "open_tracker",
     "read_events",
     "read_metrics",
-    "with_non_finite",
+    "to_json_value",
 ]

@@ -1,4 +1,4 @@
-"""What a person at a terminal, or reading a log file, sees of a run.
+"""Console output of a run, for terminals and log files.
 
 metrics, eta -> one line per logged step           (plain: files, pipes, schedulers)
              -> one progress bar with the same values, a line per validation   (rich: terminals)
@@ -23,7 +23,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 
 class Console(Protocol):
-    """One way to show a run."""
+    """Display of a run."""
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
         """Show a logged step."""
@@ -32,54 +32,56 @@ class Console(Protocol):
         """Show a line of text."""
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Restore the terminal."""
 
 
 def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: int, start_step: int) -> Console:
-    """The console that the recipe asks for; ``auto`` takes the bar where the stream is a terminal that can draw it."""
+    """Return the recipe's console; ``auto`` is the progress bar if the stream is a terminal that can draw it."""
     stream = stream or sys.stdout
     kind = config.console
     if kind == "auto":
         kind = "rich" if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") else "plain"
     if kind == "none":
-        return Silent()
+        return SilentConsole()
     if kind == "plain":
-        return Plain(stream)
-    return Bar(RichTerminal(file=stream), total_steps=total_steps, start_step=start_step)
+        return PlainConsole(stream)
+    return ProgressBarConsole(RichTerminal(file=stream), total_steps=total_steps, start_step=start_step)
 
 
-class Silent:
-    """Shows nothing."""
+class SilentConsole:
+    """Console that shows nothing."""
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        pass
+        """Show nothing."""
 
     def message(self, text: str) -> None:
-        pass
+        """Show nothing."""
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
-class Plain:
-    """One line per logged step, flushed, so that ``tail -f`` and schedulers show it at once."""
+class PlainConsole:
+    """Console with one line per logged step, flushed, so that ``tail -f`` and schedulers show it at once."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Print the line of a logged step."""
         self.message(f"{_progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}")
 
     def message(self, text: str) -> None:
+        """Print a line of text."""
         self._stream.write(escape_controls(text) + "\n")
         self._stream.flush()
 
     def close(self) -> None:
-        pass
+        """Do nothing: the stream stays open."""
 
 
-class Bar:
-    """A progress bar that carries the values of the last logged step; validations and messages stay above it."""
+class ProgressBarConsole:
+    """Progress bar with the values of the last logged step; validations and messages are printed above it."""
 
     def __init__(self, terminal: RichTerminal, *, total_steps: int, start_step: int) -> None:
         self._progress = Progress(
@@ -93,6 +95,7 @@ class Bar:
         escape_beneath_rich()
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Update the bar; print a line above it if the step validated."""
         step = metrics["step"]
         line = f"{_progress(step, total_steps, eta_seconds)}  {values(metrics)}"
         if "val_loss" in metrics:
@@ -100,20 +103,22 @@ class Bar:
         self._progress.update(self._task, completed=step, line=line, refresh=True)
 
     def message(self, text: str) -> None:
+        """Print a line of text above the bar."""
         self._progress.console.print(Text(escape_controls(text)), soft_wrap=True)
 
     def close(self) -> None:
+        """Draw the bar a last time, and restore the terminal."""
         self._progress.refresh()
         self._progress.stop()
 
 
 def _progress(step: int, total_steps: int, eta_seconds: float | None) -> str:
-    left = "-" if eta_seconds is None else duration(eta_seconds)
-    return f"step {step}/{total_steps}  {step / total_steps:.1%}  eta {left}"
+    eta = "-" if eta_seconds is None else duration(eta_seconds)
+    return f"step {step}/{total_steps}  {step / total_steps:.1%}  eta {eta}"
 
 
 # In the order of interest: a terminal of 80 columns shows the bar up to mfu.
-_SHOWN: dict[str, Callable[[float], str]] = {
+_FORMATS: dict[str, Callable[[float], str]] = {
     "tokens_per_second": lambda value: f"{rate(value)} tok/s",
     "mfu": lambda value: f"mfu {value:.1%}",
     "grad_norm": lambda value: f"gnorm {value:.2f}",
@@ -123,17 +128,17 @@ _SHOWN: dict[str, Callable[[float], str]] = {
 
 
 def values(metrics: Metrics) -> str:
-    """The numbers of a step that a person watches, in a fixed order; those that are not known are left out."""
-    parts = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
+    """Format the main metrics of a step, in a fixed order; missing ones are left out."""
+    fields = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     if "val_loss" in metrics:
         bits = f" (bpb {metrics['val_bits_per_byte']:.4f})" if "val_bits_per_byte" in metrics else ""
-        parts.append(f"val {metrics['val_loss']:.4f}{bits}")
-    parts += [show(metrics[key]) for key, show in _SHOWN.items() if key in metrics]
-    return "  ".join(parts)
+        fields.append(f"val {metrics['val_loss']:.4f}{bits}")
+    fields += [form(metrics[key]) for key, form in _FORMATS.items() if key in metrics]
+    return "  ".join(fields)
 
 
 def duration(seconds: float) -> str:
-    """``0:03:12``, or ``2d 04:00:00`` from a day on."""
+    """Format seconds as ``0:03:12``, or ``2d 04:00:00`` from a day on."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -141,7 +146,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(value: float) -> str:
-    """``12.3k``, with an SI prefix; NaN and infinity by name."""
+    """Format a number with an SI prefix, as ``12.3k``; NaN and infinity by name."""
     if not math.isfinite(value):
         return str(value)
     # Chosen after rounding, so that 999,960 is 1.0M and not 1000.0k.
@@ -149,5 +154,5 @@ def rate(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as ``1.2G`` (GiB) or ``812M`` (MiB)."""
+    """Format bytes as ``1.2G`` (GiB) or ``812M`` (MiB)."""
     return f"{count / _GIB:.1f}G" if count >= _GIB else f"{count / _MIB:.0f}M"

@@ -1,19 +1,19 @@
-"""How long the rest of the run will take, judging by how long its last steps took."""
+"""Estimate of the time left, from the pace of the last steps."""
 
 from collections import deque
 from collections.abc import Callable
 
-_WINDOW = 20  # marks; the pace of the last ones counts, because a run may slow down or speed up
+_WINDOW = 20  # marks; only recent ones count, because a run may slow down or speed up
 
 
 class Eta:
-    """Time left, from the pace since the earliest recent mark.
+    """Estimator of the time left, from the pace since the oldest of the recent marks.
 
-    Only steps of this process count, and not those before the first mark: the first step of a process compiles,
-    allocates and warms caches. Validation and checkpoints between marks count, because they will come again.
+    Steps before the first mark do not count: the first step of a process compiles, allocates and warms caches.
+    Validation and checkpoints between marks count, because they will recur.
 
     Args:
-        total_steps: steps of the whole run.
+        total_steps: number of steps of the run.
         clock: seconds, monotonic.
     """
 
@@ -23,10 +23,10 @@ class Eta:
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
     def mark(self, step: int) -> float | None:
-        """Note that ``step`` is done now.
+        """Record that ``step`` is done now.
 
         Returns:
-            Seconds left, or None while there is only one mark to judge by.
+            Seconds left, or None while there is only one mark.
         """
         self._marks.append((step, self._clock()))
         (first_step, first_time), (_, now) = self._marks[0], self._marks[-1]

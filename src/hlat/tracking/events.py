@@ -1,9 +1,9 @@
-"""events.jsonl: what happened to a run, in order of time, never cut back.
+"""events.jsonl: the history of a run, in order of time, never truncated.
 
-    start, resume (with what changed in the recipe), checkpoint saved, pruned or bad, anomaly, rollback, corruption,
-    error, end
+    start, resume (with the changes of the recipe), checkpoint, checkpoint_failed, anomaly, rollback, corruption, error,
+    end, ...
 
-Metrics tell what the run as a whole computed; events tell its history, the steps that were done twice included.
+Metrics have one line per logged step. Events have everything that happened, including steps that were repeated.
 """
 
 import time
@@ -17,10 +17,10 @@ from hlat.tracking.jsonl import JsonLines, read_records
 
 
 class EventLog:
-    """Appends events to a file. Each survives a power cut when ``append`` returns: events are rare.
+    """Append-only file of events. Each one is synced to disk when ``append`` returns; events are rare.
 
     Args:
-        path: the file; created if it does not exist, in a folder that does.
+        path: the file; created if it does not exist. Its folder must exist.
         clock: seconds since 1970, UTC.
 
     Raises:
@@ -32,10 +32,9 @@ class EventLog:
         self._file = JsonLines(path)
 
     def append(self, kind: str, /, **fields: Any) -> None:
-        """Record that ``kind`` happened now. Fields must be what JSON can express.
+        """Record that an event of this kind happened now. Fields must be JSON values.
 
-        URLs are recorded without what they may open, which a checkpoint of an earlier version or a library's error may
-        hold.
+        Credentials in URLs are removed; a checkpoint of an earlier version or a library's error may contain them.
         """
         assert not fields.keys() & {"time", "event"}, "time and event are set here"
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
@@ -48,7 +47,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Every event, oldest first. A half-written last line is ignored.
+    """Return every event, oldest first. A half-written last line is ignored.
 
     Raises:
         DataError: another line is not a JSON object; the message names it.

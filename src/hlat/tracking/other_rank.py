@@ -1,4 +1,4 @@
-"""What the ranks besides the first tell: their messages, in their own logs. The record of a run has one writer."""
+"""Tracker of the ranks other than 0: it prints messages to the rank's log. Only rank 0 writes metrics and events."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -7,17 +7,17 @@ from hlat.runtime import escape_controls, redact
 from hlat.tracking.metrics import Metrics
 
 
-class OtherRank:
-    """Takes what a ``Tracker`` takes; keeps the messages, which go to standard output and so to the rank's log."""
+class OtherRankTracker:
+    """Stand-in for ``Tracker`` on other ranks: it prints messages to standard output, and ignores all else."""
 
     def log(self, metrics: Metrics) -> None:
-        """The first rank records this."""
+        """Do nothing: rank 0 records the metrics."""
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """The first rank records this."""
+        """Do nothing: rank 0 records the event."""
 
     def rewind(self, step: int) -> None:
-        """The first rank does this."""
+        """Do nothing: rank 0 rewinds the metrics."""
 
     def message(self, text: str) -> None:
         """Write a line to the log."""
@@ -29,4 +29,4 @@ class OtherRank:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

@@ -1,4 +1,4 @@
-"""The one object that training tells; it passes everything on to whoever listens.
+"""Tracker: receives the metrics, events and messages of a run, and forwards them to files and the console.
 
 open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, tensorboard/, console
 """
@@ -12,7 +12,7 @@ from typing import Any, Self, TextIO
 
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError, redact
-from hlat.tracking.console import Console, Silent, make_console
+from hlat.tracking.console import Console, SilentConsole, make_console
 from hlat.tracking.eta import Eta
 from hlat.tracking.events import EventLog
 from hlat.tracking.metrics import Metrics, MetricsFile
@@ -20,11 +20,11 @@ from hlat.tracking.tensorboard import TensorBoard
 
 
 class Tracker:
-    """Tells files and the console about a run. A context manager; leaving it closes everything.
+    """Recorder of a run's metrics, events and messages. A context manager; leaving it closes everything.
 
-    A file that cannot be written raises StorageError, because a run without a record is worth little. A console that
-    has gone away (a closed terminal, the end of ``| head``) is forgotten, and TensorBoard on a disk that refuses is
-    told once and forgotten: they must not end the run.
+    If metrics.jsonl or events.jsonl cannot be written, StorageError is raised, because a run without a record is worth
+    little. A console that is gone (a closed terminal, the end of ``| head``) is dropped, and so is TensorBoard if its
+    files cannot be written, with one message: these must not end the run.
     """
 
     def __init__(
@@ -42,33 +42,33 @@ class Tracker:
         self._eta = Eta(total_steps, clock)
 
     def log(self, metrics: Metrics) -> None:
-        """Record one step; see ``Metrics`` for its keys."""
+        """Record the metrics of a step; see ``Metrics`` for the keys."""
         self._metrics.append(metrics)
         self._plot(lambda plots: plots.log(metrics))
         eta = self._eta.mark(metrics["step"])
         self._show(lambda console: console.log(metrics, self._total_steps, eta))
 
-    def lacks(self, step: int) -> bool:
-        """Whether the record that was opened ends before a step."""
+    def ends_before(self, step: int) -> bool:
+        """Return True if the last line of metrics is of an earlier step."""
         return self._metrics.last < step
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Record that something happened to the run; it and all metrics before it now survive a power cut."""
+        """Record an event; it and all metrics before it survive a power failure when this returns."""
         self._metrics.sync()
         self._events.append(kind, **fields)
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics of every step after ``step``, which is done again. Events stay: they happened."""
+        """Drop the metrics of all steps after ``step``, which will be repeated. Events stay: they happened."""
         self._metrics.rewind(step)
         self._plot(lambda plots: plots.rewind(step))
         self._eta = Eta(self._total_steps, self._clock)
 
     def message(self, text: str) -> None:
-        """Tell the person at the console; URLs without what they may open."""
+        """Show a message on the console, without credentials in URLs."""
         self._show(lambda console: console.message(redact(text)))
 
     def close(self) -> None:
-        """Close everything, even if closing one of them fails."""
+        """Close all outputs, even if closing one of them fails."""
         with ExitStack() as stack:
             stack.callback(self._metrics.close)
             stack.callback(self._events.close)
@@ -84,19 +84,19 @@ class Tracker:
         except StorageError as error:
             self._tensorboard.close()
             self._tensorboard = None
-            self.without_plots(str(error))
+            self.drop_tensorboard(str(error))
 
-    def without_plots(self, why: str) -> None:
-        """Tell that TensorBoard is written no more, and why. A disk that refuses that too is left to the metrics."""
+    def drop_tensorboard(self, why: str) -> None:
+        """Report that TensorBoard files are no longer written, and why; a failing disk is reported by ``log``."""
         with suppress(StorageError):
             self.event("tensorboard_dropped", message=why)
-        self.message(f"going on without TensorBoard, metrics.jsonl has every number: {why}")
+        self.message(f"continuing without TensorBoard, metrics.jsonl has all values: {why}")
 
     def _show(self, show: Callable[[Console], None]) -> None:
         try:
             show(self._console)
         except OSError:
-            self._console = Silent()
+            self._console = SilentConsole()
 
     def __enter__(self) -> Self:
         return self
@@ -117,32 +117,32 @@ def open_tracker(
     wall_clock: Callable[[], float] = time.time,
     stream: TextIO | None = None,
 ) -> Tracker:
-    """Open the record of a run, to continue after ``start_step``.
+    """Open the outputs of a run, to continue after ``start_step``.
 
     Args:
-        run_dir: folder of the run, which exists.
-        config: who listens, besides the two files.
-        total_steps: steps of the whole run, for percent and time left.
-        start_step: steps done so far; metrics of later steps are dropped from what is there.
+        run_dir: existing folder of the run.
+        config: console and TensorBoard settings.
+        total_steps: number of steps of the run, for percentage and time left.
+        start_step: steps done so far; metrics of later steps are dropped from the file.
         clock: seconds, monotonic, for the time left.
         wall_clock: seconds since 1970, for the time of events.
-        stream: where the console writes; standard output if None.
+        stream: output of the console; standard output if None.
 
     Raises:
-        StorageError: a file cannot be opened or written; nothing stays open.
+        StorageError: a file cannot be opened or written; no file stays open.
     """
     with ExitStack() as opened:
         metrics = MetricsFile(run_dir / "metrics.jsonl", start_step=start_step)
         opened.callback(metrics.close)
         events = EventLog(run_dir / "events.jsonl", wall_clock)
         opened.callback(events.close)
-        tensorboard, refusal = None, ""
+        tensorboard, tensorboard_error = None, ""
         if config.tensorboard:
             try:
                 tensorboard = TensorBoard(run_dir / "tensorboard", start_step=start_step)
                 opened.callback(tensorboard.close)
             except StorageError as error:
-                refusal = str(error)
+                tensorboard_error = str(error)
         if metrics.unreadable:
             events.append("metrics_damaged", lines=metrics.unreadable)
         console = make_console(config, stream, total_steps=total_steps, start_step=start_step)
@@ -150,6 +150,6 @@ def open_tracker(
     tracker = Tracker(metrics, events, tensorboard, console, total_steps=total_steps, clock=clock)
     if metrics.unreadable:
         tracker.message(f"{run_dir / 'metrics.jsonl'}: {metrics.unreadable} damaged lines were dropped")
-    if refusal:
-        tracker.without_plots(refusal)
+    if tensorboard_error:
+        tracker.drop_tensorboard(tensorboard_error)
     return tracker

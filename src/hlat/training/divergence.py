@@ -1,32 +1,32 @@
-"""What is said of numbers that went wrong, and when they end the run.
+"""Report anomalous steps; stop the run when loss, gradient or weights are not finite.
 
-    verdict on a step --tell_verdict--> event and message, NumericsError where it is to stop
-    weights           --check_numbers-> NumericsError where they are not finite
+    verdict on a step -> report_anomaly -> event and message; NumericsError if the action is "stop"
+    weights           -> check_finite   -> NumericsError if they are not finite
 
-The run ends before it overwrites the last good checkpoint.
+The run stops before it overwrites the last good checkpoint.
 """
 
 import torch
 
 from hlat.runtime import NumericsError
-from hlat.tracking import OtherRank, Tracker
-from hlat.training.run_state import Job
+from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.run_state import RunState
 from hlat.training.step import StepResult
 from hlat.training.step_metrics import batch_crc32
 
-_DONE = {
-    "warn": "nothing is done about it",
+_ACTIONS = {
+    "warn": "the update is applied",
     "skip": "the update is not applied",
-    "rollback": "back to the checkpoint before it, and on without these samples",
+    "rollback": "rolling back to the last checkpoint; these samples will be skipped",
     "stop": "the run stops",
 }
 
 
-def tell_verdict(job: Job, result: StepResult, tracker: Tracker | OtherRank) -> None:
-    """Record what was wrong with the step just done, if anything was. Collective.
+def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | OtherRankTracker) -> None:
+    """Record the anomaly of the step just done, if there is one. Collective.
 
     Raises:
-        NumericsError: the verdict is to stop.
+        NumericsError: the action of the verdict is "stop".
     """
     verdict = result.verdict
     if verdict.samples is None:
@@ -34,43 +34,44 @@ def tell_verdict(job: Job, result: StepResult, tracker: Tracker | OtherRank) -> 
     first, stop = verdict.samples
     tracker.event(
         "anomaly",
-        step=job.step,
+        step=state.step,
         kind=verdict.kind,
         action=verdict.action,
         samples=[first, stop],
-        batch_crc32=batch_crc32(job),
+        batch_crc32=batch_crc32(state),
         loss=float(result.loss),
         grad_norm=float(result.gradient_norm),
         window=dict(verdict.window),
         reason=verdict.reason,
     )
-    where = f"step {job.step}, samples {first} to {stop - 1}"
+    where = f"step {state.step}, samples {first} to {stop - 1}"
     if verdict.action == "stop":
-        raise _diverged(job, f"{where}: {verdict.reason}")
-    tracker.message(f"{where}: {verdict.reason}: {_DONE[verdict.action]}")
+        raise _diverged(state, f"{where}: {verdict.reason}")
+    tracker.message(f"{where}: {verdict.reason}: {_ACTIONS[verdict.action]}")
 
 
-def check_numbers(job: Job, result: StepResult) -> None:
-    """See that the weights are finite, and the numbers of an update that was applied. Waits for the device, so it is
-    asked where that happens anyway.
+def check_finite(state: RunState, result: StepResult) -> None:
+    """Check that the weights are finite, and also loss and gradient norm if the update was applied. Collective.
 
-    Collective: every rank sees the same numbers and comes to the same verdict.
+    Every rank sees the same numbers and decides the same. Waits for the device, so call it where that happens anyway.
 
     Raises:
-        NumericsError: one of them is infinite or not a number.
+        NumericsError: one of them is infinite or NaN.
     """
-    weights = job.model.parameter_norm()
+    weights = state.model.parameter_norm()
     values = [weights, *((result.loss, result.gradient_norm) if result.verdict.applied else ())]
     if bool(torch.isfinite(torch.stack([value.to(weights) for value in values])).all()):
         return
     loss, gradient = float(result.loss), float(result.gradient_norm)
-    raise _diverged(job, f"step {job.step}: loss {loss}, gradient norm {gradient}, parameter norm {float(weights)}")
+    raise _diverged(state, f"step {state.step}: loss {loss}, gradient norm {gradient}, parameter norm {float(weights)}")
 
 
-def _diverged(job: Job, what: str) -> NumericsError:
-    good = f"The last good state is {job.saved.path}." if job.saved is not None else "No checkpoint had been written."
+def _diverged(state: RunState, problem: str) -> NumericsError:
+    good = (
+        f"The last good state is {state.saved.path}." if state.saved is not None else "No checkpoint has been written."
+    )
     return NumericsError(
-        f"{what}: training has diverged. "
-        f"{good} A lower optimizer.lr, a longer schedule.warmup_steps or optimizer.clip_norm=1.0 would be tried next; "
-        "the same command goes on from that checkpoint."
+        f"{problem}: training has diverged. "
+        f"{good} Try a lower optimizer.lr, a longer schedule.warmup_steps or optimizer.clip_norm=1.0; "
+        "the same command resumes from that checkpoint."
     )

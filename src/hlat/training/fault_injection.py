@@ -1,19 +1,19 @@
-"""The faults of a recipe, put where they happen."""
+"""Injection of the recipe's faults into a training run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hlat.resilience import Faults
+from hlat.resilience import FaultInjector
 from hlat.runtime.process import observe_phases
 from hlat.training.faulty_disk import fault_folder
-from hlat.training.run_state import Job
+from hlat.training.run_state import RunState
 
 
 @contextmanager
-def injected_faults(job: Job) -> Iterator[Faults]:
-    """Have the faults of this rank happen in the steps that follow."""
-    recipe = job.recipe
-    faults = Faults(recipe.faults, job.runtime.ranks, fault_folder(recipe), recipe.batch.global_batch)
-    faults.attach(job.model.held)
+def injected_faults(state: RunState) -> Iterator[FaultInjector]:
+    """Inject this rank's faults at phase changes inside the block."""
+    recipe = state.recipe
+    faults = FaultInjector(recipe.faults, state.runtime.ranks, fault_folder(recipe), recipe.batch.global_batch)
+    faults.set_parameters(state.model.held)
     with observe_phases(faults):
         yield faults

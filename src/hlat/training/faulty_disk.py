@@ -1,9 +1,9 @@
-"""A disk that fails on purpose, for rehearsing what happens to a run whose checkpoints cannot be written.
+"""Injected storage faults: a disk that fails on purpose, to test a run whose checkpoints cannot be written.
 
-    storage faults of the recipe, the folder that is written --> the operation, its refusal, or other bytes than asked
+    storage faults of the recipe, path of a checkpoint file --> the operation, an OSError, or corrupted bytes
 
-A save belongs to the step in the name of its folder. A fault hits so many saves from a step on, each with its retries,
-and is marked on disk: a run that is restarted and saves that step again meets a disk that works.
+A save is identified by the step in the name of its folder. A fault hits ``steps`` saves from ``at_step`` on, including
+their retries. Each hit is recorded on disk: a restarted run that saves the step again finds a working disk.
 """
 
 import errno
@@ -22,25 +22,25 @@ from hlat.runtime.storage import OnceMarkers
 
 
 def fault_folder(recipe: Recipe) -> Path:
-    """Where a run keeps which of its faults have happened."""
+    """Folder that records the faults that have happened in this run."""
     return recipe.run_dir / "faults"
 
 
-def disk_of(recipe: Recipe, rank: int) -> Disk:
-    """The disk that a rank writes checkpoints to, faulty where the recipe asks for it."""
+def checkpoint_disk(recipe: Recipe, rank: int) -> Disk:
+    """Return the disk that a rank writes checkpoints to; a ``FaultyDisk`` if the recipe has storage faults."""
     if any(fault.kind in STORAGE_FAULTS for fault in recipe.faults):
         return FaultyDisk(recipe.faults, rank, fault_folder(recipe))
     return Disk()
 
 
 class FaultyDisk(Disk):
-    """The disk of one rank.
+    """Disk of one rank with injected faults.
 
     Args:
-        faults: of the recipe.
+        faults: all faults of the recipe.
         rank: this rank.
-        folder: where it is kept which have happened.
-        sleep: waits for seconds.
+        folder: records the faults that have happened; see ``fault_folder``.
+        sleep: function that waits for some seconds.
     """
 
     def __init__(
@@ -49,65 +49,66 @@ class FaultyDisk(Disk):
         numbered = list(enumerate(faults))
         self._faults = [(n, fault) for n, fault in numbered if fault.kind in STORAGE_FAULTS and fault.rank == rank]
         self._once, self._sleep = OnceMarkers(folder), sleep
-        self._before = self._once.claimed()  # what an earlier process of this run met
+        self._before = self._once.claimed()  # hits of earlier processes of this run
         self._hit: set[tuple[int, int]] = set()
-        self._spoiled: set[tuple[int, int]] = set()
+        self._corrupted: set[tuple[int, int]] = set()
 
     def make_folder(self, path: Path) -> None:
-        """As a disk does, if it is there."""
-        self._refuse(path, "unavailable", errno.ENOTCONN)
+        """Make a folder, unless ``unavailable`` is injected."""
+        self._raise_if_hit(path, "unavailable", errno.ENOTCONN)
         super().make_folder(path)
 
     def create(self, path: Path) -> FileIO:
-        """As a disk does, if it is there."""
-        self._refuse(path, "unavailable", errno.ENOTCONN)
-        for fault in self._at(path, "slow_disk"):
+        """Create a file, unless ``unavailable`` is injected; after a pause for each ``slow_disk``."""
+        self._raise_if_hit(path, "unavailable", errno.ENOTCONN)
+        for fault in self._hits(path, "slow_disk"):
             self._sleep(fault.seconds)
         return super().create(path)
 
     def write(self, file: FileIO, data: memoryview) -> int:
-        """As a disk does, or fewer bytes, or others, or none."""
+        """Write all bytes; half of them if ``torn_write``, with a flipped bit if ``corrupt``, none if ``enospc``."""
         path = Path(os.fsdecode(file.name))
-        self._refuse(path, "enospc", errno.ENOSPC)
-        if data and self._spoils(path, "torn_write"):
+        self._raise_if_hit(path, "enospc", errno.ENOSPC)
+        if data and self._corrupts(path, "torn_write"):
             super().write(file, data[: len(data) // 2])
             return len(data)
-        if data and self._spoils(path, "corrupt"):
-            spoiled = bytearray(data)
-            spoiled[len(spoiled) // 2] ^= 1
-            return super().write(file, memoryview(spoiled))
+        if data and self._corrupts(path, "corrupt"):
+            corrupted = bytearray(data)
+            corrupted[len(corrupted) // 2] ^= 1
+            return super().write(file, memoryview(corrupted))
         return super().write(file, data)
 
     def sync_file(self, file: FileIO) -> None:
-        """As a disk does, or a failure of the device."""
-        self._refuse(Path(os.fsdecode(file.name)), "eio", errno.EIO)
+        """Sync a file, unless ``eio`` is injected."""
+        self._raise_if_hit(Path(os.fsdecode(file.name)), "eio", errno.EIO)
         super().sync_file(file)
 
-    def _refuse(self, path: Path, kind: str, code: int) -> None:
-        if self._at(path, kind):
+    def _raise_if_hit(self, path: Path, kind: str, code: int) -> None:
+        if self._hits(path, kind):
             raise OSError(code, os.strerror(code), str(path))
 
-    def _spoils(self, path: Path, kind: str) -> bool:
-        """Whether this write is the one of its save that is spoiled; there is one."""
+    def _corrupts(self, path: Path, kind: str) -> bool:
+        """Return True if this write has to be corrupted: the first one of each save that is hit."""
         step = step_of_path(path)
-        if step is None or not self._at(path, kind) or (key := (step, len(kind))) in self._spoiled:
+        if step is None or not self._hits(path, kind) or (key := (step, len(kind))) in self._corrupted:
             return False
-        self._spoiled.add(key)
+        self._corrupted.add(key)
         return True
 
-    def _at(self, path: Path, kind: str) -> list[FaultConfig]:
+    def _hits(self, path: Path, kind: str) -> list[FaultConfig]:
+        """Return the faults of a kind that hit the save to which a path belongs."""
         step = step_of_path(path)
         if step is None:
             return []
-        return [fault for number, fault in self._faults if fault.kind == kind and self._hits(number, fault, step)]
+        return [fault for number, fault in self._faults if fault.kind == kind and self._is_hit(number, fault, step)]
 
-    def _hits(self, number: int, fault: FaultConfig, step: int) -> bool:
+    def _is_hit(self, number: int, fault: FaultConfig, step: int) -> bool:
         if (number, step) in self._hit:
             return True
-        names = {f"{number}-{fault.kind}-{one}" for one in range(fault.steps)}
-        met = len(names & self._before) + sum(hit == number for hit, _ in self._hit)
-        if step < fault.at_step or met >= fault.steps:
+        marks = {f"{number}-{fault.kind}-{index}" for index in range(fault.steps)}
+        hits = len(marks & self._before) + sum(hit == number for hit, _ in self._hit)
+        if step < fault.at_step or hits >= fault.steps:
             return False
-        self._once.claim(f"{number}-{fault.kind}-{met}")
+        self._once.claim(f"{number}-{fault.kind}-{hits}")
         self._hit.add((number, step))
         return True

@@ -1,7 +1,8 @@
-"""The whole story of a run, told in order.
+"""The training loop: a run from its lock to its last checkpoint, in order.
 
-build or resume -> [ batch -> forward and backward -> verdict -> clip -> AdamW -> save? -> validate? -> metrics ] -> end
-                                                       |-> back to a checkpoint
+lock the run folder -> build or resume -> announce
+    -> [ batch -> forward and backward -> anomaly check -> clip -> optimizer -> save? -> validate? -> metrics ] -> end
+                                               |-> roll back to a checkpoint
 """
 
 import sys
@@ -12,19 +13,19 @@ from typing import TextIO
 
 from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
-from hlat.resilience import Verdict, count_steps, trains_in
+from hlat.resilience import StepVerdict, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
 from hlat.runtime.distributed import Runtime, joined_run
 from hlat.runtime.process import enter_phase, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
-from hlat.tracking import OtherRank, Tracker, open_tracker
-from hlat.training.batches import Feed
-from hlat.training.divergence import tell_verdict
+from hlat.tracking import OtherRankTracker, Tracker, open_tracker
+from hlat.training.batches import BatchPrefetcher
+from hlat.training.divergence import report_anomaly
 from hlat.training.fault_injection import injected_faults
-from hlat.training.metrics_line import Lines
-from hlat.training.process import Deadline, StopRequest, Stopwatch, controlled_garbage, profiled, run_lock
-from hlat.training.run_state import DataProgress, Job, build_job, no_progress
-from hlat.training.saving import Integrity, Saving, background_saver, roll_back, saver_beside
+from hlat.training.metrics_line import MetricsLines
+from hlat.training.process import Deadline, PhaseTimer, StopRequest, profile_steps, run_lock, scheduled_gc
+from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
+from hlat.training.saving import Checkpointer, CorruptionCheck, background_saver, roll_back, saver_process
 from hlat.training.step import StepResult, accumulate_gradients, update
 from hlat.training.step_metrics import announce
 from hlat.training.validation import ValidationResult
@@ -32,17 +33,17 @@ from hlat.training.validation import ValidationResult
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run, or this part of it, ended."""
+    """Result of one call of ``run``."""
 
     step: int
     total_steps: int
-    reason: str  # "finished", "stop_after", "deadline", or the name of the signal that asked for an end
-    checkpoint: Path | None  # None if the run was asked to end before its first step
-    validation: ValidationResult | None  # of the last step, where that step validated
+    reason: str  # "finished", "stop_after", "deadline", or the name of the signal that requested the stop
+    checkpoint: Path | None  # newest checkpoint; None if the run was stopped before its first step
+    validation: ValidationResult | None  # of the last step, if that step validated
 
     @property
     def finished(self) -> bool:
-        """Whether the whole run is done, not only this part of it."""
+        """True if all steps of the recipe are done, not only those of this call."""
         return self.step >= self.total_steps
 
 
@@ -56,150 +57,160 @@ def run(
     require_step: int | None = None,
     earlier: EarlierAttempt | None = None,
 ) -> Outcome:
-    """Train as the recipe says, from the newest valid checkpoint in its run directory if there is one.
+    """Train a recipe, starting from the newest valid checkpoint in its run directory if there is one.
 
-    Every process of a run calls this; the environment says which of how many it is (torchrun, ``hlat train --nproc``).
+    Every process of a run calls this. Rank and world size are read from the environment (torchrun,
+    ``hlat train --nproc``).
 
     Args:
         recipe: a validated recipe.
-        stream: where the console's lines go; standard output if None.
-        data_progress: opens a display for the time that text is prepared.
-        profile: write a trace of steps 4 to 6 of this process, and a table, to <run.dir>/profile.
-        allow_faults: inject the faults that the recipe lists; a recipe that lists some is refused otherwise.
-        require_step: go on from the checkpoint of this step, which has to be the newest, or not at all.
-        earlier: what the attempt of this run before this one left: it goes on from there, or not at all.
+        stream: output of the console; standard output if None.
+        data_progress: context manager that opens a progress display while text is prepared.
+        profile: write a trace of steps 4 to 6 of each rank, and a table, to <run.dir>/profile.
+        allow_faults: inject the faults listed in the recipe. If False, a recipe that lists any is refused.
+        require_step: resume from this step; fail unless it is the newest checkpoint.
+        earlier: run id and durable step of the previous attempt; fail if its folder or that state is gone.
 
     Raises:
-        HlatError: the run cannot start or go on; the message says why and what would work.
+        HlatError: the run cannot start or continue; the message says why and what would work.
     """
     refuse_faults(recipe.faults, allow_faults)
-    here = rank_info()
+    this_rank = rank_info()
     open_run_folder(recipe.run_dir, earlier)
     with (
-        rank_log(recipe.run_dir, here.rank, here.world),
-        saver_beside(recipe, here) as saver,  # early: a copy of this process is cheap, and possible, only now
+        rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
+        saver_process(recipe, this_rank) as saver,  # first: a fork is cheap and safe only before threads start
         joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir) as runtime,
         ExitStack() as stack,
     ):
-        folder = _held(stack, recipe, runtime, stream)
-        open_run_folder(recipe.run_dir, earlier)  # again: the lock may have been waited for
-        job = build_job(recipe, runtime, folder, data_progress, require_step, earlier)
+        folder = _lock_run_folder(stack, recipe, runtime, stream)
+        open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
+        state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
         if folder.run_id is not None:
-            trains_in(folder.run_id)
-        tracker = _tracker(job, stream)
+            record_run_id(folder.run_id)
+        tracker = _open_tracker(state, stream)
         stack.enter_context(tracker)
-        announce(job, tracker)
-        integrity = Integrity(job, tracker)
-        saving = Saving(job, tracker, integrity, background_saver(saver, job))
+        announce(state, tracker)
+        corruption_check = CorruptionCheck(state, tracker)
+        checkpointer = Checkpointer(state, tracker, corruption_check, background_saver(saver, state))
         try:
-            return _train(job, tracker, profile, integrity, saving)
+            return _train(state, tracker, profile, corruption_check, checkpointer)
         except HlatError as error:
-            with suppress(StorageError):  # the disk that the error may be about
-                tracker.event("error", step=job.step, message=str(error))
+            with suppress(StorageError):  # the error may be about this very disk
+                tracker.event("error", step=state.step, message=str(error))
             raise
 
 
-def _held(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream: TextIO | None) -> RunFolder:
-    """The run's folder, locked by rank 0 and held by every rank."""
+def _lock_run_folder(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream: TextIO | None) -> RunFolder:
+    """Lock the run's folder on rank 0 and open it on every rank, until the stack closes. Collective."""
     locks: list[int] = []
-    runtime.ranks.run_on_rank0(lambda: locks.append(_lock(stack, recipe, stream)))
+    runtime.ranks.run_on_rank0(lambda: locks.append(_take_lock(stack, recipe, stream)))
     lock = locks[0] if locks else None
     return runtime.ranks.run_on_all(
         lambda: stack.enter_context(hold_run_folder(recipe.run_dir, lock, runtime.ranks.rank))
     )
 
 
-def _lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
+def _take_lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
     def say(text: str) -> None:
-        with suppress(OSError):  # a console that has gone away must not end the run
+        with suppress(OSError):  # a closed console must not end the run
             (stream or sys.stdout).write(text + "\n")
             (stream or sys.stdout).flush()
 
     return stack.enter_context(run_lock(recipe.run_dir, say))
 
 
-def _tracker(job: Job, stream: TextIO | None) -> Tracker | OtherRank:
-    """Rank 0 keeps the record; what the others have to say goes to their logs."""
-    if not job.runtime.ranks.is_first:
-        return OtherRank()
-    recipe = job.recipe
+def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRankTracker:
+    """Open the run's record on rank 0; messages of the other ranks go to their logs."""
+    if not state.runtime.ranks.is_first:
+        return OtherRankTracker()
+    recipe = state.recipe
     return open_tracker(
-        recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=job.step, stream=stream
+        recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=state.step, stream=stream
     )
 
 
-def _train(job: Job, tracker: Tracker | OtherRank, profile: bool, integrity: Integrity, saving: Saving) -> Outcome:
-    recipe, total = job.recipe, job.recipe.total_steps
-    last = min(total, job.step + recipe.training.stop_after) if recipe.training.stop_after else total
-    result, signalled = None, None
+def _train(
+    state: RunState,
+    tracker: Tracker | OtherRankTracker,
+    profile: bool,
+    corruption_check: CorruptionCheck,
+    checkpointer: Checkpointer,
+) -> Outcome:
+    recipe, total = state.recipe, state.recipe.total_steps
+    last_step = min(total, state.step + recipe.training.stop_after) if recipe.training.stop_after else total
+    result, stop_reason = None, None
 
-    def heard(name: str) -> None:
-        tracker.message(f"{name}: ending after this step; once more ends at once")
+    def on_signal(name: str) -> None:
+        tracker.message(f"{name}: stopping after this step; a second signal stops at once")
 
     with ExitStack() as stack:
-        watch = Stopwatch()
-        stack.enter_context(observe_phases(watch))
-        deadline = Deadline(recipe.recovery, lambda: saving.longest)
-        stop = stack.enter_context(StopRequest(job.runtime.ranks, heard, lambda: deadline.has_come))
-        count_steps(lambda: job.step)
-        feed = stack.enter_context(_feed(job, tracker))
-        garbage = stack.enter_context(controlled_garbage())
-        step_done = stack.enter_context(
-            profiled(profile, recipe.run_dir / "profile", job.runtime.rank, tracker.message)
+        timer = PhaseTimer()
+        stack.enter_context(observe_phases(timer))
+        deadline = Deadline(recipe.recovery, lambda: checkpointer.longest_save)
+        stop = stack.enter_context(StopRequest(state.runtime.ranks, on_signal, lambda: deadline.has_passed))
+        set_step_counter(lambda: state.step)
+        prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
+        garbage_collection = stack.enter_context(scheduled_gc())
+        profiler_step = stack.enter_context(
+            profile_steps(profile, recipe.run_dir / "profile", state.runtime.rank, tracker.message)
         )
-        faults = stack.enter_context(injected_faults(job))
-        lines = Lines(job, tracker, watch)
-        validation = lines.owed()
-        while job.step < last and signalled is None:
-            stop.ask()
-            saving.ask()
-            faults.begin_step(job.step + 1, job.anomalies.skipped.start(job.step))
-            result = _step(job, feed)
+        faults = stack.enter_context(injected_faults(state))
+        metrics_lines = MetricsLines(state, tracker, timer)
+        validation = metrics_lines.write_missing()
+        while state.step < last_step and stop_reason is None:
+            stop.start_vote()
+            checkpointer.start_vote()
+            faults.begin_step(state.step + 1, state.anomalies.skipped.next_step_start(state.step))
+            result = _training_step(state, prefetcher)
             if result.verdict.action in ("rollback", "stop"):
-                saving.settle()  # what is being written comes first: it may be the newest good state
-            tell_verdict(job, result, tracker)
+                checkpointer.wait_for_save()  # the pending save may become the newest good state
+            report_anomaly(state, result, tracker)
             if result.verdict.action == "rollback":
-                roll_back(job, feed, tracker)
-                lines.go_back()
+                roll_back(state, prefetcher, tracker)
+                metrics_lines.reset()
                 validation, result = None, None
-                signalled = stop.agreed()
+                stop_reason = stop.vote_result()
                 continue
-            integrity.after_step()
-            signalled = stop.agreed()
-            lines.begin(result)
-            saving.after_step(result, is_last=job.step == last or signalled is not None)
-            validation = lines.finish()
-            step_done()
-            garbage.after_step(job.step)
-        saving.at_end(result)
+            corruption_check.after_step()
+            stop_reason = stop.vote_result()
+            metrics_lines.collect(result)
+            checkpointer.after_step(result, is_last=state.step == last_step or stop_reason is not None)
+            validation = metrics_lines.write()
+            profiler_step()
+            garbage_collection.after_step(state.step)
+        checkpointer.finish(result)
         enter_phase("end")
 
-    reason = "finished" if job.step >= total else signalled if signalled is not None else "stop_after"
-    tracker.event("end", step=job.step, reason=reason)
-    return Outcome(job.step, total, reason, job.saved.path if job.saved is not None else None, validation)
+    reason = "finished" if state.step >= total else stop_reason if stop_reason is not None else "stop_after"
+    tracker.event("end", step=state.step, reason=reason)
+    return Outcome(state.step, total, reason, state.saved.path if state.saved is not None else None, validation)
 
 
-def _feed(job: Job, tracker: Tracker | OtherRank) -> Feed:
-    pinned = job.runtime.device.type == "cuda"
-    reader = job.training_data.reader(job.model, job.samples)
-    return Feed(reader, job.recipe.batch.global_batch, pinned, lambda note: tracker.message(f"data: {note}"))
+def _open_prefetcher(state: RunState, tracker: Tracker | OtherRankTracker) -> BatchPrefetcher:
+    pinned = state.runtime.device.type == "cuda"
+    reader = state.training_data.reader(state.model, state.samples)
+    return BatchPrefetcher(
+        reader, state.recipe.batch.global_batch, pinned, lambda note: tracker.message(f"data: {note}")
+    )
 
 
-def _step(job: Job, feed: Feed) -> StepResult:
+def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:
+    """Read a batch, compute its gradient, check it and update the weights. Collective."""
     enter_phase("data")
-    skipped = job.anomalies.skipped
-    for left_out in skipped.before_step(job.step):  # read and dropped: online, what follows depends on it
-        job.training_data.advance(feed.take(left_out).progress)
-    samples = skipped.start(job.step)
-    reading = feed.take(samples)
-    loss = accumulate_gradients(job.model, reading.batch)
+    skipped = state.anomalies.skipped
+    for first_sample in skipped.skipped_after(state.step):  # read and dropped: online streams have to move past them
+        state.training_data.advance(prefetcher.next_batch(first_sample).progress)
+    samples = skipped.next_step_start(state.step)
+    local_batch = prefetcher.next_batch(samples)
+    loss = accumulate_gradients(state.model, local_batch.batch)
 
-    def judge(loss: float, norm: float) -> Verdict:
-        return job.anomalies.judge(job.step + 1, samples, loss, norm)
+    def check(loss: float, norm: float) -> StepVerdict:
+        return state.anomalies.check(state.step + 1, samples, loss, norm)
 
-    result = update(job.model, job.optimizer, job.recipe, job.step + 1, loss, judge)
+    result = update(state.model, state.optimizer, state.recipe, state.step + 1, loss, check)
     enter_phase("between")
-    job.training_data.advance(reading.progress)
-    job.batch = reading.batch
-    job.step += 1
+    state.training_data.advance(local_batch.progress)
+    state.last_batch = local_batch.batch
+    state.step += 1
     return result

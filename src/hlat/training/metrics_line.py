@@ -1,115 +1,117 @@
-"""The line of metrics of a step, around the save of its state: what fails after the save costs nothing.
+"""Lines of metrics.jsonl, written after the step's checkpoint, so that a failure after the save loses nothing.
 
-    step --begin--> its numbers --saved with its state--> validation --finish--> line in metrics.jsonl
-    resume at a step whose line is missing --owed--> the numbers that were saved, validation --> line
+    step -> collect -> its metrics -> saved in the checkpoint -> write -> validation, line in metrics.jsonl
+    resume at a step whose line is missing -> write_missing -> saved metrics, validation, line
 
-Validation needs memory and time, and a disk may refuse the line: the state of the step is safe before either.
+Validation may run out of memory or time, and writing the line may fail. The state of the step is durable before both.
 """
 
 from typing import Any
 
 from hlat.runtime import NumericsError
 from hlat.runtime.process import enter_phase
-from hlat.tracking import OtherRank, Tracker
-from hlat.training.divergence import check_numbers
-from hlat.training.process import Stopwatch
-from hlat.training.run_state import Job
+from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.divergence import check_finite
+from hlat.training.process import PhaseTimer
+from hlat.training.run_state import RunState
 from hlat.training.step import StepResult
-from hlat.training.step_metrics import step_numbers, step_times
+from hlat.training.step_metrics import reproducible_metrics, timing_metrics
 from hlat.training.validation import ValidationResult, validate
 
 
-class Lines:
-    """Writes the lines of a run.
+class MetricsLines:
+    """Writer of the lines of a run.
 
     Args:
-        job: whose steps are told; it keeps the numbers of a line that is not written yet.
-        tracker: gets the lines.
-        watch: measures the time between two of them.
+        state: the run; its ``unwritten_metrics`` are those of a line that is not written yet.
+        tracker: receives the lines.
+        timer: measures the seconds per phase between two lines.
     """
 
-    def __init__(self, job: Job, tracker: Tracker | OtherRank, watch: Stopwatch) -> None:
-        self._job, self._tracker, self._watch = job, tracker, watch
-        self._last = job.step  # the step of the last line, or where this process began
+    def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
+        self._state, self._tracker, self._timer = state, tracker, timer
+        self._last_line = state.step  # step of the last line, or the step that this process started from
 
-    def owed(self) -> ValidationResult | None:
-        """Write the line of the step that the run goes on from, if it was saved and never written. Collective.
+    def write_missing(self) -> ValidationResult | None:
+        """Write the line of the resumed step, if the checkpoint has its metrics and the file does not. Collective.
 
-        Of that step this process knows no times, so the line has none.
+        This process did not time that step, so the line has no times.
 
         Returns:
-            What validation gave, where that step validates.
+            The validation result, if that step validates.
         """
-        job, tracker = self._job, self._tracker
-        numbers, job.numbers = job.numbers, None
-        if numbers is None or not self._is_due():
+        state, tracker = self._state, self._tracker
+        metrics, state.unwritten_metrics = state.unwritten_metrics, None
+        if metrics is None or not self._is_due():
             return None
-        if not job.runtime.ranks.run_on_rank0(lambda: isinstance(tracker, Tracker) and tracker.lacks(job.step)):
+        if not state.runtime.ranks.run_on_rank0(
+            lambda: isinstance(tracker, Tracker) and tracker.ends_before(state.step)
+        ):
             return None
-        return self._write(numbers)
+        return self._write(metrics)
 
-    def begin(self, result: StepResult) -> None:
-        """Read the numbers of the step just done, if it gets a line, for its state to be saved with them. Collective.
+    def collect(self, result: StepResult) -> None:
+        """Collect the metrics of the step just done, if it is logged, to be saved in its checkpoint. Collective.
 
         Raises:
-            NumericsError: they are not finite; the line is written then, without validation.
+            NumericsError: loss, gradient norm or weights are not finite; the line is written first, without validation.
         """
-        job = self._job
-        job.numbers = step_numbers(job, result) if self._is_due() else None
-        if job.numbers is None:
+        state = self._state
+        state.unwritten_metrics = reproducible_metrics(state, result) if self._is_due() else None
+        if state.unwritten_metrics is None:
             return
         try:
-            check_numbers(job, result)
+            check_finite(state, result)
         except NumericsError:
-            self._log(job.numbers | self._times())
+            self._log(state.unwritten_metrics | self._times())
             raise
 
-    def finish(self) -> ValidationResult | None:
-        """Validate, if it is time, and write the line. Collective.
+    def write(self) -> ValidationResult | None:
+        """Validate, if this step does, and write the collected line. Collective.
 
         Raises:
-            LostError: the run's folder has gone.
+            StateLostError: the run's folder is gone.
             StorageError: the line cannot be written.
         """
-        numbers, self._job.numbers = self._job.numbers, None
-        return None if numbers is None else self._write(numbers, timed=True)
+        metrics, self._state.unwritten_metrics = self._state.unwritten_metrics, None
+        return None if metrics is None else self._write(metrics, timed=True)
 
-    def go_back(self) -> None:
-        """Forget the steps since that which the job is at now."""
-        self._job.numbers, self._last = None, self._job.step
-        self._watch.reset()
+    def reset(self) -> None:
+        """Drop the collected line and start timing anew, after a rollback to the step the run is at now."""
+        self._state.unwritten_metrics, self._last_line = None, self._state.step
+        self._timer.reset()
 
-    def _write(self, numbers: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
+    def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
         validation = self._validate() if self._validates() else None
-        line = numbers | (self._times() if timed else {})
+        line = metrics | (self._times() if timed else {})
         if validation is not None:
             line |= {"val_loss": validation.loss, "val_bits_per_byte": validation.bits_per_byte}
         self._log(line)
         return validation
 
     def _times(self) -> dict[str, Any]:
-        steps, self._last = self._job.step - self._last, self._job.step
-        return step_times(self._job, steps, self._watch)
+        steps, self._last_line = self._state.step - self._last_line, self._state.step
+        return timing_metrics(self._state, steps, self._timer)
 
     def _log(self, line: dict[str, Any]) -> None:
-        if self._job.runtime.ranks.is_first:
-            self._job.folder.check()  # or the file that is open may be of a folder that was removed
+        if self._state.runtime.ranks.is_first:
+            self._state.folder.check()  # the open file may belong to a folder that was removed
         self._tracker.log(line)
 
     def _is_due(self) -> bool:
-        return self._validates() or self._due(self._job.recipe.training.log_every)
+        return self._validates() or self._due(self._state.recipe.training.log_every)
 
     def _validates(self) -> bool:
-        return self._job.validation_data is not None and self._due(self._job.recipe.evaluation.every_steps)
+        return self._state.validation_data is not None and self._due(self._state.recipe.evaluation.every_steps)
 
     def _due(self, every: int | None) -> bool:
-        step = self._job.step
-        return step == self._job.recipe.total_steps or (every is not None and step % every == 0)
+        step = self._state.step
+        return step == self._state.recipe.total_steps or (every is not None and step % every == 0)
 
     def _validate(self) -> ValidationResult:
-        job = self._job
-        assert job.validation_data is not None, "asked only where there is some"
+        state = self._state
+        assert state.validation_data is not None, "called only for a run with validation data"
         enter_phase("evaluation")
-        result = validate(job.model, job.validation_data, job.recipe.batch.micro_batch)
+        result = validate(state.model, state.validation_data, state.recipe.batch.micro_batch)
         enter_phase("between")
         return result

@@ -1,9 +1,9 @@
-"""What a run has saved, and seeing that it is still there before the run goes on from less.
+"""Saved checkpoints of a run, and a check that none of them is lost before the run continues from an older one.
 
-newest state that is found --refuse_lost--> on, or LostError where a newer one is known to have been durable
+newest state found -> check_nothing_lost -> continue; StateLostError if a newer state is known to have been durable
 
-Going back is right where the newer state was found damaged: that is told, and what is damaged lies aside. Where there
-is no trace of it somebody removed it, or another folder lies in place of the run's.
+Continuing from an older state is right if the newer one was found damaged: that is reported, and the damaged checkpoint
+is set aside. If there is no trace of the newer one, somebody removed it, or another folder is in place of the run's.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from hlat.runtime.storage import EarlierAttempt
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint of this run."""
 
     step: int
@@ -25,46 +25,51 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Damage:
-    """A checkpoint, or a part of a snapshot, that did not verify: where it lies now, and what is wrong with it."""
+class DamagedCheckpoint:
+    """A checkpoint, or a rank's file of a snapshot, that failed verification: its present path and its problems."""
 
     path: Path | str
     problems: list[str]
 
     @property
     def step(self) -> int:
-        """The step that it was of; -1 where its name does not say."""
+        """Step of the checkpoint; -1 if its name has none."""
         step = step_of_path(Path(self.path))
         return -1 if step is None else step
 
 
-def refuse_lost(
-    ranks: HostGroup, run_dir: Path, found: int | None, earlier: EarlierAttempt | None, damaged: Sequence[Damage]
+def check_nothing_lost(
+    ranks: HostGroup,
+    run_dir: Path,
+    found: int | None,
+    earlier: EarlierAttempt | None,
+    damaged: Sequence[DamagedCheckpoint],
 ) -> None:
-    """See that the newest state is as new as what was durable, or that what is newer was found damaged. Collective.
+    """Check that the newest state found is as new as the durable one, or that the newer one is damaged. Collective.
 
     Args:
         ranks: the processes of the run.
-        run_dir: its folder.
-        found: step of the newest state that is whole; None if there is none.
-        earlier: what was durable; None where nobody knows.
-        damaged: what was found damaged and set aside just now, as rank 0 was told.
+        run_dir: the folder of the run.
+        found: step of the newest valid state; None if there is none.
+        earlier: the step known to be durable; None if unknown.
+        damaged: checkpoints just found damaged and set aside; only rank 0's list is used.
 
     Raises:
-        LostError: a state has gone.
+        StateLostError: a durable state is missing.
     """
     if earlier is None or (found or 0) >= earlier.saved:
         return
 
-    def refuse() -> None:
-        aside = [step_of_path(path) for path in run_dir.glob(f"checkpoints/*{BAD_SUFFIX}*")]  # by an earlier attempt
-        if any(step is not None and step >= earlier.saved for step in [*aside, *(one.step for one in damaged)]):
+    def check() -> None:
+        # set aside by an earlier attempt
+        set_aside = [step_of_path(path) for path in run_dir.glob(f"checkpoints/*{BAD_SUFFIX}*")]
+        if any(step is not None and step >= earlier.saved for step in [*set_aside, *(each.step for each in damaged)]):
             return
-        there = "there is none now" if found is None else f"the newest one now is of step {found}"
+        newest = "there is none now" if found is None else f"the newest one now is of step {found}"
         raise StateLostError(
-            f"run.dir {run_dir}: the state of step {earlier.saved} was durable, and {there}, although none was found "
-            "damaged: it was removed, or another folder lies in its place. Bring it back. To go on from what there is, "
+            f"run.dir {run_dir}: the state of step {earlier.saved} was durable, but {newest}, although none was found "
+            "damaged. It was removed, or another folder is in its place. Restore it. To continue from what is there, "
             "give the same command again."
         )
 
-    ranks.run_on_rank0(refuse)
+    ranks.run_on_rank0(check)

@@ -1,7 +1,7 @@
-"""Everything a run consists of, built in one visible order, by all its processes together.
+"""State of a run: everything it consists of, built in one order by all its processes together.
 
-processes agree on recipe and code -> data -> newest checkpoint, precision -> this rank's share of the model, optimizer
-    -> that checkpoint loaded into both
+same recipe and code on all ranks -> data -> newest checkpoint, precision -> this rank's shard of the model, optimizer
+    -> checkpoint loaded into both
 """
 
 from collections.abc import Callable, Mapping
@@ -41,10 +41,10 @@ from hlat.runtime import rank_info
 from hlat.runtime.distributed import Runtime, check_consistent, code_identity
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt, RunFolder
-from hlat.tracking import expressible, with_non_finite
-from hlat.training.batches import OnlineSamples, PreparedSamples, Samples
-from hlat.training.faulty_disk import disk_of
-from hlat.training.newest_saved import Damage, Saved, refuse_lost
+from hlat.tracking import from_json_value, to_json_value
+from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
+from hlat.training.faulty_disk import checkpoint_disk
+from hlat.training.newest_saved import DamagedCheckpoint, SavedCheckpoint, check_nothing_lost
 from hlat.training.precision import resolve_precision
 
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
@@ -52,59 +52,66 @@ DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
 
 
 def no_progress() -> AbstractContextManager[None]:
-    """Prepare without a word."""
+    """Prepare without a progress display."""
     return nullcontext()
 
 
 @dataclass
-class Job:
-    """A run, ready for its next step."""
+class RunState:
+    """State of a run, ready for its next step."""
 
-    recipe: Recipe  # its precision.mode resolved
+    recipe: Recipe  # with precision.mode resolved
     runtime: Runtime
     prepared: PreparedData
-    training_data: Samples
+    training_data: BatchSource
     validation_data: ValidationData | None
-    model: ParallelModel  # this rank's share
+    model: ParallelModel  # this rank's shard
     optimizer: torch.optim.Optimizer
     folder: RunFolder
     store: CheckpointStore
-    tiers: Tiers  # where else its state is kept
+    tiers: Tiers  # snapshots and object store
     peak: PeakFlops
     step: int  # optimizer steps done so far
-    saved: Saved | None  # the newest checkpoint, if there is one
-    changes: list[RecipeChange]  # what differs from the recipe of the checkpoint that was loaded
-    damaged: list[Damage]  # checkpoints that were found damaged and set aside
+    saved: SavedCheckpoint | None  # newest checkpoint, if there is one
+    recipe_changes: list[RecipeChange]  # differences from the recipe of the loaded checkpoint
+    damaged: list[DamagedCheckpoint]  # checkpoints found damaged and set aside
     anomalies: AnomalyPolicy
-    precision: str | None  # what precision.mode=auto has come to, in words; None where the recipe names a mode
-    numbers: dict[str, Any] | None = None  # of the step just done, for its line of metrics, until that is written
-    batch: Batch | None = None  # this rank's sequences of the last step
+    precision_note: str | None  # explains the choice of precision.mode=auto; None if the recipe names a mode
+    unwritten_metrics: dict[str, Any] | None = (
+        None  # of the step just done, for its line of metrics, until that is written
+    )
+    last_batch: Batch | None = None  # this rank's sequences of the last step
 
     @property
     def samples(self) -> int:
-        """Sequences consumed so far, those that were left out among them: the position in the data."""
-        return self.anomalies.skipped.after(self.step)
+        """Sequences consumed so far, skipped ones included: the position in the data."""
+        return self.anomalies.skipped.position_after(self.step)
 
     @property
     def tokens(self) -> int:
-        """Tokens of the steps done so far. Those of samples that were left out are not among them."""
+        """Tokens of the steps done so far, without those of skipped samples."""
         return self.step * self.recipe.tokens_per_step
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
-        """Model FLOP/s utilization: the FLOP/s that the model needs as a share of what all devices can do."""
+        """Return the model FLOP/s utilization: FLOP/s that the model needs as a share of the peak of all devices.
+
+        Args:
+            tokens_per_second: training throughput of the run.
+            convention: count attention FLOPs as ``causal`` or ``full``.
+        """
         flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
         return flops * tokens_per_second / (self.peak.value * self.runtime.world)
 
     def check_folder(self) -> None:
-        """See that the run's folder is there, for every rank. Collective.
+        """Check on every rank that the run's folder is there. Collective.
 
         Raises:
-            LostError: it is gone.
+            StateLostError: the folder is gone.
         """
         self.runtime.ranks.run_on_all(self.folder.check)
 
     def content(self) -> CheckpointContent:
-        """Everything that defines the run at this step; tensors as they are until the next one. Collective."""
+        """Return all that a checkpoint of this step holds. Its tensors are valid until the next step. Collective."""
         meta = {
             "step": self.step,
             "samples": self.samples,
@@ -112,7 +119,7 @@ class Job:
             "anomalies": self.anomalies.state(),
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
-            "metrics": expressible(self.numbers),
+            "metrics": to_json_value(self.unwritten_metrics),
             "versions": software_versions(),
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
@@ -120,8 +127,8 @@ class Job:
         return CheckpointContent(self.step, blocks, meta, files)
 
 
-def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> PreparedData:
-    """The prepared data: made by the first rank, and once more on each machine that does not see what that one made."""
+def _prepare_data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> PreparedData:
+    """Prepare the data on rank 0, and again on each machine that does not see rank 0's files. Collective."""
     made: list[PreparedData] = []
 
     def make() -> None:
@@ -132,7 +139,7 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
     runtime.ranks.run_on_rank0(make)
     runtime.ranks.run_on_all(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
     prepared = runtime.ranks.run_on_all(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
-    if recipe.data.mode == "online":  # the manifest may be of another run, which read the same text elsewhere
+    if recipe.data.mode == "online":  # the manifest may name other paths of the same text
         prepared = prepared.with_sources(runtime.ranks.run_on_rank0(lambda: made[0].manifest.sources))
     check_consistent(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
     check_vocabulary(prepared, recipe.model.vocab_size)
@@ -141,23 +148,23 @@ def _data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> Prep
     return prepared
 
 
-def _training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> Samples:
-    """The samples; what has to be planned for them is planned by the first rank, for those that see its files."""
+def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> BatchSource:
+    """Open the training samples. Rank 0 is first, since it writes index files that other ranks read. Collective."""
     data, batch, seed = recipe.data, recipe.batch.global_batch, recipe.training.seed
     if data.mode == "online":
         online = OnlineData(prepared, data, seed, batch, recipe.data_parallel(runtime.world))
-        return OnlineSamples(online, runtime.ranks)
+        return OnlineBatchSource(online, runtime.ranks)
 
     def make() -> TrainingData:
         return TrainingData(prepared, data, seed)
 
     total = recipe.total_steps * batch
     runtime.ranks.run_on_rank0(lambda: make().refuse_too_short(total))
-    return PreparedSamples(runtime.ranks.run_on_all(make), total)
+    return PreparedBatchSource(runtime.ranks.run_on_all(make), total)
 
 
 def _check_inputs(recipe: Recipe) -> Path | None:
-    """What can be known to be wrong before the work of preparing the text is said before.
+    """Check the recipe's input files before the text is prepared, which may take long.
 
     Returns:
         The checkpoint whose weights the run starts from, if the recipe names one.
@@ -167,51 +174,53 @@ def _check_inputs(recipe: Recipe) -> Path | None:
     return resolve(Path(init_from)) if init_from is not None else None
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted fields."""
+def _dotted_fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested sections to values by dotted field name."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
-        fields |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        fields |= _dotted_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return fields
 
 
-def build_job(
+def build_run_state(
     recipe: Recipe,
     runtime: Runtime,
     folder: RunFolder,
     data_progress: DataProgress = no_progress,
     require_step: int | None = None,
     earlier: EarlierAttempt | None = None,
-) -> Job:
-    """Build a run and bring it to where its newest valid checkpoint left off. Collective.
+) -> RunState:
+    """Build a run and load its newest valid checkpoint, if there is one. Collective.
 
     Args:
-        recipe: of the run.
-        runtime: this process of it.
-        folder: of the run, held.
-        data_progress: opens a display for the time that text is prepared.
-        require_step: the step that the newest valid checkpoint has to be of; None takes what there is.
-        earlier: what the attempt before this one left; None in the first one.
+        recipe: recipe of the run.
+        runtime: process group and device of this rank.
+        folder: the locked folder of the run.
+        data_progress: context manager that opens a progress display while text is prepared.
+        require_step: step that the newest valid checkpoint must have; None accepts any, or none.
+        earlier: durable step and run id of the previous attempt; None in the first one.
 
     Raises:
-        HlatError: of any kind; each names what is wrong and what would work.
+        HlatError: any subclass; the message says what is wrong and what would work.
     """
-    check_consistent(runtime.ranks, {"recipe": _flat(recipe.model_dump(mode="json")), "code": code_identity()})
+    check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
-    prepared = _data(recipe, runtime, data_progress)
+    prepared = _prepare_data(recipe, runtime, data_progress)
     length, seed = recipe.data.sequence_length, recipe.training.seed
-    training_data = _training_data(recipe, runtime, prepared)
+    training_data = _open_training_data(recipe, runtime, prepared)
     validation_data = None
     if prepared.validation_tokens:
         validation_data = ValidationData(prepared, length, recipe.evaluation.sequences, recipe.data.isolate)
-    damaged: list[Damage] = []
-    store, tiers = _kept_states(recipe, runtime, folder, damaged)
+    damaged: list[DamagedCheckpoint] = []
+    store, tiers = _open_storage(recipe, runtime, folder, damaged)
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
-    newest, changes = tiers.newest(require_step), []
-    refuse_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
-    recipe, precision = resolve_precision(recipe, runtime, read_saved_run(newest)[0] if newest is not None else None)
+    newest, recipe_changes = tiers.newest(require_step), []
+    check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
+    recipe, precision_note = resolve_precision(
+        recipe, runtime, read_saved_run(newest)[0] if newest is not None else None
+    )
     if newest is not None:
-        changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
+        recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
     optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, seed)
@@ -221,7 +230,7 @@ def build_job(
         anomalies.restore(newest.meta.get("anomalies"))
     elif recipe.checkpoint.init_from is not None:
         load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.held, runtime.ranks)
-    return Job(
+    return RunState(
         recipe=recipe,
         runtime=runtime,
         prepared=prepared,
@@ -234,32 +243,32 @@ def build_job(
         tiers=tiers,
         peak=runtime.ranks.run_on_rank0(lambda: peak_flops(runtime.device, MODES[recipe.precision.mode].compute)),
         step=newest.step if newest is not None else 0,
-        saved=Saved(newest.step, newest.path) if newest is not None else None,
-        changes=changes,
+        saved=SavedCheckpoint(newest.step, newest.path) if newest is not None else None,
+        recipe_changes=recipe_changes,
         damaged=damaged,
         anomalies=anomalies,
-        precision=precision,
-        numbers=_numbers(newest.meta) if newest is not None else None,
+        precision_note=precision_note,
+        unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
     )
 
 
-def _kept_states(
-    recipe: Recipe, runtime: Runtime, folder: RunFolder, damaged: list[Damage]
+def _open_storage(
+    recipe: Recipe, runtime: Runtime, folder: RunFolder, damaged: list[DamagedCheckpoint]
 ) -> tuple[CheckpointStore, Tiers]:
-    """Open the run's checkpoints and the other places that keep its state. Collective.
+    """Open the run's checkpoint store, snapshots and object store. Collective.
 
     Args:
-        recipe: of the run.
-        runtime: this process of it.
-        folder: of the run; gets the run's number.
-        damaged: gets what is found damaged, now and later.
+        recipe: recipe of the run.
+        runtime: process group and device of this rank.
+        folder: the run's folder; its ``run_id`` is set.
+        damaged: receives the checkpoints that are found damaged, now and later.
     """
-    disk = disk_of(recipe, runtime.rank)
+    disk = checkpoint_disk(recipe, runtime.rank)
     store = CheckpointStore(
         recipe.run_dir / "checkpoints",
         recipe.checkpoint.keep_last,
         recipe.checkpoint.keep_every_steps,
-        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+        on_damage=lambda path, problems: damaged.append(DamagedCheckpoint(path, problems)),
         disk=disk,
         ranks=runtime.ranks,
         folder=folder,
@@ -271,16 +280,14 @@ def _kept_states(
         run_id,
         rank_info().node,
         runtime.ranks,
-        on_damage=lambda path, problems: damaged.append(Damage(path, problems)),
+        on_damage=lambda path, problems: damaged.append(DamagedCheckpoint(path, problems)),
         disk=disk,
     )
-    folder.run_id = runtime.ranks.run_on_rank0(
-        run_id.ensure
-    )  # not before: a prefix of an object store may give it its own
+    folder.run_id = runtime.ranks.run_on_rank0(run_id.ensure)  # last: an object-store prefix may have a run id already
     return store, tiers
 
 
-def _numbers(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read a checkpoint's step metrics; None where the step is not logged or was saved without."""
-    numbers = with_non_finite(meta.get("metrics"))
-    return numbers if isinstance(numbers, dict) and numbers.get("step") == meta.get("step") else None
+def _saved_metrics(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the step metrics saved in a checkpoint; None if its step is not logged or it has none."""
+    metrics = from_json_value(meta.get("metrics"))
+    return metrics if isinstance(metrics, dict) and metrics.get("step") == meta.get("step") else None

@@ -1,4 +1,4 @@
-"""What is said about a run: once at its start, and at every logged step."""
+"""Messages at the start of a run, and the metrics of a logged step."""
 
 import zlib
 from collections.abc import Sequence
@@ -14,113 +14,117 @@ from hlat.precision import MODES
 from hlat.runtime.backend import describe_device, peak_memory_bytes, synchronize
 from hlat.runtime.distributed import AsyncMax
 from hlat.runtime.process import enter_phase
-from hlat.tracking import OtherRank, Tracker
-from hlat.training.newest_saved import Damage
-from hlat.training.process import Stopwatch, tell_notes
-from hlat.training.run_state import Job
+from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.newest_saved import DamagedCheckpoint
+from hlat.training.process import PhaseTimer, report_tier_notes
+from hlat.training.run_state import RunState
 from hlat.training.step import StepResult
 
 
-def announce(job: Job, tracker: Tracker | OtherRank) -> None:
-    """Say what is about to be trained on what, and record it."""
-    recipe, prepared = job.recipe, job.prepared
+def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
+    """Log model, device, data and plan of the run, and record its start or resume as an event."""
+    recipe, prepared = state.recipe, state.prepared
     parameters = count_parameters(recipe.model).total
     tracker.message(
         f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} "
-        f"on {describe_device(job.runtime.device)}, "
-        f"peak {job.peak.value / 1e9:,.0f} GFLOP/s ({job.peak.source})"
+        f"on {describe_device(state.runtime.device)}, "
+        f"peak {state.peak.value / 1e9:,.0f} GFLOP/s ({state.peak.source})"
     )
     compute = MODES[recipe.precision.mode].compute
     heads = (recipe.model.heads, recipe.model.n_kv_heads, recipe.model.n_head_dim)
     tracker.message(
-        f"attention: {attention_backend(*heads, compute, job.runtime.device, recipe.data.isolate)}; "
-        f"blocks: {compilation(recipe, job.runtime.device, job.runtime.world)}"
+        f"attention: {attention_backend(*heads, compute, state.runtime.device, recipe.data.isolate)}; "
+        f"blocks: {compilation(recipe, state.runtime.device, state.runtime.world)}"
     )
-    if job.precision is not None:
-        tracker.message(job.precision)
+    if state.precision_note is not None:
+        tracker.message(state.precision_note)
     if recipe.precision.mode == "bf16":
         tracker.message(
             "precision.mode=bf16 rounds small updates away: training stalls as the learning rate falls. "
             "It is here for comparison; bf16-sr costs the same memory."
         )
-    if job.runtime.world > 1:
-        tracker.message(f"layout: {recipe.parallel.describe(job.model.layout.data)}")
+    if state.runtime.world > 1:
+        tracker.message(f"layout: {recipe.parallel.describe(state.model.layout.data)}")
     training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} training tokens, "
     tracker.message(
-        f"data: {training}{prepared.validation_tokens:,} tokens for validation, "
-        f"vocabulary {prepared.manifest.vocab_size:,}"
+        f"data: {training}{prepared.validation_tokens:,} validation tokens, vocabulary {prepared.manifest.vocab_size:,}"
     )
     tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens")
-    for note in (*recipe_notes(recipe), *job.training_data.notes):
+    for note in (*recipe_notes(recipe), *state.training_data.notes):
         tracker.message(note)
     for note in [*prepared.notes, *prepared.advice]:
         tracker.message(f"data: {note}")
-    tell_damage(job.damaged, tracker)
-    tell_notes(job.tiers.events, tracker)
-    if job.tiers.warning:
-        tracker.message(job.tiers.warning)
-    if job.step > recipe.total_steps:
-        tracker.message(f"at step {job.step} already, past the {recipe.total_steps} that the recipe asks for")
-    elif job.step:
-        tracker.message(f"resumed at step {job.step} of {recipe.total_steps}")
-    for change in job.changes:
+    report_damaged(state.damaged, tracker)
+    report_tier_notes(state.tiers.events, tracker)
+    if state.tiers.warning:
+        tracker.message(state.tiers.warning)
+    if state.step > recipe.total_steps:
+        tracker.message(f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe")
+    elif state.step:
+        tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
+    for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
-    changes = [{"path": c.path, "old": c.old, "new": c.new} for c in job.changes]
-    tracker.event("resume" if job.step else "start", step=job.step, parameters=parameters, changes=changes)
+    recipe_changes = [{"path": c.path, "old": c.old, "new": c.new} for c in state.recipe_changes]
+    tracker.event(
+        "resume" if state.step else "start", step=state.step, parameters=parameters, recipe_changes=recipe_changes
+    )
 
 
-def tell_damage(damaged: Sequence[Damage], tracker: Tracker | OtherRank) -> None:
-    """Record checkpoints that were set aside."""
-    for damage in damaged:
-        tracker.event("checkpoint_damaged", path=str(damage.path), problems=damage.problems)
-        tracker.message(f"damaged checkpoint set aside: {damage.path}: {'; '.join(damage.problems)}")
+def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | OtherRankTracker) -> None:
+    """Record checkpoints that were found damaged and set aside."""
+    for checkpoint in damaged:
+        tracker.event("checkpoint_damaged", path=str(checkpoint.path), problems=checkpoint.problems)
+        tracker.message(f"damaged checkpoint set aside: {checkpoint.path}: {'; '.join(checkpoint.problems)}")
 
 
-def step_numbers(job: Job, result: StepResult) -> dict[str, Any]:
-    """What the line of ``metrics.jsonl`` says of the step just done on any machine: numbers, and place in the data.
+def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
+    """Return the metrics of the step just done that are the same on any machine: values and position in the data.
 
-    Collective. Reading them waits for the device, so that the time of the steps is known then.
+    Collective. Synchronizes with the device, so that the times read afterwards are those of finished steps.
     """
     enter_phase("device")
-    synchronize(job.runtime.device)
+    synchronize(state.runtime.device)
     enter_phase("between")
     return {
-        "step": job.step,
-        "tokens": job.tokens,
-        "samples": job.samples,
-        "batch_crc32": batch_crc32(job),
+        "step": state.step,
+        "tokens": state.tokens,
+        "samples": state.samples,
+        "batch_crc32": batch_crc32(state),
         "loss": float(result.loss),
         "grad_norm": float(result.gradient_norm),
-        "param_norm": float(job.model.parameter_norm()),
+        "param_norm": float(state.model.parameter_norm()),
         "lr": result.learning_rate,
     }
 
 
-def step_times(job: Job, steps: int, watch: Stopwatch) -> dict[str, Any]:
-    """The rest of that line, of the machine and the moment; ``steps`` have passed since the last line. Collective."""
-    rate = steps * job.recipe.tokens_per_step / watch.training_seconds
+def timing_metrics(state: RunState, steps: int, timer: PhaseTimer) -> dict[str, Any]:
+    """Return the metrics that depend on machine and time: throughput, MFU, memory, seconds per phase. Collective.
+
+    Args:
+        state: the run.
+        steps: number of steps since the last line.
+        timer: seconds per phase since the last line; it is reset.
+    """
+    rate = steps * state.recipe.tokens_per_step / timer.training_seconds
     return {
         "tokens_per_second": rate,
-        "mfu": job.utilization(rate, "causal"),
-        "mfu_full": job.utilization(rate, "full"),
-        "memory_bytes": _largest_memory(job),
-        "seconds": watch.reset(),
+        "mfu": state.utilization(rate, "causal"),
+        "mfu_full": state.utilization(rate, "full"),
+        "memory_bytes": _max_memory(state),
+        "seconds": timer.reset(),
     }
 
 
-def batch_crc32(job: Job) -> int:
-    """Of the token ids of the whole global batch of the step just done: the sum of those of its sequences.
-
-    Collective: no rank has all of them.
-    """
-    here = 0
-    if job.batch is not None and job.model.speaks:
-        here = sum(zlib.crc32(row.tobytes()) for row in job.batch.inputs_BS.numpy())
-    return int(job.runtime.ranks.all_reduce_sum(torch.tensor([here], dtype=torch.int64)).item()) & 0xFFFFFFFF
+def batch_crc32(state: RunState) -> int:
+    """Return the checksum of the last global batch: the sum of its sequences' CRC-32, modulo 2^32. Collective."""
+    local = 0
+    if state.last_batch is not None and state.model.speaks:
+        local = sum(zlib.crc32(row.tobytes()) for row in state.last_batch.inputs_BS.numpy())
+    return int(state.runtime.ranks.all_reduce_sum(torch.tensor([local], dtype=torch.int64)).item()) & 0xFFFFFFFF
 
 
-def _largest_memory(job: Job) -> int:
-    """Peak memory in bytes of the rank that used most."""
-    question = AsyncMax(job.runtime.ranks)
-    question.start(peak_memory_bytes(job.runtime.device))
-    return question.result()
+def _max_memory(state: RunState) -> int:
+    """Return the peak memory of the rank that used most, in bytes. Collective."""
+    maximum = AsyncMax(state.runtime.ranks)
+    maximum.start(peak_memory_bytes(state.runtime.device))
+    return maximum.result()

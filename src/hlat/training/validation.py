@@ -1,4 +1,4 @@
-"""Validation: the loss on a fixed set of sequences, and bits per byte, which compares across tokenizers."""
+"""Validation: loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers."""
 
 import math
 from collections.abc import Sequence
@@ -18,22 +18,26 @@ class ValidationResult:
     """Averages over the validation set."""
 
     loss: float  # nats per token
-    bits_per_byte: float  # total nats / (ln 2 * bytes of the text that the predicted tokens stand for)
+    bits_per_byte: float  # total nats / (ln 2 * UTF-8 bytes of the predicted tokens' text)
     tokens: int
 
 
-class Evaluated(Protocol):
-    """What can be validated: a model, or this rank's share of one."""
+class LossEvaluator(Protocol):
+    """Model that can be validated: complete in one process, or this rank's shard."""
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """This rank's term of the summed loss of whole sequences, on the CPU: float64, in nats."""
+        """Return this rank's term of the summed loss: float64 scalar, in nats.
+
+        Args:
+            batches: complete sequences, on the CPU.
+        """
 
     def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all ranks."""
+        """Return the sum of a tensor over all ranks."""
 
 
-class Alone:
-    """A whole model in this process, for validation."""
+class SingleProcessModel:
+    """A complete model in this process, as a ``LossEvaluator``."""
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -41,7 +45,7 @@ class Alone:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Summed loss, added up in float64."""
+        """Return the summed loss: float64 scalar, in nats."""
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in batches:
             inputs_BS, labels_BS, positions_BS = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
@@ -49,30 +53,30 @@ class Alone:
         return nats
 
     def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
-        """There is nobody else."""
+        """Return ``values``: there is only one process."""
         return values
 
 
 def validate(model: ParallelModel, data: ValidationData, batch_size: int) -> ValidationResult:
-    """Mean next-token loss over the whole set. Collective: every rank gets the same result.
+    """Return the mean next-token loss over the validation set, the same on every rank. Collective.
 
-    The data-parallel ranks take micro-batches in turn. Where they do not come out even, the last ones are padded with
-    sequences without a label, since every rank has to take part in every exchange.
+    Micro-batches are assigned to data-parallel ranks round-robin. The last ones are padded with sequences without
+    labels, because every rank has to take part in every collective operation.
     """
     ranks, index = model.layout.data, model.data_index
     rounds = -(-len(data) // (batch_size * ranks))
-    batches = [data.batch((turn * ranks + index) * batch_size, batch_size) for turn in range(rounds)]
+    batches = [data.batch((number * ranks + index) * batch_size, batch_size) for number in range(rounds)]
     return _averages(model, [_padded(batch, batch_size) for batch in batches], model.speaks)
 
 
-def validate_alone(model: Decoder, data: ValidationData, batch_size: int) -> ValidationResult:
-    """The same of a whole model in this process."""
+def validate_single_process(model: Decoder, data: ValidationData, batch_size: int) -> ValidationResult:
+    """Return the mean next-token loss of a complete model in this process."""
     batches = [data.batch(first, batch_size) for first in range(0, len(data), batch_size)]
-    return _averages(Alone(model), batches, True)
+    return _averages(SingleProcessModel(model), batches, True)
 
 
-def _averages(model: Evaluated, batches: Sequence[Batch], counted: bool) -> ValidationResult:
-    """Summed in float64, so that the batch size does not matter."""
+def _averages(model: LossEvaluator, batches: Sequence[Batch], counted: bool) -> ValidationResult:
+    """Average over all tokens and bytes; sums are float64, so that the batch size does not matter."""
     nats = model.evaluate([MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS) for batch in batches])
     tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
     text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0
@@ -82,7 +86,7 @@ def _averages(model: Evaluated, batches: Sequence[Batch], counted: bool) -> Vali
 
 
 def _padded(batch: Batch, size: int) -> Batch:
-    """A micro-batch of exactly ``size`` sequences; those added have no labels, and are one document each."""
+    """Pad a micro-batch to ``size`` sequences; the added ones have no labels and are one document each."""
     missing, length = size - len(batch.labels_BS), batch.labels_BS.shape[1]
     positions_BS = batch.positions_BS
     if positions_BS is not None:

@@ -12,7 +12,7 @@ import yaml
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer, state_tensors
 from hlat.parallel import build_parallel
-from hlat.resilience import Copies
+from hlat.resilience import ReplicaCheck
 from hlat.runtime import CorruptionError, PersistentCorruptionError
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, run, update
@@ -30,10 +30,10 @@ def compared(runtime: Runtime, content: dict[str, Any], flips: list[Flip]) -> li
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode)
-    copies = Copies(model.held, optimizer, runtime.ranks)
+    copies = ReplicaCheck(model.held, optimizer, runtime.ranks)
     for step in (1, 2):
         update(model, optimizer, recipe, step, accumulate_gradients(model, batch_of(model, recipe, step)))
-    if not copies.exist:
+    if not copies.has_replicas:
         return []
     found = [copies.compare()]
     for rank, kind, index in flips:
@@ -149,7 +149,7 @@ def test_a_flipped_bit_is_found_before_it_is_saved_and_the_run_goes_on_as_if_it_
     fault = {"kind": "bitflip", "at_step": 6, "rank": 1}
     kind, code, message = runs.train("flipped", fault)
     assert (kind, code) == ("CorruptionError", 5)
-    assert "step 8: copies that have to be equal differ: weights of model.embed_tokens.weight, rows 0 to " in message
+    assert "step 8: replicas that must be equal differ: weights of model.embed_tokens.weight, rows 0 to " in message
     assert ("The others agree that rank 1 on" in message) == (world == 3)
     flipped = tmp_path / "flipped"
     (event,) = events_of(flipped, "corruption")
@@ -170,7 +170,7 @@ def test_compared_after_every_step_the_step_done_again_says_which_of_two_it_was(
     runs = Runs(pool, 2, tmp_path, tiny_recipe, corpus)
     fault = {"kind": "bitflip", "at_step": 6, "rank": 1, "phase": "optimizer"}
     kind, _, message = runs.train("flipped", fault, every_steps=1)
-    assert kind == "CorruptionError" and "step 6: " in message and "Nobody has a majority" in message
+    assert kind == "CorruptionError" and "step 6: " in message and "no majority among" in message
     assert runs.train("flipped", fault, every_steps=1) is None
     (explained,) = events_of(tmp_path / "flipped", "corruption_explained")
     assert (explained["step"], explained["ranks"]) == (6, [1])
@@ -185,7 +185,7 @@ def test_the_same_rank_again_is_a_fault_that_no_restart_helps(
     kind, code, message = runs.train("flipped", first, second)
     assert (kind, code) == ("PersistentCorruptionError", PersistentCorruptionError.exit_code)
     assert (CorruptionError.retryable, PersistentCorruptionError.retryable) == (True, False), "what a supervisor asks"
-    assert "rank 2 on" in message and "2 times in a row: the fault is persistent" in message
+    assert "rank 2 on" in message and "2 times in a row: the corruption is persistent" in message
     assert [event["repeated"] for event in events_of(tmp_path / "flipped", "corruption")] == [1, 2]
     assert newest(tmp_path / "flipped").meta["step"] == 4
 

@@ -24,9 +24,9 @@ from hlat.runtime.distributed.sendable_types import SENDABLE
 from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 
 TYPES = {
-    "Batch", "CheckpointManifest", "FileRecord", "Fix", "Incident", "Mismatch", "PeakFlops", "Problem", "RankPart",
-    "Reading", "RemoteManifest", "SaveResult", "SnapshotResult", "SourceRecord", "StoredChunk", "StreamProgress",
-    "WriteResult", "_Failure",
+    "Batch", "CheckpointManifest", "CorruptionIncident", "FileRecord", "Fix", "LocalBatch", "Mismatch", "PeakFlops",
+    "Problem", "RankPart", "RemoteManifest", "SaveResult", "SnapshotResult", "SourceRecord", "StoredChunk",
+    "StreamProgress", "WriteResult", "_Failure",
 }  # fmt: skip
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()

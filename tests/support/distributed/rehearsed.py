@@ -28,7 +28,7 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
-from hlat.training.process import controlled_garbage
+from hlat.training.process import scheduled_gc
 from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import TIED, TWO_KV_HEADS, Case, recipe_content
 from tests.support.distributed.traffic import Traffic, counted
@@ -144,7 +144,7 @@ class _Storages(_Looking):
 def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
     """The job of a rank: train three steps."""
     recipe = parse_recipe(content, world=runtime.world)
-    with controlled_garbage(), _Storages() as storages:
+    with scheduled_gc(), _Storages() as storages:
         with _meshes_unseen():
             model = build_parallel(recipe, runtime, seed=None)
         for one in model.held:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch import SupervisedRun, launch_multiprocess, supervise
-from hlat.resilience import Sizes
+from hlat.resilience import WorldSizePolicy
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -26,7 +26,7 @@ def run_workers(
     return supervise(
         SupervisedRun(
             start=lambda count, environment, folder: launch_multiprocess(command, count, environment, folder),
-            sizes=Sizes(nproc, nproc, lambda count: True),
+            sizes=WorldSizePolicy(nproc, nproc, lambda count: True),
             run_dir=run_dir,
             recovery=recovery or RecoveryConfig(restarts=0),
             complain=complain,

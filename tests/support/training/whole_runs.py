@@ -66,15 +66,14 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
     from hlat.hardware import PeakFlops  # noqa: PLC0415
     from hlat.precision import MODES, Mode  # noqa: PLC0415
     from hlat.runtime.process import observe_phases  # noqa: PLC0415
-    from hlat.training import loop  # noqa: PLC0415
-    from hlat.training import run_state as job  # noqa: PLC0415
-    from hlat.training.process import Stopwatch  # noqa: PLC0415
+    from hlat.training import loop, run_state  # noqa: PLC0415
+    from hlat.training.process import PhaseTimer  # noqa: PLC0415
 
     torch.set_num_threads(1)
     MODES["fp32"] = Mode(*[torch.float64] * 5)  # this process's own copy of the table
     diary = Diary()
-    job.peak_flops = lambda *_: PeakFlops(PEAK, "given")
-    loop.Stopwatch = lambda: Stopwatch(clock=lambda: diary.now)
+    run_state.peak_flops = lambda *_: PeakFlops(PEAK, "given")
+    loop.PhaseTimer = lambda: PhaseTimer(clock=lambda: diary.now)
     with observe_phases(diary):
         loop.run(parse_recipe(content, world=world))
     if rank == 0:

@@ -14,8 +14,8 @@ from hlat.data.online.loader import CursorTable
 from hlat.data.samples import Batch
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import HostGroup
-from hlat.training.batches import Feed, OnlineSamples
-from hlat.training.batches.batch_sources import Reading
+from hlat.training.batches import BatchPrefetcher, OnlineBatchSource
+from hlat.training.batches.batch_sources import LocalBatch
 
 
 class Numbers:
@@ -41,8 +41,8 @@ class Rows:
     def __init__(self, numbers: Numbers, rows: range) -> None:
         self.numbers, self.rows, self.closed = numbers, rows, False
 
-    def __call__(self, samples: int) -> Reading:
-        return Reading(self.numbers.batch(samples + self.rows.start, len(self.rows)))
+    def __call__(self, samples: int) -> LocalBatch:
+        return LocalBatch(self.numbers.batch(samples + self.rows.start, len(self.rows)))
 
     def notes(self) -> list[str]:
         return []
@@ -54,11 +54,11 @@ class Rows:
 def test_each_step_gets_its_own_rows_and_the_next_ones_are_read_meanwhile() -> None:
     numbers = Numbers()
     reader = Rows(numbers, range(2, 4))
-    with Feed(reader, 8, pinned=False, say=print) as feed:
-        seen = [feed.take(samples).batch.inputs_BS.flatten().tolist() for samples in (0, 8, 16)]
+    with BatchPrefetcher(reader, 8, pinned=False, say=print) as feed:
+        seen = [feed.next_batch(samples).batch.inputs_BS.flatten().tolist() for samples in (0, 8, 16)]
     assert seen == [[2, 3], [10, 11], [18, 19]]
     assert numbers.read[:3] == [(2, 2), (10, 2), (18, 2)] and len(numbers.threads) == 1
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
     assert reader.closed
 
 
@@ -68,7 +68,7 @@ class Waiting:
     def __init__(self) -> None:
         self._said, self._closed = ["the store is away"], threading.Event()
 
-    def __call__(self, samples: int) -> Reading:
+    def __call__(self, samples: int) -> LocalBatch:
         self._closed.wait()
         raise DataError("closed")
 
@@ -83,33 +83,36 @@ def test_why_a_batch_takes_its_time_is_said_while_it_does_and_an_end_waits_for_n
     def interrupt(note: str) -> None:
         raise KeyboardInterrupt(note)
 
-    with pytest.raises(KeyboardInterrupt, match="the store is away"), Feed(Waiting(), 8, False, interrupt) as feed:
-        feed.take(0)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
+    with (
+        pytest.raises(KeyboardInterrupt, match="the store is away"),
+        BatchPrefetcher(Waiting(), 8, False, interrupt) as feed,
+    ):
+        feed.next_batch(0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_a_jump_is_read_where_it_goes() -> None:
-    with Feed(Rows(Numbers(), range(1)), 4, pinned=False, say=print) as feed:
-        assert [feed.take(samples).batch.inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
+    with BatchPrefetcher(Rows(Numbers(), range(1)), 4, pinned=False, say=print) as feed:
+        assert [feed.next_batch(samples).batch.inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
 
 
 def test_damage_is_an_error_of_the_step_that_meets_it() -> None:
-    with Feed(Rows(Numbers(damaged_at=8), range(4)), 4, pinned=False, say=print) as feed:
-        feed.take(0)
-        feed.take(4)
+    with BatchPrefetcher(Rows(Numbers(damaged_at=8), range(4)), 4, pinned=False, say=print) as feed:
+        feed.next_batch(0)
+        feed.next_batch(4)
         with pytest.raises(DataError, match="damaged"):
-            feed.take(8)
+            feed.next_batch(8)
 
 
 def test_another_reader_goes_on_where_it_is_told_to_and_nothing_of_the_first_is_left() -> None:
     first, second = Numbers(), Numbers()
     one = Rows(first, range(0, 2))
-    with Feed(one, 8, pinned=False, say=print) as feed:
-        feed.take(16)
-        feed.drop()
+    with BatchPrefetcher(one, 8, pinned=False, say=print) as feed:
+        feed.next_batch(16)
+        feed.discard()
         assert one.closed and first.read == [(16, 2), (24, 2)], "what was read ahead has ended"
-        feed.begin(Rows(second, range(2, 4)))
-        assert feed.take(24).batch.inputs_BS.flatten().tolist() == [26, 27]
+        feed.restart(Rows(second, range(2, 4)))
+        assert feed.next_batch(24).batch.inputs_BS.flatten().tolist() == [26, 27]
     assert second.read[0] == (26, 2)
 
 
@@ -128,7 +131,7 @@ def test_streams_do_not_begin_at_the_cursors_of_others(
     """Eight streams of two sources; cursors that do not fit are refused, and those in use stay as they are."""
     used = CursorTable(8, 2)
     data = SimpleNamespace(cursors=lambda: used, owned=lambda index: np.arange(8), notes=[])
-    samples = OnlineSamples(data, HostGroup())
+    samples = OnlineBatchSource(data, HostGroup())
     path = CheckpointStore(tmp_path, 1).save(1, replicated_chunks(saved), {})
     with pytest.raises(CheckpointError, match=words):
         samples.restore(open_checkpoint(path))

@@ -37,7 +37,7 @@ def comes_after(one, clock):
     """Seconds until it has come."""
     for second in range(10_000):
         clock.now = SINCE_BOOT + second
-        if one.has_come:
+        if one.has_passed:
             return second
     return None
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from hlat.training.process import controlled_garbage
+from hlat.training.process import scheduled_gc
 
 
 class Knot:
@@ -16,7 +16,7 @@ class Knot:
 
 
 def test_it_collects_at_its_steps_only_and_is_put_back() -> None:
-    with pytest.raises(ZeroDivisionError), controlled_garbage() as garbage:
+    with pytest.raises(ZeroDivisionError), scheduled_gc() as garbage:
         assert not gc.isenabled()
         knot = weakref.ref(Knot())
         for step in range(1, 100):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hlat.training.process.profile import Cost, kind_of, table
+from hlat.training.process.profile import OperatorTime, kind_of, table
 
 
 def test_a_run_leaves_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):
@@ -23,7 +23,7 @@ def test_a_run_leaves_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):
 
 
 def test_kinds_and_shares():
-    costs = [Cost("aten::mm", 6e6), Cost("aten::addmm", 1e6), Cost("aten::_fused_adamw_", 3e6)]
+    costs = [OperatorTime("aten::mm", 6e6), OperatorTime("aten::addmm", 1e6), OperatorTime("aten::_fused_adamw_", 3e6)]
     lines = table(costs, steps=2).splitlines()
     assert lines[1].split() == ["matrix", "products", "3.5000", "70.0%"]
     assert lines[2].split() == ["optimizer", "1.5000", "30.0%"]

@@ -21,17 +21,17 @@ def test_the_first_signal_is_a_request_and_one_much_later_an_interrupt() -> None
     clock, told = Clock(), list[str]()
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest(HostGroup(), told.append, clock=clock) as stop:
-        stop.ask()
-        assert stop.agreed() is None and not told
+        stop.start_vote()
+        assert stop.vote_result() is None and not told
         signal.raise_signal(signal.SIGTERM)
-        assert stop.agreed() == "SIGTERM" and told == ["SIGTERM"]
+        assert stop.vote_result() == "SIGTERM" and told == ["SIGTERM"]
         clock.now += 0.9
         signal.raise_signal(signal.SIGUSR1)
-        assert stop.agreed() == "SIGTERM" and told == ["SIGTERM"], "a scheduler's, passed on by the launcher"
+        assert stop.vote_result() == "SIGTERM" and told == ["SIGTERM"], "a scheduler's, passed on by the launcher"
         clock.now += 0.2
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        assert stop.agreed() == "SIGTERM" and told == ["SIGTERM"]
+        assert stop.vote_result() == "SIGTERM" and told == ["SIGTERM"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -41,11 +41,11 @@ def test_what_was_ignored_stays_so_and_the_deadline_is_told_apart() -> None:
     try:
         with StopRequest(HostGroup(), told.append, lambda: is_over[0], Clock()) as stop:
             signal.raise_signal(signal.SIGHUP)
-            assert stop.agreed() is None and not told
+            assert stop.vote_result() is None and not told
             is_over[0] = True
-            assert stop.agreed() == "deadline"
+            assert stop.vote_result() == "deadline"
             signal.raise_signal(signal.SIGUSR1)
-            assert stop.agreed() == "SIGUSR1", "a signal comes first"
+            assert stop.vote_result() == "SIGUSR1", "a signal comes first"
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -100,7 +100,7 @@ def test_a_disk_that_refuses_several_saves(cli, recipe_file, tiny, tmp_path, goo
     failed = events_of(tmp_path / "bad", "checkpoint_failed")
     assert [(event["step"], event["tries"]) for event in failed] == [(10, 1), (15, 1), (20, 1)]
     assert all("What would work" in event["message"] for event in failed)
-    assert done.stdout.count("failed, training goes on") == 3
+    assert done.stdout.count("failed, training continues") == 3
     assert checkpoints_of(tmp_path / "bad") == steps(5, 25, 30, 35, 40)
     assert all(verify(path) == [] for path in (tmp_path / "bad" / "checkpoints").iterdir())
     assert_same(resolve(tmp_path / "bad"), good)

@@ -1,6 +1,6 @@
-"""The batches of a run: where they come from, and reading them while the step before computes."""
+"""Training batches: their sources, and a prefetcher that reads the next one while a step computes."""
 
-from hlat.training.batches.batch_sources import OnlineSamples, PreparedSamples, Samples
-from hlat.training.batches.prefetch import Feed
+from hlat.training.batches.batch_sources import BatchSource, OnlineBatchSource, PreparedBatchSource
+from hlat.training.batches.prefetch import BatchPrefetcher
 
-__all__ = ["Feed", "OnlineSamples", "PreparedSamples", "Samples"]
+__all__ = ["BatchPrefetcher", "BatchSource", "OnlineBatchSource", "PreparedBatchSource"]

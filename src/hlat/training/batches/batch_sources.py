@@ -1,8 +1,8 @@
-"""Where the batches of a run come from: prepared shards, or processes that tokenize while it trains.
+"""Sources of training batches: prepared shards, or worker processes that tokenize during training.
 
-prepared   each rank reads its rows; the position is the number of the sample
-online     one rank of each data-parallel group has its rows tokenized, the others get them from it; how far the
-           streams have come is part of the checkpoint
+prepared   each rank reads its rows; the position in the data is the global sample index
+online     one rank of each data-parallel group has its rows tokenized and broadcasts them to its group; the cursors of
+           the data streams are part of the checkpoint
 """
 
 import queue
@@ -27,50 +27,54 @@ _CURSORS = "data.cursors"
 
 @sendable
 @dataclass(frozen=True)
-class Reading:
-    """A rank's part of a step, and where the data goes on after it."""
+class LocalBatch:
+    """This rank's sequences of a step, and the stream positions after it (online data only)."""
 
     batch: Batch
     progress: StreamProgress | None = None
 
 
-class Reader(Protocol):
-    """Reads this rank's part of each step."""
+class BatchReader(Protocol):
+    """Reads this rank's sequences of each step."""
 
-    def __call__(self, samples: int) -> Reading:
-        """That of the step which begins at global sample ``samples``."""
+    def __call__(self, samples: int) -> LocalBatch:
+        """Read the batch of the step that begins at global sample ``samples``."""
 
     def notes(self) -> list[str]:
-        """What the user should know since this was last asked; from any thread, also during a call."""
+        """Return and clear the messages for the user; callable from any thread, also during a read."""
 
     def close(self) -> None:
-        """End what reads ahead; from any thread. A call that waits for it ends with an error."""
+        """Stop reading ahead; callable from any thread. A read that is waiting ends with an error."""
 
 
-class Samples(Protocol):
-    """The training samples of a run."""
+class BatchSource(Protocol):
+    """Training data of a run.
+
+    Attributes:
+        notes: lines about the data to log at the start of the run.
+    """
 
     notes: list[str]
 
-    def reader(self, model: ParallelModel, samples: int) -> Reader:
-        """What reads this rank's part, from a sample on. Collective."""
+    def reader(self, model: ParallelModel, samples: int) -> BatchReader:
+        """Return a reader of this rank's sequences from global sample ``samples`` on. Collective."""
 
     def advance(self, progress: StreamProgress | None) -> None:
-        """Take note of a step that is done."""
+        """Move the position past a step that is done; ``progress`` is that of its ``LocalBatch``."""
 
     def state(self) -> list[TensorChunk]:
-        """What a checkpoint has to hold besides the number of the sample. Collective."""
+        """Return the tensors to checkpoint in addition to the global sample index. Collective."""
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Go on where a checkpoint left off, or from the beginning; a reader that is to do so is made after this."""
+        """Set the position to that of a checkpoint, or to the beginning; call it before ``reader``."""
 
 
-class PreparedSamples:
-    """Samples of prepared data.
+class PreparedBatchSource:
+    """Batches of prepared data.
 
     Args:
         data: the samples.
-        total: samples of the run.
+        total: number of samples that the run reads.
     """
 
     def __init__(self, data: TrainingData, total: int) -> None:
@@ -78,28 +82,28 @@ class PreparedSamples:
         epochs = (f"{count:.2f} epochs{f' of {name}' if name else ''}" for name, count in data.epochs(total).items())
         self.notes = [f"data: {', '.join(epochs)} in this run", *(f"packing: {waste}" for waste in data.waste)]
 
-    def reader(self, model: ParallelModel, samples: int) -> Reader:
-        """Reads rows as they are asked for."""
+    def reader(self, model: ParallelModel, samples: int) -> BatchReader:
+        """Return a reader of this rank's rows; it reads them when called."""
         del samples
         return _PreparedReader(self._data, model.rows)
 
     def advance(self, progress: StreamProgress | None) -> None:
-        """Nothing to note: the number of the sample says everything."""
+        """Do nothing: the global sample index is the whole position."""
 
     def state(self) -> list[TensorChunk]:
-        """Nothing."""
+        """Return no tensors: the global sample index is the whole position."""
         return []
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Nothing to restore."""
+        """Do nothing: the global sample index is the whole position."""
 
 
 class _PreparedReader:
     def __init__(self, data: TrainingData, rows: range) -> None:
         self._data, self._rows = data, rows
 
-    def __call__(self, samples: int) -> Reading:
-        return Reading(self._data.batch(samples + self._rows.start, len(self._rows)))
+    def __call__(self, samples: int) -> LocalBatch:
+        return LocalBatch(self._data.batch(samples + self._rows.start, len(self._rows)))
 
     def notes(self) -> list[str]:
         return []
@@ -108,50 +112,50 @@ class _PreparedReader:
         pass
 
 
-class OnlineSamples:
-    """Samples that are tokenized while the model trains.
+class OnlineBatchSource:
+    """Batches that are tokenized during training.
 
     Args:
         data: the samples.
-        ranks: the processes of the run.
+        ranks: all processes of the run.
     """
 
     def __init__(self, data: OnlineData, ranks: HostGroup) -> None:
         self._data, self._ranks = data, ranks
         self._cursors = data.cursors()
         self._owned = data.owned(0)
-        self._speaks = True
-        self._together: HostGroup | None = None  # those who work on the same samples
+        self._reports_cursors = True
+        self._sample_group: HostGroup | None = None  # the ranks that work on the same samples
         self.notes = [f"data: {note}" for note in data.notes]
 
-    def reader(self, model: ParallelModel, samples: int) -> Reader:
-        """Makes a group for those who work on the same samples, and has the first of them start what tokenizes."""
+    def reader(self, model: ParallelModel, samples: int) -> BatchReader:
+        """Return a reader for the ranks that work on the same samples; the first of them starts the tokenizers."""
         index = model.data_index
-        if self._together is None:
-            self._together = self._ranks.subgroup(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
-        together = self._together
-        # Where streams cannot be shared out every data-parallel rank knows them all, and the first one speaks.
-        self._speaks = together.is_first and (self._data.is_evenly_assigned or index == 0)
+        if self._sample_group is None:
+            self._sample_group = self._ranks.subgroup(model.layout.group(self._ranks.rank, "pp", "cp", "tp"))
+        group = self._sample_group
+        # Where streams are not shared out, every data-parallel rank has all cursors, and the first one reports them.
+        self._reports_cursors = group.is_first and (self._data.is_evenly_assigned or index == 0)
         self._owned = self._data.owned(index)
-        return _OnlineReader(lambda say: self._data.loader(index, self._cursors, samples, say), together)
+        return _OnlineReader(lambda say: self._data.loader(index, self._cursors, samples, say), group)
 
     def advance(self, progress: StreamProgress | None) -> None:
         """Move the cursors of the streams that a step consumed."""
-        assert progress is not None, "online, every batch says how far it went"
+        assert progress is not None, "a batch of online data has its stream positions"
         self._cursors.advance(progress)
 
     def state(self) -> list[TensorChunk]:
-        """The cursors of all streams, of which each rank knows those that it tokenizes."""
+        """Return the cursors of all streams, gathered from the ranks that tokenize them. Collective."""
         known = np.zeros_like(self._cursors.values)
-        if self._speaks:
+        if self._reports_cursors:
             known[self._owned] = self._cursors.values[self._owned]
         return replicated_chunks({_CURSORS: self._ranks.all_reduce_sum(torch.from_numpy(known))})
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Take the cursors over; without a checkpoint, begin.
+        """Load the cursors of a checkpoint, or reset them if it is None.
 
         Raises:
-            CheckpointError: it has none, or of another number of streams or sources.
+            CheckpointError: the checkpoint has no cursors, or those of another number of streams or sources.
         """
         if checkpoint is None:
             self._cursors.values[:] = self._data.cursors().values
@@ -161,28 +165,28 @@ class OnlineSamples:
 
 
 class _OnlineReader:
-    def __init__(self, start: Callable[[Callable[[str], None]], OnlineLoader], together: HostGroup) -> None:
-        self._start, self._together = start, together
+    def __init__(self, start: Callable[[Callable[[str], None]], OnlineLoader], group: HostGroup) -> None:
+        self._start, self._group = start, group
         self._feed: OnlineLoader | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._starting, self._closed = threading.Lock(), False
+        self._start_lock, self._closed = threading.Lock(), False
 
-    def __call__(self, samples: int) -> Reading:
-        return self._together.run_on_rank0(lambda: self._read(samples))
+    def __call__(self, samples: int) -> LocalBatch:
+        return self._group.run_on_rank0(lambda: self._read(samples))
 
-    def _read(self, samples: int) -> Reading:
-        with self._starting:
+    def _read(self, samples: int) -> LocalBatch:
+        with self._start_lock:
             if self._closed:
-                raise DataError("the run ends")  # to whoever waits for these samples; nobody prints it
+                raise DataError("the run ends")  # for the ranks that wait for these samples; never shown to the user
             if self._feed is None:
                 self._feed = self._start(self._notes.put)
-        return Reading(*self._feed.read(samples))
+        return LocalBatch(*self._feed.read(samples))
 
     def notes(self) -> list[str]:
         return [self._notes.get() for _ in range(self._notes.qsize())]
 
     def close(self) -> None:
-        with self._starting:
+        with self._start_lock:
             self._closed = True
             if self._feed is not None:
                 self._feed.close()

@@ -1,6 +1,6 @@
-"""The batches of a run, each read while the step before it computes.
+"""Batch prefetcher: a thread reads the next batch while the current step computes.
 
-position -> sequences of this rank, read by a thread, in page-locked memory where there is an accelerator
+global sample index -> a thread reads this rank's sequences -> page-locked memory if there is an accelerator -> the step
 """
 
 from collections.abc import Callable
@@ -8,78 +8,78 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
-from hlat.training.batches.batch_sources import Reader, Reading
+from hlat.training.batches.batch_sources import BatchReader, LocalBatch
 
-_LISTEN = 0.5  # seconds: why a batch takes its time is told while it does
+_NOTES_EVERY = 0.5  # seconds: while a batch is late, the reader's messages are shown this often
 
 
-class Feed:
-    """Reads one batch ahead; a context manager that leaves no thread behind.
+class BatchPrefetcher:
+    """Reads one batch ahead. A context manager; leaving it ends the thread.
 
     Args:
-        reader: reads this rank's part of a step.
-        global_batch: sequences of a step.
-        pinned: whether batches are put where an accelerator can fetch them while it computes.
-        say: takes what the reader has to tell the user.
+        reader: reads this rank's sequences of a step.
+        global_batch: sequences of a step, over all ranks.
+        pinned: copy batches to page-locked memory, from which an accelerator can fetch them asynchronously.
+        say: shows a message of the reader to the user.
     """
 
-    def __init__(self, reader: Reader, global_batch: int, pinned: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, reader: BatchReader, global_batch: int, pinned: bool, say: Callable[[str], None]) -> None:
         self._reader, self._size, self._pinned, self._say = reader, global_batch, pinned, say
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self._ahead: tuple[int, Future[Reading]] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._prefetched: tuple[int, Future[LocalBatch]] | None = None
 
-    def __enter__(self) -> "Feed":
+    def __enter__(self) -> "BatchPrefetcher":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What is being read ahead is not cancelled: other ranks may wait for this one's answer, if only an error.
-        self._reader.close()  # first: what the thread waits for may be a store that is away
+        # A read in progress is not cancelled: other ranks may be waiting for this rank's answer, even if an error.
+        self._reader.close()  # first: the thread may be waiting for a store that does not answer
         self._thread.shutdown(wait=True)
 
-    def drop(self) -> None:
-        """Forget what was read ahead, and close the reader; ``begin`` gives another."""
-        # Not cancelled, as at the end: other ranks may wait for this one's answer, if only an error.
+    def discard(self) -> None:
+        """Close the reader and drop the prefetched batch; ``restart`` has to follow."""
+        # Not cancelled, for the same reason as in __exit__.
         self._reader.close()
-        if self._ahead is not None:
-            wait([self._ahead[1]])
-            self._ahead = None
+        if self._prefetched is not None:
+            wait([self._prefetched[1]])
+            self._prefetched = None
 
-    def begin(self, reader: Reader) -> None:
+    def restart(self, reader: BatchReader) -> None:
         """Read with another reader from now on."""
         self._reader = reader
 
-    def take(self, samples: int) -> Reading:
-        """This rank's sequences of the step that begins at global sample ``samples``.
+    def next_batch(self, samples: int) -> LocalBatch:
+        """Return this rank's sequences of the step that begins at global sample ``samples``; prefetch the next step's.
 
         Raises:
             DataError: a shard is damaged, or text cannot be read.
-            StorageError: the disk of the cache refused.
+            StorageError: the disk of the cache reported an error.
         """
-        if self._ahead is None or self._ahead[0] != samples:
-            self._ahead = (samples, self._thread.submit(self._read, samples))
-        reading = self._waited(self._ahead[1])
+        if self._prefetched is None or self._prefetched[0] != samples:
+            self._prefetched = (samples, self._thread.submit(self._read, samples))
+        local_batch = self._wait_for(self._prefetched[1])
         following = samples + self._size
-        self._ahead = (following, self._thread.submit(self._read, following))
-        return reading
+        self._prefetched = (following, self._thread.submit(self._read, following))
+        return local_batch
 
-    def _waited(self, future: Future[Reading]) -> Reading:
-        while not wait([future], _LISTEN).done:
-            self._tell()
-        self._tell()
+    def _wait_for(self, future: Future[LocalBatch]) -> LocalBatch:
+        while not wait([future], _NOTES_EVERY).done:
+            self._show_notes()
+        self._show_notes()
         return future.result()
 
-    def _tell(self) -> None:
+    def _show_notes(self) -> None:
         for note in self._reader.notes():
             self._say(note)
 
-    def _read(self, samples: int) -> Reading:
-        reading = self._reader(samples)
+    def _read(self, samples: int) -> LocalBatch:
+        local_batch = self._reader(samples)
         if not self._pinned:
-            return reading
-        batch = reading.batch
+            return local_batch
+        batch = local_batch.batch
         positions_BS = None if batch.positions_BS is None else batch.positions_BS.pin_memory()
         inputs_BS, labels_BS = batch.inputs_BS.pin_memory(), batch.labels_BS.pin_memory()
         pinned = replace(batch, inputs_BS=inputs_BS, labels_BS=labels_BS, positions_BS=positions_BS)
-        return replace(reading, batch=pinned)
+        return replace(local_batch, batch=pinned)

@@ -1,10 +1,10 @@
-"""The time by which a run has to have saved, so that it stops before somebody stops it.
+"""Deadline of a run: the time to save and stop, before the scheduler ends the job.
 
-recovery.deadline_seconds, counted by the supervisor --HLAT_DEADLINE--> that moment
-the end of the Slurm job --SLURM_JOB_END_TIME, squeue--> that moment, less the time that saving takes
+recovery.deadline_seconds, counted by the supervisor --HLAT_DEADLINE--> deadline
+end of the Slurm job --SLURM_JOB_END_TIME, squeue--> deadline, minus the time that a save takes
 
-A clock that is set while the run trains changes nothing: time is counted by one that nobody sets. The time of day is
-looked at once, for what another machine has written down in it.
+Time is counted on a monotonic clock, so setting the system clock during training changes nothing. The time of day is
+read once, to convert the end time that Slurm reports.
 """
 
 import os
@@ -15,18 +15,18 @@ from hlat.config.sections import RecoveryConfig
 from hlat.runtime import slurm
 from hlat.runtime.process import DEADLINE_ENV, machine_clock
 
-_MARGIN = 60.0  # seconds that are left for the last save at least
-_TIMES = 2.0  # of the longest save so far
+_MIN_MARGIN = 60.0  # seconds left for the last save, at least
+_SAVE_FACTOR = 2.0  # the margin as a multiple of the longest save so far
 
 
 class Deadline:
-    """Whether it is time to save and stop.
+    """Time to save and stop.
 
     Args:
-        recovery: of the recipe.
-        longest_save: seconds that the longest save so far has taken until it was durable.
-        environment: what whoever started this process has set.
-        clock: seconds that only go forward, the same clock in all processes of the machine.
+        recovery: the recipe's ``recovery`` section.
+        longest_save: returns the seconds that the longest save so far took until it was durable.
+        environment: environment variables of this process.
+        clock: seconds on a monotonic clock that all processes of the machine share.
         time_of_day: seconds since 1970.
     """
 
@@ -39,21 +39,21 @@ class Deadline:
         time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._longest_save, self._clock = longest_save, clock
-        self._own = _number(environment.get(DEADLINE_ENV))
-        if self._own is None and recovery.deadline_seconds is not None:  # nobody supervises
-            self._own = clock() + recovery.deadline_seconds
+        self._deadline = _number(environment.get(DEADLINE_ENV))
+        if self._deadline is None and recovery.deadline_seconds is not None:  # no supervisor
+            self._deadline = clock() + recovery.deadline_seconds
         end_of_job = slurm.job_end_time(environment)
         self._end_of_job = None if end_of_job is None else clock() + (end_of_job - time_of_day())
 
     @property
-    def has_come(self) -> bool:
-        """Whether it is time."""
+    def has_passed(self) -> bool:
+        """True once it is time to save and stop."""
         now = self._clock()
-        if self._own is not None and now >= self._own:
+        if self._deadline is not None and now >= self._deadline:
             return True
         if self._end_of_job is None:
             return False
-        return now >= self._end_of_job - max(_MARGIN, _TIMES * self._longest_save())
+        return now >= self._end_of_job - max(_MIN_MARGIN, _SAVE_FACTOR * self._longest_save())
 
 
 def _number(text: str | None) -> float | None:

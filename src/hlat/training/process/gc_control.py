@@ -1,7 +1,7 @@
-"""Python's garbage collector, at moments that all ranks share.
+"""Python's garbage collector, run after the same steps on every rank.
 
-Left to itself it runs in another step on each rank, for tens of milliseconds with the many objects that torch keeps,
-and all others wait for that rank. Nothing in a step makes cycles that hold tensors, so rarely is enough.
+By default each rank collects in a different step, for tens of milliseconds with the many objects that torch keeps, and
+all other ranks wait for it. No step creates reference cycles that hold tensors, so collecting rarely is enough.
 """
 
 import gc
@@ -11,24 +11,24 @@ from contextlib import contextmanager
 _EVERY = 100  # steps
 
 
-class Garbage:
-    """Collects after every hundredth step."""
+class GarbageCollection:
+    """Collects after every 100th step."""
 
     def after_step(self, step: int) -> None:
-        """Collect what has come up lately, if it is time."""
+        """Collect the two younger generations, if this step is a multiple of 100."""
         if step % _EVERY == 0:
             gc.collect(1)
 
 
 @contextmanager
-def controlled_garbage() -> Iterator[Garbage]:
-    """No collection inside but those asked for; what exists at the start is not looked at again."""
+def scheduled_gc() -> Iterator[GarbageCollection]:
+    """Disable automatic collection inside the block, and freeze the objects that exist at its start."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        yield Garbage()
+        yield GarbageCollection()
     finally:
         gc.unfreeze()
         if was_enabled:

@@ -1,4 +1,4 @@
-"""One run directory, one process: two writers would interleave metrics and delete each other's checkpoints."""
+"""Lock of the run directory: two writers would interleave metrics and delete each other's checkpoints."""
 
 import fcntl
 import os
@@ -14,31 +14,31 @@ from hlat.runtime.process import LAUNCHER_ENV, is_running
 from hlat.runtime.storage import LOCK_NAME
 
 _PATIENCE = 900.0  # seconds
-_LOOK_EVERY = 0.1
+_POLL_EVERY = 0.1  # seconds
 
 
-def _quietly(text: str) -> None:
-    """Wait without a word."""
+def _ignore(text: str) -> None:
+    """Show nothing."""
 
 
 @contextmanager
-def run_lock(run_dir: Path, say: Callable[[str], None] = _quietly, patience: float = _PATIENCE) -> Iterator[int]:
-    """Hold the run directory. The lock ends with the process, however it ends.
+def run_lock(run_dir: Path, say: Callable[[str], None] = _ignore, patience: float = _PATIENCE) -> Iterator[int]:
+    """Hold the lock of the run directory. The system releases it when the process ends, however it ends.
 
-    A process that is about to end is waited for: one whose supervisor has been killed saves and stops, and one that has
-    been killed itself may have left a process that finishes writing a checkpoint.
+    If the present holder is about to end, wait for it: a process whose supervisor was killed saves and stops, and a
+    process that was killed may have left a saver that finishes writing a checkpoint.
 
     Args:
-        run_dir: the folder, which exists.
-        say: told, once, that another process is waited for.
-        patience: seconds that it is waited for.
+        run_dir: an existing folder.
+        say: called once with a message if another process is waited for.
+        patience: seconds to wait at most.
 
     Yields:
-        A descriptor that holds the lock: whoever it is given to holds it too, as long as it has it open.
+        A file descriptor that holds the lock; a process that inherits it holds the lock until it closes it.
 
     Raises:
-        LaunchError: another process holds it.
-        StorageError: it cannot be written.
+        LaunchError: another process holds the lock.
+        StorageError: the lock file cannot be written.
     """
     try:
         file = (run_dir / LOCK_NAME).open("a+")
@@ -62,22 +62,22 @@ def _taken(file: TextIOWrapper) -> bool:
 
 
 def _wait(file: TextIOWrapper, run_dir: Path, say: Callable[[str], None], patience: float) -> None:
-    deadline, said = time.monotonic() + patience, False
+    deadline, reported = time.monotonic() + patience, False
     while not _taken(file):
         file.seek(0)
         holder = file.read().strip()
         if not _is_ending(holder) or time.monotonic() > deadline:
             message = f"run.dir {run_dir}: another process ({holder}) is training in it."
             raise LaunchError(f"{message} Wait for it, or give another run.name or run.dir.")
-        if not said:
-            say(f"run.dir {run_dir}: waiting for what is left of the run before ({holder}) to save and end")
-            said = True
-        time.sleep(_LOOK_EVERY)
+        if not reported:
+            say(f"run.dir {run_dir}: waiting for the previous run ({holder}) to save and end")
+            reported = True
+        time.sleep(_POLL_EVERY)
 
 
 def _is_ending(holder: str) -> bool:
-    """Whether a process of this machine that holds the lock, or the supervisor that it belonged to, has gone."""
-    if not holder:  # it is just about to say who it is
+    """Return True if the holder, a process of this machine, or its supervisor no longer runs."""
+    if not holder:  # it has the lock and is about to write its process id
         return True
     words = holder.replace(",", "").split()
     if len(words) != 6 or words[0::2] != ["pid", "on", "launcher"] or words[3] != socket.gethostname():

@@ -1,4 +1,4 @@
-"""``hlat train --profile``: a trace of some steps of every rank, and a table of where their time went.
+"""``hlat train --profile``: a trace of some steps of every rank, and a table of their time by kind of work.
 
 steps 4 to 6 -> torch.profiler -> <run.dir>/profile/rank-0.json   for chrome://tracing or ui.perfetto.dev
                                   <run.dir>/profile/rank-0.txt    seconds per step by kind of work
@@ -14,9 +14,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 _SKIPPED, _STEPS = 3, 3  # the first steps allocate and compile
-_LISTED = 12
+_LISTED = 12  # operators in the table
 
-_KINDS = (  # the first whose words are in the name of an operator
+_KINDS = (  # kind of work, and substrings of operator names; the first match counts
     ("communication", ("c10d", "nccl", "gloo", "record_param_comms", "all_reduce", "allreduce", "reduce_scatter")),
     ("attention", ("scaled_dot_product", "flash", "attention", "sdpa")),
     ("optimizer", ("adamw", "Optimizer", "lerp", "addcdiv", "foreach_norm")),
@@ -28,45 +28,45 @@ _OTHER = "pointwise and the rest"
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Time of one operator itself, without those it calls, in microseconds, over the profiled steps."""
+class OperatorTime:
+    """Self time of one operator, without the operators it calls, in microseconds over all profiled steps."""
 
     name: str
     microseconds: float
 
 
 def kind_of(name: str) -> str:
-    """What kind of work an operator or kernel does."""
+    """Return the kind of work of an operator or kernel, by its name."""
     return next((kind for kind, words in _KINDS if any(word in name for word in words)), _OTHER)
 
 
-def table(costs: Iterable[Cost], steps: int) -> str:
-    """Seconds per step and share, by kind, and the dearest operators."""
-    listed = sorted(costs, key=lambda cost: -cost.microseconds)
-    total = sum(cost.microseconds for cost in listed) or 1.0
+def table(times: Iterable[OperatorTime], steps: int) -> str:
+    """Format seconds per step and share of time, by kind of work and for the slowest operators."""
+    operators = sorted(times, key=lambda operator: -operator.microseconds)
+    total = sum(operator.microseconds for operator in operators) or 1.0
     kinds: defaultdict[str, float] = defaultdict(float)
-    for cost in listed:
-        kinds[kind_of(cost.name)] += cost.microseconds
+    for operator in operators:
+        kinds[kind_of(operator.name)] += operator.microseconds
     rows = sorted(kinds.items(), key=lambda row: -row[1])
     lines = [f"{'kind':44s} {'s per step':>10s} {'share':>7s}"]
     lines += [f"{name:44s} {us / steps / 1e6:10.4f} {us / total:7.1%}" for name, us in rows]
     lines += ["", f"{'operator':44s} {'s per step':>10s} {'share':>7s}"]
     lines += [
-        f"{cost.name[:44]:44s} {cost.microseconds / steps / 1e6:10.4f} {cost.microseconds / total:7.1%}"
-        for cost in listed[:_LISTED]
+        f"{each.name[:44]:44s} {each.microseconds / steps / 1e6:10.4f} {each.microseconds / total:7.1%}"
+        for each in operators[:_LISTED]
     ]
     return "\n".join(lines) + "\n"
 
 
 @contextmanager
-def profiled(wanted: bool, folder: Path, rank: int, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Yields what has to be called after each step.
+def profile_steps(wanted: bool, folder: Path, rank: int, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Profile steps 4 to 6, and yield the function to call after each step.
 
     Args:
-        wanted: whether to profile at all.
-        folder: where trace and table go.
-        rank: of this process.
-        say: told the table, once it is there.
+        wanted: False yields a function that does nothing.
+        folder: receives trace and table.
+        rank: rank of this process, for the file names.
+        say: shows the table to the user.
     """
     if not wanted:
         yield lambda: None
@@ -75,7 +75,7 @@ def profiled(wanted: bool, folder: Path, rank: int, say: Callable[[str], None]) 
     def write(finished: profile) -> None:
         folder.mkdir(exist_ok=True)
         finished.export_chrome_trace(str(folder / f"rank-{rank}.json"))
-        text = table(_costs(finished), _STEPS)
+        text = table(_operator_times(finished), _STEPS)
         (folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
         say(f"profile of {_STEPS} steps, in {folder}:\n{text}")
 
@@ -87,10 +87,14 @@ def profiled(wanted: bool, folder: Path, rank: int, say: Callable[[str], None]) 
         yield running.step
 
 
-def _costs(finished: profile) -> list[Cost]:
-    """Of the kernels where a device reports them, else of the operators on the CPU."""
+def _operator_times(finished: profile) -> list[OperatorTime]:
+    """Return the times of the device's kernels if it reports them, else of the operators on the CPU."""
     events = finished.key_averages()
-    on_device = [Cost(event.key, event.self_device_time_total) for event in events]
-    if sum(cost.microseconds for cost in on_device) > 0:
-        return [cost for cost in on_device if cost.microseconds > 0]
-    return [Cost(event.key, event.self_cpu_time_total) for event in events if not event.key.startswith("ProfilerStep")]
+    on_device = [OperatorTime(event.key, event.self_device_time_total) for event in events]
+    if sum(kernel.microseconds for kernel in on_device) > 0:
+        return [kernel for kernel in on_device if kernel.microseconds > 0]
+    return [
+        OperatorTime(event.key, event.self_cpu_time_total)
+        for event in events
+        if not event.key.startswith("ProfilerStep")
+    ]

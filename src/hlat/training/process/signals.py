@@ -1,9 +1,9 @@
-"""Stopping politely: the first signal asks for an end after the current step, the second ends at once.
+"""Graceful stop: the first signal requests a stop after the current step, the second stops at once.
 
-    SIGINT, SIGTERM, SIGHUP, SIGUSR1, the deadline --> a request --vote of all ranks--> the step after which all stop
+    SIGINT, SIGTERM, SIGHUP, SIGUSR1, deadline --> stop request --vote of all ranks--> step after which all ranks stop
 
-A signal may reach one rank only, or each in another step; and clocks differ. All ranks vote in every step and stop
-after the same one.
+A signal may reach a single rank, or each rank in a different step, and clocks differ. All ranks vote in every step and
+stop after the same one.
 """
 
 import signal
@@ -15,10 +15,10 @@ from types import FrameType, TracebackType
 from hlat.runtime.distributed import AsyncMax, HostGroup
 from hlat.runtime.process import STOP_SIGNALS
 
-_DEADLINE = 1 << 16  # its number in the vote, beside those of signals
+_DEADLINE = 1 << 16  # value of the deadline in the vote; the other values are signal numbers
 
-# A scheduler signals every process of a job: a rank hears it itself, and again from its launcher, which passes it on.
-_SAME_REQUEST = 1.0  # seconds within which another signal is still the first request
+# A scheduler signals every process of a job: a rank receives the signal itself, and again forwarded by its launcher.
+_SAME_REQUEST = 1.0  # seconds within which further signals count as the first one
 
 
 def _never() -> bool:
@@ -26,16 +26,16 @@ def _never() -> bool:
 
 
 class StopRequest:
-    """Context in which the signals that ask a run to stop set ``signal`` instead of ending the process, unless ignored.
+    """Context manager in which stop signals set ``signal`` instead of ending the process; ignored signals stay ignored.
 
-    A second one raises KeyboardInterrupt wherever the program is. Outside the main thread, where Python delivers
-    no signals, nothing is changed.
+    A second signal raises KeyboardInterrupt wherever the program is. Outside the main thread, to which Python delivers
+    no signals, nothing changes.
 
     Args:
         ranks: the processes of the run.
-        on_request: told the name of the first signal.
-        is_over: whether the deadline has come.
-        clock: seconds.
+        on_request: called with the name of the first signal.
+        is_over: returns True if the deadline has passed.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class StopRequest:
         self._vote = AsyncMax(ranks)
         self._previous: dict[signal.Signals, signal.Handlers | Callable[..., object] | int | None] = {}
 
-    def ask(self) -> None:
-        """Before a step: ask the other ranks whether one of them was signalled. Waits for nobody."""
+    def start_vote(self) -> None:
+        """Start the vote of all ranks on stopping, before a step. Does not wait."""
         if not self._alone:
             self._vote.start(self._request())
 
-    def agreed(self) -> str | None:
-        """After the step: what ends the run now, the same on every rank: a signal's name, ``deadline``, None to go on.
+    def vote_result(self) -> str | None:
+        """Return the result of the vote, after the step: a signal's name, ``deadline``, or None to continue.
 
-        What came during the step is heard after the next one where there are several ranks.
+        The same on every rank. With several ranks, a signal that arrives during the step counts after the next one.
         """
         number = self._request() if self._alone else self._vote.result()
         if number == _DEADLINE:
@@ -75,9 +75,9 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            # What was ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
-            heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-            self._previous = {number: signal.signal(number, self._receive) for number in heard}
+            # Ignored signals stay ignored: nohup ignores SIGHUP, a shell's background job SIGINT.
+            handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._receive) for number in handled}
         return self
 
     def __exit__(

@@ -1,7 +1,7 @@
-"""When it is time for a snapshot, and what is said of snapshots and of copies in an object store.
+"""Snapshot timing, agreed on by all ranks, and the log entries of snapshots and object-store uploads.
 
-before a step   rank 0's clock, busy savers --vote, in the background--> after it, on all ranks: now, or not yet
-TierEvent        --tell_notes--> events, and lines for the user
+before a step   rank 0's clock, busy savers --asynchronous vote--> after the step, on all ranks: due or not
+TierNote        --report_tier_notes--> events, and messages for the user
 """
 
 import time
@@ -11,51 +11,51 @@ from contextlib import suppress
 from hlat.checkpoint.tiers import TierEvent
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import AsyncMax, HostGroup
-from hlat.tracking import OtherRank, Tracker
+from hlat.tracking import OtherRankTracker, Tracker
 
-_DUE, _BUSY = 1, 2  # the larger one wins the vote
+_DUE, _BUSY = 1, 2  # the vote is a maximum: a busy rank overrules
 
 
 class SnapshotClock:
-    """Says on all ranks at once when it is time for a snapshot.
+    """Timer of snapshots, with the same answer on all ranks.
 
     Args:
-        every: seconds between two; None for none.
-        ranks: the processes of the run; the clock of rank 0 counts.
-        clock: seconds that only grow.
+        every: seconds between two snapshots; None takes none.
+        ranks: the processes of the run; rank 0's clock decides.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, every: float | None, ranks: HostGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self._every, self._first, self._clock = every, ranks.is_first, clock
-        self._vote, self._asked = AsyncMax(ranks), False
+        self._vote, self._vote_open = AsyncMax(ranks), False
         self._last = clock()
 
-    def ask(self, busy: bool) -> None:
-        """Before a step: have all ranks told whether it is time, and whether this one is busy. Waits for nobody."""
+    def start_vote(self, busy: bool) -> None:
+        """Start the vote on a snapshot, before a step; ``busy`` is True if this rank's saver is. Does not wait."""
         if self._every is None:
             return
-        self.is_time()  # of a step that was undone
+        self.is_due()  # completes the vote of a step that was rolled back
         due = self._first and self._clock() - self._last >= self._every
         self._vote.start(_BUSY if busy else _DUE if due else 0)
-        self._asked = True
+        self._vote_open = True
 
-    def is_time(self) -> bool:
-        """After the step: whether it is time, and no rank was busy. The same on every rank."""
-        asked, self._asked = self._asked, False
-        return asked and self._vote.result() == _DUE
+    def is_due(self) -> bool:
+        """Return True, after the step, if a snapshot is due and no rank was busy. The same on every rank."""
+        is_open, self._vote_open = self._vote_open, False
+        return is_open and self._vote.result() == _DUE
 
     def restart(self) -> None:
-        """The state has been saved now."""
+        """Count the seconds from now: the state has just been saved."""
         self._last = self._clock()
 
 
-def tell_notes(notes: Iterable[TierEvent], tracker: Tracker | OtherRank) -> None:
-    """Record what happened to a state elsewhere than in the run's folder."""
+def report_tier_notes(notes: Iterable[TierEvent], tracker: Tracker | OtherRankTracker) -> None:
+    """Record snapshots and object-store uploads, and what went wrong with them."""
     for note in notes:
-        with suppress(StorageError):  # a full disk must not end what an object store does not
+        with suppress(StorageError):  # a full disk must not end a run whose object store works
             tracker.event(note.kind, step=note.step, message=note.message, seconds=note.seconds)
         if note.kind == "remote_failed":
-            of = "" if note.step is None else f" of step {note.step}"
-            tracker.message(f"no copy of the checkpoint{of} in the object store: {note.message}")
+            which = "" if note.step is None else f" of step {note.step}"
+            tracker.message(f"no copy of the checkpoint{which} in the object store: {note.message}")
         elif note.kind != "remote":
             tracker.message(note.message)

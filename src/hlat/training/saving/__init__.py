@@ -1,7 +1,7 @@
-"""The state of a run on disk: when it is saved, checked and gone back to."""
+"""Saving the state of a run: checkpoints and snapshots, the corruption check before them, rollback to them."""
 
-from hlat.training.saving.checkpointing import Saving, background_saver, saver_beside
-from hlat.training.saving.corruption_check import Integrity
+from hlat.training.saving.checkpointing import Checkpointer, background_saver, saver_process
+from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.saving.rollback import roll_back
 
-__all__ = ["Integrity", "Saving", "background_saver", "roll_back", "saver_beside"]
+__all__ = ["Checkpointer", "CorruptionCheck", "background_saver", "roll_back", "saver_process"]

@@ -1,12 +1,12 @@
-"""When the state of a run is saved, how, and what is said when that does not succeed.
+"""Checkpointer: saves the state of a run when the recipe says so, in the background if there is a saver process.
 
-    a step is done --due?--> state --copied--> saver: written while the next steps are computed --> heard after a step
-                                   --> written here, where there is no saver
-    time has passed -------> state --> the same way, as a snapshot
-    the run ends   --------> state --> as above, and waited for
+    checkpoint due --> state --copied to shared memory--> saver process writes it during the next steps --> result is
+                                                                                          received after a later step
+                             --> written by this process, if there is no saver (blocking)
+    snapshot due ----> state --> the same way, as a snapshot
+    end of the run --> state --> as a checkpoint, and waited for
 
-A store that refuses is an event, not the end of the run, until it has refused so many saves in a row as the recipe
-allows.
+A failed save is an event, not the end of the run, until ``checkpoint.failures`` saves in a row have failed.
 """
 
 import time
@@ -20,32 +20,32 @@ from hlat.checkpoint.protocol import CheckpointContent, FailedAttempt, SaveResul
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
 from hlat.config import Recipe
 from hlat.config.sections import CheckpointConfig
-from hlat.resilience import saves_beside, secured
+from hlat.resilience import record_durable_step, record_saver
 from hlat.runtime import RankInfo, StorageError
 from hlat.runtime.distributed import HelperProcess, start_helper
 from hlat.runtime.process import enter_phase
-from hlat.tracking import OtherRank, Tracker
-from hlat.training.divergence import check_numbers
-from hlat.training.faulty_disk import disk_of
-from hlat.training.newest_saved import Saved
-from hlat.training.process import SnapshotClock, tell_notes
-from hlat.training.run_state import Job
-from hlat.training.saving.corruption_check import Integrity
+from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.divergence import check_finite
+from hlat.training.faulty_disk import checkpoint_disk
+from hlat.training.newest_saved import SavedCheckpoint
+from hlat.training.process import SnapshotClock, report_tier_notes
+from hlat.training.run_state import RunState
+from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.step import StepResult
 
 
 @contextmanager
-def saver_beside(recipe: Recipe, here: RankInfo) -> Iterator[HelperProcess | None]:
-    """Start the process that writes checkpoints beside this rank, and see it leave; None where the recipe has none.
+def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess | None]:
+    """Run the saver process of this rank inside the block; yields None if the recipe saves without one.
 
-    It finishes what it has begun. An interrupt, which asks for the end at once, does not wait for that.
+    At the end of the block the saver finishes the save it has begun, and is waited for, except after KeyboardInterrupt.
     """
     config = recipe.checkpoint
     if not config.background or not (_periods(config) or config.local):
         yield None
         return
-    process = start_helper(partial(run_saver, rank_info=here, make_disk=partial(disk_of, recipe, here.rank)))
-    saves_beside(process.pid)
+    process = start_helper(partial(run_saver, rank_info=rank_info, make_disk=partial(checkpoint_disk, recipe, rank_info.rank)))
+    record_saver(process.pid)
     try:
         yield process
     except KeyboardInterrupt:
@@ -59,217 +59,224 @@ def saver_beside(recipe: Recipe, here: RankInfo) -> Iterator[HelperProcess | Non
     process.wait()
 
 
-def background_saver(process: HelperProcess | None, job: Job) -> AsyncSaver | None:
-    """Wrap the saver process as the background saver of a job."""
+def background_saver(process: HelperProcess | None, state: RunState) -> AsyncSaver | None:
+    """Wrap the saver process in a BackgroundSaver; None if there is no process."""
     if process is None:
         return None
-    recipe = job.recipe
+    recipe = state.recipe
     tiers = TierSettings(recipe.checkpoint, recipe.run_dir, recipe.run.name)
-    return AsyncSaver(process, job.runtime, job.store, recipe.checkpoint.retries, tiers)
+    return AsyncSaver(process, state.runtime, state.store, recipe.checkpoint.retries, tiers)
 
 
-class Saving:
-    """Saves a job as its recipe says.
+class Checkpointer:
+    """Saves checkpoints and snapshots of a run as its recipe says.
 
     Args:
-        job: what is saved.
-        tracker: is told of every save.
-        integrity: compares copies before they are saved.
-        background: writes while training goes on; None to write here.
+        state: the run.
+        tracker: receives an event for every save.
+        corruption_check: compares replicas before each save.
+        background: writes during training; None saves in this process, blocking.
         clock: seconds, monotonic.
 
     Attributes:
-        longest: seconds that the longest save has taken, until it was durable or given up.
+        longest_save: seconds that the longest save took, until it was durable or had failed.
     """
 
     def __init__(
         self,
-        job: Job,
-        tracker: Tracker | OtherRank,
-        integrity: Integrity,
+        state: RunState,
+        tracker: Tracker | OtherRankTracker,
+        corruption_check: CorruptionCheck,
         background: AsyncSaver | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._job, self._tracker, self._integrity = job, tracker, integrity
+        self._state, self._tracker, self._corruption_check = state, tracker, corruption_check
         self._background, self._clock = background, clock
-        self._config = job.recipe.checkpoint
+        self._config = state.recipe.checkpoint
         self._prepared = False
-        self._unheard = False  # whether a save was begun of which nothing is known yet
-        self._stall: dict[str, float] = {}  # seconds that training stood still for it
+        self._pending = False  # True while a submitted save has no result yet
+        self._stall: dict[str, float] = {}  # seconds that training stood still for the save
         self._failures: list[SaveResult] = []  # in a row
-        self.longest = 0.0
+        self.longest_save = 0.0
         local = self._config.local
-        self._snapshots = SnapshotClock(local.every_seconds if local is not None else None, job.runtime.ranks, clock)
-        self._snapshot_fails = False
+        self._snapshots = SnapshotClock(local.every_seconds if local is not None else None, state.runtime.ranks, clock)
+        self._last_snapshot_failed = False
 
-    def ask(self) -> None:
-        """Before a step: have the ranks agree on whether it is time for a snapshot. Waits for nobody."""
-        self._snapshots.ask(busy=self._unheard)
+    def start_vote(self) -> None:
+        """Start the ranks' vote on whether a snapshot is due, before a step. Does not wait."""
+        self._snapshots.start_vote(busy=self._pending)
 
     def after_step(self, result: StepResult, *, is_last: bool = False) -> None:
-        """Save, or write a snapshot, if it is time. Collective.
+        """Save a checkpoint or a snapshot, if one is due. Collective.
 
         Args:
-            result: of the step just done.
-            is_last: whether no other follows, so that its state is saved in any case; ``at_end`` waits for it.
+            result: result of the step just done.
+            is_last: True for the last step, whose state is always saved; ``finish`` waits for that save.
 
         Raises:
-            LostError: the run's folder has gone.
-            StorageError: so many saves in a row have failed as the recipe allows.
+            StateLostError: the run's folder is gone.
+            StorageError: ``checkpoint.failures`` saves in a row have failed.
         """
-        self._hear(wait=False)
+        self._receive(wait=False)
         self._prepare()
-        is_time = self._snapshots.is_time()
-        due = is_last or any(self._job.step % every == 0 for every in _periods(self._config))
-        if not due and not is_time:
+        snapshot_due = self._snapshots.is_due()
+        checkpoint_due = is_last or any(self._state.step % every == 0 for every in _periods(self._config))
+        if not checkpoint_due and not snapshot_due:
             return
         enter_phase("checkpoint")
         begin = self._clock()
-        self.settle()
+        self.wait_for_save()
         waited = self._clock() - begin
-        self._refuse_more_failures()
-        self._check(result)  # what is wrong with this state says which one before it is good
-        self._save(begin, waited, snapshot=not due)
-        self._refuse_more_failures()
+        self._check_failure_limit()
+        self._check_state(result)  # after the wait, so that an error names the newest good state
+        self._save(begin, waited, snapshot=not checkpoint_due)
+        self._check_failure_limit()
         self._snapshots.restart()
         enter_phase("between")
 
-    def settle(self) -> None:
-        """Wait until the save begun last is durable or has failed, the same on every rank. Collective."""
+    def wait_for_save(self) -> None:
+        """Wait until the pending save is durable or has failed, with the same result on every rank. Collective."""
         if self._background is None:
             return
-        self._hear(wait=True)
+        self._receive(wait=True)
         settled = self._background.agree_on_outcome()
-        if settled.result is not None and self._unheard:  # this rank's saver went before it could tell
-            self._conclude(settled.result)
+        if settled.result is not None and self._pending:  # this rank's saver died before it could report
+            self._finish_save(settled.result)
         if settled.lost:
-            self._do_without_savers(settled)
+            self._fall_back_to_blocking_saves(settled)
 
-    def at_end(self, result: StepResult | None) -> None:
-        """Wait for the save of the last step, if there was a step at all and it was not undone. Collective.
+    def finish(self, result: StepResult | None) -> None:
+        """Wait for the save of the last step. Collective.
+
+        Args:
+            result: result of the last step; None if there was no step or it was rolled back.
 
         Raises:
-            LostError: the run's folder has gone.
-            StorageError: the disk refused.
+            StateLostError: the run's folder is gone.
+            StorageError: the last step could not be saved.
         """
-        self._snapshots.is_time()  # nothing stays unanswered
+        self._snapshots.is_due()  # completes an open vote
         if result is None:
             return
         enter_phase("checkpoint")
-        self.settle()
+        self.wait_for_save()
         if not self._is_saved():
-            self._job.check_folder()
+            self._state.check_folder()
             raise StorageError(self._failures[-1].message)
-        enter_phase("end")  # which may take any time: a store may be slow
+        enter_phase("end")  # a phase without time limit: an object store may be slow
         if self._background is not None:
-            self._tell_all(self._background.finish_uploads())
-        self._job.tiers.clear_snapshots()
+            self._handle_notes(self._background.finish_uploads())
+        self._state.tiers.clear_snapshots()
 
     def _prepare(self) -> None:
-        if not self._prepared and self._background is not None:  # not before the optimizer has its state
-            self._background.prepare(self._job.content().chunks)
+        if (
+            not self._prepared and self._background is not None
+        ):  # after the first step, when the optimizer has its state
+            self._background.prepare(self._state.content().chunks)
             self._prepared = True
 
     def _is_saved(self) -> bool:
-        return self._job.saved is not None and self._job.saved.step == self._job.step
+        return self._state.saved is not None and self._state.saved.step == self._state.step
 
-    def _check(self, result: StepResult) -> None:
-        self._job.check_folder()
-        check_numbers(self._job, result)
-        self._integrity.before_save()
+    def _check_state(self, result: StepResult) -> None:
+        self._state.check_folder()
+        check_finite(self._state, result)
+        self._corruption_check.before_save()
 
     def _save(self, begin: float, waited: float, snapshot: bool = False) -> None:
-        content = self._job.content()
+        content = self._state.content()
         if self._background is None:
-            self._save_here(content, snapshot)
+            self._save_blocking(content, snapshot)
             return
         self._background.submit(content, snapshot)
-        self._unheard = True
+        self._pending = True
         self._stall = {"stall_seconds": self._clock() - begin, "waited_seconds": waited}
 
-    def _save_here(self, content: CheckpointContent, snapshot: bool = False) -> None:
+    def _save_blocking(self, content: CheckpointContent, snapshot: bool = False) -> None:
         result: SaveResult | SnapshotResult
         if snapshot:
-            result = self._job.tiers.snapshot(content)
+            result = self._state.tiers.snapshot(content)
         else:
-            result = save_with_retries(self._job.store, content, self._config.retries, self._tell_refusal)
+            result = save_with_retries(self._state.store, content, self._config.retries, self._report_refusal)
         self._stall = {"stall_seconds": result.seconds, "waited_seconds": 0.0}
-        self._conclude(result)
+        self._finish_save(result)
         if isinstance(result, SaveResult) and result.path is not None:
-            tell_notes(self._job.tiers.upload(), self._tracker)
+            report_tier_notes(self._state.tiers.upload(), self._tracker)
 
-    def _hear(self, wait: bool) -> None:
+    def _receive(self, wait: bool) -> None:
         if self._background is not None:
-            self._tell_all(self._background.reports(wait))
+            self._handle_notes(self._background.reports(wait))
 
-    def _tell_all(self, notes: Iterator[SaverReport]) -> None:
+    def _handle_notes(self, notes: Iterator[SaverReport]) -> None:
         for note in notes:
             if isinstance(note, FailedAttempt):
-                self._tell_refusal(note)
+                self._report_refusal(note)
             elif isinstance(note, TierEvent):
-                tell_notes([note], self._tracker)
+                report_tier_notes([note], self._tracker)
             else:
-                self._conclude(note)
+                self._finish_save(note)
 
-    def _do_without_savers(self, settled: SaveOutcome) -> None:
-        assert self._background is not None, "its savers have gone"
-        self._job.runtime.ranks.run_on_all(self._background.kill)
+    def _fall_back_to_blocking_saves(self, settled: SaveOutcome) -> None:
+        assert self._background is not None, "called once its savers have died"
+        self._state.runtime.ranks.run_on_all(self._background.kill)
         self._background = None
         for rank, reason in settled.lost.items():
-            self._tell("saver_lost", f"the saver of rank {rank} has gone: {reason}", rank=rank, message=reason)
-        self._tracker.message("checkpoints are written by the ranks themselves from here on: training waits for them")
-        self._job.store.clean_up()
+            self._report("saver_lost", f"the saver process of rank {rank} is lost: {reason}", rank=rank, message=reason)
+        self._tracker.message(
+            "checkpoints are written by the ranks themselves from here on: training waits for every save"
+        )
+        self._state.store.clean_up()
         if settled.pending is not None:
-            self._save_here(settled.pending)
+            self._save_blocking(settled.pending)
 
-    def _conclude(self, result: SaveResult | SnapshotResult) -> None:
-        self._unheard = False
-        self.longest = max(self.longest, result.seconds)
+    def _finish_save(self, result: SaveResult | SnapshotResult) -> None:
+        self._pending = False
+        self.longest_save = max(self.longest_save, result.seconds)
         step = result.step
         if isinstance(result, SnapshotResult):
-            self._conclude_snapshot(result)
+            self._finish_snapshot(result)
             return
         if result.path is None:
             self._failures.append(result)
-            text = f"checkpoint of step {step} failed, training goes on: {result.message}"
-            self._tell("checkpoint_failed", text, step=step, message=result.message, tries=result.attempts)
+            text = f"checkpoint of step {step} failed, training continues: {result.message}"
+            self._report("checkpoint_failed", text, step=step, message=result.message, tries=result.attempts)
             return
         self._failures = []
-        self._job.saved = Saved(step, result.path)
-        secured(step)
+        self._state.saved = SavedCheckpoint(step, result.path)
+        record_durable_step(step)
         fields = {"seconds": result.seconds, **self._stall, "tries": result.attempts}
         self._tracker.event("checkpoint", step=step, path=str(result.path), **fields)
         if result.message:
             text = f"checkpoint of step {step} is saved, but {result.message}"
-            self._tell("checkpoint_prune_failed", text, step=step, message=result.message)
+            self._report("checkpoint_prune_failed", text, step=step, message=result.message)
 
-    def _conclude_snapshot(self, result: SnapshotResult) -> None:
-        failed, before = result.name is None, self._snapshot_fails
-        self._snapshot_fails = failed
+    def _finish_snapshot(self, result: SnapshotResult) -> None:
+        failed, failed_before = result.name is None, self._last_snapshot_failed
+        self._last_snapshot_failed = failed
         if not failed:
-            secured(result.step)
+            record_durable_step(result.step)
             kind, fields = "snapshot", {"name": result.name, "seconds": result.seconds, **self._stall}
         else:
             kind, fields = "snapshot_failed", {"message": result.message}
         with suppress(StorageError):
             self._tracker.event(kind, step=result.step, **fields)
-        if failed and not before:  # a folder that is full stays so for many of them
-            self._tracker.message(f"snapshot of step {result.step} failed, training goes on: {result.message}")
+        if failed and not failed_before:  # once: a full folder fails many in a row
+            self._tracker.message(f"snapshot of step {result.step} failed, training continues: {result.message}")
 
-    def _tell_refusal(self, refusal: FailedAttempt) -> None:
-        text = f"checkpoint of step {refusal.step}: try {refusal.attempts} failed, trying again: {refusal.message}"
-        self._tell("checkpoint_retry", text, step=refusal.step, message=refusal.message, tries=refusal.attempts)
+    def _report_refusal(self, refusal: FailedAttempt) -> None:
+        text = f"checkpoint of step {refusal.step}: attempt {refusal.attempts} failed, retrying: {refusal.message}"
+        self._report("checkpoint_retry", text, step=refusal.step, message=refusal.message, tries=refusal.attempts)
 
-    def _tell(self, kind: str, text: str, **fields: Any) -> None:
-        with suppress(StorageError):  # the disk that refused the checkpoint may refuse the event too
+    def _report(self, kind: str, text: str, **fields: Any) -> None:
+        with suppress(StorageError):  # the disk that failed the checkpoint may fail the event too
             self._tracker.event(kind, **fields)
         self._tracker.message(text)
 
-    def _refuse_more_failures(self) -> None:
+    def _check_failure_limit(self) -> None:
         count = len(self._failures)
         if count < self._config.failures:
             return
-        saved = self._job.saved
+        saved = self._state.saved
         good = f"The newest checkpoint is {saved.path}." if saved is not None else "There is no checkpoint."
         raise StorageError(
             f"{count} saves in a row have failed, as many as checkpoint.failures allows; the last one, of step "
@@ -278,5 +285,5 @@ class Saving:
 
 
 def _periods(config: CheckpointConfig) -> list[int]:
-    """Steps between two checkpoints, by each rule of the recipe that asks for some."""
+    """Return the checkpoint periods in steps, of every_steps and keep_every_steps."""
     return [every for every in (config.every_steps, config.keep_every_steps) if every is not None]

@@ -1,11 +1,11 @@
-"""Comparing the copies of a run while it trains: nothing is saved of a state whose copies differ.
+"""Corruption check: compares replicated tensors during training, so that no corrupted state is saved.
 
-    step, save --is it time?--> Copies.compare --equal--> on; who was wrong before is told once that step is done again
-                                        |
-                                        differ -> event, <run.dir>/integrity.json, CorruptionError on every rank
+    after a step, before a save -> ReplicaCheck.compare --equal---> continue; if the step failed before, name the rank
+                                           |
+                                           differ -> event, <run.dir>/integrity.json, CorruptionError on every rank
 
-Whoever started the run starts it again on that error, from the newest checkpoint, whose copies were compared. Where the
-same ranks differ again before the step is behind them, the error is one that is not started again on.
+On CorruptionError the supervisor restarts the run from the newest checkpoint, whose replicas were compared. If the same
+ranks differ again before the run has passed that step, PersistentCorruptionError ends the run without a restart.
 """
 
 import json
@@ -13,147 +13,156 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hlat.checkpoint import software_versions
-from hlat.resilience import Copies, Incident, Mismatch
+from hlat.resilience import CorruptionIncident, Mismatch, ReplicaCheck
 from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageError
 from hlat.runtime.process import enter_phase
 from hlat.runtime.storage import sync_to_disk
-from hlat.tracking import OtherRank, Tracker
-from hlat.training.run_state import Job
+from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.run_state import RunState
 
-_LISTED = 20  # at most so many tensors are in an event; integrity.json has all
+_LISTED = 20  # tensors in an event, at most; integrity.json has all
 
 
-class Integrity:
-    """Compares copies when it is time. Making it, and its methods, are collective.
+class CorruptionCheck:
+    """Compares the replicas of weights and optimizer state. The constructor and all methods are collective.
 
     Args:
-        job: whose weights and optimizer state.
-        tracker: is told of what differs.
+        state: the run.
+        tracker: receives the events.
     """
 
-    def __init__(self, job: Job, tracker: Tracker | OtherRank) -> None:
-        self._job, self._tracker, self._config = job, tracker, job.recipe.integrity
-        self._file = job.recipe.run_dir / "integrity.json"
-        self._compared = False  # since the last step
-        asked = self._config.every_steps is not None or self._config.before_saves
-        ranks = job.runtime.ranks
-        self._copies = Copies(job.model.held, job.optimizer, ranks) if asked and ranks.world > 1 else None
-        if self._copies is not None and not self._copies.exist:
-            self._copies = None
-            tracker.message("integrity: this layout holds nothing twice, so silent corruption cannot be seen by copies")
-        self._before = ranks.run_on_rank0(self._read) if self._copies is not None else None
-        if self._before is not None and (self._before.layout != self._layout or self._before.step <= job.step):
+    def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker) -> None:
+        self._state, self._tracker, self._config = state, tracker, state.recipe.integrity
+        self._file = state.recipe.run_dir / "integrity.json"
+        self._compared = False  # True if compared since the last step
+        enabled = self._config.every_steps is not None or self._config.before_saves
+        ranks = state.runtime.ranks
+        self._replicas = ReplicaCheck(state.model.held, state.optimizer, ranks) if enabled and ranks.world > 1 else None
+        if self._replicas is not None and not self._replicas.has_replicas:
+            self._replicas = None
+            tracker.message("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
+        self._earlier = ranks.run_on_rank0(self._read) if self._replicas is not None else None
+        if self._earlier is not None and (self._earlier.layout != self._layout or self._earlier.step <= state.step):
             self._forget(explained=False)
 
     def after_step(self) -> None:
-        """Compare, where the recipe asks for it after this step, or an earlier mismatch is to be explained.
+        """Compare replicas, if the recipe says so after this step or an earlier mismatch was at this step.
 
         Raises:
-            CorruptionError: copies differ.
+            CorruptionError: replicas differ.
         """
         self._compared = False
-        step, every = self._job.step, self._config.every_steps
-        repeats = self._before is not None and self._before.step == step
-        if repeats or (every is not None and step % every == 0):
+        step, every = self._state.step, self._config.every_steps
+        is_repeated = self._earlier is not None and self._earlier.step == step
+        if is_repeated or (every is not None and step % every == 0):
             enter_phase("checkpoint")
             self._compare()
             enter_phase("between")
 
     def before_save(self) -> None:
-        """Compare, unless that was done since the last step.
+        """Compare replicas before a save, unless that was done since the last step.
 
         Raises:
-            CorruptionError: copies differ; nothing may be saved.
+            CorruptionError: replicas differ; the state must not be saved.
         """
         if self._config.before_saves and not self._compared:
             self._compare()
 
     def _compare(self) -> None:
-        if self._copies is None:
+        if self._replicas is None:
             return
-        mismatches = self._copies.compare()
+        mismatches = self._replicas.compare()
         self._compared = True
         if mismatches:
-            self._tell(mismatches)
-        elif self._before is not None and self._before.step <= self._job.step:
-            self._explain(self._before, self._copies)
+            self._raise(mismatches)
+        elif self._earlier is not None and self._earlier.step <= self._state.step:
+            self._explain(self._earlier, self._replicas)
 
-    def _tell(self, mismatches: list[Mismatch]) -> None:
-        ranks, step = self._job.runtime.ranks, self._job.step
-        found = Incident.of(step, self._layout, mismatches, ranks.all_gather(socket.gethostname()), self._before)
+    def _raise(self, mismatches: list[Mismatch]) -> NoReturn:
+        """Record the mismatches and raise the error."""
+        ranks, step = self._state.runtime.ranks, self._state.step
+        incident = CorruptionIncident.from_mismatches(
+            step, self._layout, mismatches, ranks.all_gather(socket.gethostname()), self._earlier
+        )
         self._tracker.event(
             "corruption",
             step=step,
             tensors=len(mismatches),
-            copies={one.name: dict(one.copies) for one in mismatches[:_LISTED]},
-            ranks=found.named,
-            hosts=found.machines,
-            decided=bool(found.outvoted),
-            repeated=found.repeated,
+            copies={each.name: dict(each.digests) for each in mismatches[:_LISTED]},
+            ranks=incident.suspects,
+            hosts=incident.suspect_hosts,
+            decided=bool(incident.outvoted),
+            repeated=incident.repeated,
         )
         if ranks.is_first:
-            with suppress(StorageError):  # a disk that refuses must not hide what was found
-                _write(self._file, found.state())
-        kind = CorruptionError if found.repeated == 1 else PersistentCorruptionError
-        raise kind(_message(found, self._job))
+            with suppress(StorageError):  # a failing disk must not hide the corruption
+                _write(self._file, incident.state())
+        kind = CorruptionError if incident.repeated == 1 else PersistentCorruptionError
+        raise kind(_message(incident, self._state))
 
-    def _explain(self, before: Incident, copies: Copies) -> None:
-        """The step that had gone wrong is done again, and did not: say who it was that was wrong."""
-        wrong = before.wrong(copies.digests(one.name for one in before.mismatches)) or before.outvoted
-        self._tracker.event(
-            "corruption_explained", step=before.step, ranks=wrong, hosts=[before.hosts[rank] for rank in wrong]
+    def _explain(self, earlier: CorruptionIncident, replicas: ReplicaCheck) -> None:
+        """Name the rank that was wrong: the step was repeated, and now its replicas are equal."""
+        wrong = (
+            earlier.wrong_ranks(replicas.replica_digests(each.name for each in earlier.mismatches)) or earlier.outvoted
         )
-        who = " and ".join(f"rank {rank} on {before.hosts[rank]}" for rank in wrong)
+        self._tracker.event(
+            "corruption_explained", step=earlier.step, ranks=wrong, hosts=[earlier.hosts[rank] for rank in wrong]
+        )
+        who = " and ".join(f"rank {rank} on {earlier.hosts[rank]}" for rank in wrong)
         self._tracker.message(
-            f"step {before.step} done again, its copies are equal: "
-            + (f"{who} was wrong, and is not any more" if wrong else "it cannot be said which rank had been wrong")
+            f"step {earlier.step} was repeated, and its replicas are equal: "
+            + (f"{who} was wrong before" if wrong else "which rank was wrong before is unknown")
         )
         self._forget(explained=True)
 
     def _forget(self, explained: bool) -> None:
-        if self._before is not None and not explained:
-            step = self._before.step
-            self._tracker.message(f"the mismatch of step {step} cannot be explained: its layout or its step is gone")
-        self._before = None
-        if self._job.runtime.ranks.is_first:
+        if self._earlier is not None and not explained:
+            step = self._earlier.step
+            self._tracker.message(
+                f"the mismatch of step {step} stays unexplained: the run has another layout, or is past that step"
+            )
+        self._earlier = None
+        if self._state.runtime.ranks.is_first:
             with suppress(OSError):
                 self._file.unlink(missing_ok=True)
 
-    def _read(self) -> Incident | None:
+    def _read(self) -> CorruptionIncident | None:
         try:
-            return Incident.restored(json.loads(self._file.read_bytes()))
+            return CorruptionIncident.from_state(json.loads(self._file.read_bytes()))
         except FileNotFoundError:
             return None
         except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            self._tracker.message(f"{self._file} cannot be read and is left aside: {error!r}")
+            self._tracker.message(f"{self._file} cannot be read and is ignored: {error!r}")
             return None
 
     @property
     def _layout(self) -> str:
-        """In what a step that is done again has the same bits."""
-        parallel = self._job.recipe.parallel.model_dump_json()
-        return f"{self._job.runtime.world} processes, {parallel}, {json.dumps(software_versions())}"
+        """Layout and library versions in which a repeated step has the same bits."""
+        parallel = self._state.recipe.parallel.model_dump_json()
+        return f"{self._state.runtime.world} processes, {parallel}, {json.dumps(software_versions())}"
 
 
-def _message(found: Incident, job: Job) -> str:
-    first = found.mismatches[0]
-    more = f" and {len(found.mismatches) - 1} more" if len(found.mismatches) > 1 else ""
-    whose = " and ".join(f"rank {rank} on {host}" for rank, host in zip(found.named, found.machines, strict=True))
-    good = f"the last good state is {job.saved.path}" if job.saved is not None else "no state had been saved before"
-    head = f"step {found.step}: copies that have to be equal differ: {first.name}{more}. "
-    if found.outvoted:
-        head += f"The others agree that {whose} is wrong. "
+def _message(incident: CorruptionIncident, state: RunState) -> str:
+    first = incident.mismatches[0]
+    more = f" and {len(incident.mismatches) - 1} more" if len(incident.mismatches) > 1 else ""
+    whose = " and ".join(
+        f"rank {rank} on {host}" for rank, host in zip(incident.suspects, incident.suspect_hosts, strict=True)
+    )
+    good = f"the last good state is {state.saved.path}" if state.saved is not None else "no state had been saved before"
+    head = f"step {incident.step}: replicas that must be equal differ: {first.name}{more}. "
+    if incident.outvoted:
+        head += f"By majority {whose} is wrong. "
     else:
-        head += f"Nobody has a majority among {whose}. "
-    if found.repeated > 1:
+        head += f"There is no majority among {whose}. "
+    if incident.repeated > 1:
         return (
-            f"{head}That is {found.repeated} times in a row: the fault is persistent. Nothing was saved, {good}. Leave "
-            "that machine out, then start the same command again."
+            f"{head}This happened {incident.repeated} times in a row: the corruption is persistent. "
+            f"Nothing was saved, {good}. Exclude that machine, then start the same command again."
         )
-    return f"{head}Nothing was saved, {good}. The same command goes on from there, and says who it was."
+    return f"{head}Nothing was saved, {good}. The same command resumes from there, and names the rank that was wrong."
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
@@ -161,7 +170,7 @@ def _write(path: Path, state: dict[str, Any]) -> None:
     try:
         new.write_text(json.dumps(state, indent=1))
         sync_to_disk(new)
-        os.replace(new, path)  # noqa: PTH105  (one call for what happens at one instant)
+        os.replace(new, path)  # noqa: PTH105  (the atomic rename)
         sync_to_disk(path.parent)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
