@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, draws are addressed by seed and position, and follow the distribution."""
+"""Generation: the KV cache does not change the text; sampling depends on seed and position, and follows the softmax."""
 
 from collections import Counter
 
@@ -21,14 +21,14 @@ def model():
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.7, top_k=5)])
-def test_with_and_without_the_cache_the_text_is_the_same(model, sampling):
+def test_the_text_is_the_same_with_and_without_the_kv_cache(model, sampling):
     prompt = [1, 7, 3, 3, 20]
     cached = generate(model, prompt, 40, sampling)
     assert cached == generate(model, prompt, 40, sampling, use_cache=False)
     assert len(cached) == 40 and len(set(cached)) > 3
 
 
-def test_the_same_seed_repeats_and_another_does_not(model):
+def test_the_same_seed_repeats_the_text_and_another_seed_does_not(model):
     texts = [generate(model, [1], 30, Sampling(temperature=1.0, seed=seed)) for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2]
 
@@ -46,7 +46,7 @@ def test_the_end_of_text_token_ends_the_text_and_is_not_returned(model):
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_a_text_ends_where_the_declared_context_does(model, use_cache):
+def test_generation_ends_at_the_maximum_sequence_length(model, use_cache):
     """Positions beyond it were never trained; without a declaration there is no such place."""
     prompt = [1, 7, 3, 3, 20]
     free = generate(model, prompt, 40)
@@ -58,7 +58,7 @@ def test_a_text_ends_where_the_declared_context_does(model, use_cache):
         generate(declared, [1] * 16, 3)
 
 
-def test_draws_follow_the_softmax():
+def test_sampled_tokens_follow_the_softmax():
     shares = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64)
     draws = 4000
     counts = Counter(_sample_token(shares.log(), Sampling(temperature=1.0, seed=1), index) for index in range(draws))

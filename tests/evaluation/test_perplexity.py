@@ -1,4 +1,4 @@
-"""Evaluation finds the data of a run wherever it lies, and refuses data that the weights cannot read."""
+"""Evaluation finds the data of a run, also after a move, and refuses data of another tokenizer."""
 
 import json
 import math
@@ -30,7 +30,7 @@ NUMBERS = {
 
 
 def save_run(folder: Path, recipe: Recipe) -> Path:
-    """A run with its data and one checkpoint, as training leaves it. Returns the run's folder."""
+    """Write a run with its data and a checkpoint, as training does; return its folder."""
     prepared = prepare(recipe.data, recipe.prepared_dir, workers=1)
     meta = {"recipe": recipe.model_dump(mode="json"), "data_fingerprint": prepared.fingerprint}
     files = {f"tokenizer/{file.name}": file for file in (prepared.dir / "tokenizer").iterdir()}
@@ -41,7 +41,7 @@ def save_run(folder: Path, recipe: Recipe) -> Path:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    """A run, and beside it the config.json that its recipe took the model from."""
+    """A run, and next to it the config.json from which its recipe took the model."""
     folder = tmp_path_factory.mktemp("original")
     (folder / "config.json").write_text(json.dumps(NUMBERS))
     recipe = parse_recipe(
@@ -59,7 +59,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
 
 @pytest.fixture
 def run(original: Path, tmp_path: Path) -> Path:
-    """A copy of that run in another place, free to be changed."""
+    """A copy of that run in another folder, which a test may change."""
     shutil.copytree(original / "run", tmp_path / "moved")
     return tmp_path / "moved"
 
@@ -69,7 +69,7 @@ def expected(original: Path) -> Perplexity:
     return evaluate_checkpoint(original / "run")
 
 
-def test_a_run_is_evaluated_on_its_own_data_wherever_it_lies(
+def test_a_run_is_evaluated_on_its_own_data_also_after_it_was_moved(
     original: Path, run: Path, expected: Perplexity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = (original / "run").rename(original / "gone")
@@ -86,7 +86,9 @@ def test_a_run_is_evaluated_on_its_own_data_wherever_it_lies(
         evaluate_checkpoint(run)
 
 
-def test_a_checkpoint_outside_its_run_needs_data(run: Path, expected: Perplexity, tmp_path: Path) -> None:
+def test_a_checkpoint_outside_its_run_folder_needs_the_data_option(
+    run: Path, expected: Perplexity, tmp_path: Path
+) -> None:
     alone = resolve(run).rename(tmp_path / "best")
     with pytest.raises(DataError, match="--data"):
         evaluate_checkpoint(alone)
@@ -94,7 +96,7 @@ def test_a_checkpoint_outside_its_run_needs_data(run: Path, expected: Perplexity
 
 
 @pytest.mark.parametrize("now", [None, NUMBERS | {"initializer_range": 0.5, "rms_norm_eps": 1.0}])
-def test_the_config_file_is_not_read_again(
+def test_the_hugging_face_config_of_the_recipe_is_not_read_again(
     original: Path, run: Path, expected: Perplexity, now: dict[str, object] | None
 ) -> None:
     file = original / "config.json"
@@ -118,7 +120,7 @@ def test_a_recipe_of_another_version_is_refused(tmp_path: Path, run: Path) -> No
 
 
 def other_data(folder: Path, vocab_size: int) -> Path:
-    """Other text, with a tokenizer trained on it."""
+    """Prepared data of other text, with a tokenizer trained on it."""
     rng = random.Random(0)
     (folder / "other.txt").write_text(" ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(5000)))
     section = {"path": str(folder / "other.txt"), "validation": {"fraction": 0.2, "by": "tail"}}
@@ -130,23 +132,23 @@ def other_data(folder: Path, vocab_size: int) -> Path:
 
 @pytest.mark.parametrize("vocab_size", [290, 320, 400], ids=["smaller", "as large", "larger"])
 def test_data_of_another_tokenizer_is_refused(run: Path, tmp_path: Path, vocab_size: int) -> None:
-    """As large: the ids fit and the number would mean nothing. Larger: an index outside the embedding."""
+    """With an equal vocabulary size the loss would be meaningless; with a larger one, ids exceed the embedding."""
     other = other_data(tmp_path, vocab_size)
     with pytest.raises(DataError, match=r"another tokenizer.*data\.tokenizer\.path"):
         evaluate_checkpoint(run, data=other)
 
 
-def test_imported_weights_are_evaluated_on_named_data(run: Path, expected: Perplexity, tmp_path: Path) -> None:
+def test_imported_weights_are_evaluated_on_the_given_data(run: Path, expected: Perplexity, tmp_path: Path) -> None:
     imported = import_hf(export_hf(run, tmp_path / "hf"), tmp_path / "imported")
     with pytest.raises(DataError, match="--data"):
         evaluate_checkpoint(imported)
     found = evaluate_checkpoint(imported, data=run / "data")
     assert found.tokens == expected.tokens
-    # the same windows of 32 tokens in batches of another size: fp32 logits differ by roundings of 2^-24 of a few units
+    # the same windows of 32 tokens in batches of another size: fp32 logits differ by a few roundings of 2^-24
     assert found.loss == pytest.approx(expected.loss, abs=1e-5)
 
 
-def test_an_import_of_a_long_context_is_evaluated_in_windows_that_fit(run: Path, tmp_path: Path) -> None:
+def test_an_imported_model_with_a_long_context_is_evaluated_in_shorter_windows(run: Path, tmp_path: Path) -> None:
     """One window of a million tokens would need terabytes of attention scores and logits."""
     hf = export_hf(run, tmp_path / "hf")
     config = json.loads((hf / "config.json").read_text()) | {"max_position_embeddings": 1 << 20}
@@ -155,7 +157,7 @@ def test_an_import_of_a_long_context_is_evaluated_in_windows_that_fit(run: Path,
     assert math.isfinite(found.loss)
 
 
-def test_an_import_without_a_tokenizer_has_to_have_rows_for_all_ids(run: Path, tmp_path: Path) -> None:
+def test_an_imported_model_without_a_tokenizer_needs_embedding_rows_for_all_ids(run: Path, tmp_path: Path) -> None:
     hf = export_hf(run, tmp_path / "hf")
     for file in hf.glob("*token*"):
         file.unlink()
@@ -165,6 +167,6 @@ def test_an_import_without_a_tokenizer_has_to_have_rows_for_all_ids(run: Path, t
         evaluate_checkpoint(imported, data=other_data(tmp_path, 400))
 
 
-def test_a_perplexity_beyond_floating_point_is_infinite() -> None:
+def test_a_perplexity_that_overflows_a_float_is_infinite() -> None:
     assert Perplexity(800.0, 1.0, 1).perplexity == math.inf
     assert Perplexity(math.log(7), 1.0, 1).perplexity == pytest.approx(7)

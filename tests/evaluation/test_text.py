@@ -1,4 +1,4 @@
-"""Text from a checkpoint is the text that transformers makes of the same folder, special tokens included."""
+"""Text generated from a checkpoint equals that of transformers from the same folder, including special tokens."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ NEW = 20
 
 
 def write_model(folder: Path, begin: bool) -> Path:
-    """A Hugging Face folder; its tokenizer puts a BOS token in front of a text if ``begin``."""
+    """Write a Hugging Face folder; its tokenizer adds a BOS token if ``begin``."""
     words = {"<unk>": 0, "</s>": 1, "<s>": 2} | {f"w{index}": index for index in range(3, 40)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -31,7 +31,7 @@ def write_model(folder: Path, begin: bool) -> Path:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
     (folder / "tokenizer").mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-    # init_std 0.4 instead of 0.02: far-apart logits, so that one token more in front changes the text
+    # init_std 0.4 instead of 0.02: far-apart logits, so that an additional first token changes the text
     config = ModelConfig(
         vocab_size=40, layers=2, hidden_size=32, intermediate_size=64, heads=4, init_std=0.4, max_sequence_length=64
     )
@@ -40,7 +40,7 @@ def write_model(folder: Path, begin: bool) -> Path:
 
 
 def of_transformers(folder: Path) -> tuple[list[int], str]:
-    """The new tokens without special ones, and their text, generated as its users do."""
+    """Generate with transformers; return the new tokens without special ones, and their text."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = tokenizer(PROMPT, return_tensors="pt")
@@ -49,7 +49,7 @@ def of_transformers(folder: Path) -> tuple[list[int], str]:
     return new.tolist(), tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_the_prompt_begins_as_the_model_expects(tmp_path: Path) -> None:
+def test_the_prompt_begins_with_a_bos_token_if_the_tokenizer_adds_one(tmp_path: Path) -> None:
     texts = []
     for begin in (True, False):
         source = write_model(tmp_path / str(begin), begin)
@@ -59,7 +59,7 @@ def test_the_prompt_begins_as_the_model_expects(tmp_path: Path) -> None:
     assert texts[0] != texts[1], "a BOS token makes a difference to this model"
 
 
-def test_any_end_of_text_ends_it(tmp_path: Path) -> None:
+def test_each_end_of_text_token_ends_the_text(tmp_path: Path) -> None:
     source = write_model(tmp_path, begin=True)
     ids, text = of_transformers(source)
     assert len(ids) == NEW
@@ -72,7 +72,7 @@ def test_any_end_of_text_ends_it(tmp_path: Path) -> None:
     assert found.split() == text.split()[:first]
 
 
-def test_a_checkpoint_without_a_tokenizer_says_what_would_work(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_tokenizer_is_an_error_that_says_what_would_work(tmp_path: Path) -> None:
     source = write_model(tmp_path, begin=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (source / name).unlink()

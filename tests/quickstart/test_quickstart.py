@@ -1,4 +1,4 @@
-"""The quickstart on a standard library of twelve files: every step of the story happens and leaves what it promises."""
+"""The quickstart on a standard library of twelve files: every step runs and leaves its files."""
 
 import json
 import sysconfig
@@ -10,13 +10,13 @@ from hlat.quickstart import corpus, run_quickstart
 from hlat.runtime import LaunchError
 
 
-def test_the_standard_library_of_this_machine_is_a_corpus():
+def test_the_standard_library_of_this_machine_is_found():
     sources = corpus.standard_library()
     assert any(source["path"].endswith("*.py") for source in sources)
     assert not any("site-packages" in source["path"] for source in sources)
 
 
-def test_a_python_without_source_text_is_said(tmp_path, monkeypatch):
+def test_a_python_without_source_text_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
     with pytest.raises(LaunchError, match=r"data\.path"):
         corpus.standard_library()
@@ -37,7 +37,7 @@ def small_library(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("small_library")
-def test_the_story_from_text_to_a_hugging_face_folder(tmp_path):
+def test_quickstart_goes_from_text_to_a_hugging_face_folder(tmp_path):
     said: list[str] = []
     result = run_quickstart(tmp_path / "quickstart", said.append, steps=4)
     metrics = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -49,7 +49,7 @@ def test_the_story_from_text_to_a_hugging_face_folder(tmp_path):
     assert again.evaluation == result.evaluation, "a second call finds the work done"
 
 
-def test_a_folder_of_somebody_elses_is_left_alone(tmp_path):
+def test_an_export_folder_from_elsewhere_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "my_model.txt").write_text("precious")
     with pytest.raises(LaunchError, match="--to"):

@@ -1,4 +1,4 @@
-"""The policy alone: what is a spike, what a window remembers, when the patience ends, and that it survives a file."""
+"""Anomaly policy: spikes, window, budget, and its state in JSON."""
 
 import json
 import math
@@ -24,12 +24,12 @@ def noisy(step):
 
 
 def feed(judged, steps, values=noisy):
-    """Judge some steps; the actions."""
+    """Check some steps; return the actions."""
     return [judged.check(step, (step - 1) * BATCH, *values(step)).action for step in steps]
 
 
 @pytest.mark.parametrize("bad", [(math.nan, 1.0), (3.0, math.nan), (math.inf, 1.0), (3.0, -math.inf)])
-def test_what_is_not_finite_is_left_out_and_the_window_never_sees_it(bad):
+def test_a_non_finite_step_is_skipped_and_not_added_to_the_window(bad):
     disturbed, quiet = policy(), policy()
     assert feed(disturbed, range(1, 13)) == feed(quiet, range(1, 13)) == ["apply"] * 12
     verdict = disturbed.check(13, 96, *bad)
@@ -43,7 +43,7 @@ def test_what_is_not_finite_is_left_out_and_the_window_never_sees_it(bad):
 
 @pytest.mark.parametrize(("spike", "action"), [("warn", "warn"), ("skip", "skip"), ("rollback", "rollback")])
 @pytest.mark.parametrize("kind", ["loss_spike", "norm_spike"])
-def test_a_spike_is_treated_as_the_recipe_says(spike, action, kind):
+def test_a_spike_gets_the_action_of_the_recipe(spike, action, kind):
     judged = policy(spike=spike)
     feed(judged, range(1, 17))
     verdict = judged.check(17, 128, *((9.0, 1.0) if kind == "loss_spike" else (3.0, 5.0)))
@@ -54,25 +54,25 @@ def test_a_spike_is_treated_as_the_recipe_says(spike, action, kind):
     assert judged.skipped.next_step_start(16) == (136 if action == "rollback" else 128)
 
 
-def test_ignored_spikes_are_not_told():
+def test_ignored_spikes_are_not_reported():
     judged = policy(spike="ignore")
     feed(judged, range(1, 17))
     assert judged.check(17, 128, 9.0, 1.0).samples is None
 
 
-def test_nothing_is_a_spike_before_a_quarter_of_the_window_is_there():
+def test_no_spike_is_found_before_a_quarter_of_the_window_is_filled():
     judged = policy(spike="skip")
     assert feed(judged, range(1, 5), lambda step: (10.0**step, 10.0**step)) == ["apply"] * 4
     assert judged.check(5, 32, 1e9, 1e9).action == "skip"
 
 
-def test_falling_numbers_are_no_spike():
+def test_falling_values_are_no_spike():
     judged = policy(spike="skip", threshold=4.0)
     assert set(feed(judged, range(1, 200), lambda step: (10 / step**0.3, 1e-6 if step == 150 else 1.0))) == {"apply"}
 
 
-def test_a_flat_window_makes_no_spike_of_what_sampling_alone_would_do():
-    """All the same to the bit; then more by half of threshold / sqrt(tokens), and by twice of it."""
+def test_sampling_noise_after_a_flat_window_is_no_spike():
+    """The window is constant; then the loss rises by half of threshold / sqrt(tokens), and by twice of it."""
     judged = policy(spike="skip")
     feed(judged, range(1, 17), lambda step: (2.0, 2.0))
     floor = 10.0 * 2.0 / math.sqrt(TOKENS)
@@ -80,7 +80,7 @@ def test_a_flat_window_makes_no_spike_of_what_sampling_alone_would_do():
     assert judged.check(18, 136, 2.0 + 2 * floor, 2.0).action == "skip"
 
 
-def test_a_few_outliers_move_neither_median_nor_deviation_far():
+def test_a_few_outliers_hardly_change_median_and_deviation():
     clean = [noisy(step)[0] for step in range(100)]
     middle, deviation = center_and_scale(clean, 10**12)
     assert middle == pytest.approx(3.0, abs=0.05) and deviation == pytest.approx(0.1, rel=0.3)
@@ -88,7 +88,7 @@ def test_a_few_outliers_move_neither_median_nor_deviation_far():
     assert spoiled == pytest.approx(middle, abs=0.05) and wider < 2 * deviation
 
 
-def test_the_budget_counts_skips_and_rollbacks_of_one_window_and_no_more():
+def test_the_budget_counts_skips_and_rollbacks_of_one_window_only():
     judged = policy(budget=3, spike="rollback")
     feed(judged, range(1, 17))
     bad = {20: (math.nan, 1.0), 22: (9.0, 1.0), 24: (math.nan, 1.0)}
@@ -104,8 +104,8 @@ def test_the_budget_counts_skips_and_rollbacks_of_one_window_and_no_more():
     assert later.check(36, 288, math.nan, 1.0).action == "skip", "step 20 is a window ago"
 
 
-def test_a_restored_policy_decides_as_the_one_that_was_saved():
-    """Through JSON text, at every step of a history with everything in it."""
+def test_a_restored_policy_decides_like_the_saved_one():
+    """Restored from JSON at every step of a history with a skip and two rollbacks."""
 
     def numbers(step):
         loss, norm = noisy(step)
@@ -126,7 +126,7 @@ def test_a_restored_policy_decides_as_the_one_that_was_saved():
         assert found == verdicts[at:]
 
 
-def test_going_back_forgets_the_steps_that_are_undone_and_keeps_what_was_left_out():
+def test_a_rollback_forgets_the_undone_steps_and_keeps_the_skipped_samples():
     judged = policy(spike="rollback")
     feed(judged, range(1, 21))
     saved = judged.state()
@@ -140,7 +140,7 @@ def test_going_back_forgets_the_steps_that_are_undone_and_keeps_what_was_left_ou
     assert judged.state()["losses"] == [] and judged.skipped.next_step_start(23) == 192
 
 
-def test_an_old_checkpoint_has_no_record_and_a_spoiled_one_is_refused():
+def test_a_missing_state_resets_the_policy_and_an_invalid_one_is_refused():
     judged = policy()
     judged.restore(None)
     assert judged.state() == policy().state()

@@ -1,4 +1,4 @@
-"""The formulas against a simulation of what they describe."""
+"""Checkpoint interval and expected goodput, compared with a simulation."""
 
 import math
 import random
@@ -9,9 +9,9 @@ from hlat.resilience import best_interval, expected_goodput
 
 
 def simulated(interval: float, stall: float, mtbf: float, restart: float, work: float, rng: random.Random) -> float:
-    """Goodput of a run that needs ``work`` seconds of training."""
+    """Simulate the goodput of a run that needs ``work`` seconds of training."""
     wall = done = 0.0
-    failure = rng.expovariate(1 / mtbf)  # seconds of life that are left
+    failure = rng.expovariate(1 / mtbf)  # seconds until the next failure
     while done < work:
         segment = interval + stall
         if failure > segment:
@@ -19,7 +19,7 @@ def simulated(interval: float, stall: float, mtbf: float, restart: float, work: 
             continue
         wall += failure
         failure = rng.expovariate(1 / mtbf)
-        while failure <= restart:  # it fails while it comes back
+        while failure <= restart:  # it fails again during the restart
             wall += failure
             failure = rng.expovariate(1 / mtbf)
         failure, wall = failure - restart, wall + restart
@@ -29,17 +29,17 @@ def simulated(interval: float, stall: float, mtbf: float, restart: float, work: 
 @pytest.mark.parametrize(
     ("interval", "stall", "mtbf", "restart"), [(10, 1, 60, 8), (100, 5, 3600, 120), (40, 2, 50, 20), (5, 0.01, 1000, 1)]
 )
-def test_goodput_is_that_of_a_simulation(interval, stall, mtbf, restart):
+def test_expected_goodput_equals_that_of_a_simulation(interval, stall, mtbf, restart):
     rng, runs = random.Random(0), 40
     found = [simulated(interval, stall, mtbf, restart, 400 * mtbf, rng) for _ in range(runs)]
     mean = sum(found) / runs
-    error = math.sqrt(sum((one - mean) ** 2 for one in found) / (runs - 1) / runs)
-    # 5 standard errors, and the last segment of 400 lifetimes, which always ends well: below 1 / 400 of the time
+    error = math.sqrt(sum((goodput - mean) ** 2 for goodput in found) / (runs - 1) / runs)
+    # 5 standard errors, plus the last segment, which never fails: at most interval / (400 mtbf) of the time
     assert abs(mean - expected_goodput(interval, stall, mtbf, restart)) < 5 * error + interval / (400 * mtbf)
 
 
 @pytest.mark.parametrize(("stall", "mtbf"), [(0.01, 60), (1, 60), (30, 3600), (50, 60)])
-def test_the_best_interval_is_a_maximum_of_goodput(stall, mtbf):
+def test_the_best_interval_maximizes_goodput(stall, mtbf):
     best = best_interval(stall, mtbf)
     peak = max(expected_goodput(best * factor / 100, stall, mtbf, 0) for factor in range(10, 1000))
     # Daly gives the truncation error of his series as below 1 % of the wall time over this range of stall / mtbf
@@ -48,5 +48,5 @@ def test_the_best_interval_is_a_maximum_of_goodput(stall, mtbf):
         assert expected_goodput(best * factor, stall, mtbf, 0) < expected_goodput(best, stall, mtbf, 0)
 
 
-def test_where_saving_takes_longer_than_the_machine_lives_there_is_nothing_to_choose():
+def test_the_interval_is_the_mtbf_if_a_save_takes_longer_than_twice_of_it():
     assert best_interval(130, 60) == 60

@@ -1,4 +1,4 @@
-"""Faults happen where the recipe says, once in the life of a run, and only where they are allowed."""
+"""Injected faults happen where the recipe says, once in a run, and only if they are allowed."""
 
 import errno
 import json
@@ -38,10 +38,10 @@ def go_through(faults, steps, global_batch=8, phases=("data", "forward", "backwa
             faults(phase)
 
 
-def test_a_fault_happens_in_its_step_and_phase_and_once(tmp_path):
+def test_a_fault_happens_once_in_its_step_and_phase(tmp_path):
     slept = []
     faults = [fault(kind="hang", at_step=3, phase="backward", seconds=7)]
-    for _ in range(2):  # the second is the process after a restart
+    for _ in range(2):  # the second is the process after the restart
         go_through(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 5)
     assert slept == [7]
 
@@ -54,7 +54,7 @@ def test_a_fault_of_another_rank_does_not_happen_here(tmp_path):
     assert slept == []
 
 
-def test_slowness_lasts_for_its_steps_and_comes_back_with_them(tmp_path):
+def test_a_slow_fault_lasts_for_its_steps_and_recurs_after_a_restart(tmp_path):
     slept = []
     faults = [fault(kind="slow", at_step=2, steps=3, seconds=0.25)]
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_slowness_lasts_for_its_steps_and_comes_back_with_them(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["exception", "oom"])
-def test_what_is_raised(tmp_path, kind):
+def test_injected_exceptions_are_raised(tmp_path, kind):
     faults = FaultInjector([fault(kind=kind, at_step=2)], HostGroup(), tmp_path / "faults", 8)
     faults.set_parameters([held()])
     with pytest.raises(InjectedFault if kind == "exception" else RuntimeError, match=r"step 2|can't allocate memory"):
@@ -72,7 +72,7 @@ def test_what_is_raised(tmp_path, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_flipped_bit_is_one_bit(tmp_path, dtype):
+def test_a_bitflip_changes_a_single_bit(tmp_path, dtype):
     faults, one = (
         FaultInjector([fault(kind="bitflip", at_step=2, phase="optimizer")], HostGroup(), tmp_path / "faults", 8),
         held(dtype),
@@ -82,7 +82,7 @@ def test_a_flipped_bit_is_one_bit(tmp_path, dtype):
     assert one.tensor.flatten().tolist() == [1.5] + [1.0] * 7
 
 
-def test_gradients_are_spoiled_when_they_are_about_to_be_added_up(tmp_path):
+def test_gradients_are_changed_right_before_they_are_reduced(tmp_path):
     one = held()
     faults = FaultInjector(
         [fault(kind="nan", at_step=2), fault(kind="spike", at_step=4)], HostGroup(), tmp_path / "faults", 8
@@ -112,9 +112,9 @@ def store_with(tmp_path, *faults):
 @pytest.mark.parametrize(
     ("kind", "code"), [("enospc", errno.ENOSPC), ("eio", errno.EIO), ("unavailable", errno.ENOTCONN)]
 )
-def test_a_store_refuses_so_many_saves_and_then_works(tmp_path, kind, code):
+def test_a_storage_fault_fails_its_number_of_saves_and_then_the_disk_works(tmp_path, kind, code):
     saved = {}
-    for attempt in range(2):  # the second is the process after a restart
+    for attempt in range(2):  # the second is the process after the restart
         store = store_with(tmp_path, fault(kind=kind, at_step=2, steps=2))
         for step in range(1, 6):
             for _ in range(2):  # with a retry
@@ -129,7 +129,7 @@ def test_a_store_refuses_so_many_saves_and_then_works(tmp_path, kind, code):
 
 
 @pytest.mark.parametrize("kind", ["torn_write", "corrupt"])
-def test_a_disk_that_lies_is_found_out_by_the_checksums(tmp_path, kind):
+def test_torn_and_corrupted_writes_are_found_by_the_checksums(tmp_path, kind):
     store = store_with(tmp_path, fault(kind=kind, at_step=2))
     for step in (1, 2, 3):
         store.save(step, BLOCKS, {})
@@ -137,7 +137,7 @@ def test_a_disk_that_lies_is_found_out_by_the_checksums(tmp_path, kind):
     assert whole == [True, False, True]
 
 
-def test_a_slow_disk_is_slow(tmp_path):
+def test_a_slow_disk_delays_each_file(tmp_path):
     slept = []
     disk = FaultyDisk([fault(kind="slow_disk", at_step=2, seconds=3)], 0, tmp_path / "faults", sleep=slept.append)
     store = CheckpointStore(tmp_path / "checkpoints", 9, disk=disk)
@@ -148,14 +148,14 @@ def test_a_slow_disk_is_slow(tmp_path):
     assert set(STORAGE_FAULTS) >= {"slow_disk"}
 
 
-def test_faults_are_refused_unless_they_are_allowed(cli, recipe_file, tiny, tmp_path):
+def test_faults_are_refused_without_allow_faults(cli, recipe_file, tiny, tmp_path):
     refused = cli("train", recipe_file, *tiny, "faults=[{kind: kill, at_step: 3}, {kind: nan, at_step: 5}]")
     assert refused.returncode == 2
     assert "kill at step 3, nan at step 5" in refused.stderr and "--allow-faults" in refused.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_impossible_faults_are_all_named_at_once(cli, recipe_file, tiny):
+def test_all_impossible_faults_are_reported_at_once(cli, recipe_file, tiny):
     wrong = "faults=[{kind: kill, at_step: 3, rank: 2}, {kind: deadlock, at_step: 5}, {kind: slow, at_step: 1}]"
     refused = cli("train", recipe_file, *tiny, wrong, "--allow-faults")
     assert refused.returncode == 2, refused.stderr
@@ -163,7 +163,7 @@ def test_impossible_faults_are_all_named_at_once(cli, recipe_file, tiny):
         assert part in refused.stderr, refused.stderr
 
 
-def test_a_signal_that_is_asked_for_saves_and_stops_the_run(cli, recipe_file, tiny, tmp_path):
+def test_an_injected_sigterm_saves_and_stops_the_run(cli, recipe_file, tiny, tmp_path):
     told = cli("train", recipe_file, *tiny, "faults=[{kind: sigterm, at_step: 7}]", "--allow-faults")
     assert told.returncode == REQUEUE_CODE and "SIGTERM" in told.stdout, told.stdout + told.stderr
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]

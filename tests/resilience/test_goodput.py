@@ -1,4 +1,4 @@
-"""Every second of a run is accounted for, once, under the right name."""
+"""Every second of a run is counted once, in the right part."""
 
 import pytest
 from hypothesis import given
@@ -25,27 +25,27 @@ def trained(first_step_at, start_step, step, productive, saving=0.0, data=0.0, d
 
 def test_a_run_that_fails_once():
     account = Goodput(100.0)
-    # 10 s until the first step; 20 steps of 3 s, 5 s of saves and 1 s of waiting for data; 4 s until it is noticed
+    # 10 s until the first step; 20 steps of 3 s; 5 s of saves; 1 s of data; 4 s until the failure is detected
     account.record_attempt(
         180.0, trained(110.0, 0, 20, 60.0, 5.0, 1.0, durable_step=10, durable_seconds=30.0), failed=True
     )
-    assert account.totals() == parts(productive=30, saving=5, lost=34, starting=10, waiting=1), "as far as is known"
+    assert account.totals() == parts(productive=30, saving=5, lost=34, starting=10, waiting=1), "as far as it is known"
     account.record_wait(182.0)
-    # it goes on from step 15, which became whole after all; 8 s until its first step, 5 steps of 3 s, 2 s to end
+    # it resumes at step 15, whose save was completed after all; 8 s until its first step, 5 steps of 3 s, 2 s to end
     account.record_attempt(210.0, trained(190.0, 15, 20, 15.0, 3.0), failed=False)
     expected = parts(productive=45 + 15, saving=8, lost=15 + 4, starting=10 + 2, recovering=8, waiting=3)
     assert account.totals() == pytest.approx(expected)
 
 
-def test_an_attempt_that_does_not_reach_its_first_step_leaves_open_what_was_lost():
+def test_an_attempt_without_a_first_step_does_not_settle_the_lost_time():
     account = Goodput(0.0)
     account.record_attempt(40.0, trained(10.0, 0, 10, 30.0, durable_step=5, durable_seconds=10.0), failed=True)
     account.record_attempt(45.0, None, failed=True)
     account.record_attempt(60.0, trained(50.0, 0, 5, 10.0), failed=False)
-    assert account.totals() == parts(productive=10, lost=30, starting=10, recovering=10), "nothing had been secured"
+    assert account.totals() == parts(productive=10, lost=30, starting=10, recovering=10), "no step was durable"
 
 
-def test_steps_of_different_length_are_weighed_by_the_save_that_is_known():
+def test_lost_seconds_are_interpolated_from_the_known_save():
     account = Goodput(0.0)
     account.record_attempt(110.0, trained(10.0, 0, 10, 100.0, durable_step=5, durable_seconds=90.0), failed=True)
     account.record_attempt(110.0, trained(110.0, 5, 5, 0.0), failed=False)

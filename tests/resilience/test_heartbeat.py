@@ -1,4 +1,4 @@
-"""What a rank writes into its heartbeat is what the supervisor reads, whenever it looks."""
+"""Heartbeats: the supervisor reads what a rank has written, at any time."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from hlat.runtime.process import current_phase, enter_phase
 
 
 class Clock:
-    """Seconds, moved by hand."""
+    """Clock that is set by hand."""
 
     def __init__(self):
         self.now = 100.0
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture
 def rank(tmp_path):
-    """A beating rank, its clock, and its heart as the supervisor sees it."""
+    """A heartbeat with its clock, and a function that reads it as the supervisor does."""
     clock, done = Clock(), [4]
     beat = Heartbeat(heartbeat_path(tmp_path, 3), clock)
     beat.set_step_counter(lambda: done[0])
@@ -41,30 +41,30 @@ def rank(tmp_path):
     return SimpleNamespace(beat=beat, go=go, clock=clock, done=done, read=lambda: read_heartbeat(tmp_path, 3))
 
 
-def test_before_the_first_step_there_are_no_steps_to_speak_of(rank):
+def test_before_the_first_step_the_step_fields_are_none(rank):
     found = rank.read()
     assert (found.rank, found.pid, found.phase, found.start_step) == (3, os.getpid(), current_phase(), None)
     assert found.first_step_at is None and found.durable_step is None and found.saver is None and found.seconds == {}
 
 
 def test_phases_are_counted_from_the_first_step_on(rank):
-    rank.go("evaluation", 50.0)  # before the first step: part of the start
+    rank.go("evaluation", 50.0)  # before the first step: counts as start
     for data, forward in ((0.5, 2.0), (0.25, 3.0)):
         rank.go("data", data)
         rank.go("forward", forward)
         rank.go("optimizer", 0.125)
     found = rank.read()
     assert (found.start_step, found.first_step_at, found.step, found.phase) == (4, 150.0, 4, "optimizer")
-    assert found.seconds == {"data": 0.75, "forward": 5.0, "optimizer": 0.125}, "the phase that goes on is not over"
+    assert found.seconds == {"data": 0.75, "forward": 5.0, "optimizer": 0.125}, "the current phase has not ended"
     assert found.longest == {"data": 0.5, "forward": 3.0, "optimizer": 0.125}
     assert found.since == rank.clock.now - 0.125 and found.productive == 5.125 and found.current_step == 5
 
 
-def test_what_is_secured_is_told_with_the_work_up_to_it(rank):
+def test_a_durable_step_is_recorded_with_the_productive_seconds_up_to_it(rank):
     rank.go("data", 1.0)
     rank.go("forward", 2.0)
     rank.done[0] = 5
-    rank.go("checkpoint", 9.0)  # of step 5, which is written in the background
+    rank.go("checkpoint", 9.0)  # the save of step 5, written in the background
     rank.go("data", 1.0)
     rank.go("forward", 4.0)
     rank.done[0] = 6
@@ -75,13 +75,13 @@ def test_what_is_secured_is_told_with_the_work_up_to_it(rank):
     assert (found.durable_step, found.durable_seconds, found.productive) == (5, 2.0, 6.0)
 
 
-def test_a_rank_that_was_killed_in_the_midst_of_writing_can_still_be_read(rank):
+def test_the_heartbeat_of_a_rank_killed_while_writing_can_be_read(rank):
     rank.go("forward", 1.0)
     rank.beat._numbers[0] += 1  # the version: as if between the two halves of a change
     assert rank.read().phase == "forward"
 
 
-def test_a_rank_that_nobody_watches_writes_nothing(tmp_path, monkeypatch):
+def test_a_rank_without_a_supervisor_writes_no_heartbeat(tmp_path, monkeypatch):
     for folder in (None, str(tmp_path / "gone")):
         monkeypatch.delenv(HEARTBEAT_FOLDER, raising=False)
         if folder is not None:
@@ -92,7 +92,7 @@ def test_a_rank_that_nobody_watches_writes_nothing(tmp_path, monkeypatch):
     assert read_heartbeat(tmp_path, 0) is None and list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_is_watched_tells_phases_and_that_it_is_alive(tmp_path):
+def test_a_supervised_process_records_phases_and_that_it_is_alive(tmp_path):
     work = (
         "import time\n"
         "from hlat.resilience import record_durable_step, record_saver, running_heartbeat, set_step_counter\n"
@@ -118,7 +118,7 @@ def test_a_process_that_is_watched_tells_phases_and_that_it_is_alive(tmp_path):
         ("/x/hlat/parallel/parallel_model.py", False),
     ],
 )
-def test_who_waits_for_other_ranks_is_seen_by_where_it_is(file, waits):
+def test_waiting_for_other_ranks_is_recognized_from_the_innermost_frame(file, waits):
     def frame(name, line, function, back=None):
         return SimpleNamespace(f_code=SimpleNamespace(co_filename=name, co_name=function), f_lineno=line, f_back=back)
 
@@ -129,12 +129,12 @@ def test_who_waits_for_other_ranks_is_seen_by_where_it_is(file, waits):
     assert find_location(inner) == (own if "/hlat/" in file else "training/step.py:36 accumulate_gradients")
 
 
-def test_a_thread_that_waits_audibly_is_seen_to_wait():
-    """Looked at from the call that it waits for, as the sampling thread does."""
+def test_a_thread_in_an_interruptible_call_is_waiting():
+    """The call that it waits for inspects its frame, as the sampling thread does."""
     seen = []
 
     def call():
-        time.sleep(0.05)  # until the main thread waits
+        time.sleep(0.05)  # until the main thread is waiting
         frame = sys._current_frames()[threading.main_thread().ident]
         seen.append((is_waiting(frame), find_location(frame)))
 
@@ -143,13 +143,13 @@ def test_a_thread_that_waits_audibly_is_seen_to_wait():
     assert waits and "waiting.py" not in place
 
 
-def test_a_wait_for_a_collective_is_a_wait():
+def test_a_thread_that_waits_for_a_collective_is_waiting():
     assert wait_for_work.__code__.co_filename.endswith("hlat/runtime/distributed/waiting.py")
     inner = SimpleNamespace(f_code=wait_for_work.__code__, f_lineno=1, f_back=None)
     assert is_waiting(inner)
 
 
-def test_phases_reach_the_heart_of_this_process(tmp_path, monkeypatch):
+def test_phases_are_recorded_in_the_heartbeat_of_this_process(tmp_path, monkeypatch):
     monkeypatch.setenv(HEARTBEAT_FOLDER, str(tmp_path))
     before = current_phase()
     with running_heartbeat(0):
@@ -157,5 +157,5 @@ def test_phases_reach_the_heart_of_this_process(tmp_path, monkeypatch):
         assert read_heartbeat(tmp_path, 0).phase == "reduce"
         enter_phase(before)
     enter_phase("optimizer")
-    assert read_heartbeat(tmp_path, 0).phase == before, "nothing is told once it is over"
+    assert read_heartbeat(tmp_path, 0).phase == before, "no phase is recorded after the block"
     enter_phase(before)

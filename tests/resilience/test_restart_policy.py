@@ -1,4 +1,4 @@
-"""What is tried again, after how long, how often, and with how many processes."""
+"""Restart policy: retryable failures, backoff, limit, and world size."""
 
 import pytest
 
@@ -20,19 +20,19 @@ def failure(kind="signal", rank=0, trained=True, start_step=0, durable_step=None
         ("user", False, False),
     ],
 )
-def test_what_may_be_chance_is_tried_again(kind, before_training, during):
+def test_failures_that_may_be_transient_are_restarted(kind, before_training, during):
     for trained, again in ((False, before_training), (True, during)):
         assert RestartPolicy(3, 1.0).decide(failure(kind, trained=trained)).restart is again
 
 
-def test_without_progress_it_is_tried_a_few_times_more_and_more_slowly():
+def test_without_progress_the_backoff_doubles_until_the_run_is_given_up():
     restarts = RestartPolicy(4, 1.0)
     decisions = [restarts.decide(failure(start_step=7)) for _ in range(5)]
     assert [decision.seconds for decision in decisions if decision.restart] == [1.0, 2.0, 4.0, 8.0]
     assert not decisions[4].restart and "4 restarts in a row brought no new checkpoint" in decisions[4].reason
 
 
-def test_no_pause_is_longer_than_a_minute():
+def test_the_backoff_is_at_most_a_minute():
     restarts = RestartPolicy(20, 1.0)
     assert max(restarts.decide(failure()).seconds for _ in range(20)) == 60.0
 
@@ -40,7 +40,7 @@ def test_no_pause_is_longer_than_a_minute():
 @pytest.mark.parametrize(
     "progress", [{"durable_step": 20}, {"start_step": 20}], ids=["it saved", "the next began there"]
 )
-def test_a_new_checkpoint_begins_the_count_anew(progress):
+def test_a_new_checkpoint_resets_the_count_of_restarts(progress):
     restarts = RestartPolicy(2, 1.0)
     assert [restarts.decide(failure(start_step=10)).restart for _ in range(2)] == [True, True]
     anew = restarts.decide(failure(**{"start_step": 10, **progress}))
@@ -48,24 +48,24 @@ def test_a_new_checkpoint_begins_the_count_anew(progress):
     assert restarts.decide(failure(start_step=20)).restart and not restarts.decide(failure(start_step=20)).restart
 
 
-def test_a_checkpoint_that_was_there_before_the_command_is_no_progress():
+def test_a_checkpoint_from_before_the_command_is_no_progress():
     restarts = RestartPolicy(1, 1.0)
     assert restarts.decide(failure(start_step=500)).restart
     assert not restarts.decide(failure(start_step=500)).restart
 
 
-def test_attempts_that_do_not_reach_the_first_step_bring_nothing():
+def test_attempts_without_a_first_step_are_no_progress():
     restarts = RestartPolicy(1, 1.0)
     assert restarts.decide(failure(start_step=3, durable_step=5)).restart
     assert not restarts.decide(failure(start_step=None, trained=True)).restart
 
 
-def test_zero_restarts_nothing():
+def test_a_limit_of_zero_never_restarts():
     decision = RestartPolicy(0, 1.0).decide(failure(durable_step=10))
     assert not decision.restart and "no restarts" in decision.reason
 
 
-def test_a_rank_that_is_lost_twice_makes_the_run_smaller():
+def test_a_rank_lost_twice_in_a_row_shrinks_the_world_size():
     sizes = WorldSizePolicy(2, 8, lambda count: count in (8, 4, 2))
     assert not sizes.shrink_after(failure(rank=3), progress=True)
     assert sizes.shrink_after(failure("hang", rank=3), progress=False) and sizes.now == 4
@@ -85,7 +85,7 @@ def test_a_rank_that_is_lost_twice_makes_the_run_smaller():
     ],
     ids=["another rank", "progress in between", "then an exception", "first an exception"],
 )
-def test_otherwise_the_number_of_processes_stays(first, second, progress):
+def test_otherwise_the_world_size_stays(first, second, progress):
     sizes = WorldSizePolicy(1, 4, lambda count: True)
     assert not sizes.shrink_after(first, progress=False)
     assert not sizes.shrink_after(second, progress) and sizes.now == 4

@@ -1,4 +1,4 @@
-"""Where steps are in the data when batches are left out: a pure function, that a new range moves nothing done of."""
+"""Positions of steps with skipped batches are a pure function; a new range moves no finished step."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ BATCH = 8
 
 
 def read_one_by_one(left_out, steps):
-    """The batches of so many steps, as one who goes through all of them finds them."""
+    """Return the batches of the first steps, found by going through all batches."""
     taken, batch = [], 0
     while len(taken) < steps:
         if batch not in left_out:
@@ -20,7 +20,7 @@ def read_one_by_one(left_out, steps):
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(1, 30))
-def test_step_k_reads_the_kth_batch_that_is_not_left_out(left_out, steps):
+def test_step_k_reads_the_kth_batch_that_is_not_skipped(left_out, steps):
     skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
     taken = read_one_by_one(left_out, steps)
     assert [skipped.next_step_start(done) for done in range(steps)] == taken
@@ -28,7 +28,7 @@ def test_step_k_reads_the_kth_batch_that_is_not_left_out(left_out, steps):
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
-def test_what_is_read_past_is_everything_between_one_batch_and_the_next(left_out, done):
+def test_the_skipped_batches_are_all_those_between_two_steps(left_out, done):
     skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
     assert list(skipped.skipped_after(done)) == list(
         range(skipped.position_after(done), skipped.next_step_start(done), BATCH)
@@ -36,7 +36,7 @@ def test_what_is_read_past_is_everything_between_one_batch_and_the_next(left_out
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 20))
-def test_leaving_out_the_batch_of_a_step_moves_no_step_before_it(left_out, done):
+def test_skipping_a_batch_moves_no_earlier_step(left_out, done):
     ranges = [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out]
     before, after = SkippedSamples(BATCH, ranges), SkippedSamples(BATCH, ranges)
     first = before.next_step_start(done)
@@ -47,7 +47,7 @@ def test_leaving_out_the_batch_of_a_step_moves_no_step_before_it(left_out, done)
 
 
 @pytest.mark.parametrize("wrong", [(-8, 0), (4, 12), (8, 24), (16, 24)])
-def test_what_is_no_batch_is_refused(wrong):
+def test_a_range_that_is_no_global_batch_is_refused(wrong):
     skipped = SkippedSamples(BATCH, [SampleRange(16, 24)])
     with pytest.raises(ValueError, match="no global batch"):
         skipped.add(SampleRange(*wrong))

@@ -1,11 +1,11 @@
-"""A rank that works much longer than the others is reported once, and only if it holds them up."""
+"""A rank that works much longer than the others is reported once, and only if it delays them."""
 
 from hlat.resilience import StragglerDetector
 from tests.support.resilience.readings import reading
 
 
 def watch(slowness, *windows, seconds=10.0):
-    """What is found at the end of each window of ten steps, each of these seconds of work per step."""
+    """Return the stragglers found after each window of ten steps with these seconds of work per step."""
     totals, found = [0.0] * len(windows[0]), []
     slowness.check([reading(rank, step=0) for rank in range(len(totals))], 0.0)
     for number, busy in enumerate(windows, start=1):
@@ -18,26 +18,26 @@ def watch(slowness, *windows, seconds=10.0):
     return found
 
 
-def test_a_rank_three_times_as_slow_is_named_with_factor_and_phase():
+def test_a_straggler_is_reported_with_factor_and_phase():
     (found,) = watch(StragglerDetector(2.0), (0.3, 0.9, 0.3, 0.3))
     assert [(slow.rank, round(slow.factor, 6), slow.phase, slow.step) for slow in found] == [(1, 3.0, "forward", 10)]
 
 
-def test_it_is_reported_once_per_episode():
+def test_a_straggler_is_reported_once_until_it_has_recovered():
     fast, slow = (0.3, 0.3, 0.3), (0.3, 0.9, 0.3)
     found = watch(StragglerDetector(2.0), slow, slow, fast, slow)
     assert [len(each) for each in found] == [1, 0, 0, 1]
 
 
-def test_ranks_that_work_alike_are_not_slow_whatever_saving_costs_one_of_them():
+def test_ranks_with_similar_work_are_no_stragglers():
     assert watch(StragglerDetector(2.0), (0.3, 0.35, 0.5)) == [[]]
 
 
-def test_a_rank_that_holds_nobody_up_is_not_slow():
+def test_a_rank_that_delays_no_other_is_no_straggler():
     assert watch(StragglerDetector(2.0), (0.01, 0.05, 0.01)) == [[]], "steps take a second, so 0.04 of them is nothing"
 
 
-def test_nothing_is_said_about_a_few_steps_or_about_one_rank():
+def test_short_windows_and_single_ranks_are_not_checked():
     assert watch(StragglerDetector(2.0), (0.3, 0.9), seconds=1.0) == [[]]
     assert watch(StragglerDetector(2.0), (0.9,)) == [[]]
     slowness = StragglerDetector(2.0)

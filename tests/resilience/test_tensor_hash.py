@@ -1,4 +1,4 @@
-"""The digest is the sum it claims to be, notices every bit, and does not care where in memory a tensor lies."""
+"""The digest is the documented sum, detects every flipped bit, and does not depend on a tensor's storage."""
 
 import random
 
@@ -11,14 +11,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8)
 
 
 def bits(count, dtype, seed=0):
-    """A tensor of any bits, NaNs among them."""
+    """Return a tensor of random bits, including NaNs."""
     size = torch.empty(0, dtype=dtype).element_size()
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (count * size,), dtype=torch.uint8, generator=generator).view(dtype)
 
 
 def by_hand(tensor):
-    """The same sum in Python's integers."""
+    """Compute the same sum with Python integers."""
     size = tensor.element_size()
     raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
     whole = len(raw) // 8 * 8
@@ -35,7 +35,7 @@ def by_hand(tensor):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("words", [0, 1, 100, _WORDS, 2 * _WORDS + 3])
-def test_it_is_the_weighted_sum_modulo_2_to_the_64(words, dtype):
+def test_the_digest_is_the_weighted_sum_modulo_2_to_the_64(words, dtype):
     per_word = 8 // torch.empty(0, dtype=dtype).element_size()
     for extra in range(per_word):
         tensor = bits(words * per_word + extra, dtype, seed=extra)
@@ -43,7 +43,7 @@ def test_it_is_the_weighted_sum_modulo_2_to_the_64(words, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_single_bit_is_noticed(dtype):
+def test_a_flip_of_any_single_bit_changes_the_digest(dtype):
     tensor = bits(37, dtype)
     before, raw = int(digest(tensor)), tensor.view(torch.uint8)
     for bit in range(8 * raw.numel()):
@@ -53,7 +53,7 @@ def test_every_single_bit_is_noticed(dtype):
     assert int(digest(tensor)) == before
 
 
-def test_a_bit_of_a_large_tensor_is_noticed_wherever_it_is():
+def test_a_flipped_bit_anywhere_in_a_large_tensor_changes_the_digest():
     tensor = bits(3 * _WORDS * 2 + 77, torch.float32)
     before, raw, rng = int(digest(tensor)), tensor.view(torch.uint8), random.Random(0)
     for _ in range(200):
@@ -63,7 +63,7 @@ def test_a_bit_of_a_large_tensor_is_noticed_wherever_it_is():
         raw[bit // 8] ^= 1 << bit % 8
 
 
-def test_elements_and_rows_that_change_places_are_noticed():
+def test_swapped_elements_and_rows_change_the_digest():
     matrix = bits(512 * 64, torch.float32).view(512, 64)
     before = int(digest(matrix))
     for first, second in ((0, 1), (3, 400), (510, 511)):
@@ -73,15 +73,15 @@ def test_elements_and_rows_that_change_places_are_noticed():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_where_it_lies_does_not_matter(dtype):
-    """Rows of a matrix of odd width begin anywhere in a word."""
+def test_the_digest_does_not_depend_on_the_storage_offset(dtype):
+    """Rows of a matrix of odd width begin at any offset within a word."""
     matrix = bits(9 * 33, dtype).view(9, 33)
     for row in range(9):
         assert int(digest(matrix[row:])) == int(digest(matrix[row:].clone()))
     assert int(digest(matrix.t())) == int(digest(matrix.t().contiguous()))
 
 
-def test_what_accelerators_compute_is_the_same():
+def test_accelerators_compute_the_same_digest():
     words, weights = bits(130 * 64, torch.int64).view(130, 64), bits(64, torch.int64, seed=1)
     assert torch.equal(_sums_of_products(words, weights), _sums(words, weights))
     assert _sums_of_products(words[:0], weights).shape == (0,)

@@ -1,4 +1,4 @@
-"""Who hangs is found when its phase lasts longer than the run itself would make one expect, and is named."""
+"""Watchdog: a hang is found when a phase exceeds its learned time limit, and the causing rank is reported."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def works(rank, phase="forward", step=6, since=900.0):
         ("end", 1.0, None),
     ],
 )
-def test_limits_are_learned(phase, longest, limit):
+def test_time_limits_are_learned(phase, longest, limit):
     watchdog = Watchdog(20.0)
     learned = {} if longest is None else {phase: longest}
     assert watchdog.check([reading(longest=learned, phase="start")], NOW, lambda pid: False) is None
@@ -42,37 +42,37 @@ def test_limits_are_learned(phase, longest, limit):
     assert watchdog.limit(phase) == limit, "the longest of all attempts counts"
 
 
-def test_a_phase_may_last_up_to_its_limit_and_no_longer():
+def test_a_phase_beyond_its_time_limit_is_a_hang():
     assert look(works(0, since=NOW - 19.9)) is None
     found = look(works(0, since=NOW - 20.1))
     assert (found.ranks, found.phase, found.step) == ([0], "forward", 7)
     assert found.seconds == pytest.approx(20.1) and found.why.startswith("training/step.py")
-    assert look(works(0, since=0.0), seconds=None) is None, "asked not to look"
+    assert look(works(0, since=0.0), seconds=None) is None, "the watchdog is disabled"
 
 
-def test_a_stopped_rank_is_to_blame_before_all_others():
+def test_a_stopped_rank_is_blamed_first():
     found = look(waits(0), works(1), waits(2), stopped={2})
     assert (found.ranks, found.phase, found.why) == ([2], "reduce", "stopped by a signal")
 
 
-def test_a_rank_without_a_sign_of_life_is_to_blame_before_those_that_work():
+def test_a_rank_that_does_not_respond_is_blamed_before_working_ranks():
     silent = reading(2, phase="backward", step=6, since=900.0, alive_at=NOW - 30, longest=KNOWN)
     found = look(waits(0), works(1), silent)
     assert (found.ranks, found.phase) == ([2], "backward") and "does not respond" in found.why
 
 
-def test_the_rank_that_waits_for_nobody_is_to_blame():
+def test_a_rank_that_does_not_wait_is_blamed_before_waiting_ranks():
     found = look(waits(0), works(1, phase="data"), waits(2), waits(3))
     assert (found.ranks, found.phase, found.step) == ([1], "data", 7)
     assert "waits for no other rank" in found.why
 
 
-def test_where_all_wait_it_is_the_one_that_has_come_least_far():
+def test_if_all_ranks_wait_the_one_with_the_least_progress_is_blamed():
     assert look(waits(0, step=7), waits(1, phase="optimizer", step=6), waits(2, step=7)).ranks == [1]
     assert look(waits(0), waits(1, phase="backward"), waits(2)).ranks == [1]
 
 
-def test_where_all_have_come_as_far_it_is_the_one_that_waits_elsewhere():
+def test_at_equal_progress_the_rank_that_waits_elsewhere_is_blamed():
     found = look(
         waits(0, "forward"), waits(1, "backward", location="parallel/tensor_parallel.py:3 hook"), waits(2, "forward")
     )
@@ -82,7 +82,7 @@ def test_where_all_have_come_as_far_it_is_the_one_that_waits_elsewhere():
     )
 
 
-def test_where_nothing_tells_them_apart_all_are_named():
+def test_if_ranks_cannot_be_distinguished_all_are_blamed():
     assert look(waits(0), waits(1)).ranks == [0, 1]
     found = look(waits(0), waits(1, location="parallel/tensor_parallel.py:3 hook"))
     assert found.ranks == [0, 1] and "rank 1 in parallel/tensor_parallel.py:3 hook" in found.why, "one against one"

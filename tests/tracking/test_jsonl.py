@@ -1,4 +1,4 @@
-"""JSON lines: what is appended can be read, bit for bit, whatever happens to the writer."""
+"""JSON lines: appended records can be read, bit for bit, even if the writer is killed."""
 
 import fcntl
 import itertools
@@ -23,7 +23,7 @@ RECORDS = st.dictionaries(st.text(), st.one_of(FLOATS, st.integers(), st.text(),
 
 
 def bits(value: float) -> bytes:
-    """The bits of a float; all NaNs are one, because JSON could not tell them apart."""
+    """Return the bits of a float; all NaNs count as equal, because JSON cannot distinguish them."""
     return b"nan" if math.isnan(value) else struct.pack("<d", value)
 
 
@@ -34,7 +34,7 @@ def bits(value: float) -> bytes:
 @example(math.inf)
 @example(-math.inf)
 @example(math.nan)
-def test_a_float_comes_back_bit_for_bit_from_strict_json(value: float) -> None:
+def test_a_float_is_restored_bit_for_bit_from_strict_json(value: float) -> None:
     line = encode({"loss": value, "seconds": {"data": value}})
 
     def refuse(name: str) -> float:
@@ -46,7 +46,7 @@ def test_a_float_comes_back_bit_for_bit_from_strict_json(value: float) -> None:
 
 
 @given(st.lists(RECORDS, max_size=4), st.data())
-def test_cut_anywhere_a_file_opens_with_exactly_its_whole_lines(
+def test_a_file_truncated_anywhere_opens_with_exactly_its_complete_lines(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, object]], data: st.DataObject
 ) -> None:
     whole = b"".join(map(encode, records))
@@ -55,14 +55,14 @@ def test_cut_anywhere_a_file_opens_with_exactly_its_whole_lines(
     path.write_bytes(whole[:cut])
     with JsonLines(path) as file:
         file.append({"last": 1})
-    # A line that lacks nothing but its newline is whole.
+    # A line that lacks only its newline is complete.
     kept = whole[: cut + 1] if decode(whole[:cut].rpartition(b"\n")[2]) is not None else whole[:cut]
     kept = kept[: kept.rfind(b"\n") + 1]
     assert path.read_bytes() == kept + encode({"last": 1})
     assert len(read_records(path)) == kept.count(b"\n") + 1
 
 
-def test_a_tail_longer_than_the_block_that_is_read_at_once_is_cut_off(tmp_path: Path) -> None:
+def test_an_incomplete_line_longer_than_the_read_block_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(encode({"a": 1}) + b'{"b": "' + b"x" * 200_000)
     with JsonLines(path):
@@ -70,7 +70,7 @@ def test_a_tail_longer_than_the_block_that_is_read_at_once_is_cut_off(tmp_path: 
     assert path.read_bytes() == encode({"a": 1})
 
 
-def test_zeros_that_a_power_cut_leaves_at_the_end_are_cut_off(tmp_path: Path) -> None:
+def test_zeros_at_the_end_after_a_power_failure_are_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(encode({"a": 1}) + bytes(4096))
     with JsonLines(path) as file:
@@ -85,7 +85,7 @@ def test_a_reader_ignores_the_line_that_is_being_written(tmp_path: Path) -> None
     assert path.read_bytes().endswith(b'{"b": '), "reading must not change the file of a run at work"
 
 
-def test_a_damaged_line_inside_is_named(tmp_path: Path) -> None:
+def test_a_damaged_line_inside_the_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(encode({"a": 1}) + b'{"b": 2\n' + encode({"c": 3}))
     with pytest.raises(DataError, match=r"lines\.jsonl, line 2: '\{\"b\": 2' is not a JSON object"):
@@ -102,8 +102,8 @@ def test_a_full_disk_is_a_storage_error_that_names_file_and_remedy() -> None:
         file.append({"a": 1})
 
 
-def test_a_disk_that_fills_up_inside_a_line_leaves_the_lines_before_it(tmp_path: Path) -> None:
-    """A real limit on the size of files makes a real write() stop half way; in a child, to keep the limit there."""
+def test_a_disk_that_fills_up_within_a_line_keeps_the_lines_before_it(tmp_path: Path) -> None:
+    """A file size limit makes write() stop half way; in a child process, because the limit cannot be undone."""
     path = tmp_path / "lines.jsonl"
     whole = encode({"a": "x" * 80})
     child = os.fork()
@@ -125,16 +125,14 @@ def test_a_disk_that_fills_up_inside_a_line_leaves_the_lines_before_it(tmp_path:
     assert path.read_bytes() == whole * 2
 
 
-def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match=r"run/metrics\.jsonl: cannot open"):
         JsonLines(tmp_path / "run" / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("crash_in", ["fsync", "replace"])
-def test_dropping_lines_happens_at_once_or_not_at_all(
-    crash_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filtering_lines_is_atomic(crash_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines.jsonl"
     before = b"".join(encode({"step": step}) for step in range(100))
     path.write_bytes(before)
@@ -152,14 +150,14 @@ def test_dropping_lines_happens_at_once_or_not_at_all(
     assert [record["step"] for record in read_records(path)] == [s for s in range(100) if "7" in str(s)]
 
 
-def test_several_writers_of_whom_some_are_killed_leave_whole_lines_and_lose_none(tmp_path: Path) -> None:
-    """A run and its supervisor write the same events; a half-written line of the one must not spoil the other's."""
+def test_several_writers_lose_no_line_when_some_are_killed(tmp_path: Path) -> None:
+    """A run and its supervisor write to the same file; a half-written line of one must not damage the other's."""
     path, children = tmp_path / "lines.jsonl", []
     for writer in range(4):
         child = os.fork()
         if child == 0:
             with JsonLines(path) as file:
-                for number in itertools.count() if writer == 0 else range(200):  # the first has to be killed
+                for number in itertools.count() if writer == 0 else range(200):  # the first writer is killed later
                     file.append({"writer": writer, "number": number, "text": "x" * 5000})
                     (tmp_path / f"done-{writer}").write_text(str(number))
             os._exit(0)
@@ -167,17 +165,17 @@ def test_several_writers_of_whom_some_are_killed_leave_whole_lines_and_lose_none
     while not all((tmp_path / f"done-{writer}").exists() for writer in range(4)):
         time.sleep(0.001)
     os.kill(children[0], signal.SIGKILL)
-    with path.open("ab") as killed:  # in the midst of a line, and so with the lock
+    with path.open("ab") as killed:  # stopped within a line, holding the lock
         fcntl.flock(killed, fcntl.LOCK_EX)
         killed.write(b'{"writer": 0, "number": ')
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert codes == [-signal.SIGKILL, 0, 0, 0]
     found = read_records(path)
     for writer in (1, 2, 3):
-        assert [one["number"] for one in found if one["writer"] == writer] == list(range(200))
+        assert [record["number"] for record in found if record["writer"] == writer] == list(range(200))
 
 
-def test_a_writer_that_was_stopped_in_the_midst_of_a_line_stops_nobody_for_long(
+def test_a_writer_stopped_within_a_line_blocks_others_only_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lines.jsonl"

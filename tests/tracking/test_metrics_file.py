@@ -1,4 +1,4 @@
-"""metrics.jsonl of a run that was killed again and again equals that of a run that never was."""
+"""metrics.jsonl of a run that was killed repeatedly equals that of an uninterrupted run."""
 
 import os
 import random
@@ -18,12 +18,12 @@ STEPS, CHECKPOINT_EVERY = 4000, 100
 
 
 def line(step: int) -> dict[str, object]:
-    """What a deterministic run logs at a step; lines differ in length."""
+    """Return the metrics of a deterministic run at a step; lines differ in length."""
     return {"step": step, "loss": 1 / step, "seconds": {"data": 0.25}, "filler": "x" * (step * 37 % 500)}
 
 
 def train(path: Path, start: int) -> None:
-    """The part of a run from ``start`` on."""
+    """Log the steps of a run from ``start`` on."""
     file = MetricsFile(path, start_step=start)
     for step in range(start + 1, STEPS + 1):
         file.append(line(step))
@@ -31,7 +31,7 @@ def train(path: Path, start: int) -> None:
 
 
 def killed_after(seconds: float, path: Path, start: int) -> bool:
-    """Whether a process that trains from ``start`` was killed, by SIGKILL, before it was done."""
+    """Return True if a process that logs from ``start`` on was killed by SIGKILL before its end."""
     child = os.fork()
     if child == 0:
         train(path, start)
@@ -41,14 +41,14 @@ def killed_after(seconds: float, path: Path, start: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def test_killed_again_and_again_the_file_equals_that_of_a_straight_run(tmp_path: Path) -> None:
+def test_the_file_of_a_run_killed_repeatedly_equals_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     straight, path, rng = tmp_path / "straight.jsonl", tmp_path / "killed.jsonl", random.Random(0)
     train(straight, 0)
     start = kills = 0
     for _ in range(60):
         kills += killed_after(rng.uniform(0.0, 0.02), path, start)
         if path.exists():
-            # The newest checkpoint a resume could load: what was logged after it is done again.
+            # The newest checkpoint that a resume could load; later steps are repeated.
             logged = max((record["step"] for record in read_metrics(path)), default=0)
             start = max(0, logged // CHECKPOINT_EVERY - rng.randrange(3)) * CHECKPOINT_EVERY
     train(path, start)
@@ -57,7 +57,7 @@ def test_killed_again_and_again_the_file_equals_that_of_a_straight_run(tmp_path:
 
 
 @given(st.lists(st.integers(1, 50), unique=True).map(sorted), st.integers(0, 60))
-def test_resuming_keeps_exactly_the_steps_up_to_the_checkpoint(
+def test_a_resume_keeps_exactly_the_steps_up_to_the_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], start: int
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
@@ -66,8 +66,8 @@ def test_resuming_keeps_exactly_the_steps_up_to_the_checkpoint(
     assert [record["step"] for record in read_metrics(path)] == [step for step in steps if step <= start]
 
 
-def test_nothing_is_rewritten_when_nothing_is_dropped(tmp_path: Path) -> None:
-    """Resuming on a disk that is nearly full must not need room for a copy."""
+def test_the_file_is_not_rewritten_if_no_line_is_dropped(tmp_path: Path) -> None:
+    """A resume on an almost full disk must not need space for a copy."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(encode({"step": 1}) + encode({"step": 2}))
     inode = path.stat().st_ino
@@ -85,12 +85,12 @@ def test_damaged_lines_are_dropped_and_counted(tmp_path: Path) -> None:
     assert [record["step"] for record in read_metrics(path)] == [1, 2, 6]
 
 
-def test_reading_a_run_that_is_not_there_is_a_storage_error(tmp_path: Path) -> None:
+def test_reading_a_missing_run_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"metrics\.jsonl: cannot read: No such file"):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
-def test_events_are_never_cut_back_and_carry_the_time_they_were_given(tmp_path: Path) -> None:
+def test_events_are_never_truncated_and_have_the_time_of_the_clock(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     for part, now in enumerate([0.0, 1_800_000_000.125]):
         log = EventLog(path, clock=lambda now=now: now)
@@ -109,8 +109,8 @@ def test_events_are_never_cut_back_and_carry_the_time_they_were_given(tmp_path: 
 
 
 @pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
-def test_a_line_of_brackets_is_a_damaged_line(tmp_path: Path, bracket: bytes) -> None:
-    """Python's parser gives up on them in another way than on other damage."""
+def test_a_line_of_deeply_nested_brackets_is_a_damaged_line(tmp_path: Path, bracket: bytes) -> None:
+    """Python's parser raises RecursionError for them, not ValueError."""
     path = tmp_path / "metrics.jsonl"
     nested = bracket * 100_000
     path.write_bytes(encode({"step": 1}) + nested + b"\n" + encode({"step": 2}) + nested)

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader finds every number, once per step, also after a resume."""
+"""TensorBoard's own reader finds every value, once per step, also after a resume."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def test_tensorboard_is_imported_only_when_used() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_run_that_went_back_shows_each_step_once_with_its_last_value(tmp_path: Path) -> None:
+def test_a_run_that_was_rolled_back_shows_each_step_once_with_its_last_value(tmp_path: Path) -> None:
     writer = TensorBoard(tmp_path, start_step=0)
     for step in (1, 2, 3, 4):
         writer.log({"step": step, "loss": 0.5})

@@ -1,4 +1,4 @@
-"""The tracker: exact console lines, an honest time left, and a console that cannot end the run."""
+"""The tracker: console lines, time left, and outputs whose failures do not end the run."""
 
 import io
 import json
@@ -44,7 +44,7 @@ def line(step: int, **more: object) -> dict[str, object]:
     }
 
 
-def test_plain_lines_exactly(tmp_path: Path) -> None:
+def test_the_plain_console_prints_these_lines(tmp_path: Path) -> None:
     clock, stream = Clock(), io.StringIO()
     with open_tracker(tmp_path, PLAIN, total_steps=2000, start_step=0, clock=clock, stream=stream) as tracker:
         tracker.message("quickstart: 1,024 parameters")
@@ -66,7 +66,7 @@ def test_plain_lines_exactly(tmp_path: Path) -> None:
 
 
 def screen(output: str) -> list[str]:
-    """What a terminal shows after this output: enough of one for carriage return, cursor up, erase line and colours."""
+    """Return the screen of a terminal that knows carriage return, cursor up, erase line and colours."""
     rows, row, column = [""], 0, 0
     for control, text in re.findall(r"\x1b\[([0-9;?]*[A-Za-z])|([^\x1b])", output):
         if control.endswith("A"):
@@ -84,7 +84,7 @@ def screen(output: str) -> list[str]:
     return [text.rstrip() for text in rows if text.strip()]
 
 
-def test_the_bar_carries_the_same_values_and_validations_stay() -> None:
+def test_the_progress_bar_shows_the_same_values_and_keeps_validation_lines() -> None:
     output = io.StringIO()
     bar = ProgressBarConsole(RichTerminal(width=160, force_terminal=True, file=output), total_steps=2000, start_step=0)
     bar.message("[resumed] at step 10")  # brackets are text, not markup
@@ -99,7 +99,7 @@ def test_the_bar_carries_the_same_values_and_validations_stay() -> None:
     ]
 
 
-def test_a_narrow_terminal_gets_one_shortened_line() -> None:
+def test_the_progress_bar_is_shortened_to_one_line_on_a_narrow_terminal() -> None:
     output = io.StringIO()
     bar = ProgressBarConsole(RichTerminal(width=60, force_terminal=True, file=output), total_steps=2000, start_step=0)
     bar.log(line(120), 2000, 188.0)
@@ -130,14 +130,14 @@ def test_time_left_after_a_resume_counts_only_the_steps_of_this_process() -> Non
 
 @pytest.fixture
 def terminal() -> Iterator[io.TextIOWrapper]:
-    """The program's side of a real pseudo-terminal."""
+    """The program's end of a pseudo-terminal."""
     parent, child = os.openpty()
     with os.fdopen(child, "w") as stream:
         yield stream
     os.close(parent)
 
 
-def test_auto_draws_the_bar_on_a_terminal_that_can_and_plain_lines_elsewhere(
+def test_auto_is_the_progress_bar_on_a_capable_terminal_and_plain_elsewhere(
     terminal: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kind(console: str, stream: io.TextIOBase) -> type:
@@ -154,7 +154,7 @@ def test_auto_draws_the_bar_on_a_terminal_that_can_and_plain_lines_elsewhere(
     assert kind("auto", terminal) is PlainConsole
 
 
-def test_none_says_nothing_and_records_everything(tmp_path: Path) -> None:
+def test_console_none_prints_nothing_and_records_everything(tmp_path: Path) -> None:
     stream, config = io.StringIO(), TrackingConfig(console="none", tensorboard=False)
     with open_tracker(tmp_path, config, total_steps=10, start_step=0, stream=stream) as tracker:
         tracker.message("hello")
@@ -165,8 +165,8 @@ def test_none_says_nothing_and_records_everything(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["end"]
 
 
-def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
-    """As in ``hlat train recipe.yaml | head -3``, with a real pipe."""
+def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path) -> None:
+    """As in ``hlat train recipe.yaml | head -3``, with a pipe."""
     reading, writing = os.pipe()
     stream = os.fdopen(writing, "w")
     with open_tracker(tmp_path, PLAIN, total_steps=10, start_step=0, stream=stream) as tracker:
@@ -203,7 +203,7 @@ def test_damaged_metrics_are_reported_and_do_not_stop_a_resume(tmp_path: Path) -
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_a_tracker_that_cannot_open_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_open_leaves_no_file_open(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").mkdir()
     process = psutil.Process()
     before = process.num_fds()
@@ -216,7 +216,7 @@ def test_a_tracker_that_cannot_open_leaves_nothing_open(tmp_path: Path) -> None:
     ("seconds", "text"),
     [(0, "0:00:00"), (59.6, "0:01:00"), (3661, "1:01:01"), (86399.6, "1d 00:00:00"), (187200, "2d 04:00:00")],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -232,18 +232,18 @@ def test_durations(seconds: float, text: str) -> None:
         (math.nan, "nan"),
     ],
 )
-def test_rates(value: float, text: str) -> None:
+def test_rates_are_formatted(value: float, text: str) -> None:
     assert rate(value) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0M"), (850 * 2**20, "850M"), (1288490189, "1.2G"), (141 * 2**30, "141.0G")]
 )
-def test_sizes(count: int, text: str) -> None:
+def test_sizes_are_formatted(count: int, text: str) -> None:
     assert size(count) == text
 
 
-def test_going_back_drops_the_metrics_of_undone_steps_and_no_event(tmp_path: Path) -> None:
+def test_a_rewind_drops_the_metrics_of_undone_steps_and_no_event(tmp_path: Path) -> None:
     clock, stream = Clock(), io.StringIO()
     with open_tracker(tmp_path, PLAIN, total_steps=100, start_step=0, clock=clock, stream=stream) as tracker:
         for step in (1, 2, 3):
@@ -254,9 +254,13 @@ def test_going_back_drops_the_metrics_of_undone_steps_and_no_event(tmp_path: Pat
         for step in (2, 3):
             clock.now += 2.0
             tracker.log(line(step, loss=1.0))
-    assert [(one["step"], one["loss"]) for one in read_metrics(tmp_path / "metrics.jsonl")] == [(1, 0), (2, 1), (3, 1)]
-    assert [one["event"] for one in read_events(tmp_path / "events.jsonl")] == ["anomaly"]
-    assert [one.split("  ")[2] for one in stream.getvalue().splitlines()] == [
+    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "metrics.jsonl")] == [
+        (1, 0),
+        (2, 1),
+        (3, 1),
+    ]
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["anomaly"]
+    assert [line.split("  ")[2] for line in stream.getvalue().splitlines()] == [
         "eta -",
         "eta 0:01:38",
         "eta 0:01:37",
@@ -266,13 +270,13 @@ def test_going_back_drops_the_metrics_of_undone_steps_and_no_event(tmp_path: Pat
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")  # noqa: PTH110
-def test_tensorboard_on_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, capfd) -> None:
+def test_tensorboard_on_a_full_disk_is_dropped_with_one_message(tmp_path: Path, capfd) -> None:
     stream = io.StringIO()
     config = TrackingConfig(console="plain", tensorboard=True)
     with open_tracker(tmp_path, config, total_steps=10, start_step=0, stream=stream) as tracker:
         tracker.log(line(1))
         [events] = (tmp_path / "tensorboard").iterdir()
-        [ours] = [one for one in psutil.Process().open_files() if one.path == str(events)]
+        [ours] = [file for file in psutil.Process().open_files() if file.path == str(events)]
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, ours.fd)
         os.close(full)
@@ -287,7 +291,7 @@ def test_tensorboard_on_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: P
     assert capfd.readouterr() == ("", "")
 
 
-def test_tensorboard_that_cannot_begin_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_tensorboard_that_cannot_be_opened_is_dropped_with_one_message(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
     stream = io.StringIO()
     config = TrackingConfig(console="plain", tensorboard=True)
@@ -297,7 +301,7 @@ def test_tensorboard_that_cannot_begin_is_told_once_and_the_run_goes_on(tmp_path
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["tensorboard_dropped"]
 
 
-def test_the_record_knows_whether_it_lacks_a_step(tmp_path: Path) -> None:
+def test_ends_before_is_true_if_the_last_line_is_of_an_earlier_step(tmp_path: Path) -> None:
     with open_tracker(tmp_path, PLAIN, total_steps=9, start_step=0, stream=io.StringIO()) as tracker:
         assert tracker.ends_before(1)
         for step in (2, 4):
@@ -307,15 +311,15 @@ def test_the_record_knows_whether_it_lacks_a_step(tmp_path: Path) -> None:
             assert tracker.ends_before(start) == lacks, start
 
 
-def test_nothing_is_recorded_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    """It was, and is no more: making it anew would hide that."""
+def test_a_missing_run_folder_is_not_created(tmp_path: Path) -> None:
+    """It was removed; creating it again would hide that."""
     with pytest.raises(StorageError, match=r"run/metrics\.jsonl: cannot open: No such file"):
         open_tracker(tmp_path / "run", PLAIN, total_steps=8, start_step=0)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_told_holds_no_secret_of_a_url_and_steers_no_terminal(tmp_path):
-    """A checkpoint of an earlier version may say where its text came from, with all that opened it."""
+def test_messages_and_events_have_no_url_credentials_and_no_control_characters(tmp_path):
+    """A checkpoint of an earlier version may contain the URL of its text with credentials."""
     stream = io.StringIO()
     with open_tracker(tmp_path, TrackingConfig(console="plain"), total_steps=2, start_step=0, stream=stream) as tracker:
         tracker.message("changed: 'https://S3CR3T@host/x?k=S3CR3T' -> 'x\x1b[2J\x9b'")
