@@ -23,83 +23,85 @@ def noisy(step):
     return 3.0 + 0.1 * rng.gauss(0, 1), 1.0 + 0.05 * rng.gauss(0, 1)
 
 
-def feed(judged, steps, values=noisy):
+def check_steps(anomalies, steps, values=noisy):
     """Check some steps; return the actions."""
-    return [judged.check(step, (step - 1) * BATCH, *values(step)).action for step in steps]
+    return [anomalies.check(step, (step - 1) * BATCH, *values(step)).action for step in steps]
 
 
 @pytest.mark.parametrize("bad", [(math.nan, 1.0), (3.0, math.nan), (math.inf, 1.0), (3.0, -math.inf)])
 def test_a_non_finite_step_is_skipped_and_not_added_to_the_window(bad):
     disturbed, quiet = policy(), policy()
-    assert feed(disturbed, range(1, 13)) == feed(quiet, range(1, 13)) == ["apply"] * 12
+    assert check_steps(disturbed, range(1, 13)) == check_steps(quiet, range(1, 13)) == ["apply"] * 12
     verdict = disturbed.check(13, 96, *bad)
     assert (verdict.action, verdict.kind, verdict.samples) == ("skip", "non_finite", (96, 104))
     assert not verdict.applied
-    kept, expected = disturbed.state(), quiet.state()
-    assert (kept["losses"], kept["norms"]) == (expected["losses"], expected["norms"])
-    assert kept["skipped_steps"] == [13]
+    state, expected = disturbed.state(), quiet.state()
+    assert (state["losses"], state["norms"]) == (expected["losses"], expected["norms"])
+    assert state["skipped_steps"] == [13]
     assert policy(non_finite="stop").check(1, 0, *bad).action == "stop"
 
 
 @pytest.mark.parametrize(("spike", "action"), [("warn", "warn"), ("skip", "skip"), ("rollback", "rollback")])
 @pytest.mark.parametrize("kind", ["loss_spike", "norm_spike"])
 def test_a_spike_gets_the_action_of_the_recipe(spike, action, kind):
-    judged = policy(spike=spike)
-    feed(judged, range(1, 17))
-    verdict = judged.check(17, 128, *((9.0, 1.0) if kind == "loss_spike" else (3.0, 5.0)))
+    anomalies = policy(spike=spike)
+    check_steps(anomalies, range(1, 17))
+    verdict = anomalies.check(17, 128, *((9.0, 1.0) if kind == "loss_spike" else (3.0, 5.0)))
     assert (verdict.action, verdict.kind, verdict.samples) == (action, kind, (128, 136))
     assert verdict.applied == (action == "warn")
     assert verdict.window["steps"] == 16 and abs(verdict.window["loss_median"] - 3.0) < 0.1
-    assert (max(judged.state()["losses"]) == 9.0) == (action == "warn" and kind == "loss_spike")
-    assert judged.skipped.next_step_start(16) == (136 if action == "rollback" else 128)
+    assert (max(anomalies.state()["losses"]) == 9.0) == (action == "warn" and kind == "loss_spike")
+    assert anomalies.skipped.next_step_start(16) == (136 if action == "rollback" else 128)
 
 
 def test_ignored_spikes_are_not_reported():
-    judged = policy(spike="ignore")
-    feed(judged, range(1, 17))
-    assert judged.check(17, 128, 9.0, 1.0).samples is None
+    anomalies = policy(spike="ignore")
+    check_steps(anomalies, range(1, 17))
+    assert anomalies.check(17, 128, 9.0, 1.0).samples is None
 
 
 def test_no_spike_is_found_before_a_quarter_of_the_window_is_filled():
-    judged = policy(spike="skip")
-    assert feed(judged, range(1, 5), lambda step: (10.0**step, 10.0**step)) == ["apply"] * 4
-    assert judged.check(5, 32, 1e9, 1e9).action == "skip"
+    anomalies = policy(spike="skip")
+    assert check_steps(anomalies, range(1, 5), lambda step: (10.0**step, 10.0**step)) == ["apply"] * 4
+    assert anomalies.check(5, 32, 1e9, 1e9).action == "skip"
 
 
 def test_falling_values_are_no_spike():
-    judged = policy(spike="skip", threshold=4.0)
-    assert set(feed(judged, range(1, 200), lambda step: (10 / step**0.3, 1e-6 if step == 150 else 1.0))) == {"apply"}
+    anomalies = policy(spike="skip", threshold=4.0)
+    assert set(check_steps(anomalies, range(1, 200), lambda step: (10 / step**0.3, 1e-6 if step == 150 else 1.0))) == {
+        "apply"
+    }
 
 
 def test_sampling_noise_after_a_flat_window_is_no_spike():
     """The window is constant; then the loss rises by half of threshold / sqrt(tokens), and by twice of it."""
-    judged = policy(spike="skip")
-    feed(judged, range(1, 17), lambda step: (2.0, 2.0))
+    anomalies = policy(spike="skip")
+    check_steps(anomalies, range(1, 17), lambda step: (2.0, 2.0))
     floor = 10.0 * 2.0 / math.sqrt(TOKENS)
-    assert judged.check(17, 128, 2.0 + floor / 2, 2.0).action == "apply"
-    assert judged.check(18, 136, 2.0 + 2 * floor, 2.0).action == "skip"
+    assert anomalies.check(17, 128, 2.0 + floor / 2, 2.0).action == "apply"
+    assert anomalies.check(18, 136, 2.0 + 2 * floor, 2.0).action == "skip"
 
 
 def test_a_few_outliers_hardly_change_median_and_deviation():
     clean = [noisy(step)[0] for step in range(100)]
-    middle, deviation = center_and_scale(clean, 10**12)
-    assert middle == pytest.approx(3.0, abs=0.05) and deviation == pytest.approx(0.1, rel=0.3)
-    spoiled, wider = center_and_scale([*clean[:80], *[1e9] * 20], 10**12)
-    assert spoiled == pytest.approx(middle, abs=0.05) and wider < 2 * deviation
+    center, deviation = center_and_scale(clean, 10**12)
+    assert center == pytest.approx(3.0, abs=0.05) and deviation == pytest.approx(0.1, rel=0.3)
+    with_outliers, wider = center_and_scale([*clean[:80], *[1e9] * 20], 10**12)
+    assert with_outliers == pytest.approx(center, abs=0.05) and wider < 2 * deviation
 
 
 def test_the_budget_counts_skips_and_rollbacks_of_one_window_only():
-    judged = policy(budget=3, spike="rollback")
-    feed(judged, range(1, 17))
+    anomalies = policy(budget=3, spike="rollback")
+    check_steps(anomalies, range(1, 17))
     bad = {20: (math.nan, 1.0), 22: (9.0, 1.0), 24: (math.nan, 1.0)}
-    assert {step: judged.check(step, step * BATCH, *numbers).action for step, numbers in bad.items()} == {
+    assert {step: anomalies.check(step, step * BATCH, *numbers).action for step, numbers in bad.items()} == {
         20: "skip",
         22: "rollback",
         24: "skip",
     }
     later = AnomalyPolicy(AnomalyConfig(window=16, threshold=10.0, budget=3, spike="rollback"), BATCH, TOKENS)
-    later.restore(judged.state())
-    stopped = judged.check(35, 280, math.nan, 1.0)
+    later.restore(anomalies.state())
+    stopped = anomalies.check(35, 280, math.nan, 1.0)
     assert stopped.action == "stop" and "3 steps were skipped or rolled back within 16" in stopped.reason
     assert later.check(36, 288, math.nan, 1.0).action == "skip", "step 20 is a window ago"
 
@@ -111,11 +113,11 @@ def test_a_restored_policy_decides_like_the_saved_one():
         loss, norm = noisy(step)
         return {30: (math.nan, norm), 41: (9.0, norm), 52: (loss, 7.0)}.get(step, (loss, norm))
 
-    whole = policy(spike="rollback")
+    uninterrupted = policy(spike="rollback")
     states, verdicts = [], []
     for step in range(1, 80):
-        states.append(json.dumps(whole.state(), allow_nan=False))
-        verdicts.append(whole.check(step, whole.skipped.next_step_start(step - 1), *numbers(step)))
+        states.append(json.dumps(uninterrupted.state(), allow_nan=False))
+        verdicts.append(uninterrupted.check(step, uninterrupted.skipped.next_step_start(step - 1), *numbers(step)))
     for at, state in enumerate(states):
         resumed = policy(spike="rollback")
         resumed.restore(json.loads(state))
@@ -127,24 +129,24 @@ def test_a_restored_policy_decides_like_the_saved_one():
 
 
 def test_a_rollback_forgets_the_undone_steps_and_keeps_the_skipped_samples():
-    judged = policy(spike="rollback")
-    feed(judged, range(1, 21))
-    saved = judged.state()
-    feed(judged, range(21, 23))
-    assert judged.check(23, 176, math.nan, 1.0).action == "skip"
-    assert judged.check(24, 184, 9.0, 1.0).action == "rollback"
-    judged.roll_back(saved)
-    assert judged.state() == {**saved, "rollbacks": [{"step": 24, "samples": [184, 192]}]}
-    assert [judged.skipped.next_step_start(done) for done in (22, 23)] == [176, 192]
-    judged.roll_back(None)
-    assert judged.state()["losses"] == [] and judged.skipped.next_step_start(23) == 192
+    anomalies = policy(spike="rollback")
+    check_steps(anomalies, range(1, 21))
+    saved = anomalies.state()
+    check_steps(anomalies, range(21, 23))
+    assert anomalies.check(23, 176, math.nan, 1.0).action == "skip"
+    assert anomalies.check(24, 184, 9.0, 1.0).action == "rollback"
+    anomalies.roll_back(saved)
+    assert anomalies.state() == {**saved, "rollbacks": [{"step": 24, "samples": [184, 192]}]}
+    assert [anomalies.skipped.next_step_start(done) for done in (22, 23)] == [176, 192]
+    anomalies.roll_back(None)
+    assert anomalies.state()["losses"] == [] and anomalies.skipped.next_step_start(23) == 192
 
 
 def test_a_missing_state_resets_the_policy_and_an_invalid_one_is_refused():
-    judged = policy()
-    judged.restore(None)
-    assert judged.state() == policy().state()
-    good = judged.state()
+    anomalies = policy()
+    anomalies.restore(None)
+    assert anomalies.state() == policy().state()
+    good = anomalies.state()
     for wrong in (
         {},
         [],

@@ -10,7 +10,7 @@ HOSTS = ("a", "a", "b", "b")
 
 
 @pytest.mark.parametrize(
-    ("copies", "outvoted"),
+    ("digests", "outvoted"),
     [
         ([(0, 1), (1, 2)], set()),
         ([(0, 1), (1, 2), (2, 1)], {1}),
@@ -22,8 +22,8 @@ HOSTS = ("a", "a", "b", "b")
         ([(3, 1), (3, 2)], {3}),
     ],
 )
-def test_a_majority_of_replicas_outvotes_the_others(copies, outvoted):
-    assert Mismatch("w", tuple(copies)).outvoted == outvoted
+def test_a_majority_of_replicas_outvotes_the_others(digests, outvoted):
+    assert Mismatch("w", tuple(digests)).outvoted == outvoted
 
 
 def incident(*copies, step=8, before=None, hosts=HOSTS):

@@ -31,7 +31,7 @@ def held(dtype=torch.float32):
     return HeldParameter("w", parameter, RowLayout((), 0, (2,)), 0, True)
 
 
-def go_through(faults, steps, global_batch=8, phases=("data", "forward", "backward", "reduce", "optimizer", "between")):
+def run_steps(faults, steps, global_batch=8, phases=("data", "forward", "backward", "reduce", "optimizer", "between")):
     for step in range(1, steps + 1):
         faults.begin_step(step, (step - 1) * global_batch)
         for phase in phases:
@@ -42,13 +42,13 @@ def test_a_fault_happens_once_in_its_step_and_phase(tmp_path):
     slept = []
     faults = [fault(kind="hang", at_step=3, phase="backward", seconds=7)]
     for _ in range(2):  # the second is the process after the restart
-        go_through(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 5)
+        run_steps(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 5)
     assert slept == [7]
 
 
 def test_a_fault_of_another_rank_does_not_happen_here(tmp_path):
     slept = []
-    go_through(
+    run_steps(
         FaultInjector([fault(kind="hang", at_step=1, rank=1)], HostGroup(), tmp_path / "faults", 8, slept.append), 3
     )
     assert slept == []
@@ -58,7 +58,7 @@ def test_a_slow_fault_lasts_for_its_steps_and_recurs_after_a_restart(tmp_path):
     slept = []
     faults = [fault(kind="slow", at_step=2, steps=3, seconds=0.25)]
     for _ in range(2):
-        go_through(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 9)
+        run_steps(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 9)
     assert slept == [0.25] * 6
 
 
@@ -67,36 +67,36 @@ def test_injected_exceptions_are_raised(tmp_path, kind):
     faults = FaultInjector([fault(kind=kind, at_step=2)], HostGroup(), tmp_path / "faults", 8)
     faults.set_parameters([held()])
     with pytest.raises(InjectedFault if kind == "exception" else RuntimeError, match=r"step 2|can't allocate memory"):
-        go_through(faults, 2)
-    go_through(faults, 2)
+        run_steps(faults, 2)
+    run_steps(faults, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bitflip_changes_a_single_bit(tmp_path, dtype):
-    faults, one = (
+    faults, parameter = (
         FaultInjector([fault(kind="bitflip", at_step=2, phase="optimizer")], HostGroup(), tmp_path / "faults", 8),
         held(dtype),
     )
-    faults.set_parameters([one])
-    go_through(faults, 5)
-    assert one.tensor.flatten().tolist() == [1.5] + [1.0] * 7
+    faults.set_parameters([parameter])
+    run_steps(faults, 5)
+    assert parameter.tensor.flatten().tolist() == [1.5] + [1.0] * 7
 
 
 def test_gradients_are_changed_right_before_they_are_reduced(tmp_path):
-    one = held()
+    parameter = held()
     faults = FaultInjector(
         [fault(kind="nan", at_step=2), fault(kind="spike", at_step=4)], HostGroup(), tmp_path / "faults", 8
     )
-    faults.set_parameters([one])
+    faults.set_parameters([parameter])
     seen = {}
     for step, first_sample in ((1, 0), (2, 8), (3, 16), (4, 24), (5, 24), (6, 32)):  # step 5 reads step 4's samples
-        one.parameter.grad = torch.ones(4, 2)
+        parameter.parameter.grad = torch.ones(4, 2)
         faults.begin_step(step, first_sample)
         for phase in ("forward", "backward"):
             faults(phase)
-        assert bool((one.gradient == 1).all())
+        assert bool((parameter.gradient == 1).all())
         faults("reduce")
-        seen[step] = one.gradient.flatten()[:2].tolist()
+        seen[step] = parameter.gradient.flatten()[:2].tolist()
     assert str(seen[2]) == "[nan, 1.0]"
     assert [seen[step] for step in (1, 3, 4, 5, 6)] == [[1, 1], [1, 1], [1000, 1000], [1000, 1000], [1, 1]]
 
@@ -159,13 +159,13 @@ def test_all_impossible_faults_are_reported_at_once(cli, recipe_file, tiny):
     wrong = "faults=[{kind: kill, at_step: 3, rank: 2}, {kind: deadlock, at_step: 5}, {kind: slow, at_step: 1}]"
     refused = cli("train", recipe_file, *tiny, wrong, "--allow-faults")
     assert refused.returncode == 2, refused.stderr
-    for part in ("faults.0.rank = 2", "faults.1.kind = 'deadlock'", "faults.2.seconds = 3600"):
-        assert part in refused.stderr, refused.stderr
+    for message in ("faults.0.rank = 2", "faults.1.kind = 'deadlock'", "faults.2.seconds = 3600"):
+        assert message in refused.stderr, refused.stderr
 
 
 def test_an_injected_sigterm_saves_and_stops_the_run(cli, recipe_file, tiny, tmp_path):
-    told = cli("train", recipe_file, *tiny, "faults=[{kind: sigterm, at_step: 7}]", "--allow-faults")
-    assert told.returncode == REQUEUE_CODE and "SIGTERM" in told.stdout, told.stdout + told.stderr
+    stopped = cli("train", recipe_file, *tiny, "faults=[{kind: sigterm, at_step: 7}]", "--allow-faults")
+    assert stopped.returncode == REQUEUE_CODE and "SIGTERM" in stopped.stdout, stopped.stdout + stopped.stderr
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "end"] == [7]
     again = cli("train", recipe_file, *tiny, "faults=[{kind: sigterm, at_step: 7}]", "--allow-faults")

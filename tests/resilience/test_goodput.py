@@ -63,8 +63,8 @@ def parts(**seconds):
 def test_the_parts_add_up_to_the_whole_time(attempts, data):
     now = begin = 1000.0
     account, step = Goodput(begin), 0
-    for opened, phases, failed, pause in attempts:
-        beat, now = None, now + opened
+    for startup, phases, failed, pause in attempts:
+        beat, now = None, now + startup
         if phases is not None:
             productive, saving, waiting, tail, durable_seconds = phases
             done = step + data.draw(st.integers(0, 20))

@@ -139,8 +139,8 @@ def test_a_thread_in_an_interruptible_call_is_waiting():
         seen.append((is_waiting(frame), find_location(frame)))
 
     call_interruptibly(call)
-    [(waits, place)] = seen
-    assert waits and "waiting.py" not in place
+    [(waits, location)] = seen
+    assert waits and "waiting.py" not in location
 
 
 def test_a_thread_that_waits_for_a_collective_is_waiting():

@@ -38,13 +38,13 @@ def test_the_backoff_is_at_most_a_minute():
 
 
 @pytest.mark.parametrize(
-    "progress", [{"durable_step": 20}, {"start_step": 20}], ids=["it saved", "the next began there"]
+    "progress", [{"durable_step": 20}, {"start_step": 20}], ids=["it saved", "the next attempt started there"]
 )
 def test_a_new_checkpoint_resets_the_count_of_restarts(progress):
     restarts = RestartPolicy(2, 1.0)
     assert [restarts.decide(failure(start_step=10)).restart for _ in range(2)] == [True, True]
-    anew = restarts.decide(failure(**{"start_step": 10, **progress}))
-    assert (anew.restart, anew.seconds) == (True, 1.0)
+    after = restarts.decide(failure(**{"start_step": 10, **progress}))
+    assert (after.restart, after.seconds) == (True, 1.0)
     assert restarts.decide(failure(start_step=20)).restart and not restarts.decide(failure(start_step=20)).restart
 
 
@@ -69,10 +69,10 @@ def test_a_rank_lost_twice_in_a_row_shrinks_the_world_size():
     sizes = WorldSizePolicy(2, 8, lambda count: count in (8, 4, 2))
     assert not sizes.shrink_after(failure(rank=3), progress=True)
     assert sizes.shrink_after(failure("hang", rank=3), progress=False) and sizes.now == 4
-    assert not sizes.shrink_after(failure(rank=1), progress=False), "the ranks have other numbers now"
+    assert not sizes.shrink_after(failure(rank=1), progress=False), "the ranks were renumbered"
     assert sizes.shrink_after(failure(rank=1), progress=False) and sizes.now == 2
     for _ in range(3):
-        assert not sizes.shrink_after(failure(rank=1), progress=False), "no fewer than asked for"
+        assert not sizes.shrink_after(failure(rank=1), progress=False), "not fewer than the minimum"
 
 
 @pytest.mark.parametrize(

@@ -9,35 +9,35 @@ from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
 BATCH = 8
 
 
-def read_one_by_one(left_out, steps):
+def read_one_by_one(skipped_batches, steps):
     """Return the batches of the first steps, found by going through all batches."""
-    taken, batch = [], 0
-    while len(taken) < steps:
-        if batch not in left_out:
-            taken.append(batch * BATCH)
+    read, batch = [], 0
+    while len(read) < steps:
+        if batch not in skipped_batches:
+            read.append(batch * BATCH)
         batch += 1
-    return taken
+    return read
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(1, 30))
-def test_step_k_reads_the_kth_batch_that_is_not_skipped(left_out, steps):
-    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
-    taken = read_one_by_one(left_out, steps)
-    assert [skipped.next_step_start(done) for done in range(steps)] == taken
-    assert [skipped.position_after(done) for done in range(steps + 1)] == [0, *(first + BATCH for first in taken)]
+def test_step_k_reads_the_kth_batch_that_is_not_skipped(skipped_batches, steps):
+    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches])
+    read = read_one_by_one(skipped_batches, steps)
+    assert [skipped.next_step_start(done) for done in range(steps)] == read
+    assert [skipped.position_after(done) for done in range(steps + 1)] == [0, *(first + BATCH for first in read)]
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
-def test_the_skipped_batches_are_all_those_between_two_steps(left_out, done):
-    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out])
+def test_the_skipped_batches_are_all_those_between_two_steps(skipped_batches, done):
+    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches])
     assert list(skipped.skipped_after(done)) == list(
         range(skipped.position_after(done), skipped.next_step_start(done), BATCH)
     )
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 20))
-def test_skipping_a_batch_moves_no_earlier_step(left_out, done):
-    ranges = [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in left_out]
+def test_skipping_a_batch_moves_no_earlier_step(skipped_batches, done):
+    ranges = [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches]
     before, after = SkippedSamples(BATCH, ranges), SkippedSamples(BATCH, ranges)
     first = before.next_step_start(done)
     after.add(SampleRange(first, first + BATCH))

@@ -10,7 +10,7 @@ KNOWN = dict.fromkeys(("data", "forward", "backward", "reduce", "optimizer", "ch
 NOW = 1000.0
 
 
-def look(*beats, seconds=20.0, stopped=(), now=NOW):
+def check(*beats, seconds=20.0, stopped=(), now=NOW):
     return Watchdog(seconds).check(beats, now, lambda pid: pid - 100 in stopped)
 
 
@@ -27,9 +27,9 @@ def works(rank, phase="forward", step=6, since=900.0):
 @pytest.mark.parametrize(
     ("phase", "longest", "limit"),
     [
-        ("forward", 0.5, 20.0),  # the least
-        ("checkpoint", 30.0, 300.0),  # ten times its longest
-        ("backward", None, FIRST_TIME),  # it may be compiling
+        ("forward", 0.5, 20.0),  # the minimum
+        ("checkpoint", 30.0, 300.0),  # ten times the longest
+        ("backward", None, FIRST_TIME),  # it may compile
         ("start", None, None),
         ("end", 1.0, None),
     ],
@@ -43,37 +43,37 @@ def test_time_limits_are_learned(phase, longest, limit):
 
 
 def test_a_phase_beyond_its_time_limit_is_a_hang():
-    assert look(works(0, since=NOW - 19.9)) is None
-    found = look(works(0, since=NOW - 20.1))
+    assert check(works(0, since=NOW - 19.9)) is None
+    found = check(works(0, since=NOW - 20.1))
     assert (found.ranks, found.phase, found.step) == ([0], "forward", 7)
     assert found.seconds == pytest.approx(20.1) and found.why.startswith("training/step.py")
-    assert look(works(0, since=0.0), seconds=None) is None, "the watchdog is disabled"
+    assert check(works(0, since=0.0), seconds=None) is None, "the watchdog is disabled"
 
 
 def test_a_stopped_rank_is_blamed_first():
-    found = look(waits(0), works(1), waits(2), stopped={2})
+    found = check(waits(0), works(1), waits(2), stopped={2})
     assert (found.ranks, found.phase, found.why) == ([2], "reduce", "stopped by a signal")
 
 
 def test_a_rank_that_does_not_respond_is_blamed_before_working_ranks():
     silent = reading(2, phase="backward", step=6, since=900.0, alive_at=NOW - 30, longest=KNOWN)
-    found = look(waits(0), works(1), silent)
+    found = check(waits(0), works(1), silent)
     assert (found.ranks, found.phase) == ([2], "backward") and "does not respond" in found.why
 
 
 def test_a_rank_that_does_not_wait_is_blamed_before_waiting_ranks():
-    found = look(waits(0), works(1, phase="data"), waits(2), waits(3))
+    found = check(waits(0), works(1, phase="data"), waits(2), waits(3))
     assert (found.ranks, found.phase, found.step) == ([1], "data", 7)
     assert "waits for no other rank" in found.why
 
 
 def test_if_all_ranks_wait_the_one_with_the_least_progress_is_blamed():
-    assert look(waits(0, step=7), waits(1, phase="optimizer", step=6), waits(2, step=7)).ranks == [1]
-    assert look(waits(0), waits(1, phase="backward"), waits(2)).ranks == [1]
+    assert check(waits(0, step=7), waits(1, phase="optimizer", step=6), waits(2, step=7)).ranks == [1]
+    assert check(waits(0), waits(1, phase="backward"), waits(2)).ranks == [1]
 
 
 def test_at_equal_progress_the_rank_that_waits_elsewhere_is_blamed():
-    found = look(
+    found = check(
         waits(0, "forward"), waits(1, "backward", location="parallel/tensor_parallel.py:3 hook"), waits(2, "forward")
     )
     assert (
@@ -83,6 +83,6 @@ def test_at_equal_progress_the_rank_that_waits_elsewhere_is_blamed():
 
 
 def test_if_ranks_cannot_be_distinguished_all_are_blamed():
-    assert look(waits(0), waits(1)).ranks == [0, 1]
-    found = look(waits(0), waits(1, location="parallel/tensor_parallel.py:3 hook"))
-    assert found.ranks == [0, 1] and "rank 1 in parallel/tensor_parallel.py:3 hook" in found.why, "one against one"
+    assert check(waits(0), waits(1)).ranks == [0, 1]
+    found = check(waits(0), waits(1, location="parallel/tensor_parallel.py:3 hook"))
+    assert found.ranks == [0, 1] and "rank 1 in parallel/tensor_parallel.py:3 hook" in found.why, "no majority of two"

@@ -1,4 +1,4 @@
-"""A NaN and a spike in real runs: what they leave behind is bit for bit what other means of leaving them out do."""
+"""A NaN and a spike in complete runs: the result equals, bit for bit, that of runs without these updates or samples."""
 
 import json
 import shutil
@@ -29,12 +29,12 @@ FORMS = {
     "prepared, DP2 ZeRO 1": ["--nproc", "2", "parallel.zero=1"],
     "online, TP2": ["data.mode=online", "data.streams=8", "--nproc", "2", "parallel.tensor=2"],
 }
-SOME = ["prepared"]  # the others are slow tests; tests/distributed has two ranks in the default suite
+SOME = ["prepared"]  # the others are slow; tests/distributed covers two ranks in the default suite
 
 
 @dataclass
 class Runs:
-    """Runs of one form: in folders of their own, on the same text."""
+    """Runs of one recipe and layout on the same text, each in its folder."""
 
     folder: Path
     form: list[str]
@@ -45,7 +45,7 @@ class Runs:
         return self.folder / name
 
     def train(self, name: str, *more: str, faults: str = "", code: int = 0) -> Path:
-        """Train until the end, which has to have this exit code; the folder of the run."""
+        """Train to the end, with this exit code; return the folder of the run."""
         recipe, run = self.folder / "recipe.yaml", self[name]
         if (first := self["plain"]) != run and not run.exists():
             shutil.copytree(first / "data", run / "data")
@@ -72,12 +72,12 @@ def runs(request, tmp_path_factory, tiny_recipe, corpus, cli) -> Runs:
 
 @pytest.fixture(scope="module")
 def rolled_back(runs) -> Path:
-    """A run that met a spike and went back."""
+    """A run that was rolled back after a spike."""
     return runs.train("rolled back", "anomalies.spike=rollback", faults=SPOILED)
 
 
-def test_a_step_with_a_nan_is_left_out_and_nothing_else_changes(runs):
-    """As if somebody had taken the state before that step for the state after it, and let the data go on."""
+def test_a_step_with_a_nan_is_skipped_and_nothing_else_changes(runs):
+    """As if the state before that step were the state after it, and the data position had advanced."""
     found = runs.train("nan", faults=A_NAN)
     before, after = (newest(runs.train(f"until {k}", f"training.stop_after={k}")) for k in (NAN - 1, NAN))
     cursors = {name: tensor for name, tensor in after.load("").items() if name.startswith("data.")}
@@ -98,7 +98,7 @@ def test_a_step_with_a_nan_is_left_out_and_nothing_else_changes(runs):
     assert event["window"]["steps"] == NAN - 1
 
 
-def test_a_run_that_went_back_is_the_run_that_never_read_those_samples(runs, rolled_back):
+def test_a_rolled_back_run_equals_the_run_that_never_read_those_samples(runs, rolled_back):
     wanted = runs.train("warned", f"training.stop_after={EVERY}")
     start = newest(wanted)
     skipped = {"step": SPIKE, "samples": [8 * (SPIKE - 1), 8 * SPIKE]}
@@ -130,7 +130,7 @@ KILLS = {
 
 
 @pytest.mark.parametrize("when", KILLS)
-def test_killed_around_a_rollback_it_decides_the_same_way_again(runs, rolled_back, when):
+def test_a_run_killed_around_a_rollback_decides_the_same_again(runs, rolled_back, when):
     step, phase = KILLS[when]
     kill = f"{{kind: kill, at_step: {step}, phase: {phase}}}"
     met = 1 if step > SPIKE // EVERY * EVERY + EVERY else 2
@@ -142,8 +142,8 @@ def test_killed_around_a_rollback_it_decides_the_same_way_again(runs, rolled_bac
     assert len(events_of(run, "rollback")) == met - (when == "between spike and rollback")
 
 
-def test_without_a_checkpoint_it_goes_back_to_the_beginning(runs, rolled_back):
-    """Where it goes back to changes nothing of the run."""
+def test_without_a_checkpoint_the_rollback_goes_to_the_beginning(runs, rolled_back):
+    """The result does not depend on the state to which the run is rolled back."""
     run = runs.train("no checkpoint", "anomalies.spike=rollback", "checkpoint.every_steps=null", faults=SPOILED)
     assert [event["step"] for event in events_of(run, "rollback")] == [0]
     assert_same_run(run, rolled_back)
@@ -167,8 +167,8 @@ def test_a_warning_changes_nothing_and_a_skipped_spike_is_not_applied(runs):
 
 
 @pytest.mark.parametrize("spike", ["skip", "rollback"])
-def test_when_the_budget_is_spent_the_run_stops_with_the_last_good_checkpoint(runs, spike):
-    """Three bad batches in a row where two are allowed; with rollbacks, they come one after the other."""
+def test_beyond_the_budget_the_run_stops_with_the_last_good_checkpoint(runs, spike):
+    """Three bad batches in a row, where two are allowed."""
     run = runs[f"spent on {spike}"]
     spikes = ", ".join(f"{{kind: spike, at_step: {step}}}" for step in range(SPIKE, SPIKE + 3))
     runs.train(run.name, f"anomalies.spike={spike}", "anomalies.budget=2", faults=spikes, code=4)
@@ -178,7 +178,7 @@ def test_when_the_budget_is_spent_the_run_stops_with_the_last_good_checkpoint(ru
     assert "anomalies.budget" in error["message"] and "step-00000012" in error["message"]
 
 
-def test_where_the_recipe_says_stop_a_nan_is_the_end(runs):
+def test_a_nan_stops_the_run_if_the_recipe_says_so(runs):
     run = runs["stops"]
     runs.train("stops", "anomalies.non_finite=stop", faults=A_NAN, code=4)
     assert [event["action"] for event in events_of(run, "anomaly")] == ["stop"]

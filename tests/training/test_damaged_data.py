@@ -1,4 +1,4 @@
-"""The manifest of prepared data is damaged between two starts: an error says so, or the run is the undisturbed one."""
+"""The manifest of prepared data is damaged between two starts: an error is reported, or the run is unchanged."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def change(folder: Path, old: bytes, new: bytes) -> None:
     file.write_bytes(content.replace(old, new))
 
 
-def test_a_run_does_not_go_on_with_a_damaged_manifest(settings: list[str], tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_a_damaged_manifest(settings: list[str], tmp_path: Path) -> None:
     train(settings, tmp_path, "training.stop_after=4")
     manifest = (tmp_path / "data" / "manifest.json").read_bytes()
     tokens = json.loads(manifest)["splits"]["train"]["tokens"]
@@ -45,7 +45,7 @@ def test_a_run_does_not_go_on_with_a_damaged_manifest(settings: list[str], tmp_p
     assert newest(tmp_path).meta["step"] == 8
 
 
-def test_a_run_goes_on_with_data_of_before_there_were_checksums(settings: list[str], tmp_path: Path) -> None:
+def test_a_run_resumes_with_data_prepared_before_there_were_checksums(settings: list[str], tmp_path: Path) -> None:
     train(settings, tmp_path / "straight")
     train(settings, tmp_path / "stopped", "training.stop_after=4")
     file = tmp_path / "stopped" / "data" / "manifest.json"

@@ -1,4 +1,4 @@
-"""A run computes with kernels that give the same bits each time, unless its recipe says that it need not."""
+"""A run uses only deterministic kernels, unless its recipe allows others."""
 
 import io
 from pathlib import Path
@@ -45,8 +45,8 @@ def _mode():
         ("bf16-kahan", {"optimizer": {"betas": [0.9, 0.999]}}),
     ],
 )
-def test_a_run_needs_no_kernel_that_torch_refuses_in_deterministic_mode(recipe, monkeypatch, mode, sections):
-    """Steps, validation and saving of every kind of block, with refusals in force, as they are by default."""
+def test_a_run_uses_no_kernel_that_torch_refuses_in_deterministic_mode(recipe, monkeypatch, mode, sections):
+    """Steps, validation and saves of every kind of block in torch's deterministic mode, the default."""
     seen = []
     real = loop.accumulate_gradients
 
@@ -59,8 +59,8 @@ def test_a_run_needs_no_kernel_that_torch_refuses_in_deterministic_mode(recipe, 
     assert seen == [2, 2]
 
 
-def test_the_recipe_may_allow_others(recipe, monkeypatch):
-    """Here a step that uses one which torch has no deterministic form of, on a CPU either."""
+def test_the_recipe_may_allow_nondeterministic_kernels(recipe, monkeypatch):
+    """A step that uses an operator without a deterministic implementation, even on a CPU."""
     real = loop.accumulate_gradients
 
     def other(*arguments):

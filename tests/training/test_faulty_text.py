@@ -1,4 +1,4 @@
-"""What goes wrong with the text of a run of two processes: one sentence, an exit code, and the run can go on."""
+"""Errors in the text of a run of two processes: one message, an exit code, and the run can be resumed."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _FILES, _BYTES = 8, 32_000
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Files of lines, all of which a run reads again and again."""
+    """Files of lines that a run reads for many epochs."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(_FILES):
@@ -31,7 +31,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 class Run:
-    """``hlat train`` with two processes; ``at_work`` is called when ten steps are done."""
+    """``hlat train`` with two processes; ``at_work`` is called after ten steps."""
 
     def __init__(self, recipe: Path, run: Path, path: object, *more: str) -> None:
         self._command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe), "--nproc", "2"]
@@ -39,7 +39,7 @@ class Run:
         self._command += ["tracking.console=plain", *more]
 
     def end(self, at_work: Callable[[], object] = lambda: None) -> tuple[int, str]:
-        """Exit code and everything that was printed."""
+        """Return the exit code and the complete output."""
         lines = []
         with subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None
@@ -70,20 +70,20 @@ def _rewrite_and_keep_times(file: Path) -> None:
     ids=["truncated", "replaced", "missing"],
 )
 @pytest.mark.parametrize("unreadable", ["0", "0.5"])
-def test_files_that_change_under_a_run(
+def test_files_that_change_during_a_run_are_an_error(
     recipe_file: Path, texts: Path, tmp_path: Path, fault: Callable[[Path], object], message: str, unreadable: str
 ) -> None:
-    """A cut line is not blamed on the line, nor left out as an unreadable one, where its file changed."""
+    """In a changed file a truncated line is not reported as a bad row, nor skipped as one."""
     run = Run(recipe_file, tmp_path / "run", texts, "training.steps=100000", f"data.unreadable_rows={unreadable}")
     code, text = run.end(lambda: [fault(file) for file in texts.iterdir()])
     assert code == 2 and message in text and "Traceback" not in text, text
     assert "invalid JSON" not in text
 
 
-def test_text_that_is_replaced_by_as_much_with_the_same_time_is_found_by_the_next_start(
+def test_text_replaced_with_the_same_size_and_time_is_found_at_the_next_start(
     recipe_file: Path, texts: Path, tmp_path: Path
 ) -> None:
-    """Nothing cheap could tell while it is read; a start compares content at three places of each file."""
+    """It cannot be detected cheaply during the run; a start compares content at three offsets of each file."""
     run = tmp_path / "run"
     assert Run(recipe_file, run, texts, "training.stop_after=5").end()[0] == 0
     for file in texts.iterdir():
@@ -93,7 +93,7 @@ def test_text_that_is_replaced_by_as_much_with_the_same_time_is_found_by_the_nex
     assert f"{texts / '0.jsonl'} and {_FILES - 1} more changed since" in text
 
 
-def test_a_corpus_that_was_moved_is_read_where_it_is_now(recipe_file: Path, texts: Path, tmp_path: Path) -> None:
+def test_a_moved_corpus_is_read_at_its_new_path(recipe_file: Path, texts: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     run = tmp_path / "run"
     assert Run(recipe_file, run, texts, "training.stop_after=5").end()[0] == 0
@@ -104,8 +104,8 @@ def test_a_corpus_that_was_moved_is_read_where_it_is_now(recipe_file: Path, text
     assert code == 0 and "finished at step 40" in text, text
 
 
-def test_two_runs_on_one_folder_of_prepared_data(recipe_file: Path, texts: Path, tmp_path: Path) -> None:
-    """They begin at the same time: one sets up, the other waits for it."""
+def test_two_runs_can_share_a_folder_of_prepared_data(recipe_file: Path, texts: Path, tmp_path: Path) -> None:
+    """They start at the same time: one prepares, the other waits for it."""
     ends: list[tuple[int, str]] = []
 
     def work(name: str) -> None:
@@ -124,7 +124,7 @@ def test_two_runs_on_one_folder_of_prepared_data(recipe_file: Path, texts: Path,
 
 @pytest.fixture
 def server(texts: Path) -> Iterator[str]:
-    """The files, served by http on loopback."""
+    """HTTP server of the files, on loopback."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def __init__(self, *args: Any) -> None:
@@ -139,8 +139,8 @@ def server(texts: Path) -> Iterator[str]:
         served.shutdown()
 
 
-def test_a_disk_that_fills_up_under_the_cache(recipe_file: Path, server: str, tmp_path: Path) -> None:
-    """Something else takes all room, also what the cache clears; the run goes on when there is some again."""
+def test_a_run_resumes_after_the_disk_of_the_cache_was_full(recipe_file: Path, server: str, tmp_path: Path) -> None:
+    """Another program fills the disk, even as the cache frees space; the run resumes once there is space."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=False).returncode != 0:
@@ -154,7 +154,7 @@ def test_a_disk_that_fills_up_under_the_cache(recipe_file: Path, server: str, tm
                     file.write(bytes(4_096))
 
     try:
-        few = f"data.cache_gib={5 * _BYTES / 2**30}"  # so that files have to be fetched again and again
+        few = f"data.cache_gib={5 * _BYTES / 2**30}"  # so that files are fetched repeatedly
         run = tmp_path / "run"
         settings = [f"data.cache_dir={disk / 'cache'}", few, "data.streams=2"]
         code, text = Run(recipe_file, run, server, *settings, "training.steps=100000").end(Thread(target=fill).start)
@@ -162,7 +162,7 @@ def test_a_disk_that_fills_up_under_the_cache(recipe_file: Path, server: str, tm
         assert code == 3 and f"{disk / 'cache'}: cannot store http://127.0.0.1" in text, text
         assert "No space left on device" in text and "data.cache_dir" in text and "Traceback" not in text
         other.unlink()
-        step = int(re.findall(r"step (\d+)", text)[-1])  # that the last attempt got to, or began at
+        step = int(re.findall(r"step (\d+)", text)[-1])  # reached by the last attempt, or its start
         code, text = Run(recipe_file, run, server, *settings, f"training.steps={step + 20}").end()
         assert code == 0 and "resumed at step" in text, text
     finally:

@@ -1,4 +1,4 @@
-"""Runs on mixtures, packed and isolated: what they say of their data, and that any layout sees the same."""
+"""Runs on mixtures, packed and isolated: messages about the data, and the same data in every layout."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def two_sources(recipe_file: Path, corpus: Path, tmp_path: Path) -> list[str]:
-    """Overrides: two halves of the corpus, mixed three to one."""
+    """Overrides for two halves of the corpus, mixed 3:1."""
     halves = [sorted(corpus.glob("*.txt"))[start::2] for start in (0, 1)]
     for name, files in zip(("even", "odd"), halves, strict=True):
         (tmp_path / name).mkdir()
@@ -37,10 +37,10 @@ def _data_of(run: Path) -> list[tuple[int, int]]:
         ("online", ["parallel.context=2"]),
     ],
 )
-def test_a_mixture_packed_and_isolated_is_the_same_data_in_two_processes(
+def test_a_packed_isolated_mixture_is_the_same_data_in_two_processes(
     cli, recipe_file, two_sources, tmp_path, mode, layout
 ):
-    """That the model is the same too is shown in tests/distributed/test_isolation.py."""
+    """tests/distributed shows that the model is the same too."""
     if mode == "online":
         text = recipe_file.read_text().replace(", max_epochs: 20", "").replace("data:\n", "data:\n  streams: 8\n")
         recipe_file.write_text(text)

@@ -1,4 +1,4 @@
-"""A run goes back to an older state where the newer one was found damaged, and never because it has vanished."""
+"""A run continues from an older state if the newer one is damaged, but not if it has vanished."""
 
 import shutil
 
@@ -18,24 +18,24 @@ def left(saved):
 @pytest.mark.parametrize(
     ("found", "saved", "damaged"),
     [
-        (None, None, []),  # a first attempt
+        (None, None, []),  # first attempt
         (200, None, []),
-        (None, 0, []),  # one that had saved nothing
+        (None, 0, []),  # it had saved nothing
         (400, 400, []),
-        (425, 400, []),  # a saver finished what it was writing
+        (425, 400, []),  # a saver finished its save
         (200, 400, ["run/checkpoints/step-00000400.bad"]),
-        (200, 400, ["local/run/step-00000410.0123456789abcdef/rank-00003.bad"]),  # of a snapshot
+        (200, 400, ["local/run/step-00000410.0123456789abcdef/rank-00003.bad"]),  # snapshot
         (200, 400, ["s3://bucket/run/step-00000400"]),
     ],
 )
-def test_what_is_as_new_as_it_has_to_be_is_gone_on_from(tmp_path, found, saved, damaged):
+def test_a_state_as_new_as_the_durable_one_is_accepted(tmp_path, found, saved, damaged):
     check_nothing_lost(
         HostGroup(), tmp_path, found, left(saved), [DamagedCheckpoint(path, ["torn"]) for path in damaged]
     )
 
 
-def test_what_an_attempt_before_this_one_has_set_aside_is_passed_over(tmp_path):
-    """It ended before its first step, so that nobody was told."""
+def test_a_checkpoint_set_aside_by_an_earlier_attempt_is_accepted_as_damaged(tmp_path):
+    """That attempt ended before its first step, so the supervisor did not learn of it."""
     (tmp_path / "checkpoints" / "step-00000300.bad").mkdir(parents=True)
     with pytest.raises(StateLostError):
         check_nothing_lost(HostGroup(), tmp_path, 200, left(400), [])
@@ -48,10 +48,10 @@ def test_what_an_attempt_before_this_one_has_set_aside_is_passed_over(tmp_path):
     [
         (None, [], "there is none now"),
         (200, [], "the newest one now is of step 200"),
-        (200, ["run/checkpoints/step-00000300.bad"], "the newest one now is of step 200"),  # an older one
+        (200, ["run/checkpoints/step-00000300.bad"], "the newest one now is of step 200"),  # an older checkpoint
     ],
 )
-def test_what_has_vanished_is_not_passed_over(tmp_path, found, damaged, there):
+def test_a_durable_state_that_has_vanished_is_an_error(tmp_path, found, damaged, there):
     with pytest.raises(StateLostError, match=f"the state of step 400 was durable, but {there}"):
         check_nothing_lost(
             HostGroup(), tmp_path, found, left(400), [DamagedCheckpoint(path, ["torn"]) for path in damaged]
@@ -59,8 +59,10 @@ def test_what_has_vanished_is_not_passed_over(tmp_path, found, damaged, there):
 
 
 @pytest.mark.parametrize("spoiled", ["removed", "damaged"])
-def test_the_attempt_after_one_that_saved(cli, recipe_file, tiny, tmp_path, monkeypatch, spoiled):
-    """What the supervisor hands on, with a folder that another hand has changed between two attempts."""
+def test_the_next_attempt_checks_the_durable_step_of_the_supervisor(
+    cli, recipe_file, tiny, tmp_path, monkeypatch, spoiled
+):
+    """The supervisor passes the durable step on; the folder was changed between two attempts."""
     quiet = ["tracking.tensorboard=false", "evaluation.every_steps=null", "--no-supervisor"]
     done = cli("train", recipe_file, *tiny, *quiet, "training.stop_after=20")
     assert done.returncode == 0, done.stderr

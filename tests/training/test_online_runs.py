@@ -1,4 +1,4 @@
-"""Runs that tokenize while they train obey the same laws: resume is invisible, ranks change nothing of the data."""
+"""Runs on online data: resume is bitwise, and the layout does not change the data."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def _metrics(run: Path) -> list[dict[str, object]]:
 
 
 def _data_of(run: Path) -> list[tuple[object, object]]:
-    """Which sequences the logged steps saw."""
+    """Return step, samples and checksum of the logged steps."""
     return [(line["step"], line["batch_crc32"]) for line in _metrics(run)]
 
 
@@ -37,7 +37,7 @@ def _same(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(cli, tiny_recipe, corpus, tmp_path_factory):
-    """A run that nothing disturbed, and what it was made ready with."""
+    """An uninterrupted run, and its prepared data."""
     folder = tmp_path_factory.mktemp("online")
     (folder / "recipe.yaml").write_text(tiny_recipe)
     done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}", *ONLINE)
@@ -48,17 +48,17 @@ def straight(cli, tiny_recipe, corpus, tmp_path_factory):
 
 @pytest.fixture
 def online(tiny, straight, tmp_path):
-    """Overrides of a run of its own on the same data."""
+    """Overrides for another run on the same data."""
     shutil.copytree(straight / "data", tmp_path / "run" / "data")
     return [*tiny, *ONLINE]
 
 
-def test_it_learns(straight):
+def test_the_loss_falls(straight):
     losses = [line["loss"] for line in _metrics(straight)]
     assert losses[-1] < losses[0] - 1.0, losses
 
 
-def test_stopped_and_resumed_it_is_the_same_run(cli, recipe_file, online, straight, tmp_path):
+def test_a_stopped_and_resumed_run_is_the_same_run(cli, recipe_file, online, straight, tmp_path):
     first = cli("train", recipe_file, *online, "training.stop_after=17")
     assert first.returncode == 0, first.stderr
     second = cli("train", recipe_file, *online, "data.workers=3")
@@ -66,7 +66,7 @@ def test_stopped_and_resumed_it_is_the_same_run(cli, recipe_file, online, straig
     _same(straight, tmp_path / "run")
 
 
-def test_killed_it_goes_on_as_if_nothing_had_happened_and_leaves_no_process(recipe_file, online, straight, tmp_path):
+def test_a_killed_run_resumes_bitwise_and_leaves_no_process(recipe_file, online, straight, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -104,7 +104,7 @@ def test_killed_it_goes_on_as_if_nothing_had_happened_and_leaves_no_process(reci
     ],
     ids=["DP2", "TP2 and PP2"],
 )
-def test_any_layout_sees_the_same_data_and_takes_over_from_any_other(
+def test_every_layout_reads_the_same_data_and_resumes_from_any_other(
     cli, recipe_file, online, straight, tmp_path, parts
 ):
     """Every logged batch is compared by its checksum."""
@@ -114,7 +114,7 @@ def test_any_layout_sees_the_same_data_and_takes_over_from_any_other(
     assert _data_of(tmp_path / "run") == _data_of(straight)
 
 
-def test_a_worker_that_dies_is_an_error_that_says_so(recipe_file, online):
+def test_a_worker_that_dies_is_a_reported_error(recipe_file, online):
     command = [
         sys.executable,
         "-m",
@@ -144,7 +144,7 @@ def test_other_streams_or_another_mode_are_refused(cli, recipe_file, online):
         assert done.returncode == 2 and change.split("=")[0] in done.stderr, done.stderr
 
 
-def test_the_verbs_of_data_know_what_is_there(cli, recipe_file, online, tmp_path):
+def test_the_data_commands_describe_the_online_data(cli, recipe_file, online, tmp_path):
     done = cli("data", "prepare", recipe_file, *online)
     assert done.returncode == 0 and "60 blocks of 60 files, for training" in done.stdout, done.stderr
     assert cli("data", "verify", recipe_file, *online).returncode == 0

@@ -1,4 +1,4 @@
-"""The precision of a run: decided once where the recipe leaves it open, kept when the run goes on, never another."""
+"""Precision of a run: ``auto`` is resolved once, and kept when the run resumes."""
 
 import io
 from pathlib import Path
@@ -23,7 +23,7 @@ ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")
 
 
 class _Peers(HostGroup):
-    """One process that hears what ranks on other machines would say."""
+    """Process group of a single process with the given answers of other ranks."""
 
     def __init__(self, others: list[bool]) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class _Peers(HostGroup):
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch):
-    """Says whether this device has fast bf16."""
+    """Function that sets whether this device has fast bf16."""
     return lambda answer: monkeypatch.setattr(precision, "has_fast_bf16", lambda device: answer)
 
 
 @pytest.fixture
 def recipe_in(tiny_recipe: str, corpus: Path, tmp_path: Path):
-    """The tiny recipe in a mode, of a run with a name."""
+    """Function that makes the tiny recipe with a precision mode and a run name."""
 
     def recipe(mode: str | None, name: str = "run", steps: int = 4, **sections: dict[str, object]) -> Recipe:
         content = yaml.safe_load(tiny_recipe)
@@ -62,7 +62,7 @@ def recipe_in(tiny_recipe: str, corpus: Path, tmp_path: Path):
 
 
 def trained(recipe: Recipe) -> str:
-    """What a run says."""
+    """Train; return the output."""
     said = io.StringIO()
     run(recipe, stream=said)
     return said.getvalue()
@@ -82,7 +82,7 @@ def mode_of(recipe: Recipe) -> str:
         (False, [True], "fp32"),
     ],
 )
-def test_auto_is_mixed_where_every_device_has_fast_bf16(fast, recipe_in, here, others, mode):
+def test_auto_is_mixed_if_every_device_has_fast_bf16(fast, recipe_in, here, others, mode):
     fast(here)
     runtime = Runtime(torch.device("cpu"), ranks=_Peers(others))
     resolved, said = precision.resolve_precision(recipe_in(None), runtime, None)
@@ -91,7 +91,7 @@ def test_auto_is_mixed_where_every_device_has_fast_bf16(fast, recipe_in, here, o
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_a_mode_that_the_recipe_names_is_not_touched(fast, recipe_in, answer):
+def test_a_mode_named_in_the_recipe_is_kept(fast, recipe_in, answer):
     fast(answer)
     for mode in (*ON_A_CPU, "fp8"):
         recipe = recipe_in(mode)
@@ -99,8 +99,8 @@ def test_a_mode_that_the_recipe_names_is_not_touched(fast, recipe_in, answer):
 
 
 @pytest.mark.parametrize(("began", "mode"), [(True, "mixed"), (False, "fp32")])
-def test_a_run_that_began_on_one_kind_of_device_goes_on_alike_on_another(fast, recipe_in, began, mode):
-    """It ends with the bits of the run whose recipe named the mode, says so, and records the mode."""
+def test_a_run_keeps_its_precision_when_it_resumes_on_another_kind_of_device(fast, recipe_in, began, mode):
+    """It ends with the bits of a run whose recipe names the mode, logs the choice, and records the mode."""
     fast(began)
     assert f"precision.mode=auto: {mode}, as" in trained(recipe_in(None, steps=2))
     assert mode_of(recipe_in(None)) == mode
@@ -114,8 +114,8 @@ def test_a_run_that_began_on_one_kind_of_device_goes_on_alike_on_another(fast, r
     assert evaluate_checkpoint(recipe_in(None).run_dir) == evaluate_checkpoint(recipe_in(mode, "named").run_dir)
 
 
-def job_of(recipe: Recipe) -> RunState:
-    """Build the job of a recipe in this process, in the run's folder."""
+def build_state_of(recipe: Recipe) -> RunState:
+    """Build the RunState of a recipe in this process, in the run's folder."""
     recipe.run_dir.mkdir(parents=True, exist_ok=True)
     with run_lock(recipe.run_dir) as lock, hold_run_folder(recipe.run_dir, lock, 0) as folder:
         return build_run_state(recipe, Runtime(torch.device("cpu")), folder)
@@ -127,18 +127,18 @@ def test_a_run_is_not_resumed_in_another_mode(recipe_in, old):
     for new in (*ON_A_CPU, "fp8"):
         if new != old:
             with pytest.raises(CheckpointError, match=f"precision.mode: saved with '{old}', now '{new}'"):
-                job_of(recipe_in(new))
-    assert job_of(recipe_in(old)).step == 2
-    assert job_of(recipe_in("auto")).recipe.precision.mode == old
+                build_state_of(recipe_in(new))
+    assert build_state_of(recipe_in(old)).step == 2
+    assert build_state_of(recipe_in("auto")).recipe.precision.mode == old
 
 
 @pytest.mark.parametrize(("old", "new"), [("bf16-kahan", "bf16-sr"), ("bf16-sr", "fp32"), ("mixed", "bf16")])
-def test_a_new_run_takes_weights_of_any_mode(recipe_in, old, new):
-    """``init_from`` is about weights: bf16 to fp32 is exact, and the other way they are rounded."""
+def test_a_new_run_loads_weights_of_any_mode(recipe_in, old, new):
+    """``init_from`` converts weights: bf16 to fp32 is exact, fp32 to bf16 rounds."""
     source = recipe_in(old, steps=2)
     trained(source)
-    job = job_of(recipe_in(new, "another", checkpoint={"init_from": str(source.run_dir)}))
-    assert job.step == 0 and job.recipe.precision.mode == new
-    weights = job_of(source).model.held
-    for ours, theirs in zip(job.model.held, weights, strict=True):
+    state = build_state_of(recipe_in(new, "another", checkpoint={"init_from": str(source.run_dir)}))
+    assert state.step == 0 and state.recipe.precision.mode == new
+    weights = build_state_of(source).model.held
+    for ours, theirs in zip(state.model.held, weights, strict=True):
         assert torch.equal(ours.tensor, theirs.tensor.to(ours.tensor.dtype))

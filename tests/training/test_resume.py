@@ -1,4 +1,4 @@
-"""Law 3: a run that was interrupted and resumed is the run that was not, bit for bit."""
+"""Invisible resume: an interrupted and resumed run equals the uninterrupted one, bit for bit."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def final_state(run_dir):
 
 
 def model_of(run_dir):
-    """All weights at the end, as one vector."""
+    """Return all final weights as one vector."""
     weights = open_checkpoint(resolve(run_dir)).load("model.")
     return torch.cat([weights[name].double().flatten() for name in sorted(weights)])
 
@@ -52,7 +52,7 @@ def assert_same_run(one, other):
 
 @pytest.fixture(scope="module")
 def uninterrupted(cli, tiny_recipe, corpus, tmp_path_factory):
-    """A run that nothing disturbed, made once; nothing may change it."""
+    """An uninterrupted run, made once; tests must not change its folder."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     (folder / "recipe.yaml").write_text(tiny_recipe)
     done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}")
@@ -62,11 +62,11 @@ def uninterrupted(cli, tiny_recipe, corpus, tmp_path_factory):
 
 @pytest.fixture
 def straight(uninterrupted, tmp_path):
-    """A copy of that run."""
+    """Copy of that run."""
     return Path(shutil.copytree(uninterrupted, tmp_path / "straight"))
 
 
-def test_stopped_after_17_of_40_steps_and_resumed(cli, recipe_file, tiny, straight, tmp_path):
+def test_a_run_stopped_after_17_of_40_steps_resumes_bitwise(cli, recipe_file, tiny, straight, tmp_path):
     first = cli("train", recipe_file, *tiny, "training.stop_after=17")
     assert first.returncode == 0 and "stopped at step 17 of 40" in first.stdout, first.stderr
     second = cli("train", recipe_file, *tiny)
@@ -77,7 +77,7 @@ def test_stopped_after_17_of_40_steps_and_resumed(cli, recipe_file, tiny, straig
     assert [line["samples"] for line in metrics_of(tmp_path / "run")] == [8 * step for step in steps]
 
 
-def test_interrupted_by_ctrl_c_it_saves_and_goes_on(recipe_file, tiny, straight, tmp_path, cli):
+def test_a_run_interrupted_by_ctrl_c_saves_and_resumes(recipe_file, tiny, straight, tmp_path, cli):
     command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in process.stdout:
@@ -91,8 +91,8 @@ def test_interrupted_by_ctrl_c_it_saves_and_goes_on(recipe_file, tiny, straight,
     assert_same_run(straight, tmp_path / "run")
 
 
-@pytest.mark.slow  # the default suite kills in tests/faults
-def test_killed_at_random_instants_and_restarted_each_time(recipe_file, tiny, straight, tmp_path):
+@pytest.mark.slow  # slow: tests/faults has kills in the default suite
+def test_a_run_killed_at_random_times_resumes_bitwise(recipe_file, tiny, straight, tmp_path):
     rng = random.Random(11)
     command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, "checkpoint.every_steps=3"]
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_killed_at_random_instants_and_restarted_each_time(recipe_file, tiny, st
         seen = ""
         for line in process.stdout:
             seen += line
-            if "GFLOP/s" in line:  # training begins: from here on anything may be hit, saving included
+            if "GFLOP/s" in line:  # training begins: the kill may hit anything from here on, also a save
                 break
         time.sleep(rng.uniform(0.0, 1.0))
         os.kill(process.pid, signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_killed_at_random_instants_and_restarted_each_time(recipe_file, tiny, st
     assert_same_run(straight, tmp_path / "run")
 
 
-def test_a_required_step_is_gone_on_from_or_nothing_is(cli, recipe_file, tiny, straight):
+def test_a_run_resumes_from_the_required_step_or_fails(cli, recipe_file, tiny, straight):
     here = f"run.dir={straight}"
     before = {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")}
     refused = cli("train", recipe_file, *tiny, here, "training.steps=45", "--require-step", "30")
@@ -123,8 +123,8 @@ def test_a_required_step_is_gone_on_from_or_nothing_is(cli, recipe_file, tiny, s
     assert refused.returncode == 2 and "step-00000045: COMMITTED is missing" in refused.stderr, refused.stderr
 
 
-def test_a_required_step_is_what_the_first_attempt_goes_on_from(cli, recipe_file, tiny, straight):
-    """A fault after the next checkpoint: the second attempt goes on from that one, which is the run's own."""
+def test_only_the_first_attempt_checks_the_required_step(cli, recipe_file, tiny, straight):
+    """A fault after the next checkpoint: the second attempt resumes from that newer checkpoint."""
     here = [f"run.dir={straight}", "training.steps=55", "recovery.backoff_seconds=0", "--require-step", "40"]
     done = cli("train", recipe_file, *tiny, *here, "faults=[{kind: kill, at_step: 53}]", "--allow-faults")
     assert done.returncode == 0, done.stderr
@@ -140,12 +140,11 @@ def test_a_finished_run_has_nothing_to_do(cli, recipe_file, tiny, straight):
 
 @pytest.mark.slow
 def test_coalescing_may_change_on_resume(cli, recipe_file, tiny, straight, tmp_path):
-    """The state is the same weights, only sums run in another order: the end is as close as with another micro-batch,
+    """Resumed with the other coalescing, final weights are as close as with another micro-batch size.
 
-    which changes nothing but the order of sums either. How far such a change of rounding is carried in 23 steps is
-    measured in the same test, not assumed, on the weights at the end (a loss rounded to fp32 may hide it altogether);
-    coalescing may move them by at most ten times as much, where a lost or permuted head moves them by more than a
-    thousand times.
+    Both change only the order of sums. The effect of such rounding differences after 23 steps is measured in the same
+    test on the final weights (a loss rounded to fp32 may hide it). Coalescing may change them by at most ten times as
+    much; a lost or permuted head changes them by more than a thousand times.
     """
     ends, apart = {}, {}
     expected = model_of(straight)

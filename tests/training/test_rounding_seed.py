@@ -1,4 +1,4 @@
-"""The seed of a run is the seed of its stochastic rounding."""
+"""Stochastic rounding uses the seed of the run."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 from tests.support.same_runs import newest
 
 
-def test_another_seed_rounds_with_other_bits(cli, recipe_file: Path, tiny: list[str], tmp_path: Path) -> None:
-    """The same weights to begin with and, not shuffled, the same data: what is left of the seed is how it rounds."""
+def test_another_seed_rounds_with_other_random_bits(cli, recipe_file: Path, tiny: list[str], tmp_path: Path) -> None:
+    """Initial weights and (unshuffled) data are the same, so the seed changes only the rounding."""
     brief = ["training.steps=1", "schedule.warmup_steps=0", "tracking.tensorboard=false"]
     short = [*tiny, *brief, f"data.prepared_dir={tmp_path / 'data'}"]
     first = cli("train", recipe_file, *short)
@@ -29,6 +29,6 @@ def test_another_seed_rounds_with_other_bits(cli, recipe_file: Path, tiny: list[
     assert numbers == same == equal, "until something is rounded nothing tells them apart"
     assert all(torch.equal(weights[name], again[name]) for name in weights)
     differing = sum(int((weights[name] != other[name]).sum()) for name in weights)
-    # An update lies somewhere between two bf16 values: a weight that has one has, on average over places, a chance of
-    # 1/3 to be rounded the other way by other bits. A twentieth leaves room for rows of the embedding without a token.
+    # An updated weight lies between two bf16 values. Averaged over its position there, other random bits round it the
+    # other way with probability 1/3. A bound of 1/20 leaves room for embedding rows without a token.
     assert differing > sum(tensor.numel() for tensor in weights.values()) / 20

@@ -1,4 +1,4 @@
-"""Accumulation is the large batch; the loss is the textbook's; signals and stopwatch do what they say."""
+"""Training step: gradient accumulation equals the large batch; validation and phase timer."""
 
 import math
 from dataclasses import replace
@@ -44,12 +44,12 @@ def batch_of(generator, ignored=False):
 def gradients(micro_batch, dtype, ignored):
     model = build_parallel(recipe(micro_batch), Runtime(CPU), seed=1, dtype=dtype)
     loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5), ignored))
-    return loss, {one.name: one.gradient for one in model.held}
+    return loss, {held.name: held.gradient for held in model.held}
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_one_batch_of_32_and_eight_of_4_give_the_same_gradient_up_to_rounding(ignored):
-    """The bound: both are sums of the same 32 x 16 token gradients g_t in another order.
+def test_a_batch_of_32_and_8_micro_batches_of_4_give_the_same_gradient_up_to_rounding(ignored):
+    """Bound: both are sums of the same 32 x 16 token gradients g_t in another order.
 
     A sum of n terms in precision u errs by at most (n - 1) u sum|g_t| in any order, and each g_t itself carries the
     rounding of the forward and backward pass, whose matrix products may be blocked differently for another batch
@@ -91,7 +91,7 @@ def test_in_float64_accumulation_differs_by_float64_rounding_only():
         assert (whole[name] - parts[name]).abs().max() <= 1e-11 * whole[name].abs().max(), name
 
 
-def test_an_untrained_model_is_as_surprised_as_chance():
+def test_the_loss_of_an_untrained_model_is_that_of_chance():
     model = build_parallel(recipe(32), Runtime(CPU), seed=1)
     loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5)))
     # logits of std ~ 0.02 * sqrt(32) = 0.11 around zero add half their variance, 0.007, to log(97)
@@ -99,7 +99,7 @@ def test_an_untrained_model_is_as_surprised_as_chance():
 
 
 class ThreeRows:
-    """A validation set of three sequences whose documents are isolated."""
+    """Validation set of three sequences with isolated documents."""
 
     def __init__(self):
         whole = batch_of(torch.Generator().manual_seed(6))
@@ -123,8 +123,8 @@ class ThreeRows:
         )
 
 
-def test_validation_isolates_documents_also_where_the_last_micro_batch_is_padded():
-    """In float64: two rows and one with a row of padding, or all three at once; and not what joined rows give."""
+def test_validation_isolates_documents_also_in_a_padded_last_micro_batch():
+    """In float64: batches of two rows (one padded) and of three give the same loss; without isolation it differs."""
     isolated = recipe(2).model_copy(update={"data": recipe(2).data.model_copy(update={"isolate": True})})
     model, data = build_parallel(isolated, Runtime(CPU), seed=1, dtype=torch.float64), ThreeRows()
     found = validate(model, data, 2)
@@ -138,7 +138,7 @@ def test_validation_isolates_documents_also_where_the_last_micro_batch_is_padded
     assert validate_single_process(model.parts[0], data, 2).loss == pytest.approx(wanted, rel=1e-12)
 
 
-def test_the_stopwatch_adds_up_phases_and_starts_again():
+def test_the_phase_timer_adds_up_phases_and_starts_again():
     now = [0.0]
     watch = PhaseTimer(clock=lambda: now[0])
     for name, seconds in (("data", 1.0), ("forward", 2.0), ("evaluation", 50.0), ("optimizer", 0.5), ("forward", 0.25)):

@@ -1,4 +1,4 @@
-"""A run is the run of a plain loop in float64, number by number: transformers, torch.optim.AdamW, clip_grad_norm_."""
+"""A run equals a plain loop in float64 with transformers, torch.optim.AdamW and clip_grad_norm_, value by value."""
 
 import json
 import math
@@ -38,7 +38,7 @@ TRAINING = ("data", "forward", "backward", "reduce", "optimizer", "device")
 
 @dataclass(frozen=True)
 class Case:
-    """A run: ranks and how they work together, and what is not as in NUMBERS."""
+    """A run: number of ranks, layout, and differences from NUMBERS."""
 
     name: str
     world: int = 1
@@ -59,18 +59,18 @@ CASES = [
 
 @dataclass(frozen=True)
 class Run:
-    """What hlat left behind, and what the plain loop did."""
+    """Files of the hlat run, and the result of the plain loop."""
 
     case: Case
     lines: list[dict[str, Any]]
-    diary: list[tuple[str, float]]
+    phase_log: list[tuple[str, float]]
     weights: dict[str, torch.Tensor]
-    witness: plain_loop.Witnessed
+    witness: plain_loop.PlainLoopResult
 
 
 @pytest.fixture(scope="module")
 def hf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small LLaMA with random weights and norms that are not all one, as transformers saves it."""
+    """A small LLaMA with random weights and random norms, saved by transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     config = LlamaConfig(
@@ -134,21 +134,21 @@ def run(request: pytest.FixtureRequest, hf_folder: Path, corpus: Path) -> Run:
         "precision": {"mode": "fp32"},
         "parallel": case.parallel or {},
     }
-    diary = whole_runs.train(content, case.world, folder)
+    phase_log = whole_runs.train(content, case.world, folder)
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     saved = open_checkpoint(resolve(folder / "run")).load("model.")  # without the prefix
     numbers = plain_loop.Training(**{**vars(n), "decay_vectors": case.decay_vectors})
-    return Run(case, lines, diary, saved, plain_loop.train(numbers, hf_folder, data))
+    return Run(case, lines, phase_log, saved, plain_loop.train(numbers, hf_folder, data))
 
 
 def bound(step: int) -> float:
-    """Relative difference, of a number at a step or of weights after it, that the order of additions explains.
+    """Return the relative difference at a step that the order of additions explains.
 
-    As in tests/distributed/comparing.py: the two sides add up the same terms in other orders, which differ by at most
-    12 sqrt(n) u in a step, with n the longest chain of additions; and by as much more with every step before it. Here n
-    is 3328: forward and backward, each of 2 layers has 2 * 32 + 2 * 96 + 2 * 64 + 4 * 8 of them, the head twice 320,
-    and a batch has 16 * 64 tokens. An update divides by sqrt(v) + eps, whose relative error is that of the gradient.
-    At step 20 this is 1.5e-12; weights of size 1 that have moved by less than 0.1 then agree to 1e-10 by far.
+    As in tests/support/distributed/comparing.py: the two sides add up the same terms in other orders, which differ by
+    at most 12 sqrt(n) u in a step, with n the longest chain of additions; and by as much more with every step before
+    it. Here n is 3328: forward and backward, each of 2 layers has 2 * 32 + 2 * 96 + 2 * 64 + 4 * 8 of them, the head
+    twice 320, and a batch has 16 * 64 tokens. An update divides by sqrt(v) + eps, whose relative error is that of the
+    gradient. At step 20 this is 1.5e-12; weights of size 1 that have moved by less than 0.1 then agree to 1e-10 by far.
     """
     return 12 * math.sqrt(3328) * 2.0**-53 * step
 
@@ -158,12 +158,12 @@ def relative(found: float, wanted: float) -> float:
 
 
 def logged_steps(case: Case) -> list[int]:
-    """Every ``log_every``-th step, those that validated, and the last one."""
+    """Return every ``log_every``-th step, the steps that validate, and the last one."""
     steps = range(1, NUMBERS.steps + 1)
     return [step for step in steps if step % case.log_every == 0 or step % VALIDATED == 0 or step == NUMBERS.steps]
 
 
-def test_losses_norms_and_the_place_in_the_data_are_those_of_the_plain_loop(run: Run) -> None:
+def test_losses_norms_and_data_positions_equal_those_of_the_plain_loop(run: Run) -> None:
     expected = {line["step"]: line for line in run.witness.lines}
     assert [line["step"] for line in run.lines] == logged_steps(run.case)
     for line in run.lines:
@@ -179,27 +179,27 @@ def test_losses_norms_and_the_place_in_the_data_are_those_of_the_plain_loop(run:
     assert run.witness.samples_of_an_epoch < samples, "the second epoch has begun, in its own order"
 
 
-def test_logged_rates_are_those_of_the_schedule(run: Run) -> None:
-    """Some eight roundings apart: three in the argument of the cosine, its own, and four around it."""
+def test_logged_learning_rates_are_those_of_the_schedule(run: Run) -> None:
+    """About eight roundings apart: three in the argument of the cosine, its own, and four around it."""
     for line in run.lines:
         assert relative(line["lr"], NUMBERS.rate(line["step"])) <= 8 * 2.0**-53, line["step"]
 
 
-def test_weights_are_those_of_the_plain_loop(run: Run) -> None:
-    """Each tensor: the distance between the two as a share of the distance that it has moved, and every element."""
+def test_weights_equal_those_of_the_plain_loop(run: Run) -> None:
+    """Per tensor: their distance relative to the change in training; and every element."""
     assert run.weights.keys() == run.witness.weights.keys()
     for name, wanted in run.witness.weights.items():
         found, start = run.weights[name], run.witness.initial[name]
         assert found.dtype == torch.float64
         moved, apart = float((wanted - start).norm()), float((found - wanted).norm())
         assert moved / math.sqrt(wanted.numel()) > 1e-3, "every tensor is trained"
-        # the update is relative to what has moved; storing the sum rounds to u of the weight itself in each step
+        # the bound of the update is relative to the change; storing the sum rounds to u of the weight in each step
         stored = NUMBERS.steps * 2.0**-53 * float(wanted.norm())
         assert apart <= bound(NUMBERS.steps) * moved + stored, name
         assert float((found - wanted).abs().max()) <= 1e-10, name
 
 
-def test_validation_is_that_of_the_plain_loop(run: Run) -> None:
+def test_validation_equals_that_of_the_plain_loop(run: Run) -> None:
     validated = [line["step"] for line in run.lines if "val_loss" in line]
     assert validated == [step for step in range(1, NUMBERS.steps) if step % VALIDATED == 0] + [NUMBERS.steps]
     loss, bits = run.witness.validation
@@ -207,23 +207,25 @@ def test_validation_is_that_of_the_plain_loop(run: Run) -> None:
     assert relative(run.lines[-1]["val_bits_per_byte"], bits) <= bound(NUMBERS.steps)
 
 
-def test_seconds_are_those_of_a_stopwatch_beside_it(run: Run) -> None:
-    """Eighths of seconds, whose sums are exact. The first stretch, before anything has begun, counts as between."""
-    for line, seconds in zip(run.lines, own_sums(run.diary), strict=True):
+def test_logged_seconds_equal_those_of_an_independent_timer(run: Run) -> None:
+    """Eighths of seconds, whose sums are exact. The time before the first phase counts as ``between``."""
+    for line, seconds in zip(run.lines, own_sums(run.phase_log), strict=True):
         assert line["seconds"] == seconds, line["step"]
-        assert all(seconds[phase] > 0 for phase in TRAINING), "every phase has its share"
-    last = max(index for index, (phase, _) in enumerate(run.diary) if line_ends(run.diary, index))
-    assert sum(sum(line["seconds"].values()) for line in run.lines) == run.diary[last][1]
+        assert all(seconds[phase] > 0 for phase in TRAINING), "every phase takes time"
+    last = max(index for index, (phase, _) in enumerate(run.phase_log) if line_ends(run.phase_log, index))
+    assert sum(sum(line["seconds"].values()) for line in run.lines) == run.phase_log[last][1]
 
 
-def test_tokens_per_second_and_utilization_follow_from_that_stopwatch(run: Run) -> None:
-    """Steps x tokens over the seconds of training, all six phases; and 6 N + 12 L H E (S + 1) / 2 FLOPs a token of
-    attention counted as causal, or S in its place, over what all processes can do. Six roundings at most.
+def test_throughput_and_utilization_follow_from_that_timer(run: Run) -> None:
+    """Throughput is steps x tokens / seconds of all six training phases.
+
+    Utilization is relative to the peak of all processes, with 6 N + 12 L H E (S + 1) / 2 FLOPs per token for attention
+    counted as causal, and S instead of (S + 1) / 2 for attention counted in full. Six roundings at most.
     """
     n, before = NUMBERS, 0
     matrices = sum(t.numel() for name, t in run.weights.items() if t.ndim == 2 and name != "model.embed_tokens.weight")
     per_position = 12 * MODEL["layers"] * MODEL["hidden_size"]
-    for line, seconds in zip(run.lines, own_sums(run.diary), strict=True):
+    for line, seconds in zip(run.lines, own_sums(run.phase_log), strict=True):
         tokens = (line["step"] - before) * n.global_batch * n.sequence_length
         before = line["step"]
         rate = tokens / sum(seconds[phase] for phase in TRAINING)
@@ -234,12 +236,12 @@ def test_tokens_per_second_and_utilization_follow_from_that_stopwatch(run: Run) 
             assert relative(line[name], flops * rate / available) <= 6 * 2.0**-53, (line["step"], name)
 
 
-def line_ends(diary: list[tuple[str, float]], index: int) -> bool:
-    """A line is written once its step has been read from the device, saved and validated, as far as it is either.
+def line_ends(phase_log: list[tuple[str, float]], index: int) -> bool:
+    """Return True if a line of metrics is written at this log position: after device, save and validation of a step.
 
-    The device is waited for in an update too, which the optimizer follows, not ``between``.
+    The phase ``device`` also occurs within an update, where ``optimizer`` follows, not ``between``.
     """
-    phases = [phase for phase, _ in diary[: index + 3]]
+    phases = [phase for phase, _ in phase_log[: index + 3]]
     begin = max((place for place, phase in enumerate(phases[:index]) if phase == "device"), default=None)
     if begin is None or phases[begin + 1] != "between":
         return False
@@ -250,14 +252,14 @@ def line_ends(diary: list[tuple[str, float]], index: int) -> bool:
     return index == end
 
 
-def own_sums(diary: list[tuple[str, float]]) -> list[dict[str, float]]:
-    """Seconds by phase from one line of metrics to the next."""
+def own_sums(phase_log: list[tuple[str, float]]) -> list[dict[str, float]]:
+    """Return the seconds by phase from one line of metrics to the next."""
     sums: list[dict[str, float]] = []
     phase, since, here = "between", 0.0, defaultdict[str, float](float)
-    for index, (following, now) in enumerate(diary):
+    for index, (following, now) in enumerate(phase_log):
         here[phase] += now - since
         phase, since = following, now
-        if line_ends(diary, index):
+        if line_ends(phase_log, index):
             sums.append(dict(here) | {phase: here[phase]})
             here.clear()
     return sums

@@ -1,10 +1,10 @@
-"""Heartbeats for tests of what is made of them."""
+"""Heartbeat readings for tests of the policies that use them."""
 
 from dataclasses import replace
 
 from hlat.resilience import HeartbeatReading
 
-PLAIN = HeartbeatReading(
+DEFAULT = HeartbeatReading(
     rank=0,
     pid=100,
     step=6,
@@ -25,5 +25,5 @@ PLAIN = HeartbeatReading(
 
 
 def reading(rank: int = 0, **fields: object) -> HeartbeatReading:
-    """The heartbeat of a rank whose process id is 100 and its number."""
-    return replace(PLAIN, rank=rank, pid=100 + rank, **fields)
+    """Return a heartbeat reading of a rank, with process id 100 + rank."""
+    return replace(DEFAULT, rank=rank, pid=100 + rank, **fields)

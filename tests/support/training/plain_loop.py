@@ -1,9 +1,9 @@
-"""The outside witness of a training run: transformers and torch.optim in a plain loop, in float64.
+"""Independent reference of a training run: transformers and torch.optim in a plain loop, in float64.
 
     prepared tokens, weights of a Hugging Face folder -> one process, batches in the published order -> every number
 
-Nothing here comes from hlat: files are read with numpy, the order of the samples is computed in Python's integers from
-the formula in the documentation, the rate of a step from its formula.
+Nothing here uses hlat: files are read with numpy, the order of the samples is computed with Python integers from the
+documented formula, and so is the learning rate of a step.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Training:
-    """The numbers of a run, as both sides are given them."""
+    """Settings of a run, for both hlat and the plain loop."""
 
     steps: int
     sequence_length: int
@@ -41,7 +41,7 @@ class Training:
     floor: float
 
     def rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine to the floor at the last step; the first step is 1."""
+        """Return the learning rate of a step, from 1: linear warm-up, then a cosine to its minimum at the last step."""
         if step <= self.warmup:
             return self.peak * step / self.warmup
         progress = (step - self.warmup) / (self.steps - self.warmup)
@@ -49,8 +49,8 @@ class Training:
 
 
 @dataclass
-class Witnessed:
-    """What came out: for each step what a line of metrics has, and the weights after the last one."""
+class PlainLoopResult:
+    """Result of the plain loop: the metrics of each step, and the weights after the last one."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
     validation: tuple[float, float] = (math.nan, math.nan)  # nats per token, bits per byte
@@ -60,19 +60,19 @@ class Witnessed:
 
 
 class PreparedTokens:
-    """The tokens of a folder of prepared data."""
+    """Tokens of a folder of prepared data."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._splits = json.loads((folder / "manifest.json").read_text())["splits"]
 
     def of(self, split: str) -> np.ndarray:
-        """All tokens of a split, int64."""
+        """Return all tokens of a split: int64."""
         shards = [np.fromfile(self._folder / shard["file"], dtype="<u2") for shard in self._splits[split]["shards"]]
         return np.concatenate(shards).astype(np.int64)
 
     def bytes_of(self, tokens: np.ndarray) -> int:
-        """UTF-8 bytes of tokens of a byte-level vocabulary: a letter stands for a byte; special tokens for none."""
+        """Count the UTF-8 bytes of byte-level tokens: one per letter, none for special tokens."""
         content = json.loads((self._folder / "tokenizer" / "tokenizer.json").read_text())
         lengths = {number: len(piece) for piece, number in content["model"]["vocab"].items()}
         lengths |= {added["id"]: 0 for added in content["added_tokens"]}
@@ -80,7 +80,7 @@ class PreparedTokens:
 
 
 def shuffled(seed: int, epoch: int, place: int, n: int) -> int:
-    """Which of n samples has a place in an epoch: eight Feistel rounds on twice b bits, walked until inside."""
+    """Return the sample at a position of an epoch: eight Feistel rounds on 2b bits, repeated until below n."""
     bits = max(3, (max(n - 1, 1).bit_length() + 1) // 2)
     mask = (1 << bits) - 1
     while True:
@@ -104,7 +104,7 @@ def _mix(word: int) -> int:
 
 
 def reference_model(hf_folder: Path) -> nn.Module:
-    """Transformers' model in float64. Its norms go through fp32 in any dtype: torch's take their place."""
+    """Return transformers' model in float64, with torch's norms, because its own compute in fp32."""
     from transformers import LlamaForCausalLM  # noqa: PLC0415  (slow to import, and an extra)
 
     model = LlamaForCausalLM.from_pretrained(hf_folder, dtype=torch.float32, attn_implementation="sdpa")
@@ -116,9 +116,9 @@ def reference_model(hf_folder: Path) -> nn.Module:
     return model.double().train()
 
 
-def train(numbers: Training, hf_folder: Path, prepared: Path) -> Witnessed:
-    """The whole run in one process."""
-    files, model, out = PreparedTokens(prepared), reference_model(hf_folder), Witnessed()
+def train(numbers: Training, hf_folder: Path, prepared: Path) -> PlainLoopResult:
+    """Train the complete run in one process."""
+    files, model, out = PreparedTokens(prepared), reference_model(hf_folder), PlainLoopResult()
     tokens, length = files.of("train"), numbers.sequence_length
     n = (len(tokens) - 1) // length
     out.samples_of_an_epoch = n
@@ -176,7 +176,7 @@ def _copy(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _validate(model: nn.Module, files: PreparedTokens, length: int) -> tuple[float, float]:
-    """All tokens of the validation split but the first are predicted, in windows; the last one is shorter."""
+    """Validate on all tokens of the split but the first, in windows; the last one is shorter."""
     tokens, nats = files.of("validation"), 0.0
     for start in range(0, len(tokens) - 1, length):
         nats += float(_nats(model, torch.from_numpy(tokens[start : start + length + 1]).unsqueeze(0)))

@@ -1,6 +1,6 @@
-"""Whole runs of hlat in processes of their own, computed in float64, with a clock that only the phases move.
+"""Complete runs of hlat in separate processes, computed in float64, with a clock that only phase changes advance.
 
-recipe, ranks -> hlat.training.run on each rank -> run folder, and rank 0's diary of its phases
+recipe, ranks -> hlat.training.run on each rank -> run folder, and rank 0's log of its phases
 """
 
 import json
@@ -13,31 +13,31 @@ from typing import Any
 from tests.support.commands import forking
 
 PEAK = 3.0e9
-"""FLOP/s that one process is said to be able to do."""
+"""Peak FLOP/s of a process."""
 
 _TIMEOUT = 300.0
 
 
 @dataclass
-class Diary:
-    """A clock that stands still within a phase and moves when the next one begins, and what it has seen.
+class PhaseLog:
+    """Clock that advances only when a phase begins, and a log of the phases.
 
     Seconds are eighths, so that sums of them are exact.
     """
 
     now: float = 0.0
-    entries: list[tuple[str, float]] = field(default_factory=list)  # a phase, and when it began
+    entries: list[tuple[str, float]] = field(default_factory=list)  # phase, and the time when it began
 
     def __call__(self, phase: str) -> None:
-        """A phase begins: the one before it has taken between 1/8 and 11/8 s."""
+        """Begin a phase; the previous one lasted between 1/8 and 11/8 s."""
         self.now += (len(self.entries) * 7 % 11 + 1) / 8
         self.entries.append((phase, self.now))
 
 
 def train(content: dict[str, Any], world: int, folder: Path) -> list[tuple[str, float]]:
-    """Run a recipe on so many ranks; the entries of rank 0's diary."""
-    diary, port = folder / "diary.json", _free_port()
-    ranks = [forking().Process(target=_rank, args=(content, rank, world, port, diary)) for rank in range(world)]
+    """Run a recipe on ``world`` ranks; return the entries of rank 0's phase log."""
+    phase_log, port = folder / "phase_log.json", _free_port()
+    ranks = [forking().Process(target=_rank, args=(content, rank, world, port, phase_log)) for rank in range(world)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -48,7 +48,7 @@ def train(content: dict[str, Any], world: int, folder: Path) -> list[tuple[str, 
             process.kill()
             process.join()
     assert codes == [0] * world, codes
-    return [(phase, begun) for phase, begun in json.loads(diary.read_text())]
+    return [(phase, start) for phase, start in json.loads(phase_log.read_text())]
 
 
 def _free_port() -> int:
@@ -71,10 +71,10 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
 
     torch.set_num_threads(1)
     MODES["fp32"] = Mode(*[torch.float64] * 5)  # this process's own copy of the table
-    diary = Diary()
+    phase_log = PhaseLog()
     run_state.peak_flops = lambda *_: PeakFlops(PEAK, "given")
-    loop.PhaseTimer = lambda: PhaseTimer(clock=lambda: diary.now)
-    with observe_phases(diary):
+    loop.PhaseTimer = lambda: PhaseTimer(clock=lambda: phase_log.now)
+    with observe_phases(phase_log):
         loop.run(parse_recipe(content, world=world))
     if rank == 0:
-        file.write_text(json.dumps(diary.entries))
+        file.write_text(json.dumps(phase_log.entries))

@@ -1,4 +1,4 @@
-"""Batches come as they would be read one by one, and their reader ends with the run."""
+"""Prefetched batches equal those read one by one, and the reader ends with the run."""
 
 import threading
 from pathlib import Path
@@ -19,7 +19,7 @@ from hlat.training.batches.batch_sources import LocalBatch
 
 
 class Numbers:
-    """Samples that are their own number; remembers in which order and by which thread they were read."""
+    """Samples whose tokens are their index; records the order and the thread of reads."""
 
     def __init__(self, damaged_at: int | None = None) -> None:
         self.read: list[tuple[int, int]] = []
@@ -36,7 +36,7 @@ class Numbers:
 
 
 class Rows:
-    """A reader of some rows of each batch."""
+    """Reader of some rows of each batch."""
 
     def __init__(self, numbers: Numbers, rows: range) -> None:
         self.numbers, self.rows, self.closed = numbers, rows, False
@@ -51,7 +51,7 @@ class Rows:
         self.closed = True
 
 
-def test_each_step_gets_its_own_rows_and_the_next_ones_are_read_meanwhile() -> None:
+def test_each_step_gets_its_rows_and_the_next_batch_is_prefetched() -> None:
     numbers = Numbers()
     reader = Rows(numbers, range(2, 4))
     with BatchPrefetcher(reader, 8, pinned=False, say=print) as feed:
@@ -63,7 +63,7 @@ def test_each_step_gets_its_own_rows_and_the_next_ones_are_read_meanwhile() -> N
 
 
 class Waiting:
-    """A reader of a store that is away: it says so, and waits until it is closed."""
+    """Reader of an unavailable store: it has a note, and waits until it is closed."""
 
     def __init__(self) -> None:
         self._said, self._closed = ["the store is away"], threading.Event()
@@ -79,7 +79,7 @@ class Waiting:
         self._closed.set()
 
 
-def test_why_a_batch_takes_its_time_is_said_while_it_does_and_an_end_waits_for_nothing() -> None:
+def test_notes_are_shown_while_a_batch_is_late_and_an_interrupt_does_not_wait() -> None:
     def interrupt(note: str) -> None:
         raise KeyboardInterrupt(note)
 
@@ -91,12 +91,12 @@ def test_why_a_batch_takes_its_time_is_said_while_it_does_and_an_end_waits_for_n
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
-def test_a_jump_is_read_where_it_goes() -> None:
+def test_a_jump_to_another_sample_reads_that_sample() -> None:
     with BatchPrefetcher(Rows(Numbers(), range(1)), 4, pinned=False, say=print) as feed:
         assert [feed.next_batch(samples).batch.inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
 
 
-def test_damage_is_an_error_of_the_step_that_meets_it() -> None:
+def test_damage_is_an_error_of_the_step_that_reads_it() -> None:
     with BatchPrefetcher(Rows(Numbers(damaged_at=8), range(4)), 4, pinned=False, say=print) as feed:
         feed.next_batch(0)
         feed.next_batch(4)
@@ -104,7 +104,7 @@ def test_damage_is_an_error_of_the_step_that_meets_it() -> None:
             feed.next_batch(8)
 
 
-def test_another_reader_goes_on_where_it_is_told_to_and_nothing_of_the_first_is_left() -> None:
+def test_after_a_restart_batches_come_from_the_new_reader_only() -> None:
     first, second = Numbers(), Numbers()
     one = Rows(first, range(0, 2))
     with BatchPrefetcher(one, 8, pinned=False, say=print) as feed:
@@ -125,10 +125,10 @@ def test_another_reader_goes_on_where_it_is_told_to_and_nothing_of_the_first_is_
     ],
     ids=["none", "fewer streams", "one, which would be taken for all"],
 )
-def test_streams_do_not_begin_at_the_cursors_of_others(
+def test_cursors_of_another_number_of_streams_are_refused(
     tmp_path: Path, saved: dict[str, torch.Tensor], words: str
 ) -> None:
-    """Eight streams of two sources; cursors that do not fit are refused, and those in use stay as they are."""
+    """Eight streams of two sources; cursors that do not fit are refused, and the current ones stay."""
     used = CursorTable(8, 2)
     data = SimpleNamespace(cursors=lambda: used, owned=lambda index: np.arange(8), notes=[])
     samples = OnlineBatchSource(data, HostGroup())

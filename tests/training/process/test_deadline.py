@@ -1,4 +1,4 @@
-"""A run stops in time to save: at its own deadline, and before the end of its Slurm job."""
+"""Deadline: a run stops in time to save, at its own deadline and before the end of its Slurm job."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ SINCE_BOOT = 5e3
 
 
 class Clock:
-    """Seconds since the machine was started, moved by hand; the time of day, which may be set besides."""
+    """Clock of the machine, advanced by hand, and the time of day, which can be set."""
 
     def __init__(self):
         self.now, self.was_set_by = SINCE_BOOT, 0.0
@@ -33,35 +33,35 @@ def deadline(clock, environment=None, seconds=None, longest_save=0.0):
     return Deadline(recovery, lambda: longest_save, environment or {}, clock, clock.time_of_day)
 
 
-def comes_after(one, clock):
-    """Seconds until it has come."""
+def comes_after(limit, clock):
+    """Return the seconds until the deadline has passed."""
     for second in range(10_000):
         clock.now = SINCE_BOOT + second
-        if one.has_passed:
+        if limit.has_passed:
             return second
     return None
 
 
-def test_without_one_it_never_comes():
+def test_without_a_deadline_it_never_passes():
     clock = Clock()
     assert comes_after(deadline(clock), clock) is None
 
 
-def test_it_is_counted_from_the_start_of_the_process_where_nobody_supervises():
+def test_without_a_supervisor_the_deadline_counts_from_the_start_of_the_process():
     clock = Clock()
     assert comes_after(deadline(clock, seconds=100), clock) == 100
 
 
-def test_a_supervisor_counts_from_the_start_of_the_command():
+def test_a_supervisor_counts_the_deadline_from_the_start_of_the_command():
     clock = Clock()
     assert comes_after(deadline(clock, {DEADLINE_ENV: str(SINCE_BOOT + 40)}, seconds=100), clock) == 40
 
 
 @pytest.mark.parametrize(("longest_save", "margin"), [(0, 60), (10, 60), (100, 200)])
-def test_of_a_slurm_job_there_is_time_left_for_twice_the_longest_save(longest_save, margin):
+def test_the_deadline_of_a_slurm_job_leaves_twice_the_longest_save(longest_save, margin):
     clock = Clock()
-    one = deadline(clock, {"SLURM_JOB_END_TIME": str(int(SINCE_1970) + 3600)}, longest_save=longest_save)
-    assert comes_after(one, clock) == 3600 - margin
+    limit = deadline(clock, {"SLURM_JOB_END_TIME": str(int(SINCE_1970) + 3600)}, longest_save=longest_save)
+    assert comes_after(limit, clock) == 3600 - margin
 
 
 @pytest.mark.parametrize("set_by", [-3600.0, 86400.0], ids=["an hour back", "a day forward"])
@@ -74,21 +74,21 @@ def test_of_a_slurm_job_there_is_time_left_for_twice_the_longest_save(longest_sa
     ],
     ids=["alone", "supervised", "Slurm"],
 )
-def test_setting_the_clock_of_the_machine_moves_no_deadline(given, expected, set_by):
+def test_setting_the_system_clock_does_not_move_the_deadline(given, expected, set_by):
     clock = Clock()
-    one = deadline(clock, **given)
+    limit = deadline(clock, **given)
     clock.was_set_by = set_by
-    assert comes_after(one, clock) == expected
+    assert comes_after(limit, clock) == expected
 
 
-def test_a_supervisor_and_its_attempts_count_by_the_same_clock():
-    """Deadlines use a clock that nobody sets, shared by all processes of the machine."""
+def test_a_supervisor_and_its_attempts_use_the_same_clock():
+    """Deadlines use a monotonic clock that all processes of the machine share."""
     [left] = _deadline(RecoveryConfig(deadline_seconds=50)).values()
     script = "from hlat.runtime.process import machine_clock; print(machine_clock())"
     there = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     assert 0 < float(left) - there < 50 < abs(float(left) - time.time())
 
 
-def test_what_is_not_a_time_is_no_deadline():
+def test_an_invalid_time_is_no_deadline():
     clock = Clock()
     assert comes_after(deadline(clock, {"SLURM_JOB_END_TIME": "UNLIMITED"}), clock) is None

@@ -1,4 +1,4 @@
-"""The garbage collector runs when it is asked, and is as it was afterwards."""
+"""The garbage collector runs at the scheduled steps, and is restored afterwards."""
 
 import gc
 import weakref
@@ -9,13 +9,13 @@ from hlat.training.process import scheduled_gc
 
 
 class Knot:
-    """Something only the collector can remove."""
+    """Reference cycle, which only the collector can remove."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
-def test_it_collects_at_its_steps_only_and_is_put_back() -> None:
+def test_it_collects_at_its_steps_only_and_is_restored_afterwards() -> None:
     with pytest.raises(ZeroDivisionError), scheduled_gc() as garbage:
         assert not gc.isenabled()
         knot = weakref.ref(Knot())

@@ -1,4 +1,4 @@
-"""A run directory has one process; one that is about to end is waited for, one that is at work is not."""
+"""Lock of the run directory: a process that is about to end is waited for, a running one is not."""
 
 import os
 import signal
@@ -14,14 +14,14 @@ from hlat.training.process import run_lock
 
 
 def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool = False) -> int:
-    """The id of a process that holds the directory for so long; if it dies, what it has started does."""
+    """Start a process that holds the lock for some seconds, or whose child does if it dies; return its id."""
     (folder / "run").mkdir(exist_ok=True)
     child = os.fork()
     if child == 0:
         if launcher is not None:
             os.environ[LAUNCHER_ENV] = str(launcher)
         with run_lock(folder / "run"):
-            if not dies or os.fork() == 0:  # who inherits the lock, as a process does that writes a checkpoint
+            if not dies or os.fork() == 0:  # inherits the lock, like a saver process
                 (folder / "held").touch()
                 time.sleep(seconds)
             os._exit(0)
@@ -38,14 +38,14 @@ def end(child: int) -> None:
 
 
 def gone() -> int:
-    """The id of a process that has ended."""
+    """Return the id of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["it is gone", "its launcher is gone"])
-def test_what_is_left_of_a_run_is_waited_for_and_named_once(tmp_path, dies):
+def test_a_previous_run_that_is_ending_is_waited_for_with_one_message(tmp_path, dies):
     holder = hold(tmp_path, 1.0, None if dies else gone(), dies)
     said: list[str] = []
     with run_lock(tmp_path / "run", said.append):
@@ -56,7 +56,7 @@ def test_what_is_left_of_a_run_is_waited_for_and_named_once(tmp_path, dies):
 
 
 @pytest.mark.parametrize("launcher", [None, os.getpid()], ids=["alone", "with a launcher"])
-def test_one_that_is_at_work_is_not(tmp_path, launcher):
+def test_a_running_process_is_not_waited_for(tmp_path, launcher):
     holder = hold(tmp_path, 60.0, launcher)
     try:
         with pytest.raises(LaunchError, match=rf"another process \(pid {holder} on .*\) is training"):
@@ -65,7 +65,7 @@ def test_one_that_is_at_work_is_not(tmp_path, launcher):
         end(holder)
 
 
-def test_nobody_is_waited_for_for_ever(tmp_path):
+def test_the_wait_for_the_lock_is_limited(tmp_path):
     holder = hold(tmp_path, 60.0, gone())
     try:
         with pytest.raises(LaunchError, match="is training in it"):

@@ -1,4 +1,4 @@
-"""``hlat train --profile``: a trace that a browser opens, and a table whose shares are of the time there was."""
+"""``hlat train --profile``: a trace that a browser opens, and a table whose shares add up to 1."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from hlat.training.process.profile import OperatorTime, kind_of, table
 
 
-def test_a_run_leaves_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):
+def test_a_profiled_run_writes_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):
     done = cli("train", recipe_file, *tiny, "training.steps=8", "schedule.warmup_steps=2", "--profile")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run" / "profile"
@@ -16,13 +16,13 @@ def test_a_run_leaves_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):
     text = (folder / "rank-0.txt").read_text()
     assert text.splitlines()[0].split() == ["kind", "s", "per", "step", "share"]
     shares = [float(line.split()[-1].rstrip("%")) for line in text.split("\n\n")[0].splitlines()[1:]]
-    # each is rounded to a tenth of a percent
+    # each is rounded to 0.1 %
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares) + 1e-9)
     assert "matrix products" in text and "attention" in text and "optimizer" in text
     assert text in done.stdout
 
 
-def test_kinds_and_shares():
+def test_operators_are_grouped_by_kind_with_shares_of_the_time():
     costs = [OperatorTime("aten::mm", 6e6), OperatorTime("aten::addmm", 1e6), OperatorTime("aten::_fused_adamw_", 3e6)]
     lines = table(costs, steps=2).splitlines()
     assert lines[1].split() == ["matrix", "products", "3.5000", "70.0%"]

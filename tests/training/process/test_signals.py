@@ -1,4 +1,4 @@
-"""The first signal asks for an end after the step, others within a second are the same request, a later one ends it."""
+"""Stop signals: the first requests a stop after the step, more within a second count as one, a later one stops now."""
 
 import signal
 
@@ -9,7 +9,7 @@ from hlat.training.process import StopRequest
 
 
 class Clock:
-    """Seconds, moved by hand; a machine that has run for less than a second counts from zero."""
+    """Clock that is set by hand; it starts at zero, as on a machine that has just booted."""
 
     now = 0.25
 
@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_the_first_signal_is_a_request_and_one_much_later_an_interrupt() -> None:
+def test_the_first_signal_is_a_request_and_a_later_one_an_interrupt() -> None:
     clock, told = Clock(), list[str]()
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest(HostGroup(), told.append, clock=clock) as stop:
@@ -35,7 +35,7 @@ def test_the_first_signal_is_a_request_and_one_much_later_an_interrupt() -> None
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_was_ignored_stays_so_and_the_deadline_is_told_apart() -> None:
+def test_ignored_signals_stay_ignored_and_a_deadline_is_reported_as_such() -> None:
     told, is_over = list[str](), [False]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -1,4 +1,4 @@
-"""A run saves beside training, or not: the same checkpoints; a disk that fails for a while costs nothing else."""
+"""Checkpointing: background and blocking saves are equal; a disk that fails for a while changes nothing else."""
 
 import json
 import signal
@@ -40,8 +40,8 @@ def assert_same(one, other):
         assert torch.equal(tensor, right[name]), name
 
 
-def test_a_run_of_one_step_is_saved_beside_training_too(cli, recipe_file, tiny, tmp_path):
-    """So does one that goes on with its last step only: the save at the end is the first."""
+def test_a_run_of_one_step_is_saved_by_the_saver_process_too(cli, recipe_file, tiny, tmp_path):
+    """Also a resumed run whose last step is its first: the save at the end is its first save."""
     short = ["training.steps=2", "schedule.warmup_steps=1"]
     for arguments in (["training.stop_after=1"], []):
         done = cli("train", recipe_file, *tiny, *short, *arguments)
@@ -59,7 +59,7 @@ def test_a_run_of_one_step_is_saved_beside_training_too(cli, recipe_file, tiny, 
         pytest.param(["--nproc", "2"], id="two ranks"),
     ],
 )
-def test_beside_training_or_not_the_checkpoints_are_the_same(cli, recipe_file, tiny, tmp_path, change):
+def test_background_and_blocking_saves_give_the_same_checkpoints(cli, recipe_file, tiny, tmp_path, change):
     every = ["checkpoint.every_steps=3", "checkpoint.keep_last=99", "training.steps=20"]
     for name, background in (("beside", "true"), ("not", "false")):
         run = [f"run.dir={tmp_path / name}", f"checkpoint.background={background}"]
@@ -79,7 +79,7 @@ def test_beside_training_or_not_the_checkpoints_are_the_same(cli, recipe_file, t
 
 @pytest.fixture(scope="module")
 def good(cli, tiny_recipe, corpus, tmp_path_factory):
-    """The last checkpoint of a run whose disk never refuses."""
+    """Last checkpoint of a run whose disk never fails."""
     folder = tmp_path_factory.mktemp("good")
     (folder / "recipe.yaml").write_text(tiny_recipe)
     done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}")
@@ -91,8 +91,8 @@ def good(cli, tiny_recipe, corpus, tmp_path_factory):
 @pytest.mark.parametrize(
     "kind", ["enospc", pytest.param("eio", marks=pytest.mark.slow), pytest.param("unavailable", marks=pytest.mark.slow)]
 )
-def test_a_disk_that_refuses_several_saves(cli, recipe_file, tiny, tmp_path, good, kind, background):
-    """Training goes on, the events say so, the next good save is complete, and the end is that of a good disk."""
+def test_several_failed_saves_do_not_change_the_run(cli, recipe_file, tiny, tmp_path, good, kind, background):
+    """Training continues, with events; the next save is complete, and the final state is that of a good disk."""
     change = [f"checkpoint.background={background}", "checkpoint.retries=0", "checkpoint.keep_last=9"]
     run = [f"run.dir={tmp_path / 'bad'}", "checkpoint.every_steps=5", *change]
     done = cli("train", recipe_file, *tiny, *run, *fault(kind, 10, steps=3))
@@ -107,7 +107,7 @@ def test_a_disk_that_refuses_several_saves(cli, recipe_file, tiny, tmp_path, goo
 
 
 @pytest.mark.parametrize("background", ["true", "false"])
-def test_a_refused_save_is_tried_again_and_each_try_is_told(cli, recipe_file, tiny, tmp_path, background):
+def test_a_failed_save_is_retried_and_each_retry_is_an_event(cli, recipe_file, tiny, tmp_path, background):
     run = [f"checkpoint.background={background}", "checkpoint.retries=1", "training.steps=20"]
     done = cli("train", recipe_file, *tiny, *run, *fault("enospc", 10))
     assert done.returncode == 0, done.stderr
@@ -126,8 +126,8 @@ def test_a_refused_save_is_tried_again_and_each_try_is_told(cli, recipe_file, ti
         pytest.param(["--nproc", "2"], id="two ranks", marks=pytest.mark.slow),
     ],
 )
-def test_so_many_failures_in_a_row_end_the_run(cli, recipe_file, tiny, tmp_path, change):
-    """Two failures, a success, then three: the budget counts those in a row."""
+def test_too_many_failed_saves_in_a_row_end_the_run(cli, recipe_file, tiny, tmp_path, change):
+    """Two failures, a success, then three: the limit counts failures in a row."""
     faults = "faults=[{kind: enospc, at_step: 2, steps: 2}, {kind: enospc, at_step: 8, steps: 99}]"
     run = ["checkpoint.every_steps=2", "checkpoint.retries=0", "checkpoint.failures=3", "recovery.restarts=0", *change]
     done = cli("train", recipe_file, *tiny, *run, faults, "--allow-faults")
@@ -141,7 +141,7 @@ def test_so_many_failures_in_a_row_end_the_run(cli, recipe_file, tiny, tmp_path,
 
 
 @pytest.mark.parametrize("background", ["true", "false"])
-def test_the_last_save_of_a_run_has_to_succeed(cli, recipe_file, tiny, tmp_path, background):
+def test_a_failed_last_save_is_an_error(cli, recipe_file, tiny, tmp_path, background):
     change = [f"checkpoint.background={background}", "checkpoint.retries=0", "recovery.restarts=0"]
     done = cli("train", recipe_file, *tiny, *change, *fault("enospc", 40))
     assert done.returncode == 3 and "cannot save the checkpoint step-00000040" in done.stderr, done.stderr
@@ -151,14 +151,14 @@ def test_the_last_save_of_a_run_has_to_succeed(cli, recipe_file, tiny, tmp_path,
 
 
 def start(recipe_file, tiny, tmp_path, *more):
-    """The real command; what it says goes to a file, which nobody has to read to its end."""
+    """Start the command; its output goes to a file."""
     command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny, *more]
     with (tmp_path / "said").open("w") as said:
         return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
 
 
 def savers_of(process):
-    """The savers of a supervised command, in the order of ranks: each is what its rank has started."""
+    """Return the saver processes of a supervised command, in the order of ranks."""
     return [rank.children()[0] for rank in psutil.Process(process.pid).children()]
 
 
@@ -169,16 +169,16 @@ def wait_until(happened):
         time.sleep(0.01)
 
 
-def test_a_second_signal_ends_the_wait_for_the_last_save_and_the_save_goes_on(recipe_file, tiny, tmp_path):
-    """The disk takes a second for each file of the save at the stop."""
+def test_a_second_signal_ends_the_wait_for_the_last_save_but_not_the_save(recipe_file, tiny, tmp_path):
+    """The disk takes a second for each file of the last save."""
     endless = ["checkpoint.every_steps=1000000", "training.steps=1000000"]
-    # A supervisor that hears a second signal ends the savers too: it is about the saver of a rank by itself.
+    # Without a supervisor, which would end the savers too at the second signal.
     process = start(recipe_file, tiny, tmp_path, *endless, *fault("slow_disk", 1), "--no-supervisor")
     wait_until(lambda: "step 5/" in (tmp_path / "said").read_text())
     [saver] = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: list(tmp_path.glob("run/checkpoints/.staging-step-*")))
-    time.sleep(1.1)  # a signal within a second of the first is the same request
+    time.sleep(1.1)  # a signal within a second of the first counts as the same request
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130, (tmp_path / "said").read_text()
     assert not list(tmp_path.glob("run/checkpoints/step-*")), "nobody waited for it"
@@ -188,7 +188,7 @@ def test_a_second_signal_ends_the_wait_for_the_last_save_and_the_save_goes_on(re
 
 
 @pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_saver_that_is_killed_costs_only_speed(recipe_file, tiny, tmp_path, cli, nproc):
+def test_after_the_loss_of_a_saver_the_rank_saves_itself(recipe_file, tiny, tmp_path, cli, nproc):
     every = ["checkpoint.every_steps=5", "checkpoint.keep_last=99", "training.log_every=1", "--nproc", str(nproc)]
     process = start(recipe_file, tiny, tmp_path, *every, *fault("slow_disk", 5, seconds=0.3))
     wait_until(lambda: list(tmp_path.glob("run/checkpoints/.staging-step-00000005-*")))

@@ -1,4 +1,4 @@
-"""Law 3 over all tiers: gone on from a snapshot, or from an object store, a run is the one that was not stopped."""
+"""Invisible resume over all tiers: from a snapshot, or from an object store, a run equals the uninterrupted one."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from hlat.config.load import parse_recipe
 from tests.support.object_store import ObjectStore
 from tests.training.test_resume import assert_same_run
 
-OFTEN = 1e-9  # seconds: after every step
+OFTEN = 1e-9  # seconds: a snapshot after every step
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(cli, tiny_recipe, corpus, tmp_path_factory):
-    """A run that nothing disturbed; nothing may change it."""
+    """An uninterrupted run; tests must not change its folder."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     (folder / "recipe.yaml").write_text(tiny_recipe)
     done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}")
@@ -36,14 +36,14 @@ def events(run_dir: Path, *kinds: str) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """A server with an empty bucket."""
+    """Object-store server with an empty bucket."""
     with ObjectStore(tmp_path_factory.mktemp("s3")) as store:
         yield store
 
 
 @pytest.fixture
 def s3(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """The server, behaving well, and an environment that leads to it."""
+    """The server without faults, and the environment variables for it."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     yield server
@@ -58,8 +58,8 @@ KILL = ["faults=[{kind: kill, at_step: 18}]", "--allow-faults"]
 ALONE = "--no-supervisor"
 
 
-def test_killed_and_gone_on_from_a_snapshot(cli, recipe_file, tiny, uninterrupted, tmp_path):
-    """By the supervisor, as part of one command."""
+def test_a_killed_run_resumes_from_a_snapshot(cli, recipe_file, tiny, uninterrupted, tmp_path):
+    """The supervisor restarts it, within a single command."""
     done = cli("train", recipe_file, *tiny, *local(tmp_path), *KILL)
     assert done.returncode == 0 and "resumed at step 17" in done.stdout, done.stderr
     assert [event["step"] for event in events(tmp_path / "run", "promoted")] == [17]
@@ -67,8 +67,8 @@ def test_killed_and_gone_on_from_a_snapshot(cli, recipe_file, tiny, uninterrupte
     assert not list(tmp_path.glob("memory/*/step-*")), "the last state is in a checkpoint"
 
 
-def test_snapshots_are_written_beside_training(cli, recipe_file, tiny, uninterrupted, tmp_path):
-    """As checkpoints are; one that comes due while the last is still written has to wait for another step."""
+def test_snapshots_are_written_by_the_saver_process(cli, recipe_file, tiny, uninterrupted, tmp_path):
+    """A snapshot that comes due while the last one is being written waits for a later step."""
     where = local(tmp_path)[0]
     slow = "faults=[{kind: kill, at_step: 30}, {kind: slow, at_step: 1, seconds: 0.05, steps: 30}]"
     killed = cli("train", recipe_file, *tiny, where, "checkpoint.every_steps=null", slow, "--allow-faults", ALONE)
@@ -82,7 +82,7 @@ def test_snapshots_are_written_beside_training(cli, recipe_file, tiny, uninterru
     assert_same_run(uninterrupted, tmp_path / "run")
 
 
-def test_a_damaged_snapshot_is_told_and_passed_over(cli, recipe_file, tiny, uninterrupted, tmp_path):
+def test_a_damaged_snapshot_is_reported_and_not_used(cli, recipe_file, tiny, uninterrupted, tmp_path):
     cli("train", recipe_file, *tiny, *local(tmp_path), *KILL, ALONE)
     [file] = tmp_path.glob("memory/*/step-00000017.*/rank-00000/model__0_0.distcp")
     file.write_bytes(file.read_bytes()[:-1])
@@ -103,11 +103,11 @@ def test_a_snapshot_that_fails_is_an_event(cli, recipe_file, tiny, uninterrupted
     assert done.returncode == 0, done.stderr
     failed = events(tmp_path / "run", "snapshot_failed")
     assert [event["step"] for event in failed] == [12, 13] and "No space left" in str(failed[0]["message"])
-    assert done.stdout.count("snapshot of step") == 1, "said once, not every minute"
+    assert done.stdout.count("snapshot of step") == 1, "one message, not one per minute"
     assert_same_run(uninterrupted, tmp_path / "run")
 
 
-def test_gone_on_in_an_empty_folder_from_the_object_store(
+def test_a_run_resumes_in_an_empty_folder_from_the_object_store(
     cli,
     recipe_file,
     tiny,
@@ -125,14 +125,14 @@ def test_gone_on_in_an_empty_folder_from_the_object_store(
     assert [event["step"] for event in events(tmp_path / "run", "fetched")] == [25]
     straight = Path(shutil.copytree(uninterrupted, tmp_path / "straight"))
     lines = (straight / "metrics.jsonl").read_text().splitlines(keepends=True)
-    # Of steps 30, 35, 40, and of 25, which came with its state: the others were lost.
+    # of steps 30, 35, 40, and of 25, whose metrics are in the checkpoint; the other lines were lost
     (straight / "metrics.jsonl").write_text("".join(lines[-4:]))
     assert_same_run(straight, tmp_path / "run")
     kept = {path.parent.name for path in (s3.folder / "objects" / "corpus" / "run").rglob("COMMITTED")}
     assert kept == {"step-00000030", "step-00000040"}
 
 
-def test_the_verbs_look_into_the_object_store(cli, recipe_file, tiny, tmp_path, s3):
+def test_the_checkpoint_commands_read_the_object_store(cli, recipe_file, tiny, tmp_path, s3):
     url = "s3://corpus/looked-at"
     done = cli("train", recipe_file, *tiny, f"checkpoint.remote={url}", "checkpoint.keep_last=4")
     assert done.returncode == 0, done.stderr
@@ -148,7 +148,7 @@ def test_the_verbs_look_into_the_object_store(cli, recipe_file, tiny, tmp_path, 
     (below / "step-00000030" / "COMMITTED").unlink()
     (below / "step-00000040" / "meta.json").write_text("{}")
     s3.kill()
-    s3.start()  # its objects are what lies in its folder
+    s3.start()  # the server keeps its objects in this folder
     before = {path: path.read_bytes() for path in below.rglob("*") if path.is_file()}
     listed = json.loads(cli("checkpoint", "list", url, "--json").stdout)
     here = json.loads(cli("checkpoint", "list", tmp_path / "run", "--json").stdout)
@@ -174,7 +174,7 @@ def _shown(cli, run: Path) -> list[str]:
     return cli("checkpoint", "show", run).stdout.splitlines()[1:]
 
 
-def test_a_store_that_is_away_does_not_stop_the_run(cli, recipe_file, tiny, uninterrupted, tmp_path, s3):
+def test_an_unavailable_object_store_does_not_stop_the_run(cli, recipe_file, tiny, uninterrupted, tmp_path, s3):
     remote = ["checkpoint.remote=s3://corpus/away", "checkpoint.retries=0"]
     first = cli("train", recipe_file, *tiny, *remote, "training.stop_after=5")
     assert first.returncode == 0, first.stderr
@@ -192,7 +192,7 @@ def test_a_store_that_is_away_does_not_stop_the_run(cli, recipe_file, tiny, unin
 
 
 def on_two_machines(cli, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
-    """One process on each of two machines, as torchrun would start them there."""
+    """Run one process on each of two machines, as torchrun would start them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -208,8 +208,8 @@ def on_two_machines(cli, *arguments: str) -> list[subprocess.CompletedProcess[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_machine_is_lost_and_the_run_is_the_same(cli, recipe_file, tiny, tmp_path, lost):
-    """Both processes are killed, and what the machine of one of them held is gone."""
+def test_the_run_is_the_same_after_the_loss_of_a_machine(cli, recipe_file, tiny, tmp_path, lost):
+    """Both processes are killed, and the snapshots on one machine are deleted."""
     straight = [*tiny, f"run.dir={tmp_path / 'straight'}"]
     assert [done.returncode for done in on_two_machines(cli, str(recipe_file), *straight)] == [0, 0]
     where = f"checkpoint.local={{dir: '{tmp_path}/machine{{node}}', every_seconds: {OFTEN}}}"
@@ -236,8 +236,8 @@ def test_a_machine_is_lost_and_the_run_is_the_same(cli, recipe_file, tiny, tmp_p
         ("simplecache::s3://bucket/run", "no object store"),
     ],
 )
-def test_what_is_no_place_for_checkpoints_is_refused_at_once(url: str, why: str) -> None:
+def test_an_unwritable_object_store_url_is_refused_before_the_start(url: str, why: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe({"data": {"path": "corpus"}, "checkpoint": {"remote": url}})
-    [problem] = [one for one in caught.value.problems if one.path == "checkpoint.remote"]
+    [problem] = [each for each in caught.value.problems if each.path == "checkpoint.remote"]
     assert why in problem.reason and "secret@" not in str(caught.value) and "token=secret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The state of a step is saved before it is validated: what validation costs a run is the validation."""
+"""The state of a step is saved before validation, so a failure in validation loses only the validation."""
 
 import json
 
@@ -13,7 +13,7 @@ RUN = ["recovery.backoff_seconds=0.05", "tracking.tensorboard=false", "checkpoin
 
 @pytest.fixture(scope="module")
 def quiet(cli, tiny_recipe, corpus, tmp_path_factory):
-    """The folder of a run of so many processes that nothing disturbs."""
+    """Return the folder of an uninterrupted run of ``world`` processes."""
     folder = tmp_path_factory.mktemp("quiet")
     (folder / "recipe.yaml").write_text(tiny_recipe)
 
@@ -37,7 +37,7 @@ def faults(*each):
     [("1", "true"), ("1", "false"), pytest.param("2", "true", marks=pytest.mark.slow)],
     ids=["beside", "not beside", "two ranks"],
 )
-def test_a_run_that_dies_in_validation_goes_on_from_the_step_that_was_validated(
+def test_a_run_killed_in_validation_resumes_at_the_validated_step(
     cli, recipe_file, tiny, tmp_path, quiet, processes, background
 ):
     kinds = faults(
@@ -55,8 +55,8 @@ def test_a_run_that_dies_in_validation_goes_on_from_the_step_that_was_validated(
     assert "validation loss" in done.stdout.splitlines()[-3]
 
 
-def test_a_step_without_validation_has_its_line_again_too(cli, recipe_file, tiny, tmp_path, quiet):
-    """Its state was saved with its numbers; that a power cut takes the line after it costs nothing."""
+def test_the_missing_line_of_a_step_without_validation_is_written_too(cli, recipe_file, tiny, tmp_path, quiet):
+    """Its metrics are in the checkpoint, so a line lost in a power failure is written again."""
     stopped = cli("train", recipe_file, *tiny, *RUN, "training.stop_after=30")
     assert stopped.returncode == 0, stopped.stderr
     path = tmp_path / "run" / "metrics.jsonl"
@@ -67,8 +67,8 @@ def test_a_step_without_validation_has_its_line_again_too(cli, recipe_file, tiny
     assert_same_run(tmp_path / "run", quiet("1"))
 
 
-def test_what_is_saved_with_a_state_is_what_its_line_says_but_for_times(cli, recipe_file, tiny, tmp_path):
-    """Not of a step that gets none; NaN and the infinities too, which JSON has no numbers for."""
+def test_a_checkpoint_has_the_metrics_of_its_line_except_the_times(cli, recipe_file, tiny, tmp_path):
+    """Only for logged steps; NaN and the infinities too, which JSON does not have."""
     nan = faults({"kind": "nan", "at_step": 10})
     every = ["checkpoint.every_steps=3", "training.steps=12", "training.log_every=5", "anomalies.non_finite=skip"]
     done = cli("train", recipe_file, *tiny, *RUN, *every, "evaluation.every_steps=6", *nan, "training.stop_after=10")
@@ -84,8 +84,8 @@ def test_what_is_saved_with_a_state_is_what_its_line_says_but_for_times(cli, rec
     assert saved[10]["grad_norm"] == "NaN"
 
 
-def test_weights_that_are_not_finite_are_not_saved_and_their_step_has_its_line(cli, recipe_file, tiny, tmp_path):
-    """Without validation, of which there would be nothing to learn."""
+def test_non_finite_weights_are_not_saved_but_their_step_is_logged(cli, recipe_file, tiny, tmp_path):
+    """The line has no validation, which would be useless."""
     both = ["checkpoint.every_steps=5", "evaluation.every_steps=5", "optimizer.lr=1e38", "schedule.warmup_steps=1"]
     done = cli("train", recipe_file, *tiny, *RUN, *both)
     assert done.returncode == 4 and "training has diverged" in done.stderr
