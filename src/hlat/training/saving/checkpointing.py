@@ -44,7 +44,9 @@ def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess
     if not config.background or not (_periods(config) or config.local):
         yield None
         return
-    process = start_helper(partial(run_saver, rank_info=rank_info, make_disk=partial(checkpoint_disk, recipe, rank_info.rank)))
+    process = start_helper(
+        partial(run_saver, rank_info=rank_info, make_disk=partial(checkpoint_disk, recipe, rank_info.rank))
+    )
     record_saver(process.pid)
     try:
         yield process
