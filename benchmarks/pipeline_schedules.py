@@ -103,7 +103,7 @@ def main():
     asked = parser.parse_args()
     from workers import Pool
 
-    from hlat.planner.cost import StageTimes, simulate
+    from hlat.planner.cost import StageTimes, simulate_pipeline
 
     pool = Pool(2)
     try:
@@ -124,7 +124,7 @@ def main():
                 }  # fmt: skip
                 backward = [sum(one) for one in zip(times["backward"], times["input"], times["weight"], strict=True)]
                 passes = StageTimes(times["forward"], backward, times["weight"])
-                simulated[name] = simulate(name, 2, count, passes).seconds
+                simulated[name] = simulate_pipeline(name, 2, count, passes).seconds
                 step, ahead = 1e3 * measured[name], 1e3 * simulated[name]
                 cells = [
                     f"{step:.0f}", f"{measured[name] / measured['1f1b']:.3f}",

@@ -44,10 +44,10 @@ class Runs:
     """Measured runs as columns."""
 
     def __init__(self, runs):
-        from hlat.planner.problem import Columns
+        from hlat.planner.problem import WorkloadColumns
 
         self.runs = runs
-        self.columns = Columns([run.work for run in runs])
+        self.columns = WorkloadColumns([run.work for run in runs])
         self.group = np.array([run.group for run in runs])
         self.label = np.array([label(run) for run in runs])
         self.suspect = np.array([suspect(run) for run in runs])
@@ -160,7 +160,7 @@ def write_values(constants, runs):
     import hlat.planner
     from hlat.planner.cost.constants import load_priors
 
-    path = Path(hlat.planner.__file__).with_name("constants.yaml")
+    path = Path(hlat.planner.__file__).with_name("cost") / "constants.yaml"
     text = re.sub(r"\n  (value|fitted_on): [^\n]*", "", path.read_text(encoding="utf-8"))
     by_name = defaultdict(dict)
     for (name, family), value in constants.values.items():
@@ -175,7 +175,7 @@ def write_values(constants, runs):
 
 
 def main():
-    from hlat.planner.calibration.published_runs import read_published
+    from hlat.planner.calibration.published_runs import read_published_runs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
@@ -183,7 +183,7 @@ def main():
     arguments = parser.parse_args()
     found, left_out = [], defaultdict(int)
     for file in arguments.files:
-        published, skipped = read_published(file)
+        published, skipped = read_published_runs(file)
         found += [run for run in published if run.tokens_per_second]
         for run in (run for run in published if not run.tokens_per_second):
             left_out[run.group, "no throughput published"] += 1

@@ -31,14 +31,14 @@ def plainness(run):
 
 
 def main():
-    from hlat.planner.calibration.published_runs import read_published
-    from hlat.planner.search import TIE
+    from hlat.planner.calibration.published_runs import read_published_runs
+    from hlat.planner.search import TIE_TOLERANCE
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--sweeps", nargs="*", default=["gpt-", "bloom"], help="beginnings of the names of models")
     arguments = parser.parse_args()
-    found, _ = read_published(arguments.file)
+    found, _ = read_published_runs(arguments.file)
     runs = Runs([run for run in found if run.tokens_per_second])
     sweeps = defaultdict(list)
     for index, run in enumerate(runs.runs):
@@ -55,7 +55,7 @@ def main():
         measured, predicted = runs.measured[indices], held_out[key[0]][indices]
         best = measured.min()
         fastest = int(np.argmin(predicted))
-        tied = [one for one in range(len(indices)) if predicted[one] <= (1 + TIE) * predicted.min()]
+        tied = [one for one in range(len(indices)) if predicted[one] <= (1 + TIE_TOLERANCE) * predicted.min()]
         chosen = min(tied, key=lambda one: (*plainness(runs.runs[indices[one]]), predicted[one]))
         order = np.corrcoef(np.argsort(np.argsort(measured)), np.argsort(np.argsort(predicted)))[0, 1]
         regrets.append((measured[fastest] / best - 1, measured[chosen] / best - 1, len(indices)))

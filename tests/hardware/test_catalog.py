@@ -44,7 +44,7 @@ def test_dense_figures_keep_the_proportions_of_the_tensor_cores(chip: Chip) -> N
     ],
 )
 def test_a_chip_is_found_by_the_name_that_torch_reports(torch_name: str, chip: str, tflops: float) -> None:
-    found = load_catalog().named(torch_name)
+    found = load_catalog().chip_by_torch_name(torch_name)
     assert found is not None
     assert found.name == chip
     assert found.flops("bfloat16") == pytest.approx(tflops * 1e12)
@@ -63,7 +63,7 @@ def test_a_chip_is_found_by_the_name_that_torch_reports(torch_name: str, chip: s
     ],
 )
 def test_a_similar_name_is_another_chip(torch_name: str) -> None:
-    assert load_catalog().named(torch_name) is None
+    assert load_catalog().chip_by_torch_name(torch_name) is None
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_trainium_is_found_by_its_instance_and_counted_per_torch_device(
     instance: str, cores: int | None, tflops: float
 ) -> None:
     """190 TFLOP/s in 2 cores, 667 in 8, of which two make a logical core by default (AWS Neuron documentation)."""
-    chip = load_catalog().on_instance(instance)
+    chip = load_catalog().chip_by_instance_type(instance)
     assert chip is not None
     assert chip.flops("bfloat16", cores) == pytest.approx(tflops * 1e12)
 
 
 @pytest.mark.parametrize("instance", ["p5.48xlarge", "trn9.48xlarge", "trn", "", "Standard PC (Q35 + ICH9, 2009)"])
 def test_other_machines_carry_no_chip_of_the_catalog(instance: str) -> None:
-    assert load_catalog().on_instance(instance) is None
+    assert load_catalog().chip_by_instance_type(instance) is None
 
 
 def _catalog(**changes: object) -> dict[str, object]:
@@ -117,7 +117,7 @@ def test_a_catalog_with_a_figure_nobody_can_trust_is_refused(changes: dict[str, 
 
 def test_no_source_is_given_that_no_figure_cites() -> None:
     catalog = load_catalog()
-    assert catalog.cited() == catalog.sources.keys()
+    assert catalog.source_keys() == catalog.sources.keys()
 
 
 @pytest.mark.parametrize("one", load_catalog().instances, ids=lambda one: one.name)

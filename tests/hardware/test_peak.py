@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
-from hlat.hardware.measure import Measured, measure_matmul
+from hlat.hardware.measure import MatmulRate, measure_matmul
 from hlat.runtime.backend import has_fast_bf16
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -22,9 +22,9 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[torch.dtype]
     def pretend(name: str) -> list[torch.dtype]:
         measured: list[torch.dtype] = []
 
-        def measure(device: torch.device, dtype: torch.dtype) -> Measured:
+        def measure(device: torch.device, dtype: torch.dtype) -> MatmulRate:
             measured.append(dtype)
-            return Measured(flops=1.5e12, size=2048)
+            return MatmulRate(flops=1.5e12, size=2048)
 
         module = SimpleNamespace(get_device_name=lambda device: name)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
@@ -65,9 +65,9 @@ def test_bf16_has_the_peak_of_fp32_where_it_is_computed_in_fp32(fast: bool, monk
     """Measured product by product, as torch emulates them, the peak would be a hundredth of what hlat reaches."""
     measured = []
 
-    def measure(_: torch.device, dtype: torch.dtype) -> Measured:
+    def measure(_: torch.device, dtype: torch.dtype) -> MatmulRate:
         measured.append(dtype)
-        return Measured(1e11, 1024)
+        return MatmulRate(1e11, 1024)
 
     monkeypatch.setattr(peak, "has_fast_bf16", lambda _: fast)
     monkeypatch.setattr(peak, "measure_matmul", measure)
@@ -153,7 +153,7 @@ def test_the_rate_is_two_n_cubed_by_the_time_of_the_best() -> None:
 def test_a_slow_chip_is_measured_at_the_smallest_size_and_kept_no_longer() -> None:
     clock = _Clock(10.0)
     best = measure_matmul(CPU, torch.float32, clock=clock)
-    assert best == Measured(pytest.approx(2 * 512**3 / 10.0), 512)
+    assert best == MatmulRate(pytest.approx(2 * 512**3 / 10.0), 512)
     assert clock.now <= 10 * 12  # 3 products of two readings each, and a reading per decision
 
 

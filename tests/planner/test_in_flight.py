@@ -4,7 +4,7 @@ import pytest
 
 from hlat.parallel.stages.in_flight import instants
 from hlat.parallel.stages.transient_memory import moments
-from hlat.planner.memory import estimated_memory, rank_memory
+from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.problem import parse_layout
 from tests.support.planner.questions import question
 
@@ -39,7 +39,7 @@ def test_in_a_v_the_first_rank_has_embedding_and_head():
     """12 bytes of weights and moments for each of 2 x 128256 x 4096 / 2."""
     asked = question("llama-3-8b", "h100:1", global_batch=64)
     one = parse_layout("tp=2,pp=4,zero=0,schedule=zbv,recompute=full", asked)
-    first, last = (estimated_memory(asked, one, rank) for rank in (0, 3))
+    first, last = (estimate_rank_memory(asked, one, rank) for rank in (0, 3))
     state = first.parameters + first.optimizer - last.parameters - last.optimizer
     assert state == pytest.approx(12 * 2 * 128256 * 4096 / 2)
 

@@ -6,7 +6,7 @@ import pytest
 
 from hlat.config import Recipe
 from hlat.parallel.stages import Cut, fullest_rank, rank_bytes, sizes_of_ranks
-from hlat.rehearsal import rehearse, usual_ranks
+from hlat.rehearsal import default_ranks, rehearse
 from tests.support.rehearsal.small_recipes import recipe_of
 
 # So many layers that ranks differ; of most the fullest is neither the first, nor the middle, nor the last.
@@ -38,7 +38,7 @@ def test_the_fullest_of_all_ranks_is_rehearsed_by_default(name: str) -> None:
     recipe = uneven(name)
     reports = rehearse(recipe, 4, range(4)).ranks
     fullest = max(reports, key=lambda report: report.peak_bytes)
-    assert fullest.rank in usual_ranks(recipe, 4)
+    assert fullest.rank in default_ranks(recipe, 4)
     sizes = [tuple(stop - start for start, stop in report.layers) for report in reports]
     assert sizes == sizes_of_ranks(Cut.of(recipe, 4)), "what is built is what is counted"
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hlat.config import RecipeError
 from hlat.model.derived import count_parameters, flops_per_token
 from hlat.parallel.mesh import Layout
-from hlat.rehearsal import CATEGORIES, plain, rehearse, rehearse_rank, usual_ranks, world
+from hlat.rehearsal import CATEGORIES, default_ranks, rehearsal_json, rehearse, rehearse_rank, world
 from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime, fake_rank, host_values, in_fake_world
 from tests.support.rehearsal.small_recipes import recipe_of
@@ -20,8 +20,8 @@ PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"glob
 def test_first_middle_and_last_of_a_pipeline() -> None:
     recipe = recipe_of(32, **PIPELINE)
     layout = Layout.of(recipe.parallel, 32)
-    assert [layout.coordinates(rank).pp for rank in usual_ranks(recipe, 32)] == [0, 2, 3]
-    assert usual_ranks(recipe_of(), 1) == [0]
+    assert [layout.coordinates(rank).pp for rank in default_ranks(recipe, 32)] == [0, 2, 3]
+    assert default_ranks(recipe_of(), 1) == [0]
 
 
 def test_a_stage_has_its_layers_and_talks_to_its_neighbours() -> None:
@@ -62,7 +62,7 @@ def test_auto_is_what_it_is_on_the_device_of_the_run(monkeypatch, device: str, f
     """A rehearsal takes accelerators to be fast in bf16, and asks this machine only for run.device=cpu."""
     monkeypatch.setattr(world, "has_fast_bf16", lambda device: fast)
     found = rehearse(recipe_of(1, run={"device": device}, precision={"mode": "auto"}), 1)
-    assert found.recipe.precision.mode == plain(found)["precision"] == mode
+    assert found.recipe.precision.mode == rehearsal_json(found)["precision"] == mode
     assert found.ranks == rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks
 
 
@@ -81,9 +81,9 @@ def test_categories_add_up_and_hold_what_they_are_called() -> None:
     parameters = 4 * count_parameters(recipe.model).total
     assert list(report.peak) == list(CATEGORIES)
     assert sum(report.peak.values()) == report.peak_bytes
-    assert report.between["parameters"] == report.peak["parameters"] == parameters
-    assert 2 * parameters < report.between["optimizer"] < 2 * parameters + 1000, "moments, and a counter each"
-    assert report.between["gradients"] == report.between["loss"] == report.between["temporaries"] == 0
+    assert report.between_steps["parameters"] == report.peak["parameters"] == parameters
+    assert 2 * parameters < report.between_steps["optimizer"] < 2 * parameters + 1000, "moments, and a counter each"
+    assert report.between_steps["gradients"] == report.between_steps["loss"] == report.between_steps["temporaries"] == 0
 
 
 def test_activation_checkpointing_lowers_the_peak_of_a_rehearsal() -> None:
@@ -109,7 +109,7 @@ def test_a_rank_that_is_not_in_the_world() -> None:
 
 def test_processes_find_what_one_finds() -> None:
     recipe = recipe_of(32, **PIPELINE)
-    assert plain(rehearse(recipe, 32, processes=2)) == plain(rehearse(recipe, 32))
+    assert rehearsal_json(rehearse(recipe, 32, processes=2)) == rehearsal_json(rehearse(recipe, 32))
     with pytest.raises(RecipeError, match="budget_gib"):
         tight = {"activation_checkpointing": "budget", "budget_gib": 1e-6}
         rehearse(recipe_of(4, parallel={"pipeline": 4}, memory=tight), 4, [0, 3], processes=2)

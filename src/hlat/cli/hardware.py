@@ -56,7 +56,7 @@ def show_command(
 
     ready()
     catalog = catalog_of(hardware)
-    chip = catalog.chip(name) or catalog.named(name)
+    chip = catalog.chip(name) or catalog.chip_by_torch_name(name)
     if chip is None:
         parse_cluster(f"{name}:1", catalog)  # raises the error that names similar instances
         instance = catalog.instance(name)

@@ -12,7 +12,7 @@ from hlat.cli.plan_options import check_outputs, parse_rank_by, parse_tokens, pr
 from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
-    from hlat.planner.search import Plan, Planned
+    from hlat.planner.search import LayoutPrediction, TrainingPlan
 
 _GIB = 1 << 30
 _SCHEDULES = {
@@ -55,10 +55,9 @@ def plan_command(
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
     from hlat.hardware import parse_cluster
-    from hlat.planner.problem import ask, parse_layout
-    from hlat.planner.report import ranked
-    from hlat.planner.search import plan as plan_of
-    from hlat.planner.search import planned
+    from hlat.planner.problem import parse_layout, resolve_request
+    from hlat.planner.report import rank_plans
+    from hlat.planner.search import make_plan, predict_layout
     from hlat.runtime import PlanError
 
     ready()
@@ -77,45 +76,46 @@ def plan_command(
     plans, refused = [], {}
     for one in clusters:
         try:
-            question = ask(model, one, mode=precision, price=kind, **options)
-            other = against and planned(question, parse_layout(against, question, "--against"))
-            plans.append((plan_of(question, layout), other or None))
+            request = resolve_request(model, one, mode=precision, price=kind, **options)
+            other = against and predict_layout(request, parse_layout(against, request, "--against"))
+            plans.append((make_plan(request, layout), other or None))
         except PlanError as error:
             refused[one.name] = str(error)
     if not plans:
         raise PlanError("\n".join(dict.fromkeys(refused.values())))
     if by:
-        order = ranked([one for one, _ in plans], by)
+        order = rank_plans([one for one, _ in plans], by)
         plans.sort(key=lambda pair: order.index(pair[0]))
     _say(plans, refused, as_json=as_json, words=explain)
     _write([one for one, _ in plans], html, trace, fragment)
 
 
-def _say(plans: "list[tuple[Plan, Planned | None]]", refused: dict[str, str], *, as_json: bool, words: bool) -> None:
-    from hlat.planner.report import as_json as content_of
-    from hlat.planner.report import compared
+def _say(
+    plans: "list[tuple[TrainingPlan, LayoutPrediction | None]]", refused: dict[str, str], *, as_json: bool, words: bool
+) -> None:
+    from hlat.planner.report import comparison_lines, plans_as_json
 
     alone = [one for one, _ in plans]
     if as_json:
-        content = content_of(alone) + [{"cluster": name, "error": error} for name, error in refused.items()]
+        content = plans_as_json(alone) + [{"cluster": name, "error": error} for name, error in refused.items()]
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
         return
     _say_table(alone)
     for one, other in plans:
         _say_words(one, words, other)
-    for line in [*compared(alone), *refused.values()]:
+    for line in [*comparison_lines(alone), *refused.values()]:
         say(line)
 
 
-def _say_table(plans: list["Plan"]) -> None:
+def _say_table(plans: list["TrainingPlan"]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from hlat.planner.report import front_of
-    from hlat.planner.search import described, short
+    from hlat.planner.report import pareto_front_of_plans
+    from hlat.planner.search import format_number, layout_json
 
-    front = {id(one) for _, one in front_of(plans)}
+    front = {id(one) for _, one in pareto_front_of_plans(plans)}
     table = Table(box=None, pad_edge=False)
     names = (
         "cluster",
@@ -137,11 +137,11 @@ def _say_table(plans: list["Plan"]) -> None:
         table.add_column(name, justify="right" if name not in ("cluster", "schedule", "recompute") else "left")
     for one in plans:
         for index, planned in enumerate([one.chosen, *one.alternatives]):
-            said = described(one.question, planned)
-            cost = "" if planned.cost_usd is None else short(planned.cost_usd, 0)
+            said = layout_json(one.request, planned)
+            cost = "" if planned.cost_usd is None else format_number(planned.cost_usd, 0)
             table.add_row(
                 Text(
-                    escape_name(one.question.cluster.name) if index == 0 else ""
+                    escape_name(one.request.cluster.name) if index == 0 else ""
                 ),  # as plain text: rich markup in it has no effect
                 *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages")),
                 _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
@@ -150,10 +150,10 @@ def _say_table(plans: list["Plan"]) -> None:
                 str(said["accumulation"]),
                 said["activation_checkpointing"],
                 f"{said['memory_gib']:.1f}",
-                short(planned.step_seconds),
+                format_number(planned.step_seconds),
                 f"{said['tokens_per_second_per_chip']:,.0f}",
                 f"{planned.mfu:.1%}",
-                short(planned.days),
+                format_number(planned.days),
                 cost,
                 f"{planned.goodput:.1%}",
                 "*" if id(planned) in front else "",
@@ -167,15 +167,15 @@ def _say_table(plans: list["Plan"]) -> None:
     say("* no other row is better in time, cost and memory at once" if len(front) > 1 else "")
 
 
-def _say_words(plan: "Plan", words: bool, other: "Planned | None") -> None:
-    from hlat.planner.report import against, explain
+def _say_words(plan: "TrainingPlan", words: bool, other: "LayoutPrediction | None") -> None:
+    from hlat.planner.report import comparison_with, explain
     from hlat.planner.search import fits
 
-    question, said = plan.question, plan.assumptions()
+    request, said = plan.request, plan.assumptions()
     say()
-    devices, steps = f"{question.cluster.devices:,} devices", f"{question.steps:,} steps"
-    say(f"{question.name} on {question.cluster.name}: {devices}, {steps}, precision {question.mode}")
-    for one in question.assumed:
+    devices, steps = f"{request.cluster.devices:,} devices", f"{request.steps:,} steps"
+    say(f"{request.name} on {request.cluster.name}: {devices}, {steps}, precision {request.mode}")
+    for one in request.assumed:
         say(f"  assumed    {one}")
     price = (
         "not known"
@@ -188,29 +188,29 @@ def _say_words(plan: "Plan", words: bool, other: "Planned | None") -> None:
         f"{said['checkpoint_every_steps']:,} steps; goodput {plan.chosen.goodput:.1%} by Daly's formula, "
         f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs"
     )
-    if not fits(question, plan.chosen):
+    if not fits(request, plan.chosen):
         need = plan.chosen.peak_memory / _GIB
         say(f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB")
     for line in explain(plan) if words else []:
         say(f"  {line}")
     if other is not None:
-        say(f"  {against(plan, other)}")
+        say(f"  {comparison_with(plan, other)}")
 
 
-def _write(plans: list["Plan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
-    from hlat.planner.report import chrome_trace, page
-    from hlat.planner.search import fits, fragment
+def _write(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
+    from hlat.planner.report import chrome_trace, html_page
+    from hlat.planner.search import fits, recipe_fragment
     from hlat.runtime import StorageError
 
     contents: list[tuple[Path, str]] = []
     if html is not None:
-        contents.append((html, page(plans)))
+        contents.append((html, html_page(plans)))
     if trace is not None:
         contents.append((trace, json.dumps(chrome_trace(plans[0]))))
     if recipe is not None:
         first = plans[0]
-        fits_in = fits(first.question, first.chosen)
-        contents.append((recipe, fragment(first.question, first.chosen.candidate, fits_in=fits_in)))
+        fits_in = fits(first.request, first.chosen)
+        contents.append((recipe, recipe_fragment(first.request, first.chosen.candidate, fits_in=fits_in)))
     for path, content in contents:
         try:
             path.write_text(content, encoding="utf-8")
@@ -219,9 +219,9 @@ def _write(plans: list["Plan"], html: Path | None, trace: Path | None, recipe: P
 
 
 def _validate(path: Path, as_json: bool) -> None:
-    from hlat.planner.calibration import validate
+    from hlat.planner.calibration import prediction_errors
 
-    result = validate(path)
+    result = prediction_errors(path)
     if as_json:
         say(json.dumps(result, indent=2))
         return

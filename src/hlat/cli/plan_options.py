@@ -50,7 +50,7 @@ def price_of(text: str | None, clusters: Sequence["Cluster"]) -> "PriceKind | No
         PlanError: there is no such kind.
     """
     from hlat.hardware import PriceKind
-    from hlat.planner.report import common_price
+    from hlat.planner.report import common_price_kind
     from hlat.runtime import PlanError
 
     kinds: tuple[PriceKind, ...] = get_args(PriceKind)
@@ -59,7 +59,7 @@ def price_of(text: str | None, clusters: Sequence["Cluster"]) -> "PriceKind | No
             return known
     if text is not None:
         raise PlanError(f"--price {text}: a price is one of {', '.join(kinds)}")
-    return common_price(clusters) if len(clusters) > 1 else None
+    return common_price_kind(clusters) if len(clusters) > 1 else None
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:

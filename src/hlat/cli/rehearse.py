@@ -33,17 +33,17 @@ def rehearse(
 ) -> None:
     """Run a training step of some ranks without devices: memory, communication, FLOPs, and errors."""
     resolved = load_recipe(recipe, overrides or [], world=world)
-    from hlat.rehearsal import RankReport, lines_of, plain
+    from hlat.rehearsal import RankReport, rehearsal_json, report_lines
     from hlat.rehearsal import rehearse as rehearse_world
 
     ready()
 
     def show(report: RankReport) -> None:
         if not as_json:
-            say("\n".join(lines_of(report)))
+            say("\n".join(report_lines(report)))
 
     found = rehearse_world(resolved, world, ranks or None, processes=os.cpu_count() or 1, done=show)
     if as_json:
-        say(json.dumps(plain(found), indent=2))
+        say(json.dumps(rehearsal_json(found), indent=2))
     elif resolved.precision.mode != found.recipe.precision.mode:
         say(f"precision.mode=auto: rehearsed as {found.recipe.precision.mode}, its value on devices with fast bf16")

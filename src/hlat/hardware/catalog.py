@@ -22,14 +22,14 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Figure(_Entry):
+class PeakFigure(_Entry):
     """One published number and where it was published."""
 
     dense: Rate  # 10^12 FLOP/s of the whole chip, without sparsity
     source: str  # key of Catalog.sources
 
 
-class Memory(_Entry):
+class ChipMemory(_Entry):
     """The memory of a whole chip."""
 
     gib: Rate
@@ -37,7 +37,7 @@ class Memory(_Entry):
     source: str
 
 
-class Reached(_Entry):
+class ReachedShare(_Entry):
     """The share of the peak that the best of many large products reaches, 0 to 1."""
 
     bfloat16: float | None = Field(None, gt=0, le=1)
@@ -55,9 +55,9 @@ class Chip(_Entry):
     cores_per_device: Positive = 1  # physical cores that make one torch device, by default
     family: str | None = None  # chips that the planner's constants are common to; None: the planner does not know it
     units: Positive = 1  # processors that tiles of a product are dealt out to
-    memory: Memory | None = None
-    reached: Reached | None = None
-    tflops: dict[str, Figure] = Field(min_length=1)  # by dtype: bfloat16, tf32, float32, float8
+    memory: ChipMemory | None = None
+    reached: ReachedShare | None = None
+    tflops: dict[str, PeakFigure] = Field(min_length=1)  # by dtype: bfloat16, tf32, float32, float8
 
     @property
     def devices(self) -> int:
@@ -71,13 +71,13 @@ class Chip(_Entry):
             return None
         return figure.dense * 1e12 * (cores_per_device or self.cores_per_device) / self.cores
 
-    def cited(self) -> Iterator[str]:
+    def source_keys(self) -> Iterator[str]:
         """Keys of the sources of its figures."""
         yield from (figure.source for figure in self.tflops.values())
         yield from (one.source for one in (self.memory, self.reached) if one is not None)
 
 
-class Price(_Entry):
+class InstancePrice(_Entry):
     """What an instance costs."""
 
     usd_per_hour: Rate
@@ -85,7 +85,7 @@ class Price(_Entry):
     source: str
 
 
-class Failures(_Entry):
+class FailureRate(_Entry):
     """How often an instance interrupts a run."""
 
     per_day: float = Field(ge=0)
@@ -103,10 +103,10 @@ class Instance(_Entry):
     link: Rate  # 10^9 bytes per second and chip over the fast links, one direction
     network: Rate  # 10^9 bytes per second and instance to others, one direction
     source: str
-    prices: dict[PriceKind, Price] = {}
-    failures: Failures
+    prices: dict[PriceKind, InstancePrice] = {}
+    failures: FailureRate
 
-    def cited(self) -> Iterator[str]:
+    def source_keys(self) -> Iterator[str]:
         """Keys of the sources of its figures."""
         yield from (self.source, self.failures.source)
         yield from (price.source for price in self.prices.values())
@@ -124,7 +124,7 @@ class Catalog(_Entry):
         _unique("chip", [_normalize(chip.name) for chip in self.chips])
         _unique("chip", [_normalize(name) for chip in self.chips for name in _found(chip)])
         _unique("instance", [_normalize(one.name) for one in self.instances])
-        missing = sorted(self.cited() - self.sources.keys())
+        missing = sorted(self.source_keys() - self.sources.keys())
         if missing:
             raise ValueError(f"sources cited but not given: {missing}")
         for chip in self.chips:
@@ -137,9 +137,11 @@ class Catalog(_Entry):
                 raise ValueError(f"{one.name}: no chip is called {one.chip!r}")
         return self
 
-    def cited(self) -> set[str]:
+    def source_keys(self) -> set[str]:
         """Keys of the sources of all figures."""
-        return {key for chip in self.chips for key in chip.cited()} | {k for one in self.instances for k in one.cited()}
+        return {key for chip in self.chips for key in chip.source_keys()} | {
+            k for one in self.instances for k in one.source_keys()
+        }
 
     def chip(self, name: str) -> Chip | None:
         """The chip that the catalog itself calls so."""
@@ -149,12 +151,12 @@ class Catalog(_Entry):
         """The instance of that name."""
         return next((one for one in self.instances if _normalize(one.name) == _normalize(name)), None)
 
-    def named(self, name: str) -> Chip | None:
+    def chip_by_torch_name(self, name: str) -> Chip | None:
         """The chip that torch reports under exactly this name, or None."""
         wanted = _normalize(name)
         return next((c for c in self.chips if wanted in map(_normalize, c.names)), None)
 
-    def on_instance(self, instance_type: str) -> Chip | None:
+    def chip_by_instance_type(self, instance_type: str) -> Chip | None:
         """The chip of an EC2 instance type such as ``trn2.48xlarge``, or None."""
         family = instance_type.strip().lower().partition(".")[0]
         return next((c for c in self.chips if family in c.ec2_families), None)

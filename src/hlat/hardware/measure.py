@@ -18,7 +18,7 @@ _REPEATS = 3  # per size; the first of a size pays for kernel selection and thre
 
 
 @dataclass(frozen=True)
-class Measured:
+class MatmulRate:
     """The best of a burst."""
 
     flops: float  # FLOP/s, a multiply-add counted as two
@@ -58,7 +58,7 @@ def measure_matmul(
     *,
     budget_seconds: float = 0.3,
     clock: Callable[[], float] = time.perf_counter,
-) -> Measured:
+) -> MatmulRate:
     """Highest rate of ``torch.mm`` on this device, in this dtype, with the threads torch uses now.
 
     A size is tried if, judging by the one before, it fits into what is left of the budget; the smallest always is.
@@ -78,4 +78,4 @@ def measure_matmul(
     assert best is not None, "the smallest size is always measured"
     while clock() < deadline:
         best.run()
-    return Measured(best.flops, best.size)
+    return MatmulRate(best.flops, best.size)

@@ -64,9 +64,9 @@ def _identify(device: torch.device, catalog: Catalog) -> Chip | None:
     if device.type == "cpu":
         return None
     name = getattr(torch.get_device_module(device), "get_device_name", None)
-    chip = catalog.named(str(name(device))) if name is not None else None
+    chip = catalog.chip_by_torch_name(str(name(device))) if name is not None else None
     if chip is None and device.type == "neuron":
-        chip = catalog.on_instance(_instance_type(_PRODUCT_NAME))
+        chip = catalog.chip_by_instance_type(_instance_type(_PRODUCT_NAME))
     return chip
 
 

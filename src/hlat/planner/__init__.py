@@ -1,6 +1,6 @@
 """What a run will take before it is started: memory, time, money, and the layout that takes least of them.
 
-    question, layouts (problem) -> bytes (memory), seconds (cost) of each -> the best (search) -> tables, pages (report)
+    request, layouts (problem) -> bytes (memory), seconds (cost) of each -> the best (search) -> tables, pages (report)
 
 The doors are those of the wings; ``calibration`` holds the cost model against published runs.
 """

@@ -2,18 +2,18 @@
 
 from hlat.rehearsal.memory import CATEGORIES
 from hlat.rehearsal.rank import RankReport, rehearse_rank
-from hlat.rehearsal.report import lines_of, plain
+from hlat.rehearsal.report import rehearsal_json, report_lines
 from hlat.rehearsal.traffic import Message
-from hlat.rehearsal.world import Rehearsal, rehearse, usual_ranks
+from hlat.rehearsal.world import Rehearsal, default_ranks, rehearse
 
 __all__ = [
     "CATEGORIES",
     "Message",
     "RankReport",
     "Rehearsal",
-    "lines_of",
-    "plain",
+    "default_ranks",
+    "rehearsal_json",
     "rehearse",
     "rehearse_rank",
-    "usual_ranks",
+    "report_lines",
 ]

@@ -18,7 +18,7 @@ _BACKWARD = (
 )
 
 
-class Flops:
+class FlopCounter:
     """Adds them up in ``total``."""
 
     def __init__(self) -> None:

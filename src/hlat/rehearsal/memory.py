@@ -43,7 +43,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class Memory:
+class MemoryTracker:
     """The storages that are alive.
 
     Args:

@@ -17,7 +17,7 @@ Observer = Callable[[Any, tuple[Any, ...], Any], None]
 """Takes an operation, its arguments and what it returned."""
 
 
-class Operations(TorchDispatchMode):
+class OperationObserver(TorchDispatchMode):
     """Within the block, tells observers of what this thread does, and of the backward passes that it starts."""
 
     def __init__(self, *observers: Observer) -> None:
@@ -27,7 +27,7 @@ class Operations(TorchDispatchMode):
         self._pretended = in_fake_world()
         self._quiet = patch.object(ShardingPropagator, "_fake_mode_lock", self._pause)
 
-    def __enter__(self) -> "Operations":
+    def __enter__(self) -> "OperationObserver":
         self._quiet.start()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

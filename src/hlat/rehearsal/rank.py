@@ -19,10 +19,10 @@ from hlat.model import local
 from hlat.optim import build_optimizer, prepare
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.mesh import Coordinates, Layout
-from hlat.rehearsal.flops import Flops
-from hlat.rehearsal.memory import Memory, storage_key
-from hlat.rehearsal.operations import Operations
-from hlat.rehearsal.traffic import Message, Traffic
+from hlat.rehearsal.flops import FlopCounter
+from hlat.rehearsal.memory import MemoryTracker, storage_key
+from hlat.rehearsal.operations import OperationObserver
+from hlat.rehearsal.traffic import Message, MessageCounter
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 from hlat.training import accumulate_gradients, update
@@ -39,7 +39,7 @@ class RankReport:
         peak_bytes: the most memory that it needs at any moment of a step.
         peak: of what that consists, by category (``CATEGORIES``).
         peak_phase: what it does at that moment.
-        between: what it holds between steps, by category.
+        between_steps: what it holds between steps, by category.
         messages: how many of each it takes part in.
         flops: of its products and attentions.
         checkpoint_blocks, checkpoint_bytes: what it writes of a checkpoint.
@@ -51,7 +51,7 @@ class RankReport:
     peak_bytes: int
     peak: dict[str, int]
     peak_phase: str
-    between: dict[str, int]
+    between_steps: dict[str, int]
     messages: dict[Message, int]
     flops: int
     checkpoint_blocks: int
@@ -70,17 +70,17 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     """
     enter_phase("start")
     layout = Layout.of(recipe.parallel, runtime.world)
-    held = _Held()
-    memory, flops = Memory(held.categories), Flops()
-    traffic = Traffic(layout, lambda tensor, axis: _mark_message(memory, tensor, axis))
+    held = _StateStorages()
+    memory, flops = MemoryTracker(held.categories), FlopCounter()
+    traffic = MessageCounter(layout, lambda tensor, axis: _mark_message(memory, tensor, axis))
     with memory.resizing(), scheduled_gc():
-        with Operations(memory.observe):
+        with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
             optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, recipe.training.seed)
             prepare(optimizer, model.held)
         held.take(model, optimizer)
         batch = _batch(recipe, model)
-        with Operations(memory.observe, traffic.observe, flops.observe), _loss_marked(model, memory):
+        with OperationObserver(memory.observe, traffic.observe, flops.observe), _loss_marked(model, memory):
             whole = [one.view_as(one) for one in (batch.inputs_BS, batch.labels_BS)]  # on the device, like its parts
             update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
         enter_phase("between")
@@ -94,7 +94,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
         peak_bytes=memory.peak,
         peak=peak,
         peak_phase=memory.phase,
-        between=between,
+        between_steps=between,
         messages=dict(traffic.messages),
         flops=flops.total,
         checkpoint_blocks=len(blocks),
@@ -102,7 +102,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     )
 
 
-class _Held:
+class _StateStorages:
     """Which storages are parameters, gathered ones, gradients, and moments."""
 
     def __init__(self) -> None:
@@ -134,14 +134,14 @@ def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
         return Batch(tokens, tokens.clone(), np.asarray(model.rows), 0, positions)
 
 
-def _mark_message(memory: Memory, tensor: torch.Tensor, axis: str) -> None:
+def _mark_message(memory: MemoryTracker, tensor: torch.Tensor, axis: str) -> None:
     """What the tensor and context axes exchange are activations like others; the rest is there to be sent."""
     if "data" in axis or "pipeline" in axis:
         memory.assign(tensor, "communication")
 
 
 @contextmanager
-def _loss_marked(model: ParallelModel, memory: Memory) -> Iterator[None]:
+def _loss_marked(model: ParallelModel, memory: MemoryTracker) -> Iterator[None]:
     """Within the block, what head and loss make is theirs."""
     with ExitStack() as stack:
         for part in model.parts:

@@ -11,7 +11,7 @@ from hlat.rehearsal.world import Rehearsal
 _GIB = 1 << 30
 
 
-def lines_of(report: RankReport) -> Iterator[str]:
+def report_lines(report: RankReport) -> Iterator[str]:
     """What is said of a rank."""
     place = report.place
     layers = ", ".join(f"{start} to {stop - 1}" for start, stop in report.layers)
@@ -21,7 +21,7 @@ def lines_of(report: RankReport) -> Iterator[str]:
     for name, size in report.peak.items():
         if size >= report.peak_bytes / 1000:
             yield f"    {name:14} {_gib(size):>12}   {CATEGORIES[name]}"
-    yield f"    between steps  {_gib(sum(report.between.values())):>12}"
+    yield f"    between steps  {_gib(sum(report.between_steps.values())):>12}"
     yield "  messages of a step, by axis:"
     for (axis, kind), (count, size) in _totals(report).items():
         yield f"    {axis:14} {kind:14} {count:8,} x, {_gib(size):>12} in all"
@@ -31,7 +31,7 @@ def lines_of(report: RankReport) -> Iterator[str]:
     yield f"  checkpoint  {report.checkpoint_blocks:,} blocks, {_gib(report.checkpoint_bytes)}"
 
 
-def plain(rehearsal: Rehearsal) -> dict[str, Any]:
+def rehearsal_json(rehearsal: Rehearsal) -> dict[str, Any]:
     """For JSON: the layout, and of every rank all numbers; bytes and FLOPs are whole numbers."""
     layout = rehearsal.layout
     return {
@@ -62,7 +62,7 @@ def _plain_rank(report: RankReport) -> dict[str, Any]:
             "peak_bytes": report.peak_bytes,
             "peak_phase": report.peak_phase,
             "at_peak": report.peak,
-            "between_steps": report.between,
+            "between_steps": report.between_steps,
         },
         "messages": [
             {"axis": one.axis, "kind": one.kind, "bytes": one.bytes, "count": count} for one, count in messages

@@ -41,7 +41,7 @@ class Message(NamedTuple):
     bytes: int
 
 
-class Traffic:
+class MessageCounter:
     """Counts messages.
 
     Args:

@@ -35,7 +35,7 @@ class Rehearsal:
     ranks: tuple[RankReport, ...]
 
 
-def usual_ranks(recipe: Recipe, world: int) -> list[int]:
+def default_ranks(recipe: Recipe, world: int) -> list[int]:
     """The first, a middle and the last rank of a pipeline, as far as there are so many, and one that needs most memory.
 
     Which one that is is counted as for the split into stages (``hlat.parallel.stages.fullest_rank``).
@@ -58,7 +58,7 @@ def rehearse(
     Args:
         recipe: validated for ``world`` processes.
         world: processes of the run.
-        ranks: which of them; None for ``usual_ranks``.
+        ranks: which of them; None for ``default_ranks``.
         processes: of this machine that share the work; 1 for this one alone.
         done: told of every rank when it is known, in the order of ranks.
 
@@ -68,7 +68,7 @@ def rehearse(
     """
     recipe = _resolved(recipe)
     layout = Layout.of(recipe.parallel, world)
-    chosen = usual_ranks(recipe, world) if ranks is None else sorted(set(ranks))
+    chosen = default_ranks(recipe, world) if ranks is None else sorted(set(ranks))
     wrong = [rank for rank in chosen if not 0 <= rank < world]
     if wrong:
         raise LaunchError(f"no rank {wrong[0]} in a world of {world}. The ranks are 0 to {world - 1}.")

@@ -11,8 +11,8 @@ from hlat.config.load import parse_recipe
 from hlat.hardware import MeasuredMachine, load_catalog, parse_cluster
 from hlat.planner.cost import exchanged_bytes, executed_flops
 from hlat.planner.memory import rank_memory
-from hlat.planner.problem import Candidate, Question, parse_layout
-from hlat.planner.problem.request import ask
+from hlat.planner.problem import Candidate, PlanRequest, parse_layout
+from hlat.planner.problem.request import resolve_request
 from hlat.precision import MODES
 from hlat.rehearsal import RankReport, rehearse
 from tests.support.distributed.rehearsed import measure
@@ -63,14 +63,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def asked(machine: str, world: int, layout: str, mode: str) -> tuple[dict[str, Any], Recipe, Question, Candidate]:
+def asked(machine: str, world: int, layout: str, mode: str) -> tuple[dict[str, Any], Recipe, PlanRequest, Candidate]:
     """A layout as a recipe, and as a question with its candidate."""
     cluster = parse_cluster(f"here:{world}", load_catalog(machine))
     model = parse_recipe(_content({}, 8, 1, mode, "none")).model
-    question = Question("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
+    question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
     one = parse_layout(layout, question)
     batch = (4 if one.pipeline > 1 else 2) * one.data * one.micro_batch
-    question = Question("small", model, cluster, 1_000_000, SEQUENCE, batch, mode)
+    question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode)
     parallel = one.parallel.model_dump(exclude_none=True)
     content = _content(parallel, batch, one.micro_batch, mode, one.recompute)
     return content, parse_recipe(content, world=world), question, one
@@ -111,7 +111,7 @@ def test_planned_is_rehearsed_and_measured(machine: str, world: int, layout: str
 )
 def test_hlats_runs_are_planned_as_they_are_rehearsed(name: str, cluster: str, layout: str) -> None:
     """2,048 and 8,192 processes: the first, a middle and the last stage."""
-    question = ask(name, parse_cluster(cluster, load_catalog()))
+    question = resolve_request(name, parse_cluster(cluster, load_catalog()))
     one = parse_layout(layout, question)
     stages = sorted({0, one.pipeline // 2, one.pipeline - 1})
     ranks = [stage * (one.world // one.pipeline) for stage in stages]
@@ -119,7 +119,7 @@ def test_hlats_runs_are_planned_as_they_are_rehearsed(name: str, cluster: str, l
         held_against(question, one, stage, report)
 
 
-def held_against(question: Question, one: Candidate, stage: int, report: RankReport) -> None:
+def held_against(question: PlanRequest, one: Candidate, stage: int, report: RankReport) -> None:
     """A plan of a rank against its rehearsal, which has no device's runtime and no allocator."""
     memory = rank_memory(question, one, stage)
     planned = memory.total - memory.runtime - memory.slack
@@ -134,7 +134,7 @@ def held_against(question: Question, one: Candidate, stage: int, report: RankRep
         assert sent[axis] - size == unplanned[axis], (stage, axis)
 
 
-def left_out(question: Question, one: Candidate, stage: int) -> Counter[str]:
+def left_out(question: PlanRequest, one: Candidate, stage: int) -> Counter[str]:
     """Bytes that a plan does not count, by the first axis of their message."""
     found: Counter[str] = Counter()
     # What the loss is divided by, summed over the data axis; loss and norm, over all axes: two fp32 numbers each.

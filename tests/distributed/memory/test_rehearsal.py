@@ -23,7 +23,7 @@ def test_rehearsed_is_measured(row: Row, pool: Pool) -> None:
     for report in rehearse(row.recipe, world, range(world)).ranks:
         step = measured[report.rank]
         assert report.peak_bytes == sum(report.peak.values()) == step.peak, f"rank {report.rank}"
-        assert sum(report.between.values()) == step.between, f"rank {report.rank}"
+        assert sum(report.between_steps.values()) == step.between, f"rank {report.rank}"
         messages: Counter[tuple[str, int]] = Counter()
         for message, count in report.messages.items():
             messages[message.kind, message.bytes] += count

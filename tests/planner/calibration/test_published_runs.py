@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.planner.calibration import validate
-from hlat.planner.calibration.published_runs import read_published
+from hlat.planner.calibration import prediction_errors
+from hlat.planner.calibration.published_runs import read_published_runs
 from hlat.runtime import PlanError
 
 HEADER = (
@@ -23,13 +23,15 @@ def write(tmp_path: Path, *rows: str, header: str = HEADER) -> Path:
 
 
 def test_a_prediction_owes_nothing_to_the_measurement(tmp_path: Path) -> None:
-    one, two = (validate(write(tmp_path, GOOD.replace("9000", speed)))["rows"][0] for speed in ("9000", "1"))
+    one, two = (prediction_errors(write(tmp_path, GOOD.replace("9000", speed)))["rows"][0] for speed in ("9000", "1"))
     assert one["predicted"] == two["predicted"]
     assert one["error"] == pytest.approx(one["predicted"] / 9000 - 1)
 
 
 def test_nor_to_the_name_of_its_source(tmp_path: Path) -> None:
-    one, two = (validate(write(tmp_path, GOOD.replace(",s,", f",{name},")))["rows"][0] for name in ("s", "MosaicML"))
+    one, two = (
+        prediction_errors(write(tmp_path, GOOD.replace(",s,", f",{name},")))["rows"][0] for name in ("s", "MosaicML")
+    )
     assert one["predicted"] == two["predicted"]
 
 
@@ -46,7 +48,7 @@ def test_nor_to_the_name_of_its_source(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_predicted_is_listed_with_the_reason(tmp_path: Path, old: str, new: str, reason: str) -> None:
     assert GOOD.count(old) == 1
-    result = validate(write(tmp_path, GOOD, GOOD.replace(old, new)))
+    result = prediction_errors(write(tmp_path, GOOD, GOOD.replace(old, new)))
     assert result["overall"]["n"] == 1
     assert result["skipped"]["count"] == 1
     assert result["skipped"]["rows"][0]["reason"].startswith(reason)
@@ -54,7 +56,7 @@ def test_what_cannot_be_predicted_is_listed_with_the_reason(tmp_path: Path, old:
 
 def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
     row = GOOD.replace(",256,1,H100", ",256,,H100").replace(",3,1,none,", ",3,,,")
-    (run,), _ = read_published(write(tmp_path, row))
+    (run,), _ = read_published_runs(write(tmp_path, row))
     assert run.work.split.micro_batch == 8
     assert run.assumed == ("micro-batch 8", "no activation checkpointing")
 
@@ -71,25 +73,25 @@ def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
 )
 def test_how_many_passes_a_step_takes(tmp_path: Path, old: str, new: str, passes: int) -> None:
     row = GOOD if "FSDP" not in old or "MaxText" in new else GOOD.replace(",256,1,", ",256,,")
-    (run,), _ = read_published(write(tmp_path, row.replace(old, new)))
+    (run,), _ = read_published_runs(write(tmp_path, row.replace(old, new)))
     assert run.work.split.global_batch / run.work.split.data / run.work.split.micro_batch == passes
 
 
 def test_blocks_that_torch_compiles_overlap_like_eager_ones(tmp_path: Path) -> None:
     eager, blocks, whole = (
-        read_published(write(tmp_path, GOOD.replace(",FSDP,", f",{name},")))[0][0].work.software
+        read_published_runs(write(tmp_path, GOOD.replace(",FSDP,", f",{name},")))[0][0].work.software
         for name in ("FSDP", "FSDP + torch.compile", "MaxText")
     )
     assert eager.eager and not blocks.eager and not whole.eager
-    assert eager.hides_data and blocks.hides_data and not whole.hides_data
+    assert eager.overlaps_data and blocks.overlaps_data and not whole.overlaps_data
     assert eager.attention == blocks.attention != whole.attention
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="columns"):
-        validate(write(tmp_path, "1,2", header="a,b"))
+        prediction_errors(write(tmp_path, "1,2", header="a,b"))
     with pytest.raises(PlanError, match="gone"):
-        validate(tmp_path / "gone.csv")
+        prediction_errors(tmp_path / "gone.csv")
 
 
 def test_accuracy_on_measured_runs(shared: Path) -> None:
@@ -97,7 +99,7 @@ def test_accuracy_on_measured_runs(shared: Path) -> None:
     file = shared / "data" / "published_runs.csv"
     if not file.is_file():
         pytest.skip("the table of measured runs is not here")
-    result = validate(file)
+    result = prediction_errors(file)
     gpus = [abs(row["error"]) for row in result["rows"] if row["chip"].startswith(("A100", "H100", "H200"))
             and "single node" not in row["source"]]  # fmt: skip
     assert len(gpus) > 500
@@ -117,29 +119,29 @@ def test_memory_of_a_published_run_is_counted_with_one_constant_added(tmp_path: 
     """
     gpt = "a,s,m,dense,96,12288,96,96,128,49152,0,51200,2048,64,1,A100-SXM-80GB,64,1,8,1,8,1,1,0,3,selective,fp16,,"
     run = gpt + "Megatron-LM no FlashAttention,140,59.5,,"
-    (row,) = validate(write(tmp_path, run))["memory"]["rows"]
+    (row,) = prediction_errors(write(tmp_path, run))["memory"]["rows"]
     embedding = 18 * 51200 * 12288 / 8 / 2**30
     assert row["constant_gib"] == 0 and row["predicted_gib"] == pytest.approx(45.56 + 12.35 + embedding, rel=0.005)
-    (other,) = validate(write(tmp_path, run.replace(",59.5,", ",1.0,")))["memory"]["rows"]
+    (other,) = prediction_errors(write(tmp_path, run.replace(",59.5,", ",1.0,")))["memory"]["rows"]
     assert other["predicted_gib"] == row["predicted_gib"]
 
 
 def test_megatron_core_interleaves_where_nothing_is_said(tmp_path: Path) -> None:
     row = GOOD.replace(",FSDP,", ",Megatron-Core,").replace("dense,32,", "dense,48,")
     row = row.replace(",1,1,0,1,1,8,3,1,", ",1,1,0,4,1,2,1,,")
-    (run,), _ = read_published(write(tmp_path, row))
+    (run,), _ = read_published_runs(write(tmp_path, row))
     assert (run.work.split.pipeline, run.work.split.virtual) == (4, 6)
     assert "6 stages per pipeline rank" in run.assumed
 
 
 def test_a_network_is_the_one_that_is_stated(tmp_path: Path) -> None:
-    (run,), _ = read_published(write(tmp_path, GOOD.replace(",bf16,,", ",bf16,4x Omni-Path,")))
+    (run,), _ = read_published_runs(write(tmp_path, GOOD.replace(",bf16,,", ",bf16,4x Omni-Path,")))
     assert run.work.device.network_rate == 17e9
 
 
 def test_statistics_are_of_sizes_of_errors(tmp_path: Path) -> None:
     """Rows that differ in what was measured alone: errors p / m - 1 of one prediction p."""
-    predicted = validate(write(tmp_path, GOOD))["rows"][0]["predicted"]
+    predicted = prediction_errors(write(tmp_path, GOOD))["rows"][0]["predicted"]
     speeds = [predicted / (1 + error) for error in (-0.5, 0.1, 0.2, 0.3, 0.4)]
-    said = validate(write(tmp_path, *(GOOD.replace(",9000,", f",{speed!r},") for speed in speeds)))["overall"]
+    said = prediction_errors(write(tmp_path, *(GOOD.replace(",9000,", f",{speed!r},") for speed in speeds)))["overall"]
     assert said == {"n": 5, "mean": pytest.approx(0.3), "median": pytest.approx(0.3), "p90": pytest.approx(0.46)}

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.cost import Reliability, reliability, simulate_goodput
+from hlat.planner.cost import Reliability, predict_reliability, simulate_goodput
 from hlat.resilience import expected_goodput
 
 
@@ -28,13 +28,13 @@ def test_a_run_without_failures_loses_only_its_saves():
 
 def test_llama_3s_cluster():
     """The Llama 3 paper: 16,384 H100, an unexpected interruption every 3.1 hours, more than 90 % effective time."""
-    expected = reliability(parse_cluster("h100:2048", load_catalog()), 405e9 * 12)
+    expected = predict_reliability(parse_cluster("h100:2048", load_catalog()), 405e9 * 12)
     assert expected.mtbf / 3600 == pytest.approx(3.09, rel=0.03)
     assert expected.goodput > 0.9
 
 
 def test_more_machines_fail_more_often():
-    small, large = (reliability(parse_cluster(f"p5.48xlarge:{n}", load_catalog()), 1e12) for n in (16, 256))
+    small, large = (predict_reliability(parse_cluster(f"p5.48xlarge:{n}", load_catalog()), 1e12) for n in (16, 256))
     assert small.mtbf > 2 * large.mtbf
     assert small.goodput > large.goodput
     assert small.interval > large.interval
@@ -48,7 +48,7 @@ def test_what_is_written_in_the_background_is_lost_too():
 
 def test_a_save_is_durable_before_the_next_begins():
     """10^16 bytes at 2 TB/s take 5000 seconds; formula and simulation agree where that is a tenth of the time."""
-    one = reliability(parse_cluster("h100:2048", load_catalog()), 1e16)
+    one = predict_reliability(parse_cluster("h100:2048", load_catalog()), 1e16)
     assert one.writing == pytest.approx(5000) and one.interval >= one.writing
     found = simulate_goodput(one, 400 * one.mtbf, random.Random(1), runs=40)
     assert one.goodput == pytest.approx(found.mean, abs=0.04)

@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import (
 from hlat.activation_checkpointing.in_flight import passes_in_flight
 from hlat.config.sections import ParallelConfig
 from hlat.parallel.stages import order_of
-from hlat.planner.cost import StageTimes, simulate
+from hlat.planner.cost import StageTimes, simulate_pipeline
 
 EACH = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}
 TORCH = {
@@ -40,7 +40,7 @@ def place_of(schedule, stage, ranks):
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_equal_stages_take_what_narayanan_says(schedule, ranks, count):
     """(m + p - 1) (F + B), Narayanan et al. 2021, section 2.2."""
-    line = simulate(schedule, ranks, count, equal(ranks))
+    line = simulate_pipeline(schedule, ranks, count, equal(ranks))
     assert line.seconds == pytest.approx((count + ranks - 1) * 3.0)
 
 
@@ -48,29 +48,29 @@ def test_equal_stages_take_what_narayanan_says(schedule, ranks, count):
 def test_interleaving_divides_the_bubble(ranks, count, each):
     """Bubble (p - 1) (F + B) / v, the same paper, section 2.2.2."""
     stages = ranks * each
-    line = simulate("interleaved-1f1b", ranks, count, equal(stages, 1.0 / each, 2.0 / each))
+    line = simulate_pipeline("interleaved-1f1b", ranks, count, equal(stages, 1.0 / each, 2.0 / each))
     assert line.seconds == pytest.approx(count * 3.0 + (ranks - 1) * 3.0 / each)
 
 
 def test_the_slowest_stage_sets_the_pace():
-    line = simulate("1f1b", 4, 64, StageTimes([1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0], [0.0] * 4))
+    line = simulate_pipeline("1f1b", 4, 64, StageTimes([1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0], [0.0] * 4))
     assert line.seconds == pytest.approx(64 * 4.5 + 3 * 3.0)
     assert line.busy(3) == pytest.approx(64 * 4.5)
 
 
 def test_messages_delay_what_waits_for_them():
-    quiet, slow = (simulate("1f1b", 4, 8, equal(4, message=message)).seconds for message in (0.0, 0.25))
+    quiet, slow = (simulate_pipeline("1f1b", 4, 8, equal(4, message=message)).seconds for message in (0.0, 0.25))
     assert slow >= quiet + 2 * 3 * 0.25  # down the pipeline and back
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(2, 8), (4, 16), (8, 32)])
 def test_a_v_of_equal_passes_has_next_to_no_bubble(ranks, count):
     """Qi et al. 2024, section 6, if F = B = W: none but what it takes to reach the last rank first."""
-    line = simulate("zbv", ranks, count, equal(2 * ranks, 0.5, 1.0))
+    line = simulate_pipeline("zbv", ranks, count, equal(2 * ranks, 0.5, 1.0))
     assert line.seconds == pytest.approx(count * 3.0 + (ranks - 1) * 0.5)
-    whole = simulate("1f1b", ranks, count, equal(ranks)).seconds
-    interleaved = simulate("interleaved-1f1b", ranks, count, equal(2 * ranks, 0.5, 1.0)).seconds
-    split = simulate("interleaved-zero-bubble", ranks, count, equal(2 * ranks, 0.5, 1.0)).seconds
+    whole = simulate_pipeline("1f1b", ranks, count, equal(ranks)).seconds
+    interleaved = simulate_pipeline("interleaved-1f1b", ranks, count, equal(2 * ranks, 0.5, 1.0)).seconds
+    split = simulate_pipeline("interleaved-zero-bubble", ranks, count, equal(2 * ranks, 0.5, 1.0)).seconds
     assert line.seconds <= split < interleaved < whole
 
 
@@ -108,7 +108,7 @@ def test_every_pass_runs_once_after_what_it_needs(schedule, ranks, rounds, each,
     times = st.lists(st.floats(0.1, 3.0), min_size=stages, max_size=stages)
     forward, weight, rest = data.draw(times), data.draw(times), data.draw(times)
     backward, message = [a + b for a, b in zip(weight, rest, strict=True)], data.draw(st.floats(0.0, 1.0))
-    line = simulate(schedule, ranks, count, StageTimes(forward, backward, weight, message))
+    line = simulate_pipeline(schedule, ranks, count, StageTimes(forward, backward, weight, message))
     passes = {(one.kind, one.stage, one.micro_batch): one for rank in line.ranks for one in rank}
     before = {later: one.stop for rank in line.ranks for one, later in pairwise(rank)}
     kinds = {"forward", "input", "weight"} if "weight" in {kind for kind, *_ in passes} else {"forward", "backward"}
@@ -134,7 +134,7 @@ def test_every_pass_runs_once_after_what_it_needs(schedule, ranks, rounds, each,
 @pytest.mark.parametrize(("ranks", "count"), [(2, 4), (4, 8), (4, 12)])
 def test_as_many_passes_are_in_flight_as_memory_is_planned_for(schedule, ranks, count):
     config = ParallelConfig(pipeline=ranks, schedule=schedule)
-    line = simulate(schedule, ranks, count, equal(ranks * EACH[schedule]))
+    line = simulate_pipeline(schedule, ranks, count, equal(ranks * EACH[schedule]))
     for rank, passes in enumerate(line.ranks):
         alive = most = 0
         for one in passes:

@@ -8,44 +8,44 @@ import pytest
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
 from hlat.model.derived import count_parameters, forward_flops_per_token
-from hlat.planner.cost import PARTS, exchanged_bytes, executed_flops, load_constants, step_times
-from hlat.planner.cost.comm_time import traffic
-from hlat.planner.cost.compute_time import passes
+from hlat.planner.cost import STEP_COMPONENTS, exchanged_bytes, executed_flops, load_constants, step_times
+from hlat.planner.cost.comm_time import comm_times
+from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.constants import load_priors, meanings
 from hlat.planner.problem import (
-    FIRST_FLASH,
-    MATERIALISED,
-    SECOND_FLASH,
-    Columns,
-    Device,
-    Shape,
-    Software,
-    Split,
-    Work,
+    FLASH_ATTENTION_1,
+    FLASH_ATTENTION_2,
+    MATERIALIZED_SCORES,
+    DeviceSpec,
+    ModelShape,
+    SoftwareProfile,
+    StepLayout,
+    Workload,
+    WorkloadColumns,
     layer_weights,
     parse_layout,
     rank_weights,
 )
-from hlat.planner.problem.devices import device_on
-from hlat.planner.search.search import planned
+from hlat.planner.problem.devices import cluster_device
+from hlat.planner.search.search import predict_layout
 from tests.support.planner.questions import question
 
-A100 = Device("ampere", 312e12, 312e12, 0.869, 0.869, 108, 80e9, 2.039e12, 300e9, 8, 200e9, 8)
-SPLIT = Split(1, 1, 1, 8, 1, 1, 4, 1024, 4096, False, "none")
-SHAPE = Shape(32, 4096, 32, 32, 128, 11008, 32000)
+A100 = DeviceSpec("ampere", 312e12, 312e12, 0.869, 0.869, 108, 80e9, 2.039e12, 300e9, 8, 200e9, 8)
+SPLIT = StepLayout(1, 1, 1, 8, 1, 1, 4, 1024, 4096, False, "none")
+SHAPE = ModelShape(32, 4096, 32, 32, 128, 11008, 32000)
 
 
 def seconds(shape=SHAPE, software=None, device=A100, **split):
-    work = Work(shape, replace(SPLIT, **split), software or Software(), device)
-    return float(step_times(Columns([work])).step[0])
+    work = Workload(shape, replace(SPLIT, **split), software or SoftwareProfile(), device)
+    return float(step_times(WorkloadColumns([work])).step[0])
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-2-70b", "llama-3-8b", "llama-3-405b"])
 def test_weights_are_those_of_the_model_room(name):
     model = ModelConfig.model_validate(PRESETS[name])
-    shape = Shape(model.layers, model.hidden_size, model.heads, model.n_kv_heads, model.n_head_dim,
+    shape = ModelShape(model.layers, model.hidden_size, model.heads, model.n_kv_heads, model.n_head_dim,
                   model.intermediate_size, model.vocab_size)  # fmt: skip
-    columns = Columns([Work(shape, SPLIT, Software(), A100)])
+    columns = WorkloadColumns([Workload(shape, SPLIT, SoftwareProfile(), A100)])
     counts = count_parameters(model)
     assert model.layers * layer_weights(columns)[0] == counts.attention + counts.feed_forward
     assert rank_weights(columns)[0] == counts.total - counts.norms
@@ -60,15 +60,15 @@ def test_a_device_that_only_multiplies_takes_the_flops_that_are_executed(recompu
     asked = question("llama-3-8b", "a100-80gb:1", sequence=4096, global_batch=1024)
     one = replace(parse_layout("tp=1,mbs=4", asked), recompute=recompute)
     model = asked.model
-    shape = Shape(model.layers, 4096, 32, 8, 128, 14336, model.vocab_size)
+    shape = ModelShape(model.layers, 4096, 32, 8, 128, 14336, model.vocab_size)
     device = replace(A100, memory_rate=1e30, link_rate=1e30, network_rate=1e30, units=1)
     constants = load_constants().changed(
         {("kernel", "all"): 0.0, ("host", "all"): 1e-30, ("second_flash", "ampere"): 1e15, ("hop", "all"): 0.0,
          ("collective", "all"): 0.0, ("straggling", "all"): 0.0, ("recomputed", "ampere"): 1.0}
     )  # fmt: skip
-    software = Software(eager=False, stops_early=True)
+    software = SoftwareProfile(eager=False, early_stop=True)
     split = replace(SPLIT, recompute=recompute)
-    found = float(step_times(Columns([Work(shape, split, software, device)]), constants).step[0])
+    found = float(step_times(WorkloadColumns([Workload(shape, split, software, device)]), constants).step[0])
     passes = 9 if recompute == "full" else 7  # forward, again, and five in backward
     core = passes * 2 * 4096 * 4096 * 32 * 128 * model.layers * 128
     rate = 312e12 * 0.869 * load_constants().values["products", "ampere"]
@@ -91,9 +91,9 @@ def test_a_device_that_only_multiplies_takes_the_flops_that_are_executed(recompu
     ],
 )
 def test_the_parts_add_up_to_the_step(split):
-    times = step_times(Columns([Work(SHAPE, replace(SPLIT, **split), Software(), A100)]))
-    assert sum(getattr(times, name)[0] for name in PARTS) == pytest.approx(times.step[0], rel=1e-9)
-    assert min(getattr(times, name)[0] for name in PARTS) >= -1e-12
+    times = step_times(WorkloadColumns([Workload(SHAPE, replace(SPLIT, **split), SoftwareProfile(), A100)]))
+    assert sum(getattr(times, name)[0] for name in STEP_COMPONENTS) == pytest.approx(times.step[0], rel=1e-9)
+    assert min(getattr(times, name)[0] for name in STEP_COMPONENTS) >= -1e-12
 
 
 def test_what_is_known_to_be_slower_is_slower():
@@ -101,8 +101,12 @@ def test_what_is_known_to_be_slower_is_slower():
     assert seconds(recompute="full") > seconds(recompute="selective") > base
     assert seconds(micro_batch=1) > base
     assert seconds(pipeline=8, data=1, micro_batch=1) > seconds(pipeline=8, data=1, micro_batch=1, virtual=2)
-    assert seconds(software=Software(attention=MATERIALISED)) > seconds(software=Software(attention=FIRST_FLASH)) > base
-    assert seconds(software=Software(hides_data=False)) > base
+    assert (
+        seconds(software=SoftwareProfile(attention=MATERIALIZED_SCORES))
+        > seconds(software=SoftwareProfile(attention=FLASH_ATTENTION_1))
+        > base
+    )
+    assert seconds(software=SoftwareProfile(overlaps_data=False)) > base
     assert seconds(device=replace(A100, network_rate=1e9), data=64) > seconds(data=64)
     # A tensor group that leaves the node, everything else equal.
     far = {"tensor": 16, "data": 4, "sequence_parallel": True}
@@ -110,9 +114,9 @@ def test_what_is_known_to_be_slower_is_slower():
 
 
 def test_many_works_at_once_are_each_what_it_is_alone():
-    works = [Work(SHAPE, replace(SPLIT, tensor=t, data=8 // t), Software(), A100) for t in (1, 2, 4, 8)]
-    together = step_times(Columns(works)).step
-    alone = [step_times(Columns([work])).step[0] for work in works]
+    works = [Workload(SHAPE, replace(SPLIT, tensor=t, data=8 // t), SoftwareProfile(), A100) for t in (1, 2, 4, 8)]
+    together = step_times(WorkloadColumns(works)).step
+    alone = [step_times(WorkloadColumns([work])).step[0] for work in works]
     assert np.array_equal(together, np.array(alone))
 
 
@@ -120,9 +124,9 @@ def test_formula_and_simulation_agree_on_a_pipeline():
     """The search ranks by one and reports the other: they must not tell different stories."""
     asked = question("llama-2-70b", "h100:16")
     for layout in ("tp=8,pp=4,recompute=full", "tp=8,pp=8,recompute=full", "tp=8,pp=4,vpp=5,recompute=full"):
-        one = planned(asked, parse_layout(layout, asked))
-        columns = Columns([Work(Shape(80, 8192, 64, 8, 128, 28672, 32000), one.candidate.split(asked),
-                                Software(attention=SECOND_FLASH), device_on(asked.cluster))])  # fmt: skip
+        one = predict_layout(asked, parse_layout(layout, asked))
+        columns = WorkloadColumns([Workload(ModelShape(80, 8192, 64, 8, 128, 28672, 32000), one.candidate.split(asked),
+                                SoftwareProfile(attention=FLASH_ATTENTION_2), cluster_device(asked.cluster))])  # fmt: skip
         assert one.step_seconds == pytest.approx(float(step_times(columns).step[0]), rel=0.05)
 
 
@@ -149,7 +153,7 @@ def test_all_reduces_of_a100_take_what_was_measured(ranks, mebibytes, microsecon
     """Of nccl-tests over NVSwitch (VIA-Research/vTrain, trace/a100). Within 15 %: neighbouring sizes differ by 13 %."""
     tokens = mebibytes * (1 << 20) // (2 * 4096)
     split = replace(SPLIT, tensor=ranks, data=1, micro_batch=tokens / 1024, sequence=1024)
-    found = traffic(Columns([Work(SHAPE, split, Software(), A100)]), load_constants()).tensor[0]
+    found = comm_times(WorkloadColumns([Workload(SHAPE, split, SoftwareProfile(), A100)]), load_constants()).tensor[0]
     assert found == pytest.approx(microseconds * 1e-6, rel=0.15)
 
 
@@ -163,9 +167,9 @@ def test_data_parallel_traffic_takes_the_time_of_its_bytes(zero, pipeline):
     one = parse_layout(f"pp={pipeline},zero={zero}", asked)
     device = replace(A100, link_rate=1.0, network_rate=1e30, memory_rate=1e30, domain=64)
     constants = load_constants().changed({("link", "all"): 1.0, ("hop", "all"): 0.0, ("collective", "all"): 0.0})
-    shape = Shape(32, 4096, 32, 32, 128, 11008, 32000)
-    software = Software(hides_data=False)
-    columns = Columns([Work(shape, one.split(asked), software, device)])
+    shape = ModelShape(32, 4096, 32, 32, 128, 11008, 32000)
+    software = SoftwareProfile(overlaps_data=False)
+    columns = WorkloadColumns([Workload(shape, one.split(asked), software, device)])
     seconds = float(step_times(columns, constants).data[0])
     sent = (one.data - 1) / one.data * exchanged_bytes(asked, one, 0)["data"]
     assert seconds == pytest.approx(sent, rel=0.05)
@@ -174,23 +178,23 @@ def test_data_parallel_traffic_takes_the_time_of_its_bytes(zero, pipeline):
 def test_products_in_32_bits_take_the_rate_of_32_bits():
     """An H100 has 67 TFLOP/s there: no plan may be faster."""
     asked = question("llama-3-8b", "p5.48xlarge:1", mode="fp32", sequence=4096, global_batch=8)
-    one = planned(asked, parse_layout("tp=8,zero=0,recompute=full", asked))
+    one = predict_layout(asked, parse_layout("tp=8,zero=0,recompute=full", asked))
     assert executed_flops(asked, one.candidate, 0) / one.step_seconds < 66.9e12
     assert one.mfu < 1
 
 
 def columns(software=None, device=A100, **split):
-    return Columns([Work(SHAPE, replace(SPLIT, **split), software or Software(), device)])
+    return WorkloadColumns([Workload(SHAPE, replace(SPLIT, **split), software or SoftwareProfile(), device)])
 
 
 def test_context_ranks_send_keys_and_values_to_each_other():
     """2 tensors in 16 bits, of the others' tokens, over links at full speed; in backward twice as much."""
     constants = load_constants().changed({("link", "ampere"): 1.0})
     for context in (2, 4):
-        found = traffic(columns(context=context, data=1), constants).context[0]
+        found = comm_times(columns(context=context, data=1), constants).context[0]
         assert found == pytest.approx((context - 1) * 2 * 2 * 4 * 4096 / context * 32 * 128 / 300e9)
     asked = columns(context=2, data=4)
-    once = traffic(asked, load_constants()).context[0]
+    once = comm_times(asked, load_constants()).context[0]
     assert step_times(asked).context[0] == pytest.approx(3 * 32 * asked.micro_batches[0] * once)
 
 
@@ -200,8 +204,9 @@ def test_zero_shares_the_optimizers_step():
 
 
 def test_casts_of_backward_are_two_for_each_of_forward():
-    device, eight = replace(A100, peak_eight_bit=624e12), Software(eight_bit=True)
+    device, eight = replace(A100, peak_eight_bit=624e12), SoftwareProfile(eight_bit=True)
     none, some = (
-        passes(columns(eight, device), load_constants().changed({("casts", "all"): share})) for share in (1e-9, 1.0)
+        compute_times(columns(eight, device), load_constants().changed({("casts", "all"): share}))
+        for share in (1e-9, 1.0)
     )
     assert (some.backward - none.backward)[0] == pytest.approx(2 * (some.forward - none.forward)[0])

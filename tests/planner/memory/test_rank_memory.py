@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hlat.planner.memory import estimated_memory, rank_memory
+from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.problem import candidates, parse_layout
 from tests.support.planner.questions import question
 
@@ -19,7 +19,7 @@ def test_the_estimate_of_a_search_is_the_exact_count_within_2_percent(model, clu
     assert len(some) > 10
     for one in some:
         for rank in (0, one.pipeline - 1):
-            fast, exact = estimated_memory(asked, one, rank), rank_memory(asked, one, rank)
+            fast, exact = estimate_rank_memory(asked, one, rank), rank_memory(asked, one, rank)
             layers = -(-asked.model.layers // one.pipeline)
             # The split by cost may give an end one layer more or less than even.
             slack = 0.02 + (1.5 / layers if one.pipeline > 1 else 0.0)

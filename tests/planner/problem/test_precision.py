@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.problem.request import ask
+from hlat.planner.problem.request import resolve_request
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_auto_is_mixed_where_the_planned_chip_is_faster_in_bf16(recipe, mode, kn
     cluster = replace(cluster, chip=cluster.chip.model_copy(update={"tflops": figures}))
     expected = "mixed" if known == "bfloat16 and float32" else "fp32"
     for model in (recipe, "llama-2-7b"):
-        asked = ask(model, cluster, mode=mode)
+        asked = resolve_request(model, cluster, mode=mode)
         assert asked.mode == expected
         assert any(f"precision {expected}, which is what precision.mode=auto is on" in said for said in asked.assumed)
-    assert ask(recipe, cluster, mode="bf16-sr").mode == "bf16-sr"
+    assert resolve_request(recipe, cluster, mode="bf16-sr").mode == "bf16-sr"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hlat.planner.report import front_of, page
-from hlat.planner.search.plan import plan
+from hlat.planner.report import html_page, pareto_front_of_plans
+from hlat.planner.search.plan import make_plan
 from tests.support.planner.questions import question
 
 pytestmark = pytest.mark.browser
@@ -25,16 +25,16 @@ def opened(file: Path) -> dict[str, Any]:
 
 
 def test_pictures_are_there_and_nothing_is_asked_of_a_network(tmp_path: Path) -> None:
-    answer = plan(question("llama-2-70b", "trn1.32xlarge:32", global_batch=64))
+    answer = make_plan(question("llama-2-70b", "trn1.32xlarge:32", global_batch=64))
     assert answer.chosen.candidate.pipeline > 1, "a timeline is drawn"
     file = tmp_path / "plan.html"
-    file.write_text(page([answer]), encoding="utf-8")
+    file.write_text(html_page([answer]), encoding="utf-8")
     seen = opened(file)
     assert seen["ok"] and seen["title"] == "llama-2-70b on trn1.32xlarge:32"
     assert seen["table"] == 1 + len(answer.ranked)
     assert seen["requests"] == [file.resolve().as_uri()] and seen["console"] == []
     front, *bars, timeline = seen["pictures"]
-    assert len(front) == len(front_of([answer])) > 2, "filled dots"
+    assert len(front) == len(pareto_front_of_plans([answer])) > 2, "filled dots"
     assert len(bars) == len(answer.chosen.memory) + 1 and all(len(bar) > 3 for bar in bars)
     candidate = answer.chosen.candidate
     assert len(timeline) == 2 * candidate.pipeline * candidate.virtual * candidate.accumulation(64)

@@ -11,14 +11,14 @@ import yaml
 
 from hlat.cli.plan_options import parse_tokens
 from hlat.config import load_recipe
-from hlat.hardware.catalog import Failures
+from hlat.hardware.catalog import FailureRate
 from hlat.planner.problem import candidates, parse_layout
-from hlat.planner.problem.layouts import broken
-from hlat.planner.report import against, chrome_trace, explain, front_of, page
-from hlat.planner.report.comparison import as_json, compared, ranked
-from hlat.planner.search import described, fits, fragment
-from hlat.planner.search.plan import plan
-from hlat.planner.search.search import planned, search
+from hlat.planner.problem.layouts import layout_violations
+from hlat.planner.report import chrome_trace, comparison_with, explain, html_page, pareto_front_of_plans
+from hlat.planner.report.comparison import comparison_lines, plans_as_json, rank_plans
+from hlat.planner.search import fits, layout_json, recipe_fragment
+from hlat.planner.search.plan import make_plan
+from hlat.planner.search.search import predict_layout, search
 from hlat.runtime import HlatError
 from tests.support.commands import hlat
 from tests.support.planner.questions import question
@@ -32,14 +32,14 @@ CHOSEN = {
 
 @pytest.fixture(scope="module")
 def hlat_7b():
-    return plan(question())
+    return make_plan(question())
 
 
 def test_hlats_7b_is_trained_as_hlat_trained_it(hlat_7b):
     """Tensor 8 on NeuronLink, no pipeline, data parallelism over EFA (section V of the paper)."""
     chosen = hlat_7b.chosen.candidate
     assert (chosen.tensor, chosen.pipeline, chosen.data) == (8, 1, 256)
-    assert fits(hlat_7b.question, hlat_7b.chosen)
+    assert fits(hlat_7b.request, hlat_7b.chosen)
     words = " ".join(explain(hlat_7b))
     assert "fast links" in words and "over the network" in words
 
@@ -47,8 +47,8 @@ def test_hlats_7b_is_trained_as_hlat_trained_it(hlat_7b):
 def test_hlats_7b_is_as_fast_as_aws_publishes(hlat_7b):
     """Neuron's page: 1,487 to 1,621 tokens/s and chip on 16 instances, releases 2.16 to 2.20."""
     asked = question(cluster="trn1.32xlarge:16")
-    one = planned(asked, parse_layout("tp=8,recompute=selective", asked))
-    assert described(asked, one)["tokens_per_second_per_chip"] == pytest.approx(1515, rel=0.1)
+    one = predict_layout(asked, parse_layout("tp=8,recompute=selective", asked))
+    assert layout_json(asked, one)["tokens_per_second_per_chip"] == pytest.approx(1515, rel=0.1)
 
 
 def test_the_keys_of_the_json_are_the_published_ones(hlat_7b):
@@ -65,16 +65,16 @@ def test_the_keys_of_the_json_are_the_published_ones(hlat_7b):
 
 def test_the_search_beats_hlats_layout_of_70b_and_says_by_what():
     asked = question("llama-2-70b", "trn1.32xlarge:256")
-    found = plan(asked)
-    theirs = planned(asked, parse_layout("tp=32,pp=8,recompute=full", asked))
+    found = make_plan(asked)
+    theirs = predict_layout(asked, parse_layout("tp=32,pp=8,recompute=full", asked))
     assert found.chosen.step_seconds < theirs.step_seconds
-    words = against(found, theirs)
+    words = comparison_with(found, theirs)
     assert "tensor-parallel traffic" in words and "faster" in words
 
 
 def test_70b_does_not_fit_on_four_instances_as_the_paper_saw():
     with pytest.raises(HlatError) as refused:
-        plan(question("llama-2-70b", "trn1.32xlarge:4"))
+        make_plan(question("llama-2-70b", "trn1.32xlarge:4"))
     words = str(refused.value)
     assert "does not fit" in words and "trn1.32xlarge:8" in words and "USD" in words and "GiB" in words
 
@@ -85,13 +85,13 @@ def test_everything_that_is_found_is_a_valid_recipe():
     assert len(tried) > 100
     assert len(set(tried)) == len(tried)
     for one in tried[::7]:
-        assert broken(asked, one) == []
+        assert layout_violations(asked, one) == []
         assert one.world == asked.cluster.devices
         assert one.micro_batch * one.data * one.accumulation(96) == 96
 
 
 def test_the_fragment_is_a_recipe_that_the_rules_accept(hlat_7b, tmp_path: Path):
-    (tmp_path / "layout.yaml").write_text(fragment(hlat_7b.question, hlat_7b.chosen.candidate), encoding="utf-8")
+    (tmp_path / "layout.yaml").write_text(recipe_fragment(hlat_7b.request, hlat_7b.chosen.candidate), encoding="utf-8")
     recipe = {
         "include": "layout.yaml",
         "model": {"preset": "llama-2-7b"},
@@ -104,7 +104,7 @@ def test_the_fragment_is_a_recipe_that_the_rules_accept(hlat_7b, tmp_path: Path)
 
 
 def test_the_front_gives_up_speed_for_memory_only(hlat_7b):
-    front = [one for _, one in front_of([hlat_7b])]
+    front = [one for _, one in pareto_front_of_plans([hlat_7b])]
     assert front[0] is hlat_7b.ranked[0]
     assert len(front) > 2
     for one, two in pairwise(front):
@@ -113,17 +113,17 @@ def test_the_front_gives_up_speed_for_memory_only(hlat_7b):
 
 def test_the_front_of_clusters_has_whatever_nothing_else_beats():
     """Against the definition, over all layouts of three clusters in time, cost and memory."""
-    plans = [plan(question("llama-3-8b", f"p5.48xlarge:{count}", global_batch=256)) for count in (1, 2, 4)]
+    plans = [make_plan(question("llama-3-8b", f"p5.48xlarge:{count}", global_batch=256)) for count in (1, 2, 4)]
     every = [(one.days, one.cost_usd, one.peak_memory) for asked in plans for one in asked.ranked]
-    front = {(one.days, one.cost_usd, one.peak_memory) for _, one in front_of(plans)}
+    front = {(one.days, one.cost_usd, one.peak_memory) for _, one in pareto_front_of_plans(plans)}
     assert len(front) > 2 and front < set(every)
     for point in set(every):
         beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in every)
         assert (point in front) is not beaten
-    by_time, by_cost = ranked(plans, "time"), ranked(plans, "cost")
-    assert by_time[0].question.cluster.count == 4
+    by_time, by_cost = rank_plans(plans, "time"), rank_plans(plans, "cost")
+    assert by_time[0].request.cluster.count == 4
     assert by_cost[0].chosen.cost_usd == min(one.chosen.cost_usd for one in plans)
-    assert "p5.48xlarge:4" in compared(plans)[0]
+    assert "p5.48xlarge:4" in comparison_lines(plans)[0]
 
 
 def test_the_search_keeps_the_layout_that_needs_least_memory(hlat_7b):
@@ -131,7 +131,7 @@ def test_the_search_keeps_the_layout_that_needs_least_memory(hlat_7b):
 
 
 def test_a_plan_is_the_same_each_time():
-    one, two = (plan(question("llama-3-8b", "p5.48xlarge:4")).as_json() for _ in range(2))
+    one, two = (make_plan(question("llama-3-8b", "p5.48xlarge:4")).as_json() for _ in range(2))
     for said in (one, two):
         said["assumptions"].pop("search_seconds")
     assert one == two
@@ -163,8 +163,8 @@ class _Page(HTMLParser):
 
 def test_the_page_is_whole_and_asks_nobody():
     asked = question("llama-2-70b", "h100:8", global_batch=128)
-    given = plan(asked, "tp=8,pp=4,recompute=full")
-    text = page([given])
+    given = make_plan(asked, "tp=8,pp=4,recompute=full")
+    text = html_page([given])
     reader = _Page()
     reader.feed(text)
     assert not reader.open
@@ -176,7 +176,7 @@ def test_the_page_is_whole_and_asks_nobody():
 
 def test_the_trace_has_a_row_per_rank_and_no_two_passes_at_once():
     asked = question("llama-2-70b", "h100:8", global_batch=64)
-    given = plan(asked, "tp=8,pp=4,recompute=full")
+    given = make_plan(asked, "tp=8,pp=4,recompute=full")
     events = [one for one in chrome_trace(given)["traceEvents"] if one["ph"] == "X"]
     assert {one["tid"] for one in events} == {0, 1, 2, 3}
     assert len(events) == 2 * 4 * 32
@@ -202,7 +202,7 @@ def test_the_trace_has_a_row_per_rank_and_no_two_passes_at_once():
 )
 def test_a_layout_that_cannot_be_is_refused_with_the_reason(layout, says):
     with pytest.raises(HlatError) as refused:
-        plan(question(), layout)
+        make_plan(question(), layout)
     assert says in str(refused.value)
 
 
@@ -241,8 +241,8 @@ def test_three_heads_cannot_be_shared_by_two(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     asked = question(str(tmp_path), "h100:1", sequence=128, global_batch=16)
     with pytest.raises(HlatError, match="heads 3"):
-        plan(asked, "tp=2")
-    assert plan(asked).chosen.candidate.tensor == 1
+        make_plan(asked, "tp=2")
+    assert make_plan(asked).chosen.candidate.tensor == 1
 
 
 def test_steps_that_nobody_asked_for_can_be_shared_by_all_devices():
@@ -297,19 +297,19 @@ def test_clusters_are_compared_in_a_price_that_all_have():
 
 def test_what_would_do_is_what_a_plan_of_it_says():
     with pytest.raises(HlatError) as refused:
-        plan(question("llama-3-405b", "p5.48xlarge:12"))
+        make_plan(question("llama-3-405b", "p5.48xlarge:12"))
     words = str(refused.value)
     assert "p5.48xlarge:14" in words, "the fewest instances"
-    there = plan(question("llama-3-405b", "p5.48xlarge:14")).chosen
+    there = make_plan(question("llama-3-405b", "p5.48xlarge:14")).chosen
     assert f"{there.cost_usd:,.0f} USD" in words and "p5en.48xlarge:12" in words and "bf16-sr" in words
 
 
 def test_a_layout_that_does_not_fit_says_so_wherever_it_is_told(tmp_path: Path):
     asked = question("llama-3-405b", "p5.48xlarge:2")
-    given = plan(asked, "tp=8,pp=2")
-    (said,) = as_json([given])
+    given = make_plan(asked, "tp=8,pp=2")
+    (said,) = plans_as_json([given])
     assert said["chosen"]["fits"] is False and said["chosen"]["on_front"] is False
-    assert "not fit" in fragment(asked, given.chosen.candidate, fits_in=fits(asked, given.chosen))
+    assert "not fit" in recipe_fragment(asked, given.chosen.candidate, fits_in=fits(asked, given.chosen))
 
 
 @pytest.mark.parametrize("name", ["books", "quickstart", "tiny-shakespeare", "hlat-7b"])
@@ -319,9 +319,9 @@ def test_a_recipe_is_planned_without_its_text(name):
 
 def test_a_cluster_that_only_fails_is_refused(tmp_path: Path):
     asked = question("llama-3-8b", "p5.48xlarge:2")
-    broken_down = asked.cluster.instance.model_copy(update={"failures": Failures(per_day=1e6, source="s")})
+    broken_down = asked.cluster.instance.model_copy(update={"failures": FailureRate(per_day=1e6, source="s")})
     with pytest.raises(HlatError, match="would not get on"):
-        plan(replace(asked, cluster=replace(asked.cluster, instance=broken_down)))
+        make_plan(replace(asked, cluster=replace(asked.cluster, instance=broken_down)))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Published training runs, and the error of the cost model on them."""
 
-from hlat.planner.calibration.accuracy import validate
+from hlat.planner.calibration.accuracy import prediction_errors
 
-__all__ = ["validate"]
+__all__ = ["prediction_errors"]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from hlat.planner.calibration.published_memory import constant_gib, framework_of, predicted_gib
-from hlat.planner.calibration.published_runs import Published, read_published
+from hlat.planner.calibration.published_runs import PublishedRun, read_published_runs
 from hlat.planner.cost import step_times
-from hlat.planner.problem import Columns
+from hlat.planner.problem import WorkloadColumns
 
 
-def validate(path: Path) -> dict[str, Any]:
+def prediction_errors(path: Path) -> dict[str, Any]:
     """Errors of the prediction of every row; tokens per second, as a share of what was measured.
 
     Returns:
@@ -26,7 +26,7 @@ def validate(path: Path) -> dict[str, Any]:
     Raises:
         PlanError: the file cannot be read, or has not the columns of such a table.
     """
-    runs, skipped = read_published(path)
+    runs, skipped = read_published_runs(path)
     measured = [run for run in runs if run.tokens_per_second]
     rows = _rows(measured)
     reasons = Counter(one.reason for one in skipped)
@@ -45,10 +45,10 @@ def validate(path: Path) -> dict[str, Any]:
     }
 
 
-def _rows(runs: list[Published]) -> list[dict[str, Any]]:
+def _rows(runs: list[PublishedRun]) -> list[dict[str, Any]]:
     if not runs:
         return []
-    steps = step_times(Columns([run.work for run in runs])).step
+    steps = step_times(WorkloadColumns([run.work for run in runs])).step
     rows = []
     for run, seconds in zip(runs, steps, strict=True):
         split = run.work.split
@@ -70,7 +70,7 @@ def _rows(runs: list[Published]) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory_rows(runs: list[Published]) -> list[dict[str, Any]]:
+def _memory_rows(runs: list[PublishedRun]) -> list[dict[str, Any]]:
     rows = []
     for run, predicted in zip(runs, predicted_gib(runs), strict=True):
         assert run.memory_gib is not None, "only measured runs are compared"

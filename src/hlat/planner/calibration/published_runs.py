@@ -1,6 +1,6 @@
 """Published training runs as works: rows of a CSV file, and why a row cannot be predicted.
 
-    row of a CSV file -> Work, measured tokens per second and chip, group | the reason why not
+    row of a CSV file -> Workload, measured tokens per second and chip, group | the reason why not
 
 The columns are those of a table of measured runs: model numbers, layout, chip, framework, interconnect, and
 ``tok_s_chip_norm``. What a row leaves open is filled in by the rules below, never by what was measured, and no rule
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from hlat.hardware import Catalog, load_catalog
 from hlat.planner.problem import (
-    FIRST_FLASH,
-    FUSED_FLASH,
-    MATERIALISED,
-    SECOND_FLASH,
-    Device,
-    Recompute,
-    Shape,
-    Software,
-    Split,
-    Work,
-    device_of,
+    FLASH_ATTENTION_1,
+    FLASH_ATTENTION_2,
+    FLASH_ATTENTION_3,
+    MATERIALIZED_SCORES,
+    DeviceSpec,
+    ModelShape,
+    RecomputePolicy,
+    SoftwareProfile,
+    StepLayout,
+    Workload,
+    instance_device,
 )
 from hlat.runtime import PlanError
 
@@ -69,7 +69,7 @@ _SIXTEEN_BIT_REDUCTION = ("DeepSpeed",)
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedRun:
     """A measured run.
 
     Attributes:
@@ -86,7 +86,7 @@ class Published:
 
     name: str
     group: str
-    work: Work
+    work: Workload
     chips: int
     tokens_per_second: float | None
     memory_gib: float | None
@@ -96,7 +96,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedRow:
     """A row that cannot be predicted, and why."""
 
     name: str
@@ -104,7 +104,7 @@ class Skipped:
     reason: str
 
 
-def read_published(path: Path) -> tuple[list[Published], list[Skipped]]:
+def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[SkippedRow]]:
     """Every row of a file, as a run or as skipped.
 
     Raises:
@@ -121,13 +121,13 @@ def read_published(path: Path) -> tuple[list[Published], list[Skipped]]:
     if missing:
         needed = ", ".join(REQUIRED)
         raise PlanError(f"{path}: a table of runs needs the columns {needed}; missing: {', '.join(missing)}")
-    runs: list[Published] = []
-    skipped: list[Skipped] = []
+    runs: list[PublishedRun] = []
+    skipped: list[SkippedRow] = []
     for number, row in enumerate(rows):
         name, group = row.get("id") or f"row {number + 1}", row.get("source") or "unnamed source"
         reason = next(_reasons(row), None)
         if reason is not None:
-            skipped.append(Skipped(name, group, reason))
+            skipped.append(SkippedRow(name, group, reason))
         else:
             runs.append(_run(name, group, row))
     return runs, skipped
@@ -151,14 +151,14 @@ def _reasons(row: Row) -> Iterator[str]:
         yield "more data-parallel ranks than sequences"
 
 
-def _run(name: str, group: str, row: Row) -> Published:
+def _run(name: str, group: str, row: Row) -> PublishedRun:
     device, software = _device(row), _software(row)
     split, assumed = _split(row)
     throughput, memory = _number(row.get("tok_s_chip_norm")), _number(row.get("memory_per_chip_gib"))
-    return Published(
+    return PublishedRun(
         name=name,
         group=group,
-        work=Work(_shape(row), split, software, device),
+        work=Workload(_shape(row), split, software, device),
         chips=int(_number(row["n_chips"])),
         tokens_per_second=throughput or None,
         memory_gib=memory or None,
@@ -181,12 +181,12 @@ def _number(text: str | None, default: float = 0.0) -> float:
 
 
 @cache
-def _shared_shape(gated: bool, *numbers: int) -> Shape:
+def _shared_shape(gated: bool, *numbers: int) -> ModelShape:
     layers, hidden, heads, kv_heads, head_dim, inner, vocab = numbers
-    return Shape(layers, hidden, heads, kv_heads, head_dim, inner, vocab, gated)
+    return ModelShape(layers, hidden, heads, kv_heads, head_dim, inner, vocab, gated)
 
 
-def _shape(row: Row) -> Shape:
+def _shape(row: Row) -> ModelShape:
     hidden, heads = int(_number(row["hidden"])), int(_number(row["heads"]))
     return _shared_shape(
         row.get("gated_mlp") == "1",
@@ -208,7 +208,7 @@ def _degrees(row: Row) -> tuple[int, int, int, int]:
     return tensor, pipeline, context, data
 
 
-def _split(row: Row) -> tuple[Split, tuple[str, ...]]:
+def _split(row: Row) -> tuple[StepLayout, tuple[str, ...]]:
     tensor, pipeline, context, data = _degrees(row)
     layers, batch = int(_number(row["layers"])), int(_number(row["global_batch"]))
     framework = row.get("framework") or ""
@@ -226,12 +226,14 @@ def _split(row: Row) -> tuple[Split, tuple[str, ...]]:
     if not policy:
         assumed.append("no activation checkpointing")
     # Policies that keep (or move to the host) what enters a layer and little else compute it again.
-    recompute: Recompute = "full" if policy.startswith(("full", "qkv_proj", "custom")) else "none"
+    recompute: RecomputePolicy = "full" if policy.startswith(("full", "qkv_proj", "custom")) else "none"
     if policy.startswith("selective"):
         recompute = "selective"
     zero = int(_number(row.get("zero_stage")))
     sequence = int(_number(row["seq_len"]))
-    split = Split(tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, recompute)
+    split = StepLayout(
+        tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, recompute
+    )
     return split, tuple(assumed)
 
 
@@ -260,21 +262,21 @@ def _interleaving(layers: int, pipeline: int) -> int:
 
 
 @cache
-def _shared_software(*choices: int) -> Software:
-    attention, fused, eager, eight_bit, hides_tensor, hides_data, gradient_bytes = choices
-    return Software(
+def _shared_software(*choices: int) -> SoftwareProfile:
+    attention, fused, eager, eight_bit, overlaps_tensor, overlaps_data, gradient_bytes = choices
+    return SoftwareProfile(
         attention=attention,
         fused=bool(fused),
         eager=bool(eager),
-        hides_tensor=bool(hides_tensor),
-        hides_data=bool(hides_data),
-        hides_context=True,
+        overlaps_tensor=bool(overlaps_tensor),
+        overlaps_data=bool(overlaps_data),
+        overlaps_context=True,
         eight_bit=bool(eight_bit),
         gradient_bytes=gradient_bytes,
     )
 
 
-def _software(row: Row) -> Software:
+def _software(row: Row) -> SoftwareProfile:
     """What is known of a framework from its name and the precision."""
     framework, precision, chip = row.get("framework") or "", row.get("precision") or "", row["chip"]
     said = f"{framework} {row.get('notes') or ''}"
@@ -285,19 +287,23 @@ def _software(row: Row) -> Software:
     xla = whole or any(word in framework for word in _XLA)
     blocks = any(word in framework for word in _TORCH_COMPILED)
     if old and not xla and not blocks:
-        attention = MATERIALISED
+        attention = MATERIALIZED_SCORES
     elif modern or xla:
-        attention = FUSED_FLASH
+        attention = FLASH_ATTENTION_3
     else:
-        attention = FIRST_FLASH if any(word in framework for word in _FIRST_FLASH) else SECOND_FLASH
+        attention = FLASH_ATTENTION_1 if any(word in framework for word in _FIRST_FLASH) else FLASH_ATTENTION_2
     sixteen = (
-        any(word in framework for word in _SIXTEEN_BIT_REDUCTION) or attention == MATERIALISED or "PURE" in precision
+        any(word in framework for word in _SIXTEEN_BIT_REDUCTION)
+        or attention == MATERIALIZED_SCORES
+        or "PURE" in precision
     )
-    hides_tensor = modern or chip.startswith("TPU") or any(word in framework for word in _ASYNC_TENSOR)
+    overlaps_tensor = modern or chip.startswith("TPU") or any(word in framework for word in _ASYNC_TENSOR)
     # Programs of XLA for GPUs gather and scatter between their kernels, not beside them.
-    hides_data = attention != MATERIALISED and (whole or not xla)
+    overlaps_data = attention != MATERIALIZED_SCORES and (whole or not xla)
     fused, eager = modern or xla or blocks, not (xla or blocks)
-    return _shared_software(attention, fused, eager, "fp8" in precision, hides_tensor, hides_data, 2 if sixteen else 4)
+    return _shared_software(
+        attention, fused, eager, "fp8" in precision, overlaps_tensor, overlaps_data, 2 if sixteen else 4
+    )
 
 
 # 10^9 bytes per second of a node, by words of `interconnect`. Of four Omni-Path links of 100 Gb/s NCCL reached 55 Gb/s
@@ -307,16 +313,16 @@ _NETWORKS = {"4x Omni-Path": 17.0, "8x HDR": 200.0, "HDR": 200.0, "1600 Gb": 200
 
 
 @cache
-def _shared_device(instance_name: str, network: float, domain: int) -> Device:
+def _shared_device(instance_name: str, network: float, domain: int) -> DeviceSpec:
     instance = _catalog().instance(instance_name)
     assert instance is not None, "the table above names instances of the catalog"
     chip = _catalog().chip(instance.chip)
     assert chip is not None, "the catalog has been validated"
-    device = device_of(chip, instance)
+    device = instance_device(chip, instance)
     return replace(device, network_rate=network * 1e9 or device.network_rate, domain=domain or device.domain)
 
 
-def _device(row: Row) -> Device:
+def _device(row: Row) -> DeviceSpec:
     said = row.get("interconnect") or ""
     network = next((rate for words, rate in _NETWORKS.items() if words in said), 0.0)
     domain = 0

@@ -3,35 +3,35 @@
 from hlat.planner.cost.comm_bytes import exchanged_bytes
 from hlat.planner.cost.constants import load_constants
 from hlat.planner.cost.executed_flops import executed_flops
-from hlat.planner.cost.framework_profile import software_of
+from hlat.planner.cost.framework_profile import hlat_profile
 from hlat.planner.cost.goodput import (
-    COPY_RATE,
-    SOFTWARE_PER_DAY,
-    STORE_MOST,
-    STORE_RATE,
+    HOST_COPY_RATE,
+    SOFTWARE_FAILURES_PER_DAY,
+    STORE_RATE_LIMIT,
+    STORE_RATE_PER_INSTANCE,
     Reliability,
-    reliability,
+    predict_reliability,
     simulate_goodput,
 )
-from hlat.planner.cost.pipeline_sim import StageTimes, Timeline, simulate
-from hlat.planner.cost.step_time import PARTS, StepTimes, step_times
+from hlat.planner.cost.pipeline_sim import StageTimes, Timeline, simulate_pipeline
+from hlat.planner.cost.step_time import STEP_COMPONENTS, StepTimes, step_times
 
 __all__ = [
-    "COPY_RATE",
-    "PARTS",
-    "SOFTWARE_PER_DAY",
-    "STORE_MOST",
-    "STORE_RATE",
+    "HOST_COPY_RATE",
+    "SOFTWARE_FAILURES_PER_DAY",
+    "STEP_COMPONENTS",
+    "STORE_RATE_LIMIT",
+    "STORE_RATE_PER_INSTANCE",
     "Reliability",
     "StageTimes",
     "StepTimes",
     "Timeline",
     "exchanged_bytes",
     "executed_flops",
+    "hlat_profile",
     "load_constants",
-    "reliability",
-    "simulate",
+    "predict_reliability",
     "simulate_goodput",
-    "software_of",
+    "simulate_pipeline",
     "step_times",
 ]

@@ -1,6 +1,6 @@
 """Seconds that ranks talk: collectives by the level of the network that they cross.
 
-    columns, constants -> Traffic: tensor, context, pipeline, data parallelism
+    columns, constants -> CommTimes: tensor, context, pipeline, data parallelism
 
 Ring collectives of n ranks (Thakur et al. 2005): each rank sends (n-1)/n of the message per half (a gather or a
 scatter; an all-reduce is both), in n-1 steps that each take a latency besides. A half has a start, and passes the
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlat.planner.cost.constants import Constants
-from hlat.planner.problem import Column, Columns, rank_weights
+from hlat.planner.problem import Column, WorkloadColumns, rank_weights
 
 _MANY = 8.0  # a large ring's latency grows with the logarithm of its size: libraries then go over to trees
 
 
 @dataclass(frozen=True)
-class Traffic:
+class CommTimes:
     """Seconds, before anything is hidden.
 
     Attributes:
@@ -41,7 +41,7 @@ class Traffic:
     members: Column
 
 
-def traffic(columns: Columns, constants: Constants) -> Traffic:
+def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     """What each kind of parallelism sends, in seconds on its links."""
     fast = columns.link_rate * constants.of("link", columns)
     net = columns.network_rate * constants.of("network", columns)
@@ -75,7 +75,7 @@ def traffic(columns: Columns, constants: Constants) -> Traffic:
     steps = np.minimum(shards - 1, _MANY * np.log2(np.maximum(shards, 2)))
     latency = np.where(shards > 1, calls * (start + steps * hop), 0.0)
     once = np.where(shards > 1, (shards - 1) / shards / rate + 1 / passage, 0.0) * weights
-    return Traffic(tensor, context, stage, 2 * once + latency, columns.gradient_bytes * once + latency, members)
+    return CommTimes(tensor, context, stage, 2 * once + latency, columns.gradient_bytes * once + latency, members)
 
 
 def _ring(message: Column, ranks: Column, rate: Column, hop: Column) -> Column:

@@ -1,6 +1,6 @@
 """Seconds that a device computes: one layer, forward and backward, and the ends of the model.
 
-    columns, constants -> products + attention + pointwise operations + gaps between kernels -> Passes
+    columns, constants -> products + attention + pointwise operations + gaps between kernels -> ComputeTimes
 
 A product of M x K and K x N takes its FLOPs at the rate that large products sustain, longer where its tiles do not
 fill the device or its sides are not aligned, and a share of its memory traffic besides: relative to the FLOPs that is
@@ -15,7 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlat.planner.cost.constants import Constants
-from hlat.planner.problem import FIRST_FLASH, MATERIALISED, SECOND_FLASH, Column, Columns, layer_weights
+from hlat.planner.problem import (
+    FLASH_ATTENTION_1,
+    FLASH_ATTENTION_2,
+    MATERIALIZED_SCORES,
+    Column,
+    WorkloadColumns,
+    layer_weights,
+)
 
 _TILE = 128  # rows and columns of a tile, in the libraries of all makers about this many
 _ALIGNED = 64  # elements
@@ -28,7 +35,7 @@ _POINTWISE_BACKWARD = 1.5  # bytes, per byte of forward
 
 
 @dataclass(frozen=True)
-class Passes:
+class ComputeTimes:
     """Seconds on a rank for one micro-batch; of a layer unless said otherwise.
 
     Attributes:
@@ -56,7 +63,7 @@ class Passes:
     last: Column
 
 
-def passes(columns: Columns, constants: Constants) -> Passes:
+def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTimes:
     """What the device of the slowest rank computes."""
     product = _Products.of(columns, constants)
     forward_products, input_products, weight_products = _layer_products(columns, constants, product)
@@ -64,10 +71,10 @@ def passes(columns: Columns, constants: Constants) -> Passes:
     attention_forward, attention_backward = _attention(columns, constants, product)
     pointwise = _pointwise(columns, constants)
     inner = columns.inner / columns.tensor
-    kernels = np.where(columns.attention == MATERIALISED, _KERNELS[0], _KERNELS[1])
+    kernels = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
     gaps = kernels * constants.of("kernel", columns)
     host = kernels * constants.of("host", columns) * columns.eager
-    return Passes(
+    return ComputeTimes(
         forward=forward_products + attention_forward + pointwise + gaps,
         backward=backward_products + attention_backward + _POINTWISE_BACKWARD * pointwise + _BACKWARD_KERNELS * gaps,
         products=forward_products + backward_products,
@@ -88,14 +95,14 @@ def passes(columns: Columns, constants: Constants) -> Passes:
 class _Products:
     """Seconds of matrix products."""
 
-    columns: Columns
+    columns: WorkloadColumns
     rate: Column  # FLOP/s that large ones sustain, in 16 bits
     rate_in_blocks: Column  # in the precision of blocks
     unhidden: Column
     misaligned: Column
 
     @classmethod
-    def of(cls, columns: Columns, constants: Constants) -> "_Products":
+    def of(cls, columns: WorkloadColumns, constants: Constants) -> "_Products":
         sustained = constants.of("products", columns)
         rate = columns.peak * columns.reached * sustained
         eight = columns.peak_eight_bit * columns.reached_eight_bit * sustained * constants.of("eight_bit", columns)
@@ -127,7 +134,9 @@ class _Products:
         )
 
 
-def _layer_products(columns: Columns, constants: Constants, product: _Products) -> tuple[Column, Column, Column]:
+def _layer_products(
+    columns: WorkloadColumns, constants: Constants, product: _Products
+) -> tuple[Column, Column, Column]:
     """Forward, backward by the inputs and backward by the weights."""
     tokens, width = columns.tokens, columns.hidden
     queries, keys = columns.heads * columns.head_dim, columns.kv_heads * columns.head_dim
@@ -152,12 +161,12 @@ def _layer_products(columns: Columns, constants: Constants, product: _Products) 
     return forward + casts, by_input + 2 * casts, by_weight + added
 
 
-def _attention(columns: Columns, constants: Constants, product: _Products) -> tuple[Column, Column]:
+def _attention(columns: WorkloadColumns, constants: Constants, product: _Products) -> tuple[Column, Column]:
     """The core: scores and their product with values, and what is between."""
     length, head = columns.sequence, columns.head_dim
     heads = columns.heads / columns.tensor
     share = np.select(
-        [columns.attention == FIRST_FLASH, columns.attention == SECOND_FLASH],
+        [columns.attention == FLASH_ATTENTION_1, columns.attention == FLASH_ATTENTION_2],
         [constants.of("first_flash", columns), constants.of("second_flash", columns)],
         constants.of("fused_flash", columns),
     )
@@ -172,13 +181,13 @@ def _attention(columns: Columns, constants: Constants, product: _Products) -> tu
     values = odd * product.seconds(length, head, length, count=count)
     # Masked softmax and dropout, 2 bytes per score read or written, 1 for the dropout's mask.
     per_score = count * length * length / (columns.memory_rate * constants.of("memory", columns))
-    materialised = columns.attention == MATERIALISED
+    materialised = columns.attention == MATERIALIZED_SCORES
     forward = np.where(materialised, scores + values + 9 * per_score, flash_forward)
     backward = np.where(materialised, 2 * scores + 2 * values + 11 * per_score, flash_backward)
     return forward, backward
 
 
-def _pointwise(columns: Columns, constants: Constants) -> Column:
+def _pointwise(columns: WorkloadColumns, constants: Constants) -> Column:
     """Of a layer's forward pass: norms, residuals, activation, rotation; bytes in 16 bits, read and written."""
     compiled = np.isin(columns.family, _COMPILED)
     fused = np.where((columns.fused > 0) | compiled, constants.of("fused_traffic", columns), 1.0)
@@ -195,7 +204,7 @@ def _pointwise(columns: Columns, constants: Constants) -> Column:
 _COMPILED = (3.0, 4.0)  # families whose programs are always compiled as a whole: trainium, tpu
 
 
-def _head(columns: Columns, constants: Constants, product: _Products) -> Column:
+def _head(columns: WorkloadColumns, constants: Constants, product: _Products) -> Column:
     """Output projection in 16 bits, and the loss: logits in fp32, read and written five times."""
     rows = columns.vocab / columns.tensor
     products = sum(product.all_three(columns.tokens, rows, columns.hidden))

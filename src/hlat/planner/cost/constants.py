@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from hlat.planner.problem import FAMILIES, Column, Columns
+from hlat.planner.problem import FAMILIES, Column, WorkloadColumns
 
 ALL = "all"
 _GROUPS = {"ampere": "gpu", "hopper": "gpu", "blackwell": "gpu"}  # families that a value may be common to
@@ -24,7 +24,7 @@ class Constants:
 
     values: Mapping[tuple[str, str], float]
 
-    def of(self, name: str, columns: Columns) -> Column:
+    def of(self, name: str, columns: WorkloadColumns) -> Column:
         """The value that holds for each work: that of its family, of the group of families, or of all."""
         table = np.array([self._for(name, family) for family in FAMILIES])
         return table[columns.family.astype(np.intp)]

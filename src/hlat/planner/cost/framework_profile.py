@@ -3,37 +3,37 @@
 from functools import lru_cache
 
 from hlat.config.sections import ZERO_BUBBLE
-from hlat.planner.problem import FUSED_FLASH, SECOND_FLASH, Candidate, Question, Software
+from hlat.planner.problem import FLASH_ATTENTION_2, FLASH_ATTENTION_3, Candidate, PlanRequest, SoftwareProfile
 from hlat.precision import MODES
 
 _ALWAYS_COMPILED = ("trainium", "tpu")
 
 
-def software_of(question: Question, one: Candidate) -> Software:
+def hlat_profile(request: PlanRequest, one: Candidate) -> SoftwareProfile:
     """Hlat on this cluster, in this layout (docs/limits.md, docs/parallelism.md)."""
     return _software(
-        question.cluster.chip.family or "measured",
+        request.cluster.chip.family or "measured",
         one.tensor == one.context == 1 and one.schedule not in ZERO_BUBBLE,
         one.zero > 0,
-        question.mode == "fp8",
+        request.mode == "fp8",
         # Of products in 16 bits; where they are in 32, rates are halved instead (devices.py).
-        MODES[question.mode].reduction.itemsize * 2 // MODES[question.mode].compute.itemsize,
+        MODES[request.mode].reduction.itemsize * 2 // MODES[request.mode].compute.itemsize,
     )
 
 
 @lru_cache
-def _software(family: str, local: bool, zero: bool, eight_bit: bool, gradient_bytes: int) -> Software:
+def _software(family: str, local: bool, zero: bool, eight_bit: bool, gradient_bytes: int) -> SoftwareProfile:
     compiled = family in _ALWAYS_COMPILED
-    return Software(
-        attention=FUSED_FLASH if compiled else SECOND_FLASH,
+    return SoftwareProfile(
+        attention=FLASH_ATTENTION_3 if compiled else FLASH_ATTENTION_2,
         # Blocks are compiled where nothing inside of them communicates, and nothing takes their backward pass apart.
         fused=compiled or local,
         eager=not compiled and not local,
         # Collectives of tensor parallelism wait for each other and for products; so does ZeRO 0's all-reduce.
-        hides_tensor=False,
-        hides_data=zero,
+        overlaps_tensor=False,
+        overlaps_data=zero,
         eight_bit=eight_bit,
         # torch.utils.checkpoint does. What a compiler removes, the constant `recomputed` of its family says.
-        stops_early=not compiled,
+        early_stop=not compiled,
         gradient_bytes=gradient_bytes,
     )

@@ -19,18 +19,18 @@ _MOST_LOST = 5.0  # mean times between failures that may pass from one to the ne
 _SPARED = 0.002  # of goodput, for saves that are not made
 
 # What nobody can look up in a data sheet; a plan states them among its assumptions.
-COPY_RATE = 10e9
+HOST_COPY_RATE = 10e9
 """Bytes per second that a device copies its state to the host's memory at, while training stands still."""
-STORE_RATE = 2e9
+STORE_RATE_PER_INSTANCE = 2e9
 """Bytes per second that an instance writes to and reads from the shared file system at."""
-STORE_MOST = 2e12
+STORE_RATE_LIMIT = 2e12
 """Bytes per second that the file system takes in all: what Tectonic sustained (The Llama 3 herd, section 3.3.1)."""
 DETECTION = 120.0
 """Seconds until a failure is noticed and the run is given up."""
 START_UP = {"trainium": 900.0}
 """Seconds from starting processes to the first step; graphs are compiled on Trainium."""
 OTHER_START_UP = 180.0
-SOFTWARE_PER_DAY = 0.1
+SOFTWARE_FAILURES_PER_DAY = 0.1
 """Interruptions of a run by what is not hardware, per day, whatever its size."""
 
 
@@ -55,7 +55,7 @@ class Reliability:
     goodput: float
 
 
-def reliability(cluster: Cluster, state_bytes: float) -> Reliability:
+def predict_reliability(cluster: Cluster, state_bytes: float) -> Reliability:
     """What a run on a cluster has to expect.
 
     Args:
@@ -64,10 +64,10 @@ def reliability(cluster: Cluster, state_bytes: float) -> Reliability:
     Raises:
         PlanError: it fails so often that it would not get on.
     """
-    per_day = cluster.instance.failures.per_day * cluster.count + SOFTWARE_PER_DAY
+    per_day = cluster.instance.failures.per_day * cluster.count + SOFTWARE_FAILURES_PER_DAY
     mtbf = _DAY / per_day
-    stall = state_bytes / cluster.devices / COPY_RATE
-    writing = state_bytes / min(STORE_RATE * cluster.count, STORE_MOST)
+    stall = state_bytes / cluster.devices / HOST_COPY_RATE
+    writing = state_bytes / min(STORE_RATE_PER_INSTANCE * cluster.count, STORE_RATE_LIMIT)
     restart = DETECTION + START_UP.get(cluster.chip.family or "", OTHER_START_UP) + writing
     interval = max(best_interval(max(stall, 1e-3), mtbf), writing)
     if restart + writing + interval > _MOST_LOST * mtbf:

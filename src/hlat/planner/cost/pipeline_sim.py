@@ -67,7 +67,7 @@ class StageTimes:
         return self.backward[stage] - (self.weight[stage] if kind == "input" else 0.0)
 
 
-def simulate(schedule: Schedule, ranks: int, micro_batches: int, times: StageTimes) -> Timeline:
+def simulate_pipeline(schedule: Schedule, ranks: int, micro_batches: int, times: StageTimes) -> Timeline:
     """Run a step.
 
     Args:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hlat.planner.cost.comm_time import traffic
-from hlat.planner.cost.compute_time import passes
+from hlat.planner.cost.comm_time import comm_times
+from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.constants import Constants, load_constants
-from hlat.planner.problem import RECOMPUTE, Column, Columns, rank_weights
+from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, rank_weights
 
-_SELECTIVE, _FULL = float(RECOMPUTE.index("selective")), float(RECOMPUTE.index("full"))
+_SELECTIVE, _FULL = float(RECOMPUTE_POLICIES.index("selective")), float(RECOMPUTE_POLICIES.index("full"))
 _INTERLEAVED_VISIBLE = 0.3  # of messages between stages, where other stages of the rank have work meanwhile
 _OPTIMIZER_BYTES = 30  # per parameter: fp32 weight, gradient and two moments read, three of them and a copy written
 
@@ -76,12 +76,12 @@ class StepTimes:
         return {field.name: float(getattr(self, field.name)[index]) for field in fields(self)}
 
 
-PARTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head", "bubble",
+STEP_COMPONENTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head", "bubble",
          "messages", "data", "optimizer", "stragglers")  # fmt: skip
 """The parts that a step adds up from."""
 
 
-def stage_layers(columns: Columns) -> tuple[Column, Column]:
+def stage_layers(columns: WorkloadColumns) -> tuple[Column, Column]:
     """Layers of the pipeline rank that has most of them, and of the last.
 
     Where layers do not divide evenly the ends have fewer: they have the embedding and the head besides.
@@ -95,20 +95,20 @@ def stage_layers(columns: Columns) -> tuple[Column, Column]:
     return most, last
 
 
-def step_times(columns: Columns, constants: Constants | None = None) -> StepTimes:
+def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> StepTimes:
     """Predict a step of each work."""
     known = constants or load_constants()
-    compute, talk, blend = passes(columns, known), traffic(columns, known), known.one("blend")
+    compute, talk, blend = compute_times(columns, known), comm_times(columns, known), known.one("blend")
 
-    visible = np.where(columns.hides_tensor > 0, known.of("exposed_tensor", columns), 1.0)
+    visible = np.where(columns.overlaps_tensor > 0, known.of("exposed_tensor", columns), 1.0)
     tensor_one_way = 2 * visible * talk.tensor
-    beside = columns.hides_context
+    beside = columns.overlaps_context
     context = _left_over(talk.context, beside * compute.attention_forward)
     context = context + _left_over(2 * talk.context, beside * compute.attention_backward)
     forward = _beside(compute.forward + tensor_one_way, compute.host_forward, blend)
     backward = _beside(compute.backward + tensor_one_way, compute.host_backward, blend)
     # The last all-reduce of a layer's forward pass is not needed again.
-    whole = forward - tensor_one_way / 2 - columns.stops_early * compute.last
+    whole = forward - tensor_one_way / 2 - columns.early_stop * compute.last
     again = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
         [known.of("recomputed", columns) * whole, compute.attention_forward],
@@ -133,8 +133,8 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
 
     own = layer * columns.layers / columns.pipeline + compute.head / columns.pipeline
     each, once = _data_talk(columns, talk.gather, talk.reduce)
-    per_pass = _left_over_blended(each, own * columns.hides_data, blend)
-    hidden = np.where(columns.hides_data > 0, known.of("hiding", columns) * own, 0.0)
+    per_pass = _left_over_blended(each, own * columns.overlaps_data, blend)
+    hidden = np.where(columns.overlaps_data > 0, known.of("hiding", columns) * own, 0.0)
     data = per_pass * count + _left_over_blended(once, hidden, blend)
 
     held = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
@@ -172,7 +172,7 @@ def step_times(columns: Columns, constants: Constants | None = None) -> StepTime
     )
 
 
-def _data_talk(columns: Columns, gather: Column, reduce: Column) -> tuple[Column, Column]:
+def _data_talk(columns: WorkloadColumns, gather: Column, reduce: Column) -> tuple[Column, Column]:
     """Data-parallel traffic of each micro-batch, and once a step.
 
     ZeRO 2 keeps shards of gradients only, and has to scatter those of every micro-batch; a pipeline does at its end.

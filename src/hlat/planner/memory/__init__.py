@@ -1,5 +1,5 @@
 """Bytes that a rank needs in a candidate layout."""
 
-from hlat.planner.memory.rank_memory import RankMemory, estimated_memory, fullest_ranks, rank_memory
+from hlat.planner.memory.rank_memory import RankMemory, estimate_rank_memory, rank_memory, ranks_of_interest
 
-__all__ = ["RankMemory", "estimated_memory", "fullest_ranks", "rank_memory"]
+__all__ = ["RankMemory", "estimate_rank_memory", "rank_memory", "ranks_of_interest"]

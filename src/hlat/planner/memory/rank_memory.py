@@ -1,6 +1,6 @@
 """Bytes that a rank needs, per pipeline rank: state, what is kept for backward, and what is alive for a moment.
 
-    Question, Candidate, pipeline rank -> parallel.fullest_moment -> with runtime and allocator -> RankMemory
+    PlanRequest, Candidate, pipeline rank -> parallel.fullest_moment -> with runtime and allocator -> RankMemory
 
 Nothing is counted here that another room counts: state and what comes and goes are those of state_bytes.py and
 moments.py, by which layers are cut into stages too. Held against rehearsals and real runs in a test. Besides there is
@@ -20,7 +20,7 @@ from hlat.parallel.stages import (
     state_in_mode,
     stored,
 )
-from hlat.planner.problem import Candidate, Question
+from hlat.planner.problem import Candidate, PlanRequest
 from hlat.precision import MODES
 
 _GIB = 1 << 30
@@ -74,19 +74,19 @@ class RankMemory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def rank_memory(question: Question, one: Candidate, pipeline_rank: int) -> RankMemory:
+def rank_memory(request: PlanRequest, one: Candidate, pipeline_rank: int) -> RankMemory:
     """Bytes of a rank at this place of the pipeline: counted from the shapes that the model is built from."""
-    cut = one.cut(question)
+    cut = one.cut(request)
     rank = cut.first_rank(pipeline_rank)
     parts = held_parts(cut, rank)
-    sizes = tuple(len(part.layer_range(question.model)) for part in parts)
+    sizes = tuple(len(part.layer_range(request.model)) for part in parts)
     state = stored(cut, state_in_mode(cut, rank, parts))
-    return _on_device(question, fullest_moment(cut, pipeline_rank, sizes, state, _on_cpu(question)))
+    return _on_device(request, fullest_moment(cut, pipeline_rank, sizes, state, _on_cpu(request)))
 
 
-def estimated_memory(question: Question, one: Candidate, pipeline_rank: int) -> RankMemory:
+def estimate_rank_memory(request: PlanRequest, one: Candidate, pipeline_rank: int) -> RankMemory:
     """The same from the numbers of parameters alone, as if everything divided evenly: fast, for a search."""
-    model, mode, cut = question.model, MODES[question.mode], one.cut(question)
+    model, mode, cut = request.model, MODES[request.mode], one.cut(request)
     first, last = ends_of(cut, pipeline_rank)
     layers = -(-model.layers // one.pipeline)
     if last and model.layers % one.pipeline:
@@ -100,7 +100,7 @@ def estimated_memory(question: Question, one: Candidate, pipeline_rank: int) -> 
     gathered = 0.0
     if sharded:
         gathered = (first + last) * model.vocab_size * model.hidden_size / one.tensor if one.zero == 3 else held
-    whole = not sharded or one.pipeline > 1 or (one.zero == 1 and one.accumulation(question.global_batch) > 1)
+    whole = not sharded or one.pipeline > 1 or (one.zero == 1 and one.accumulation(request.global_batch) > 1)
     moments = 2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0)
     state = (
         kept * mode.weights.itemsize + gathered * mode.compute.itemsize,
@@ -108,24 +108,24 @@ def estimated_memory(question: Question, one: Candidate, pipeline_rank: int) -> 
         kept * moments,
     )
     return _on_device(
-        question, fullest_moment(cut, pipeline_rank, (layers / one.virtual,) * one.virtual, state, _on_cpu(question))
+        request, fullest_moment(cut, pipeline_rank, (layers / one.virtual,) * one.virtual, state, _on_cpu(request))
     )
 
 
-def fullest_ranks(question: Question, one: Candidate) -> list[int]:
+def ranks_of_interest(request: PlanRequest, one: Candidate) -> list[int]:
     """Pipeline ranks of interest: the first two, the last, and the one that needs most memory."""
-    cut = one.cut(question)
-    needs = [_on_device(question, rank_bytes(cut, rank, sizes)).total for rank, sizes in enumerate(sizes_of_ranks(cut))]
+    cut = one.cut(request)
+    needs = [_on_device(request, rank_bytes(cut, rank, sizes)).total for rank, sizes in enumerate(sizes_of_ranks(cut))]
     return sorted({0, min(1, one.pipeline - 1), needs.index(max(needs)), one.pipeline - 1})
 
 
-def _on_cpu(question: Question) -> bool:
-    return question.cluster.chip.family == "measured"
+def _on_cpu(request: PlanRequest) -> bool:
+    return request.cluster.chip.family == "measured"
 
 
-def _on_device(question: Question, found: RankBytes) -> RankMemory:
+def _on_device(request: PlanRequest, found: RankBytes) -> RankMemory:
     """With what runtime and allocator take."""
-    family = question.cluster.chip.family or "measured"
+    family = request.cluster.chip.family or "measured"
     runtime = _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES)
     share = 0.0 if family == "measured" else _SLACK
     moving = {

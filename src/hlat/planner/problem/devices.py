@@ -1,13 +1,13 @@
 """From the catalog to the figures of one device that the formulas need.
 
-Chip, Instance -> Device: per torch device, with the nearest chip's figure where none has been published
+Chip, Instance -> DeviceSpec: per torch device, with the nearest chip's figure where none has been published
 """
 
 from dataclasses import replace
 
 from hlat.hardware import Chip, Cluster, Instance
-from hlat.planner.problem.request import Question
-from hlat.planner.problem.workload import FAMILIES, Device
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import FAMILIES, DeviceSpec
 from hlat.precision import MODES
 
 # The share of the peak that large products reach, for chips of which nobody has measured it: NVIDIA's from the nearest
@@ -23,31 +23,31 @@ _REACHED_EIGHT_BIT = {
 }
 
 
-def device_for(question: Question) -> Device:
-    """One torch device as a question uses it.
+def request_device(request: PlanRequest) -> DeviceSpec:
+    """One torch device as a request uses it.
 
     The formulas count in 16 bits, as products of all modes but fp32 are computed. In 32 bits everything is twice as
     large, which is the same as half the rates.
     """
-    device = device_on(question.cluster)
-    if MODES[question.mode].compute.itemsize == 2:
+    device = cluster_device(request.cluster)
+    if MODES[request.mode].compute.itemsize == 2:
         return device
-    peak = question.cluster.chip.flops("float32") or device.peak / 4
+    peak = request.cluster.chip.flops("float32") or device.peak / 4
     halved = {name: getattr(device, name) / 2 for name in ("memory_rate", "link_rate", "network_rate")}
     return replace(device, peak=peak, **halved)
 
 
-def device_of(chip: Chip, instance: Instance) -> Device:
+def instance_device(chip: Chip, instance: Instance) -> DeviceSpec:
     """One torch device of an instance."""
-    return device_on(Cluster(instance, chip, 1))
+    return cluster_device(Cluster(instance, chip, 1))
 
 
-def device_on(cluster: Cluster) -> Device:
+def cluster_device(cluster: Cluster) -> DeviceSpec:
     """One torch device of a cluster; the domain of its links may be larger than the cluster itself."""
     chip, instance = cluster.chip, cluster.instance
     family = chip.family if chip.family in FAMILIES else "measured"
     reached = chip.reached
-    return Device(
+    return DeviceSpec(
         family=family,
         peak=chip.flops("bfloat16") or 0.0,
         peak_eight_bit=chip.flops("float8") or 0.0,

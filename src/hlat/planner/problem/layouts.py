@@ -1,6 +1,6 @@
 """Layouts that a model may be trained in on so many devices: every one that the rules of recipes allow.
 
-    Question -> degrees that divide the devices -> Candidate, if all checks of the layout hold
+    PlanRequest -> degrees that divide the devices -> Candidate, if all checks of the layout hold
 
 The rules are those of ``hlat check`` (config/rules/layout_checks.py), so that what is found here is a valid recipe.
 """
@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 from hlat.config.rules import LAYOUT_CHECKS, Check, Values, divisors, holds
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, ParallelConfig, Schedule, default_virtual_stages
 from hlat.parallel.stages import Cut
-from hlat.planner.problem.request import Question
-from hlat.planner.problem.workload import RECOMPUTE, Recompute, Split
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, StepLayout
 from hlat.runtime import PlanError
 
 _MOST_CONTEXT = 16
@@ -39,7 +39,7 @@ class Candidate:
     virtual: int
     zero: int
     micro_batch: int
-    recompute: Recompute
+    recompute: RecomputePolicy
     schedule: Schedule = "1f1b"
 
     @property
@@ -52,16 +52,16 @@ class Candidate:
         """The parallel section of a recipe."""
         return _parallel(self.tensor, self.pipeline, self.context, self.virtual, self.schedule, self.zero)
 
-    def cut(self, question: Question) -> Cut:
+    def cut(self, request: PlanRequest) -> Cut:
         """As counts of stages and bytes take it."""
         return Cut(
-            question.model,
+            request.model,
             self.parallel,
             self.world,
-            question.sequence,
-            question.global_batch,
+            request.sequence,
+            request.global_batch,
             self.micro_batch,
-            question.mode,
+            request.mode,
             self.recompute,
         )
 
@@ -69,9 +69,9 @@ class Candidate:
         """Micro-batches per step of a data-parallel rank."""
         return global_batch // (self.micro_batch * self.data)
 
-    def split(self, question: Question) -> Split:
+    def split(self, request: PlanRequest) -> StepLayout:
         """As the formulas take it."""
-        return Split(
+        return StepLayout(
             self.tensor,
             self.pipeline,
             self.context,
@@ -79,8 +79,8 @@ class Candidate:
             self.virtual,
             self.zero,
             self.micro_batch,
-            question.global_batch,
-            question.sequence,
+            request.global_batch,
+            request.sequence,
             sequence_parallel=self.tensor > 1,
             recompute=self.recompute,
             split_backward=self.schedule in ZERO_BUBBLE,
@@ -110,25 +110,25 @@ def _parallel(
     )
 
 
-def candidates(question: Question) -> Iterator[Candidate]:
-    """Every layout of the question's devices, with every ZeRO stage, micro-batch and policy."""
-    for tensor, pipeline, context in _degrees(question):
-        data = question.cluster.devices // (tensor * pipeline * context)
-        if question.global_batch % data:
+def candidates(request: PlanRequest) -> Iterator[Candidate]:
+    """Every layout of the request's devices, with every ZeRO stage, micro-batch and policy."""
+    for tensor, pipeline, context in _degrees(request):
+        data = request.cluster.devices // (tensor * pipeline * context)
+        if request.global_batch % data:
             continue
-        share = question.global_batch // data
+        share = request.global_batch // data
         for (virtual, schedule), zero, micro in product(
-            _schedules(question, pipeline), _zeros(question, pipeline, data * context), _MICRO_BATCHES
+            _schedules(request, pipeline), _zeros(request, pipeline, data * context), _MICRO_BATCHES
         ):
             if share % micro:
                 continue
             one = Candidate(tensor, pipeline, context, data, virtual, zero, micro, "none", schedule)
-            if all(holds(check, _values(question, one)) for check in LAYOUT_CHECKS):
-                for recompute in RECOMPUTE:
+            if all(holds(check, _values(request, one)) for check in LAYOUT_CHECKS):
+                for recompute in RECOMPUTE_POLICIES:
                     yield replace(one, recompute=recompute)
 
 
-def parse_layout(text: str, question: Question, option: str = "--layout") -> Candidate:
+def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> Candidate:
     """A layout from ``tp=8,pp=1,...``; what is not said is 1, ZeRO 1, micro-batch 1, 1F1B, nothing recomputed.
 
     Raises:
@@ -136,14 +136,14 @@ def parse_layout(text: str, question: Question, option: str = "--layout") -> Can
     """
     values = _words(text, option)
     degrees = [values.get(name, 1) for name in ("tensor", "pipeline", "context")]
-    data, rest = divmod(question.cluster.devices, degrees[0] * degrees[1] * degrees[2])
+    data, rest = divmod(request.cluster.devices, degrees[0] * degrees[1] * degrees[2])
     stated = values.get("data", data)
     if rest or stated != data:
         raise PlanError(
             f"{option} {text}: tensor {degrees[0]} x pipeline {degrees[1]} x context {degrees[2]} x data {stated} is "
-            f"not the number of devices of {question.cluster.name}, {question.cluster.devices}"
+            f"not the number of devices of {request.cluster.name}, {request.cluster.devices}"
         )
-    recompute: Recompute = values.get("recompute", "none")
+    recompute: RecomputePolicy = values.get("recompute", "none")
     schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
     one = Candidate(
         degrees[0],
@@ -156,7 +156,7 @@ def parse_layout(text: str, question: Question, option: str = "--layout") -> Can
         recompute,
         schedule,
     )
-    reasons = broken(question, one)
+    reasons = layout_violations(request, one)
     if reasons:
         raise PlanError(f"{option} {text}: this layout is not possible:\n" + "\n".join(f"  {one}" for one in reasons))
     return one
@@ -174,7 +174,7 @@ _NAMES = {
 }
 _FIELDS = ("tensor", "pipeline", "context", "data", "virtual", "zero", "micro_batch", "recompute", "schedule")
 _SHORT = {"interleaved": "interleaved-1f1b", "zero-bubble": "interleaved-zero-bubble"}
-_CHOICES = {"recompute": RECOMPUTE, "schedule": get_args(Schedule)}
+_CHOICES = {"recompute": RECOMPUTE_POLICIES, "schedule": get_args(Schedule)}
 
 
 def _words(text: str, option: str) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def _words(text: str, option: str) -> dict[str, Any]:
     return values
 
 
-def broken(question: Question, one: Candidate) -> list[str]:
+def layout_violations(request: PlanRequest, one: Candidate) -> list[str]:
     """Why a layout cannot be, in words; nothing where it can."""
-    values = _values(question, one)
+    values = _values(request, one)
     failing = [check for check in LAYOUT_CHECKS if not holds(check, values)]
     return [f"{_called(check)}: {reason}" for check in failing for reason in check(values)]
 
@@ -211,8 +211,8 @@ def _called(check: Check) -> str:
     return check.__name__.replace("_", " ")
 
 
-def _values(question: Question, one: Candidate) -> Values:
-    model = question.model
+def _values(request: PlanRequest, one: Candidate) -> Values:
+    model = request.model
     return Values(
         {
             "world": one.world,
@@ -221,8 +221,8 @@ def _values(question: Question, one: Candidate) -> Values:
             "model.intermediate_size": model.intermediate_size,
             "model.vocab_size": model.vocab_size,
             "model.layers": model.layers,
-            "data.sequence_length": question.sequence,
-            "batch.global_batch": question.global_batch,
+            "data.sequence_length": request.sequence,
+            "batch.global_batch": request.global_batch,
             "batch.micro_batch": one.micro_batch,
             "parallel.tensor": one.tensor,
             "parallel.sequence": True,
@@ -237,34 +237,34 @@ def _values(question: Question, one: Candidate) -> Values:
     )
 
 
-def _degrees(question: Question) -> Iterator[tuple[int, int, int]]:
-    devices, domain = question.cluster.devices, question.cluster.domain
-    groups = question.cluster.instance.groups
-    tensors = [t for t in divisors(question.model.heads) if t <= _SPAN * domain and devices % t == 0]
+def _degrees(request: PlanRequest) -> Iterator[tuple[int, int, int]]:
+    devices, domain = request.cluster.devices, request.cluster.domain
+    groups = request.cluster.instance.groups
+    tensors = [t for t in divisors(request.model.heads) if t <= _SPAN * domain and devices % t == 0]
     tensors = [t for t in tensors if not groups or t in groups]
     for tensor in tensors:
-        for pipeline in (p for p in divisors(devices // tensor) if p <= question.model.layers):
+        for pipeline in (p for p in divisors(devices // tensor) if p <= request.model.layers):
             rest = devices // tensor // pipeline
             for context in (c for c in divisors(rest) if c <= _MOST_CONTEXT):
-                if context == 1 or question.sequence // context >= _SHORTEST_CHUNK:
+                if context == 1 or request.sequence // context >= _SHORTEST_CHUNK:
                     yield tensor, pipeline, context
 
 
-def _schedules(question: Question, pipeline: int) -> list[tuple[int, Schedule]]:
+def _schedules(request: PlanRequest, pipeline: int) -> list[tuple[int, Schedule]]:
     """Stages per rank and schedules."""
     if pipeline == 1:
         return [(1, "1f1b")]
-    each = question.model.layers // pipeline
+    each = request.model.layers // pipeline
     several = [count for count in range(2, min(_MOST_VIRTUAL, each) + 1) if each % count == 0]
-    if question.cluster.chip.family in _CAUTIOUS:
+    if request.cluster.chip.family in _CAUTIOUS:
         return [(1, "1f1b"), *((count, "interleaved-1f1b") for count in several)]
     found: list[tuple[int, Schedule]] = [(1, "1f1b"), *product(several, INTERLEAVED)]
     return found + ([(2, "zbv")] if 2 in several else [])
 
 
-def _zeros(question: Question, pipeline: int, shards: int) -> list[int]:
+def _zeros(request: PlanRequest, pipeline: int, shards: int) -> list[int]:
     if shards == 1:
         return [0]
-    if question.cluster.chip.family in _CAUTIOUS:
+    if request.cluster.chip.family in _CAUTIOUS:
         return [0, 1]
     return [0, 1, 2, 3] if pipeline == 1 else [0, 1, 3]

@@ -1,6 +1,6 @@
 """What a plan is asked for: a model, a cluster, how much training, in which numbers.
 
-preset | config.json | recipe, "INSTANCE:N", options -> Question, every default resolved | PlanError, RecipeError
+preset | config.json | recipe, "INSTANCE:N", options -> PlanRequest, every default resolved | PlanError, RecipeError
 """
 
 import math
@@ -23,7 +23,7 @@ _DEFAULT_TOKENS_PER_STEP = 4 << 20  # of HLAT and LLaMA, where nobody says
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """A run to be planned.
 
     Attributes:
@@ -61,7 +61,7 @@ class Question:
         return math.ceil(self.tokens / self.tokens_per_step)
 
 
-def ask(
+def resolve_request(
     model: str,
     cluster: Cluster,
     *,
@@ -70,8 +70,8 @@ def ask(
     global_batch: int | None = None,
     mode: str | None = None,
     price: PriceKind | None = None,
-) -> Question:
-    """A question, with what is not said taken from the recipe, else from the model, else from custom.
+) -> PlanRequest:
+    """A request, with what is not said taken from the recipe, else from the model, else from custom.
 
     Args:
         model: a preset, a config.json or its folder, a recipe file, or the name of a shipped recipe.
@@ -109,7 +109,7 @@ def ask(
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # a recipe's
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} has no 8-bit products; --precision mixed does it")
-    return Question(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
+    return PlanRequest(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
 
 
 def _has_fast_bf16(chip: Chip) -> bool:

@@ -1,6 +1,6 @@
 """What a time or a memory is asked about: one training step of a model, cut in one way, on one kind of device.
 
-    Work (numbers of one case) -> columns(many works) -> Columns: the same names, one array per name
+    Workload (numbers of one case) -> columns(many works) -> WorkloadColumns: the same names, one array per name
 
 The formulas of this room take columns, so that thousands of layouts cost as much as a few array operations, and a
 published run, a layout of a search and a user's own layout go through the very same lines.
@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+RecomputePolicy = Literal["none", "selective", "full"]
+RECOMPUTE_POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 
 FAMILIES = ("ampere", "hopper", "blackwell", "trainium", "tpu", "measured")
 """Chips that constants are common to; ``measured`` is a machine of the user's own."""
 
-MATERIALISED, FIRST_FLASH, SECOND_FLASH, FUSED_FLASH = range(4)
+MATERIALIZED_SCORES, FLASH_ATTENTION_1, FLASH_ATTENTION_2, FLASH_ATTENTION_3 = range(4)
 """Attention kernels: scores in memory; FlashAttention of 2022; of 2023; of 2024 (version 3, cuDNN, XLA, NKI)."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A decoder in numbers. ``gated``: three matrices in the feed-forward half, not two."""
 
     layers: int
@@ -39,7 +39,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Split:
+class StepLayout:
     """How a step is cut: degrees, ZeRO stage, micro-batches, recomputation.
 
     Attributes:
@@ -64,39 +64,39 @@ class Split:
     global_batch: int
     sequence: int
     sequence_parallel: bool
-    recompute: Recompute
+    recompute: RecomputePolicy
     split_backward: bool = False
 
 
 @dataclass(frozen=True)
-class Software:
+class SoftwareProfile:
     """What the program does that a time depends on.
 
     Attributes:
         attention: one of the kernels above.
         fused: whether what is not a product runs in fused kernels (a compiler, Transformer Engine).
         eager: whether the host starts every kernel by itself, and may be too slow for small ones.
-        hides_tensor: whether tensor-parallel traffic overlaps with the products that it belongs to.
-        hides_data: whether the traffic of data parallelism overlaps with passes.
-        hides_context: whether the exchange of keys and values overlaps with attention.
+        overlaps_tensor: whether tensor-parallel traffic overlaps with the products that it belongs to.
+        overlaps_data: whether the traffic of data parallelism overlaps with passes.
+        overlaps_context: whether the exchange of keys and values overlaps with attention.
         eight_bit: whether products of blocks are computed in fp8.
-        stops_early: whether recomputing a block ends before its last product, whose result nobody needs.
+        early_stop: whether recomputing a block ends before its last product, whose result nobody needs.
         gradient_bytes: of a gradient on its way to other ranks.
     """
 
-    attention: int = SECOND_FLASH
+    attention: int = FLASH_ATTENTION_2
     fused: bool = False
     eager: bool = True
-    hides_tensor: bool = False
-    hides_data: bool = True
-    hides_context: bool = False
+    overlaps_tensor: bool = False
+    overlaps_data: bool = True
+    overlaps_context: bool = False
     eight_bit: bool = False
-    stops_early: bool = False
+    early_stop: bool = False
     gradient_bytes: int = 4
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpec:
     """One torch device and where it stands. FLOP per second, bytes, bytes per second.
 
     Attributes:
@@ -124,23 +124,23 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One case."""
 
-    shape: Shape
-    split: Split
-    software: Software
-    device: Device
+    shape: ModelShape
+    split: StepLayout
+    software: SoftwareProfile
+    device: DeviceSpec
 
 
-_PARTS = {"shape": Shape, "split": Split, "software": Software, "device": Device}
-_CODES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE, "family": FAMILIES}
+_PARTS = {"shape": ModelShape, "split": StepLayout, "software": SoftwareProfile, "device": DeviceSpec}
+_CODES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE_POLICIES, "family": FAMILIES}
 
 
-class Columns:
+class WorkloadColumns:
     """Many works: every field of their parts as an array of floats; words as their place in the tuples above."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[Workload]) -> None:
         self._columns: dict[str, Column] = {}
         for part, kind in _PARTS.items():
             # Works of a search share shape, software and device: each object is read once.
@@ -160,15 +160,15 @@ class Columns:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "Columns":
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "WorkloadColumns":
         """Some of them."""
-        taken = Columns.__new__(Columns)
+        taken = WorkloadColumns.__new__(WorkloadColumns)
         taken._columns = {name: column[rows] for name, column in self._columns.items()}
         return taken
 
     @property
     def micro_batches(self) -> Column:
-        """Passes per step of a data-parallel rank."""
+        """ComputeTimes per step of a data-parallel rank."""
         return np.maximum(1.0, self.global_batch / (self.micro_batch * self.data))
 
     @property
@@ -205,7 +205,7 @@ def _distinct(parts: list[object]) -> tuple[list[object], NDArray[np.intp]]:
     return rows, places
 
 
-def layer_weights(columns: Columns) -> Column:
+def layer_weights(columns: WorkloadColumns) -> Column:
     """Weights of the products of one layer on a rank."""
     queries, keys = columns.heads * columns.head_dim, columns.kv_heads * columns.head_dim
     attention = columns.hidden * (2 * queries + 2 * keys)
@@ -214,7 +214,7 @@ def layer_weights(columns: Columns) -> Column:
     return weights
 
 
-def rank_weights(columns: Columns) -> Column:
+def rank_weights(columns: WorkloadColumns) -> Column:
     """Weights that the rank with the most of them holds, its end of the model included."""
     ends = np.where(columns.pipeline > 1, 1.0, 2.0) * columns.vocab * columns.hidden / columns.tensor
     weights: Column = np.ceil(columns.layers / columns.pipeline) * layer_weights(columns) + ends

@@ -1,19 +1,26 @@
 """A plan as tables, sentences, an HTML page and a trace."""
 
-from hlat.planner.report.comparison import RankBy, as_json, common_price, compared, front_of, ranked
-from hlat.planner.report.explain import against, explain
-from hlat.planner.report.html_report import page
+from hlat.planner.report.comparison import (
+    RankBy,
+    common_price_kind,
+    comparison_lines,
+    pareto_front_of_plans,
+    plans_as_json,
+    rank_plans,
+)
+from hlat.planner.report.explain import comparison_with, explain
+from hlat.planner.report.html_report import html_page
 from hlat.planner.report.trace import chrome_trace
 
 __all__ = [
     "RankBy",
-    "against",
-    "as_json",
     "chrome_trace",
-    "common_price",
-    "compared",
+    "common_price_kind",
+    "comparison_lines",
+    "comparison_with",
     "explain",
-    "front_of",
-    "page",
-    "ranked",
+    "html_page",
+    "pareto_front_of_plans",
+    "plans_as_json",
+    "rank_plans",
 ]

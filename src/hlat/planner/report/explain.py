@@ -1,11 +1,11 @@
 """A plan in words: why this layout, what the next ones lose, and where its traffic goes.
 
-Plan -> sentences
+TrainingPlan -> sentences
 """
 
 from hlat.planner.cost import exchanged_bytes
-from hlat.planner.problem import Question
-from hlat.planner.search import TIE, Plan, Planned, fits, short
+from hlat.planner.problem import PlanRequest
+from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, fits, format_number
 
 _GIB = 1 << 30
 _WORDS = {
@@ -27,22 +27,22 @@ _WORDS = {
 _WORTH_SAYING = 0.005  # of a step
 
 
-def explain(plan: Plan) -> list[str]:
+def explain(plan: TrainingPlan) -> list[str]:
     """Sentences, the most important first."""
-    question, chosen = plan.question, plan.chosen
-    lines = [f"Chosen: {chosen.candidate}.", _spent(chosen), *_placed(question, chosen)]
+    request, chosen = plan.request, plan.chosen
+    lines = [f"Chosen: {chosen.candidate}.", _spent(chosen), *_placed(request, chosen)]
     if plan.ranked and plan.ranked[0] is not chosen:
         fastest = plan.ranked[0]
         behind = chosen.step_seconds / fastest.step_seconds - 1
         lines.append(
-            f"The fastest predicted, {fastest.candidate}, is ahead by {behind:.1%}, less than the {TIE:.0%} that "
+            f"The fastest predicted, {fastest.candidate}, is ahead by {behind:.1%}, less than the {TIE_TOLERANCE:.0%} that "
             f"predictions can tell apart; the chosen one recomputes less, or is cut into fewer parts."
         )
     lines += [f"Runner-up: {compare(chosen, one)}" for one in plan.alternatives[:3] if one is not plan.ranked[0]]
     return lines
 
 
-def compare(chosen: Planned, other: Planned) -> str:
+def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
     """What another layout loses and gains against the chosen one."""
     slower = other.step_seconds / chosen.step_seconds - 1
     whole = chosen.step_seconds
@@ -59,27 +59,27 @@ def compare(chosen: Planned, other: Planned) -> str:
     return f"{other.candidate}: {speed} ({why}), {memory}."
 
 
-def against(plan: Plan, other: Planned) -> str:
+def comparison_with(plan: TrainingPlan, other: LayoutPrediction) -> str:
     """The chosen layout beside one that was named."""
     ahead = other.step_seconds / plan.chosen.step_seconds - 1
-    fit = "" if fits(plan.question, other) else f" It does not fit: {other.peak_memory / _GIB:.1f} GiB."
+    fit = "" if fits(plan.request, other) else f" It does not fit: {other.peak_memory / _GIB:.1f} GiB."
     verdict = (
         f"The chosen layout is predicted {ahead:.1%} faster" if ahead >= 0 else f"It is predicted {-ahead:.1%} faster"
     )
     return f"Against {compare(plan.chosen, other)} {verdict}.{fit}"
 
 
-def _spent(one: Planned) -> str:
+def _spent(one: LayoutPrediction) -> str:
     shares = sorted(((seconds / one.step_seconds, name) for name, seconds in one.parts.items()), reverse=True)
     words = ", ".join(f"{_WORDS[name]} {share:.0%}" for share, name in shares if share > 0.01)
-    return f"A step takes {short(one.step_seconds)} s: {words}."
+    return f"A step takes {format_number(one.step_seconds)} s: {words}."
 
 
-def _placed(question: Question, one: Planned) -> list[str]:
+def _placed(request: PlanRequest, one: LayoutPrediction) -> list[str]:
     """Where each kind of traffic goes."""
-    cluster, layout = question.cluster, one.candidate
+    cluster, layout = request.cluster, one.candidate
     fast, slow = cluster.link_rate / 1e9, cluster.network_rate / cluster.devices_per_instance / 1e9
-    sent = {axis: f"{size / _GIB:,.1f} GiB per step" for axis, size in exchanged_bytes(question, layout, 0).items()}
+    sent = {axis: f"{size / _GIB:,.1f} GiB per step" for axis, size in exchanged_bytes(request, layout, 0).items()}
     said = []
     if layout.tensor > 1:
         inside = layout.tensor <= cluster.domain

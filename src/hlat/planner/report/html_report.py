@@ -6,11 +6,11 @@ Plans -> SVG drawn here (pictures.py) -> text of a page that opens from a file, 
 from collections.abc import Callable, Sequence
 from html import escape
 
-from hlat.planner.report.comparison import compared, front_of
+from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
 from hlat.planner.report.explain import explain
 from hlat.planner.report.svg import Dot, bar, scatter, timeline_picture
 from hlat.planner.report.trace import step_timeline
-from hlat.planner.search import Plan, Planned, described
+from hlat.planner.search import LayoutPrediction, TrainingPlan, layout_json
 
 _GIB = 1 << 30
 
@@ -22,21 +22,21 @@ svg { display: block; margin: 1rem 0; max-width: 100%; } .chosen { font-weight: 
 """
 
 
-def page(plans: Sequence[Plan]) -> str:
+def html_page(plans: Sequence[TrainingPlan]) -> str:
     """The whole page: what several clusters differ in, then each plan."""
-    names = ", ".join(plan.question.cluster.name for plan in plans)
-    title = f"{plans[0].question.name} on {names}"
-    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in compared(plans))]
+    names = ", ".join(plan.request.cluster.name for plan in plans)
+    title = f"{plans[0].request.name} on {names}"
+    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in comparison_lines(plans))]
     parts += _front(plans)
     for plan in plans:
-        parts += [f"<h2>{escape(plan.question.cluster.name)}</h2>"] if len(plans) > 1 else []
+        parts += [f"<h2>{escape(plan.request.cluster.name)}</h2>"] if len(plans) > 1 else []
         parts += _sections(plan)
     body = "\n".join(parts)
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _sections(plan: Plan) -> list[str]:
+def _sections(plan: TrainingPlan) -> list[str]:
     """What is said and drawn of one plan."""
     parts = [
         *(f"<p>{escape(line)}</p>" for line in explain(plan)),
@@ -53,17 +53,17 @@ def _sections(plan: Plan) -> list[str]:
     return [*parts, "<h3>Assumptions</h3>", _assumptions(plan)]
 
 
-def _front(plans: Sequence[Plan]) -> list[str]:
+def _front(plans: Sequence[TrainingPlan]) -> list[str]:
     """Time against memory, and where it is known against cost; filled is what nothing beats in all three."""
-    front = {id(one) for _, one in front_of(plans)}
+    front = {id(one) for _, one in pareto_front_of_plans(plans)}
     every = [(place, plan, one) for place, plan in enumerate(plans) for one in (plan.chosen, *plan.alternatives)]
     if len(every) < 2:
         return []
-    clusters = [plan.question.cluster.name for plan in plans]
+    clusters = [plan.request.cluster.name for plan in plans]
 
-    def dots(height: Callable[[Planned], float]) -> list[Dot]:
+    def dots(height: Callable[[LayoutPrediction], float]) -> list[Dot]:
         return [
-            Dot(one.days, height(one), id(one) in front, place, f"{plan.question.cluster.name}: {one.candidate}")
+            Dot(one.days, height(one), id(one) in front, place, f"{plan.request.cluster.name}: {one.candidate}")
             for place, plan, one in every
         ]
 
@@ -77,15 +77,15 @@ def _front(plans: Sequence[Plan]) -> list[str]:
     return parts
 
 
-def _table(plan: Plan) -> str:
+def _table(plan: TrainingPlan) -> str:
     names = ("layout", "step, s", "tokens/s per chip", "MFU", "GiB", "days", "USD", "goodput")
     rows = [_row(plan, plan.chosen, "chosen"), *(_row(plan, one, "") for one in plan.alternatives)]
     head = "".join(f"<th>{name}</th>" for name in names)
     return f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>"
 
 
-def _row(plan: Plan, one: Planned, kind: str) -> str:
-    said = described(plan.question, one)
+def _row(plan: TrainingPlan, one: LayoutPrediction, kind: str) -> str:
+    said = layout_json(plan.request, one)
     cost = "" if one.cost_usd is None else f"{one.cost_usd:,.0f}"
     cells = (
         str(one.candidate),
@@ -100,8 +100,8 @@ def _row(plan: Plan, one: Planned, kind: str) -> str:
     return f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
 
 
-def _memory(plan: Plan) -> str:
-    limit = plan.question.cluster.memory_bytes
+def _memory(plan: TrainingPlan) -> str:
+    limit = plan.request.cluster.memory_bytes
     bars = [
         f"<p>rank {rank}: {memory.total / _GIB:.1f} of {limit / _GIB:.0f} GiB</p>"
         + bar(memory.parts(), max(limit, memory.total), "GiB", _GIB)
@@ -110,7 +110,7 @@ def _memory(plan: Plan) -> str:
     return "\n".join(bars)
 
 
-def _assumptions(plan: Plan) -> str:
+def _assumptions(plan: TrainingPlan) -> str:
     rows = [
         f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(_written(value))}</td></tr>"
         for name, value in plan.assumptions().items()

@@ -1,7 +1,18 @@
-"""The best layouts of a question, how ties are broken, and what else would fit."""
+"""The best layouts of a request, how ties are broken, and what else would fit."""
 
-from hlat.planner.search.plan import Plan, described, fits, fragment, plan, short
-from hlat.planner.search.search import Planned, planned, timeline
-from hlat.planner.search.tie_break import TIE
+from hlat.planner.search.plan import TrainingPlan, fits, format_number, layout_json, make_plan, recipe_fragment
+from hlat.planner.search.search import LayoutPrediction, predict_layout, timeline
+from hlat.planner.search.tie_break import TIE_TOLERANCE
 
-__all__ = ["TIE", "Plan", "Planned", "described", "fits", "fragment", "plan", "planned", "short", "timeline"]
+__all__ = [
+    "TIE_TOLERANCE",
+    "LayoutPrediction",
+    "TrainingPlan",
+    "fits",
+    "format_number",
+    "layout_json",
+    "make_plan",
+    "predict_layout",
+    "recipe_fragment",
+    "timeline",
+]

@@ -1,4 +1,4 @@
-"""The best layouts of a question: all of them predicted at once, those that do not fit left out, the rest ranked.
+"""The best layouts of a request: all of them predicted at once, those that do not fit left out, the rest ranked.
 
     candidates -> memory of the ranks with most -> fits? -> times of all that do, in columns -> ranked, simulated, exact
 
@@ -16,18 +16,26 @@ import numpy as np
 from hlat.model.derived import count_parameters, flops_per_token
 from hlat.parallel.stages import stage_layers
 from hlat.planner.cost import (
-    PARTS,
+    STEP_COMPONENTS,
     Reliability,
     StageTimes,
     StepTimes,
     Timeline,
-    reliability,
-    simulate,
-    software_of,
+    hlat_profile,
+    predict_reliability,
+    simulate_pipeline,
     step_times,
 )
-from hlat.planner.memory import RankMemory, estimated_memory, fullest_ranks, rank_memory
-from hlat.planner.problem import Candidate, Columns, Question, Shape, Work, candidates, device_for
+from hlat.planner.memory import RankMemory, estimate_rank_memory, rank_memory, ranks_of_interest
+from hlat.planner.problem import (
+    Candidate,
+    ModelShape,
+    PlanRequest,
+    Workload,
+    WorkloadColumns,
+    candidates,
+    request_device,
+)
 from hlat.precision import MODES
 
 USABLE = 0.96  # of a device's memory: the rest is for what a plan cannot see
@@ -40,7 +48,7 @@ _EVENTS = 40_000  # passes of a simulation that are worth their time; above, the
 
 
 @dataclass(frozen=True)
-class Planned:
+class LayoutPrediction:
     """A layout and what is predicted of it.
 
     Attributes:
@@ -78,7 +86,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -88,34 +96,34 @@ class Found:
         seconds: that it took.
     """
 
-    ranked: list[Planned]
+    ranked: list[LayoutPrediction]
     tried: int
     fitting: int
     least_memory: tuple[Candidate, float] | None
     seconds: float
 
 
-def search(question: Question, *, clock: Callable[[], float] = time.perf_counter) -> Found:
-    """Try every layout of a question's cluster."""
+def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_counter) -> SearchResult:
+    """Try every layout of a request's cluster."""
     begin = clock()
-    tried = list(candidates(question))
-    limit = USABLE * question.cluster.memory_bytes
-    peaks = [_peak(question, one) for one in tried]
+    tried = list(candidates(request))
+    limit = USABLE * request.cluster.memory_bytes
+    peaks = [_peak(request, one) for one in tried]
     least = min(zip(peaks, range(len(tried)), strict=True), default=None)
     fitting = [(one, peak) for one, peak in zip(tried, peaks, strict=True) if peak <= limit]
-    ranked = _best(question, fitting, limit)
+    ranked = _best(request, fitting, limit)
     smallest = None if least is None else (tried[least[1]], least[0])
-    return Found(ranked, len(tried), len(fitting), smallest, clock() - begin)
+    return SearchResult(ranked, len(tried), len(fitting), smallest, clock() - begin)
 
 
-def planned(question: Question, one: Candidate) -> Planned:
+def predict_layout(request: PlanRequest, one: Candidate) -> LayoutPrediction:
     """What is predicted of a layout, whether it fits or not."""
-    times = step_times(_columns(question, [one]))
-    return _finish(question, one, times, 0)
+    times = step_times(_columns(request, [one]))
+    return _finish(request, one, times, 0)
 
 
-def _peak(question: Question, one: Candidate) -> float:
-    return max(estimated_memory(question, one, rank).total for rank in ranks_with_most(one))
+def _peak(request: PlanRequest, one: Candidate) -> float:
+    return max(estimate_rank_memory(request, one, rank).total for rank in ranks_with_most(one))
 
 
 def ranks_with_most(one: Candidate) -> list[int]:
@@ -126,15 +134,15 @@ def ranks_with_most(one: Candidate) -> list[int]:
     return sorted({0, min(1, one.pipeline - 1), one.pipeline - 1})
 
 
-def _best(question: Question, fitting: list[tuple[Candidate, float]], limit: float) -> list[Planned]:
+def _best(request: PlanRequest, fitting: list[tuple[Candidate, float]], limit: float) -> list[LayoutPrediction]:
     if not fitting:
         return []
     layouts, peaks = zip(*fitting, strict=True)
-    columns = _columns(question, layouts)
+    columns = _columns(request, layouts)
     times = step_times(columns)
     order = [int(index) for index in np.argsort(times.step, kind="stable")]
     indices = {**dict.fromkeys(_finalists(layouts, order)), **dict.fromkeys(_savers(peaks, order))}
-    finished = [_finish(question, layouts[index], times, index) for index in indices]
+    finished = [_finish(request, layouts[index], times, index) for index in indices]
     kept = [one for one in finished if one.peak_memory <= limit]
     return sorted(kept, key=lambda one: one.step_seconds)
 
@@ -164,9 +172,9 @@ def _savers(peaks: Sequence[float], order: list[int]) -> list[int]:
     return front[::-1][::each]  # the one that needs least is always among them
 
 
-def _columns(question: Question, layouts: Sequence[Candidate]) -> Columns:
-    model, device = question.model, device_for(question)
-    shape = Shape(
+def _columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
+    model, device = request.model, request_device(request)
+    shape = ModelShape(
         model.layers,
         model.hidden_size,
         model.heads,
@@ -175,14 +183,14 @@ def _columns(question: Question, layouts: Sequence[Candidate]) -> Columns:
         model.intermediate_size,
         model.vocab_size,
     )
-    return Columns([Work(shape, one.split(question), software_of(question, one), device) for one in layouts])
+    return WorkloadColumns([Workload(shape, one.split(request), hlat_profile(request, one), device) for one in layouts])
 
 
-def _finish(question: Question, one: Candidate, times: StepTimes, index: int) -> Planned:
+def _finish(request: PlanRequest, one: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
     row = times.row(index)
-    passes = _passes(question, one, row)
-    parts = {name: row[name] for name in PARTS}
-    count = one.accumulation(question.global_batch)
+    passes = _passes(request, one, row)
+    parts = {name: row[name] for name in STEP_COMPONENTS}
+    count = one.accumulation(request.global_batch)
     if one.pipeline > 1 and count * one.pipeline * one.virtual <= _EVENTS:
         line = timeline(one, count, passes)
         busy = max(map(line.busy, range(one.pipeline)))
@@ -192,20 +200,20 @@ def _finish(question: Question, one: Candidate, times: StepTimes, index: int) ->
         parts |= {name: scale * parts[name] for name in _OF_PASSES}
         parts |= {"messages": 0.0, "bubble": line.seconds - busy}
     step = sum(parts.values())
-    memory = {rank: rank_memory(question, one, rank) for rank in fullest_ranks(question, one)}
-    speed = question.tokens_per_step / step
-    device = device_for(question)
-    flops = flops_per_token(question.model, question.sequence, "causal")
-    expected = reliability(question.cluster, _saved_bytes(question))
-    days = question.tokens / speed / expected.goodput / _DAY
-    price = question.cluster.price(question.price)
-    return Planned(
+    memory = {rank: rank_memory(request, one, rank) for rank in ranks_of_interest(request, one)}
+    speed = request.tokens_per_step / step
+    device = request_device(request)
+    flops = flops_per_token(request.model, request.sequence, "causal")
+    expected = predict_reliability(request.cluster, _saved_bytes(request))
+    days = request.tokens / speed / expected.goodput / _DAY
+    price = request.cluster.price(request.price)
+    return LayoutPrediction(
         candidate=one,
         step_seconds=step,
         parts=parts,
         memory=memory,
         tokens_per_second=speed,
-        mfu=speed * flops / (device.peak * question.cluster.devices),
+        mfu=speed * flops / (device.peak * request.cluster.devices),
         reliability=expected,
         days=days,
         cost_usd=None if price is None else days * 24 * price[1],
@@ -215,14 +223,14 @@ def _finish(question: Question, one: Candidate, times: StepTimes, index: int) ->
 
 def timeline(one: Candidate, micro_batches: int, passes: StageTimes) -> Timeline:
     """The simulated pipeline of a layout."""
-    return simulate(one.schedule, one.pipeline, micro_batches, passes)
+    return simulate_pipeline(one.schedule, one.pipeline, micro_batches, passes)
 
 
-def _passes(question: Question, one: Candidate, row: dict[str, float]) -> StageTimes:
+def _passes(request: PlanRequest, one: Candidate, row: dict[str, float]) -> StageTimes:
     """Seconds of a pass by stage, of the layers that the model is cut into; a third each of the head's is forward, by
     its input and by its weights.
     """
-    layers = list(map(len, stage_layers(one.cut(question))))
+    layers = list(map(len, stage_layers(one.cut(request))))
 
     def by_stage(each: str, share: float) -> list[float]:
         found = [count * row[each] for count in layers]
@@ -236,7 +244,7 @@ def _passes(question: Question, one: Candidate, row: dict[str, float]) -> StageT
     return StageTimes(by_stage("forward", 1 / 3), backward, weight, row["message"])
 
 
-def _saved_bytes(question: Question) -> float:
-    mode = MODES[question.mode]
+def _saved_bytes(request: PlanRequest) -> float:
+    mode = MODES[request.mode]
     per_parameter = mode.weights.itemsize + 2 * mode.moments.itemsize
-    return count_parameters(question.model).total * float(per_parameter)
+    return count_parameters(request.model).total * float(per_parameter)

@@ -6,14 +6,14 @@ fewest stages, then the fastest. (In published sweeps fewer stages for more tens
 """
 
 from hlat.config.sections import ZERO_BUBBLE
-from hlat.planner.problem import RECOMPUTE
-from hlat.planner.search.search import Planned
+from hlat.planner.problem import RECOMPUTE_POLICIES
+from hlat.planner.search.search import LayoutPrediction
 
-TIE = 0.04
+TIE_TOLERANCE = 0.04
 """Layouts whose predicted times differ by less than this share are as good as each other (docs/experiments.md)."""
 
 
-def choose(ranked: list[Planned], domain: int) -> Planned:
+def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
     """The plainest of the fastest.
 
     Args:
@@ -21,14 +21,14 @@ def choose(ranked: list[Planned], domain: int) -> Planned:
         domain: devices that share fast links.
     """
     fastest = ranked[0].step_seconds
-    tied = [one for one in ranked if one.step_seconds <= (1 + TIE) * fastest]
+    tied = [one for one in ranked if one.step_seconds <= (1 + TIE_TOLERANCE) * fastest]
 
-    def plainness(one: Planned) -> tuple[float, ...]:
+    def plainness(one: LayoutPrediction) -> tuple[float, ...]:
         layout = one.candidate
         return (
             layout.tensor > domain,
             layout.pipeline > 1,
-            RECOMPUTE.index(layout.recompute),
+            RECOMPUTE_POLICIES.index(layout.recompute),
             layout.tensor,
             layout.pipeline,
             layout.context,

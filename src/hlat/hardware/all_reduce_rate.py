@@ -1,4 +1,4 @@
-"""One process of a measured all-reduce: ``python -m hlat.hardware.exchange DEVICE BYTES`` prints the best seconds."""
+"""One process of a measured all-reduce: ``python -m hlat.hardware.all_reduce_rate DEVICE BYTES`` prints the best seconds."""
 
 import json
 import sys
