@@ -32,12 +32,12 @@ UPPER = {"products": 1.05, "link": 1.0, "network": 1.0, "memory": 0.95, "exposed
 
 
 def suspect(run):
-    return run.row["model"] == "nemotron4-340b" and run.row["vpp"] == "1" and run.work.split.pipeline > 1
+    return run.row["model"] == "nemotron4-340b" and run.row["vpp"] == "1" and run.workload.layout.pipeline > 1
 
 
 def label(run):
-    width = " fp8" if run.work.software.eight_bit else ""
-    return run.work.device.family + width
+    width = " fp8" if run.workload.software.eight_bit else ""
+    return run.workload.device.family + width
 
 
 class Runs:
@@ -47,11 +47,11 @@ class Runs:
         from hlat.planner.problem import WorkloadColumns
 
         self.runs = runs
-        self.columns = WorkloadColumns([run.work for run in runs])
+        self.columns = WorkloadColumns([run.workload for run in runs])
         self.group = np.array([run.group for run in runs])
         self.label = np.array([label(run) for run in runs])
         self.suspect = np.array([suspect(run) for run in runs])
-        tokens = [run.work.split.global_batch * run.work.split.sequence for run in runs]
+        tokens = [run.workload.layout.global_batch * run.workload.layout.sequence for run in runs]
         speed = [run.tokens_per_second * run.chips for run in runs]
         self.measured = np.array(tokens) / np.array(speed)
 
@@ -86,7 +86,7 @@ def fit(runs, rows, start=None, rounds=40):
         for key in names:
             for sign in (1, -1):
                 value = best.values[key] * (1 + step[key]) ** sign
-                changed = best.changed({key: min(value, UPPER.get(key[0], np.inf))})
+                changed = best.with_values({key: min(value, UPPER.get(key[0], np.inf))})
                 found = loss(changed)
                 if found < lowest - 1e-7:
                     best, lowest = changed, found
@@ -103,7 +103,7 @@ def one_constant(runs):
     c = runs.columns
     causal = np.where(c.attention > 0, 0.5, 1.0)
     queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    weights = c.layers * (c.hidden * (2 * queries + 2 * keys) + (2 + c.gated) * c.hidden * c.inner)
+    weights = c.layers * (c.hidden * (2 * queries + 2 * keys) + (2 + c.gated) * c.hidden * c.intermediate)
     core = 4 * c.sequence * causal * queries * c.layers
     again = np.select([c.recompute == 2, c.recompute == 1], [2 * weights + core, core], 0.0)
     flops = 6 * (weights + c.hidden * c.vocab) + 3 * core + again

@@ -25,7 +25,7 @@ def sweep_of(run):
 
 
 def plainness(run):
-    split = run.work.split
+    split = run.workload.layout
     again = RECOMPUTE.index(split.recompute)
     return split.tensor > 8, split.pipeline > 1, again, split.tensor, split.pipeline, split.context, split.virtual
 

@@ -21,7 +21,7 @@ def test_logits_of_a_chunk():
     """64 MiB of them in fp32 (model/loss.py), twice in 16 bits besides, and fp32 sums of the head's gradient."""
     asked = question("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
     rows = 2**26 // (4 * 32000)
-    found = moments(parse_layout("zero=0,mbs=1,tp=1", asked).cut(asked), 0, (32,), (True, True), 1.0)
+    found = moments(parse_layout("zero=0,mbs=1,tp=1", asked).step_shape(asked), 0, (32,), (True, True), 1.0)
     assert max(one.get("logits", 0) for one in found) == rows * 32000 * (2 + 2 + 4) + 32000 * 4096 * 4
 
 
@@ -29,7 +29,9 @@ def test_logits_of_a_chunk():
 def test_a_block_that_runs_backward(policy, times):
     asked = question("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
     one = parse_layout(f"zero=3,mbs=1,ckpt={policy}", asked)
-    found = [moment for moment in moments(one.cut(asked), 0, (32,), (True, True), 1.0) if "recomputing" in moment]
+    found = [
+        moment for moment in moments(one.step_shape(asked), 0, (32,), (True, True), 1.0) if "recomputing" in moment
+    ]
     assert {moment["working"] for moment in found} == {times * 4096 * 2 * 11008}
     block = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
     assert min(moment["buffers"] for moment in found) == 2 * 2 * block, "two blocks gathered in 16 bits"

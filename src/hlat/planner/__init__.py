@@ -1,6 +1,6 @@
-"""What a run will take before it is started: memory, time, money, and the layout that takes least of them.
+"""Predict a run before it starts: memory, time, cost, and the layout that takes least.
 
     request, layouts (problem) -> bytes (memory), seconds (cost) of each -> the best (search) -> tables, pages (report)
 
-The doors are those of the wings; ``calibration`` holds the cost model against published runs.
+Each folder is a wing with a door of its own. ``calibration`` compares the cost model with published runs.
 """

@@ -57,7 +57,7 @@ def test_what_cannot_be_predicted_is_listed_with_the_reason(tmp_path: Path, old:
 def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
     row = GOOD.replace(",256,1,H100", ",256,,H100").replace(",3,1,none,", ",3,,,")
     (run,), _ = read_published_runs(write(tmp_path, row))
-    assert run.work.split.micro_batch == 8
+    assert run.workload.layout.micro_batch == 8
     assert run.assumed == ("micro-batch 8", "no activation checkpointing")
 
 
@@ -74,12 +74,12 @@ def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
 def test_how_many_passes_a_step_takes(tmp_path: Path, old: str, new: str, passes: int) -> None:
     row = GOOD if "FSDP" not in old or "MaxText" in new else GOOD.replace(",256,1,", ",256,,")
     (run,), _ = read_published_runs(write(tmp_path, row.replace(old, new)))
-    assert run.work.split.global_batch / run.work.split.data / run.work.split.micro_batch == passes
+    assert run.workload.layout.global_batch / run.workload.layout.data / run.workload.layout.micro_batch == passes
 
 
 def test_blocks_that_torch_compiles_overlap_like_eager_ones(tmp_path: Path) -> None:
     eager, blocks, whole = (
-        read_published_runs(write(tmp_path, GOOD.replace(",FSDP,", f",{name},")))[0][0].work.software
+        read_published_runs(write(tmp_path, GOOD.replace(",FSDP,", f",{name},")))[0][0].workload.software
         for name in ("FSDP", "FSDP + torch.compile", "MaxText")
     )
     assert eager.eager and not blocks.eager and not whole.eager
@@ -130,13 +130,13 @@ def test_megatron_core_interleaves_where_nothing_is_said(tmp_path: Path) -> None
     row = GOOD.replace(",FSDP,", ",Megatron-Core,").replace("dense,32,", "dense,48,")
     row = row.replace(",1,1,0,1,1,8,3,1,", ",1,1,0,4,1,2,1,,")
     (run,), _ = read_published_runs(write(tmp_path, row))
-    assert (run.work.split.pipeline, run.work.split.virtual) == (4, 6)
+    assert (run.workload.layout.pipeline, run.workload.layout.virtual) == (4, 6)
     assert "6 stages per pipeline rank" in run.assumed
 
 
 def test_a_network_is_the_one_that_is_stated(tmp_path: Path) -> None:
     (run,), _ = read_published_runs(write(tmp_path, GOOD.replace(",bf16,,", ",bf16,4x Omni-Path,")))
-    assert run.work.device.network_rate == 17e9
+    assert run.workload.device.network_rate == 17e9
 
 
 def test_statistics_are_of_sizes_of_errors(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_device_that_only_multiplies_takes_the_flops_that_are_executed(recompu
     model = asked.model
     shape = ModelShape(model.layers, 4096, 32, 8, 128, 14336, model.vocab_size)
     device = replace(A100, memory_rate=1e30, link_rate=1e30, network_rate=1e30, units=1)
-    constants = load_constants().changed(
+    constants = load_constants().with_values(
         {("kernel", "all"): 0.0, ("host", "all"): 1e-30, ("second_flash", "ampere"): 1e15, ("hop", "all"): 0.0,
          ("collective", "all"): 0.0, ("straggling", "all"): 0.0, ("recomputed", "ampere"): 1.0}
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_formula_and_simulation_agree_on_a_pipeline():
     asked = question("llama-2-70b", "h100:16")
     for layout in ("tp=8,pp=4,recompute=full", "tp=8,pp=8,recompute=full", "tp=8,pp=4,vpp=5,recompute=full"):
         one = predict_layout(asked, parse_layout(layout, asked))
-        columns = WorkloadColumns([Workload(ModelShape(80, 8192, 64, 8, 128, 28672, 32000), one.candidate.split(asked),
+        columns = WorkloadColumns([Workload(ModelShape(80, 8192, 64, 8, 128, 28672, 32000), one.candidate.step_layout(asked),
                                 SoftwareProfile(attention=FLASH_ATTENTION_2), cluster_device(asked.cluster))])  # fmt: skip
         assert one.step_seconds == pytest.approx(float(step_times(columns).step[0]), rel=0.05)
 
@@ -166,10 +166,10 @@ def test_data_parallel_traffic_takes_the_time_of_its_bytes(zero, pipeline):
     asked = question("llama-2-7b", "p5.48xlarge:2", sequence=4096, global_batch=128)
     one = parse_layout(f"pp={pipeline},zero={zero}", asked)
     device = replace(A100, link_rate=1.0, network_rate=1e30, memory_rate=1e30, domain=64)
-    constants = load_constants().changed({("link", "all"): 1.0, ("hop", "all"): 0.0, ("collective", "all"): 0.0})
+    constants = load_constants().with_values({("link", "all"): 1.0, ("hop", "all"): 0.0, ("collective", "all"): 0.0})
     shape = ModelShape(32, 4096, 32, 32, 128, 11008, 32000)
     software = SoftwareProfile(overlaps_data=False)
-    columns = WorkloadColumns([Workload(shape, one.split(asked), software, device)])
+    columns = WorkloadColumns([Workload(shape, one.step_layout(asked), software, device)])
     seconds = float(step_times(columns, constants).data[0])
     sent = (one.data - 1) / one.data * exchanged_bytes(asked, one, 0)["data"]
     assert seconds == pytest.approx(sent, rel=0.05)
@@ -189,7 +189,7 @@ def columns(software=None, device=A100, **split):
 
 def test_context_ranks_send_keys_and_values_to_each_other():
     """2 tensors in 16 bits, of the others' tokens, over links at full speed; in backward twice as much."""
-    constants = load_constants().changed({("link", "ampere"): 1.0})
+    constants = load_constants().with_values({("link", "ampere"): 1.0})
     for context in (2, 4):
         found = comm_times(columns(context=context, data=1), constants).context[0]
         assert found == pytest.approx((context - 1) * 2 * 2 * 4 * 4096 / context * 32 * 128 / 300e9)
@@ -206,7 +206,7 @@ def test_zero_shares_the_optimizers_step():
 def test_casts_of_backward_are_two_for_each_of_forward():
     device, eight = replace(A100, peak_eight_bit=624e12), SoftwareProfile(eight_bit=True)
     none, some = (
-        compute_times(columns(eight, device), load_constants().changed({("casts", "all"): share}))
+        compute_times(columns(eight, device), load_constants().with_values({("casts", "all"): share}))
         for share in (1e-9, 1.0)
     )
     assert (some.backward - none.backward)[0] == pytest.approx(2 * (some.forward - none.forward)[0])

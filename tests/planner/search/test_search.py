@@ -75,14 +75,14 @@ def test_every_schedule_and_stage_of_zero_is_tried_but_those_that_nobody_has_run
 def test_the_head_costs_backward_what_two_of_its_forward_products_do():
     asked = question("llama-2-70b", "h100:16")
     one = predict_layout(asked, parse_layout("tp=8,pp=4", asked))
-    layers = list(map(len, stage_layers(one.candidate.cut(asked))))
+    layers = list(map(len, stage_layers(one.candidate.step_shape(asked))))
 
     def of_the_head(seconds):
         return seconds[-1] - layers[-1] * seconds[1] / layers[1]
 
-    assert of_the_head(one.passes.forward) > 0
-    assert of_the_head(one.passes.backward) == pytest.approx(2 * of_the_head(one.passes.forward))
-    assert of_the_head(one.passes.weight) == pytest.approx(of_the_head(one.passes.forward))
+    assert of_the_head(one.stage_times.forward) > 0
+    assert of_the_head(one.stage_times.backward) == pytest.approx(2 * of_the_head(one.stage_times.forward))
+    assert of_the_head(one.stage_times.weight) == pytest.approx(of_the_head(one.stage_times.forward))
 
 
 def test_the_first_stage_sends_gradients_to_nobody():

@@ -1,4 +1,4 @@
-"""Published training runs, and the error of the cost model on them."""
+"""Published training runs, and the errors of the cost model on them."""
 
 from hlat.planner.calibration.accuracy import prediction_errors
 

@@ -1,7 +1,7 @@
-"""Predictions beside measurements: every row of a table of runs, its error, and the errors of each source.
+"""Accuracy of the cost model on published runs: the error of every run, and statistics per source.
 
-CSV file -> runs -> step times -> predicted / measured - 1 -> overall, by source, by row; what was skipped and why
-                 -> memory     -> the same, of rows that tell it
+CSV file -> runs -> step times -> predicted / measured - 1 -> overall, by source, by row; skipped rows with reasons
+                 -> memory     -> the same, for rows that report memory
 """
 
 from collections import Counter, defaultdict
@@ -17,30 +17,33 @@ from hlat.planner.problem import WorkloadColumns
 
 
 def prediction_errors(path: Path) -> dict[str, Any]:
-    """Errors of the prediction of every row; tokens per second, as a share of what was measured.
+    """Predict every run of a CSV file and compare throughput and memory with the measured values.
+
+    Args:
+        path: table of runs; its columns are those of published_runs.py.
 
     Returns:
-        ``overall`` and ``groups`` with n, mean, median and p90 of the absolute errors, ``rows``, ``memory`` with the
-        same three for GiB per device, and ``skipped``: how many rows could not be predicted, by reason, and which.
+        ``overall`` and ``groups``: n, mean, median and p90 of the absolute relative errors. ``rows``: every run.
+        ``memory``: the same three for GiB per device. ``skipped``: rows that cannot be predicted: number, reasons, ids.
 
     Raises:
-        PlanError: the file cannot be read, or has not the columns of such a table.
+        PlanError: the file cannot be read or lacks required columns.
     """
     runs, skipped = read_published_runs(path)
     measured = [run for run in runs if run.tokens_per_second]
     rows = _rows(measured)
-    reasons = Counter(one.reason for one in skipped)
-    without = [run for run in runs if not run.tokens_per_second]
-    if without:
-        reasons["no throughput published"] = len(without)
+    reasons = Counter(row.reason for row in skipped)
+    unmeasured = [run for run in runs if not run.tokens_per_second]
+    if unmeasured:
+        reasons["no throughput published"] = len(unmeasured)
     return {
         **_errors(rows),
         "memory": _errors(_memory_rows([run for run in runs if run.memory_gib])),
         "skipped": {
-            "count": len(skipped) + len(without),
+            "count": len(skipped) + len(unmeasured),
             "reasons": dict(reasons.most_common()),
-            "rows": [{"id": one.name, "source": one.group, "reason": one.reason} for one in skipped]
-            + [{"id": run.name, "source": run.group, "reason": "no throughput published"} for run in without],
+            "rows": [{"id": row.name, "source": row.group, "reason": row.reason} for row in skipped]
+            + [{"id": run.name, "source": run.group, "reason": "no throughput published"} for run in unmeasured],
         },
     }
 
@@ -48,11 +51,11 @@ def prediction_errors(path: Path) -> dict[str, Any]:
 def _rows(runs: list[PublishedRun]) -> list[dict[str, Any]]:
     if not runs:
         return []
-    steps = step_times(WorkloadColumns([run.work for run in runs])).step
+    steps = step_times(WorkloadColumns([run.workload for run in runs])).step
     rows = []
     for run, seconds in zip(runs, steps, strict=True):
-        split = run.work.split
-        predicted = split.global_batch * split.sequence / float(seconds) / run.chips
+        layout = run.workload.layout
+        predicted = layout.global_batch * layout.sequence / float(seconds) / run.chips
         assert run.tokens_per_second is not None, "only measured runs are compared"
         rows.append(
             {

@@ -1,11 +1,11 @@
-"""Memory of published runs: what their programs hold by the formulas of the field, and one constant per framework.
+"""Memory of published runs: published formulas for what other frameworks allocate, and one constant per framework.
 
-    WorkloadColumns of runs -> state (weights, gradients, moments by ZeRO stage) + activations + logits -> bytes of a device
-    bytes + the framework's constant (contexts, buffers of collectives, what its allocator cannot use) -> prediction
+    columns of runs -> state (weights, gradients, moments by ZeRO stage) + activations + logits -> bytes per device
+    bytes + constant of the framework (contexts, collective buffers, fragmentation) -> prediction
 
-hlat's own memory is counted from its own tensors (memory.py). Other programs keep other tensors: activations here are
-those of Korthikanti et al. 2022, table 2 and section 5, and, for gated blocks without dropout, the same sum over the
-inputs of their operations. The constant is the only number that measured memory enters.
+hlat's own memory is counted from its own tensors (memory/rank_memory.py). Other programs keep other tensors: here
+activations follow Korthikanti et al. 2022, table 2 and section 5, and for gated blocks without dropout the same sum
+over the inputs of their operations. Only the constant is derived from measured memory.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from hlat.planner.calibration.published_runs import PublishedRun
 from hlat.planner.problem import MATERIALIZED_SCORES, RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights
 
 _GIB = 1 << 30
-_OPTIMIZER = 12  # bytes of a parameter: fp32 copy and two moments
+_OPTIMIZER_BYTES = 12  # per parameter: fp32 copy and two moments
 _FULL = float(RECOMPUTE_POLICIES.index("full"))
 _NONE = float(RECOMPUTE_POLICIES.index("none"))
 _LOGIT_BYTES = 8  # 16-bit logits and their gradient, and one fp32 copy
@@ -30,91 +30,92 @@ _FRAMEWORKS = {
     "Megatron": "Megatron",
 }
 CONSTANTS_GIB = {"Megatron-DeepSpeed": 9.4, "analytic": 0.0}
-"""By framework: the median of what counts leave over, of BigScience's 69 readings; nothing where a paper added up."""
-_OTHER_GIB = 5.0  # where no run has been published to us: a CUDA context, NCCL's buffers, and a slack of the allocator
+"""By framework: median of measured minus counted memory in BigScience's 69 readings; 0 if a paper computed its totals."""
+_OTHER_GIB = 5.0  # frameworks without published runs: CUDA context, NCCL buffers, fragmentation
 
 
 def framework_of(run: PublishedRun) -> str:
-    """What the constant of a run is called."""
-    said = run.row.get("framework") or ""
-    return next((name for words, name in _FRAMEWORKS.items() if words in said), "other")
+    """Name of the framework whose constant applies to a run."""
+    framework = run.row.get("framework") or ""
+    return next((name for words, name in _FRAMEWORKS.items() if words in framework), "other")
 
 
 def constant_gib(run: PublishedRun) -> float:
-    """What a framework takes besides what is counted, GiB."""
+    """GiB that a framework allocates besides the counted memory."""
     return CONSTANTS_GIB.get(framework_of(run), _OTHER_GIB)
 
 
 def predicted_gib(runs: list[PublishedRun]) -> list[float]:
-    """GiB of the device that needs most in each run."""
+    """GiB on the device that needs most, for each run."""
     if not runs:
         return []
     return [float(size) / _GIB + constant_gib(run) for run, size in zip(runs, counted_memory(runs), strict=True)]
 
 
 def counted_memory(runs: list[PublishedRun]) -> Column:
-    """Bytes of the device that needs most in each run, the framework's constant not included."""
-    columns = WorkloadColumns([run.work for run in runs])
+    """Bytes on the device that needs most, for each run, without the constant of the framework."""
+    columns = WorkloadColumns([run.workload for run in runs])
     gradients = np.array([_gradient_bytes(run) for run in runs])
-    first, last = (_stage(columns, gradients, at_end) for at_end in (False, True))
-    most: Column = np.maximum(first, last)
-    return most
+    first, last = (_stage_bytes(columns, gradients, at_end) for at_end in (False, True))
+    peak: Column = np.maximum(first, last)
+    return peak
 
 
 def _gradient_bytes(run: PublishedRun) -> float:
-    """As they are kept: Megatron's fp32, DeepSpeed's as wide as weights; its bf16 optimizer has fp32 sums besides."""
+    """Bytes per gradient element: Megatron's fp32, DeepSpeed's as weights, plus fp32 sums in its bf16 optimizer."""
     precision = run.row.get("precision") or ""
     if "fp32 grad accumulation" in precision:
         return 6.0
     return 2.0 if precision == "fp16" and framework_of(run) == "Megatron-DeepSpeed" else 4.0
 
 
-def _stage(columns: WorkloadColumns, gradients: Column, at_end: bool) -> Column:
+def _stage_bytes(columns: WorkloadColumns, gradients: Column, at_end: bool) -> Column:
+    """Bytes on a rank of the first or, ``at_end``, the last stage."""
     ends = np.where(columns.pipeline > 1, 1.0, 2.0) * columns.vocab * columns.hidden / columns.tensor
     layers = np.ceil(columns.layers / columns.pipeline)
     weights = layers * layer_weights(columns) + ends
     shards = np.maximum(1.0, columns.shards)
-    whole = columns.zero < 3
-    # FSDP keeps fp32 weights and gradients in shards, and gathers two layers in 16 bits.
+    unsharded_weights = columns.zero < 3
+    # FSDP stores shards of fp32 weights and gradients, and gathers two layers in 16 bits.
     state = np.where(
-        whole,
-        weights * (2 + gradients + _OPTIMIZER / np.where(columns.zero > 0, shards, 1.0)),
+        unsharded_weights,
+        weights * (2 + gradients + _OPTIMIZER_BYTES / np.where(columns.zero > 0, shards, 1.0)),
         16 * weights / shards + 2 * 2 * layer_weights(columns) + 4 * layer_weights(columns),
     )
     tokens = columns.tokens
-    flight = np.ones(len(columns)) if at_end else np.minimum(columns.micro_batches, columns.pipeline)
+    in_flight = np.ones(len(columns)) if at_end else np.minimum(columns.micro_batches, columns.pipeline)
     if not at_end:
-        flight = flight * np.where(
+        in_flight = in_flight * np.where(
             columns.virtual > 1, 1 + (columns.pipeline - 1) / columns.pipeline / columns.virtual, 1
         )
-    kept = flight * layers * _kept(columns) + (columns.recompute == _FULL) * _whole(columns)
+    activations = in_flight * layers * _kept_bytes(columns) + (columns.recompute == _FULL) * _layer_bytes(columns)
     logits = np.where((columns.pipeline == 1) | at_end, _LOGIT_BYTES * tokens * columns.vocab / columns.tensor, 0.0)
-    total: Column = state + kept + logits
+    total: Column = state + activations + logits
     return total
 
 
-def _kept(columns: WorkloadColumns) -> Column:
-    """Bytes that a layer keeps of a micro-batch."""
+def _kept_bytes(columns: WorkloadColumns) -> Column:
+    """Bytes of activations that a layer keeps per micro-batch."""
     entry = 2 * columns.tokens * columns.hidden / np.where(columns.sequence_parallel > 0, columns.tensor, 1.0)
     return np.where(
-        columns.recompute == _FULL, entry, _whole(columns) - (columns.recompute != _NONE) * _scores(columns)
+        columns.recompute == _FULL, entry, _layer_bytes(columns) - (columns.recompute != _NONE) * _score_bytes(columns)
     )
 
 
-def _whole(columns: WorkloadColumns) -> Column:
-    """The same where nothing is recomputed."""
+def _layer_bytes(columns: WorkloadColumns) -> Column:
+    """Bytes of activations of a layer without recomputation."""
     tokens, hidden, t = columns.tokens, columns.hidden, columns.tensor
-    cut = np.where(columns.sequence_parallel > 0, t, 1.0)
-    plain = hidden * (10 / cut + 24 / t)
+    shards = np.where(columns.sequence_parallel > 0, t, 1.0)
+    plain = hidden * (10 / shards + 24 / t)
     keys = columns.kv_heads / columns.heads
-    gated = 8 * hidden / cut + (2 * hidden * (1 + 2 * keys) + 2 * hidden + 8 * columns.inner) / t
+    gated = 8 * hidden / shards + (2 * hidden * (1 + 2 * keys) + 2 * hidden + 8 * columns.intermediate) / t
     sums = 4 * columns.heads / t * (columns.attention != MATERIALIZED_SCORES)
-    total: Column = tokens * (np.where(columns.gated > 0, gated, plain) + sums) + _scores(columns)
+    total: Column = tokens * (np.where(columns.gated > 0, gated, plain) + sums) + _score_bytes(columns)
     return total
 
 
-def _scores(columns: WorkloadColumns) -> Column:
-    """Of attention that writes them to memory: in 16 bits before and after softmax, and the mask of its dropout."""
+def _score_bytes(columns: WorkloadColumns) -> Column:
+    """Bytes of materialized attention: scores in 16 bits before and after softmax, and a dropout mask."""
     return np.where(
         columns.attention == MATERIALIZED_SCORES,
         5 * columns.heads * columns.sequence * columns.tokens / columns.tensor,

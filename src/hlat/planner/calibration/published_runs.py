@@ -1,10 +1,10 @@
-"""Published training runs as works: rows of a CSV file, and why a row cannot be predicted.
+"""Published training runs as workloads: rows of a CSV file, and the reasons why some cannot be predicted.
 
-    row of a CSV file -> Workload, measured tokens per second and chip, group | the reason why not
+    row of a CSV file -> Workload, measured tokens per second and chip, group | reason for skipping it
 
-The columns are those of a table of measured runs: model numbers, layout, chip, framework, interconnect, and
-``tok_s_chip_norm``. What a row leaves open is filled in by the rules below, never by what was measured, and no rule
-names a source. Throughput is read to compare with, after the prediction.
+The columns are those of a table of measured runs: model dimensions, layout, chip, framework, interconnect, and the
+throughput ``tok_s_chip_norm``. Fields that a row leaves open are filled in by the rules below, never from a measured
+value, and no rule names a source. Throughput is read only to compare it with the prediction.
 """
 
 import csv
@@ -52,18 +52,18 @@ _CHIPS = {
     "TPU7x (Ironwood)": "tpu-7x",
 }
 
-# Words of `framework` that say which software it was. Transformer Engine or the like, and overlapped collectives:
+# Words in `framework` that identify the software. Transformer Engine or similar, with overlapped collectives:
 _MODERN = (
     "Megatron-Core", "Megatron-Bridge", "NeMo 24", "NeMo 25", "NeMo 26", "TransformerEngine", "MLPerf", "MegaScale",
 )  # fmt: skip
 # Attention that writes its scores to memory:
 _BEFORE_FLASH = ("Megatron-DeepSpeed", "DeepSpeed+Megatron", "Megatron-LM v2", "NeMo Megatron 22", "no FlashAttention")
-# The Triton kernel after FlashAttention of 2022:
-_FIRST_FLASH = ("Composer",)
-# Programs of XLA, compiled as a whole; and those whose blocks torch compiles, which run and overlap as eager ones do:
+# The Triton kernel of FlashAttention 1:
+_FLASH_1 = ("Composer",)
+# XLA programs, compiled completely; and programs whose blocks torch compiles, which otherwise run eagerly:
 _XLA = ("MaxText", "JAX", "T5X", "Levanter")
 _TORCH_COMPILED = ("torch.compile", "+compile", "+ compile", "compiled")
-_MOST_IN_A_PASS = 8  # sequences, where nothing is said
+_MAX_MICRO_BATCH = 8  # sequences, if the row states none
 _ASYNC_TENSOR = ("async TP", "AsyncTP", "async-TP")
 _SIXTEEN_BIT_REDUCTION = ("DeepSpeed",)
 
@@ -73,20 +73,20 @@ class PublishedRun:
     """A measured run.
 
     Attributes:
-        name: the row's id.
-        group: its source.
-        work: what was run.
-        chips: as the source counts them.
-        tokens_per_second: measured, of one chip; None where none was published.
-        memory_gib: measured, of one device; None where none was published.
-        memory_kind: how memory was measured, in the source's words.
-        assumed: what the row left open and the rules filled in.
-        row: as it was read.
+        name: id of the row.
+        group: source of the row.
+        workload: input of the cost model.
+        chips: number of chips, as the source counts them.
+        tokens_per_second: measured throughput per chip; None if not published.
+        memory_gib: measured memory per device; None if not published.
+        memory_kind: method of the memory measurement, in the source's words.
+        assumed: fields that the rules filled in, one phrase each.
+        row: the row as read.
     """
 
     name: str
     group: str
-    work: Workload
+    workload: Workload
     chips: int
     tokens_per_second: float | None
     memory_gib: float | None
@@ -97,7 +97,7 @@ class PublishedRun:
 
 @dataclass(frozen=True)
 class SkippedRow:
-    """A row that cannot be predicted, and why."""
+    """A row that cannot be predicted, and the reason."""
 
     name: str
     group: str
@@ -105,10 +105,10 @@ class SkippedRow:
 
 
 def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[SkippedRow]]:
-    """Every row of a file, as a run or as skipped.
+    """Read every row of a file, as a run or as a skipped row.
 
     Raises:
-        PlanError: the file cannot be read, or has not the columns of such a table.
+        PlanError: the file cannot be read or lacks required columns.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -116,7 +116,7 @@ def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[SkippedRow
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
     if not rows:
-        raise PlanError(f"{path} has no rows below its first line")
+        raise PlanError(f"{path} has no rows below its header")
     missing = [name for name in REQUIRED if name not in rows[0]]
     if missing:
         needed = ", ".join(REQUIRED)
@@ -125,7 +125,7 @@ def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[SkippedRow
     skipped: list[SkippedRow] = []
     for number, row in enumerate(rows):
         name, group = row.get("id") or f"row {number + 1}", row.get("source") or "unnamed source"
-        reason = next(_reasons(row), None)
+        reason = next(_skip_reasons(row), None)
         if reason is not None:
             skipped.append(SkippedRow(name, group, reason))
         else:
@@ -133,8 +133,8 @@ def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[SkippedRow
     return runs, skipped
 
 
-def _reasons(row: Row) -> Iterator[str]:
-    """Why a row cannot be predicted."""
+def _skip_reasons(row: Row) -> Iterator[str]:
+    """Reasons why a row cannot be predicted."""
     family = row.get("family") or "dense"
     if family != "dense":
         yield f"not a dense decoder: {family}"
@@ -153,12 +153,12 @@ def _reasons(row: Row) -> Iterator[str]:
 
 def _run(name: str, group: str, row: Row) -> PublishedRun:
     device, software = _device(row), _software(row)
-    split, assumed = _split(row)
+    layout, assumed = _step_layout(row)
     throughput, memory = _number(row.get("tok_s_chip_norm")), _number(row.get("memory_per_chip_gib"))
     return PublishedRun(
         name=name,
         group=group,
-        work=Workload(_shape(row), split, software, device),
+        workload=Workload(_shape(row), layout, software, device),
         chips=int(_number(row["n_chips"])),
         tokens_per_second=throughput or None,
         memory_gib=memory or None,
@@ -201,14 +201,14 @@ def _shape(row: Row) -> ModelShape:
 
 
 def _degrees(row: Row) -> tuple[int, int, int, int]:
-    """Tensor, pipeline, context, data: the last one from the number of devices where it is not stated."""
+    """Tensor, pipeline, context and data degrees; if not stated, data follows from the number of devices."""
     tensor, pipeline, context = (int(_number(row.get(axis)) or 1) for axis in ("tp", "pp", "cp"))
     devices = int(_number(row["n_chips"]) * (_number(row.get("devices_per_chip")) or 1))
     data = int(_number(row.get("dp"))) or max(1, devices // (tensor * pipeline * context))
     return tensor, pipeline, context, data
 
 
-def _split(row: Row) -> tuple[StepLayout, tuple[str, ...]]:
+def _step_layout(row: Row) -> tuple[StepLayout, tuple[str, ...]]:
     tensor, pipeline, context, data = _degrees(row)
     layers, batch = int(_number(row["layers"])), int(_number(row["global_batch"]))
     framework = row.get("framework") or ""
@@ -225,37 +225,37 @@ def _split(row: Row) -> tuple[StepLayout, tuple[str, ...]]:
     policy = row.get("activation_ckpt") or ""
     if not policy:
         assumed.append("no activation checkpointing")
-    # Policies that keep (or move to the host) what enters a layer and little else compute it again.
+    # These policies keep, or offload, little more than the inputs of layers and recompute the rest.
     recompute: RecomputePolicy = "full" if policy.startswith(("full", "qkv_proj", "custom")) else "none"
     if policy.startswith("selective"):
         recompute = "selective"
     zero = int(_number(row.get("zero_stage")))
     sequence = int(_number(row["seq_len"]))
-    split = StepLayout(
+    layout = StepLayout(
         tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, recompute
     )
-    return split, tuple(assumed)
+    return layout, tuple(assumed)
 
 
-def _micro_batch(row: Row, pipeline: int, share: float) -> tuple[float, bool]:
-    """Sequences per pass, of the share of a data-parallel rank, and whether the row says so."""
+def _micro_batch(row: Row, pipeline: int, sequences: float) -> tuple[float, bool]:
+    """Sequences per micro-batch, given those of a data-parallel rank; and True if the row states the number."""
     framework = row.get("framework") or ""
-    # What XLA's trainers call a batch per device they take in one pass, whatever share of a sequence that is.
+    # XLA trainers process their batch per device in one pass, even if it is a fraction of a sequence.
     if any(word in framework for word in _XLA):
-        return share, False
+        return sequences, False
     if _number(row.get("micro_batch")):
         return _number(row["micro_batch"]), True
     if "torchtitan" in framework:
-        return share, False
+        return sequences, False
     if pipeline > 1:
         return 1.0, False
-    # Pipelines want many passes; without one only memory asks for more than one.
-    whole = max(1, int(share))
-    return float(max(count for count in range(1, _MOST_IN_A_PASS + 1) if whole % count == 0)), False
+    # Pipelines need many micro-batches. Without one, only memory limits the micro-batch.
+    whole = max(1, int(sequences))
+    return float(max(count for count in range(1, _MAX_MICRO_BATCH + 1) if whole % count == 0)), False
 
 
 def _interleaving(layers: int, pipeline: int) -> int:
-    """As many stages per rank as divide its layers, up to six."""
+    """Stages per rank: the largest divisor of its layers up to six."""
     if pipeline == 1 or layers % pipeline:
         return 1
     return max(count for count in range(1, 7) if layers // pipeline % count == 0)
@@ -277,38 +277,38 @@ def _shared_software(*choices: int) -> SoftwareProfile:
 
 
 def _software(row: Row) -> SoftwareProfile:
-    """What is known of a framework from its name and the precision."""
+    """Software profile by framework name, precision and chip."""
     framework, precision, chip = row.get("framework") or "", row.get("precision") or "", row["chip"]
-    said = f"{framework} {row.get('notes') or ''}"
+    description = f"{framework} {row.get('notes') or ''}"
     modern = any(word in framework for word in _MODERN)
-    # 16-bit floats with a scaled loss went out of use before flash attention came in.
-    old = precision == "fp16" or any(word in said for word in _BEFORE_FLASH)
-    whole = chip.startswith(("TPU", "Train"))  # compiled as a whole for a machine of its own
-    xla = whole or any(word in framework for word in _XLA)
+    # fp16 with loss scaling was given up before flash attention came into use.
+    old = precision == "fp16" or any(word in description for word in _BEFORE_FLASH)
+    xla_chip = chip.startswith(("TPU", "Train"))
+    xla = xla_chip or any(word in framework for word in _XLA)
     blocks = any(word in framework for word in _TORCH_COMPILED)
     if old and not xla and not blocks:
         attention = MATERIALIZED_SCORES
     elif modern or xla:
         attention = FLASH_ATTENTION_3
     else:
-        attention = FLASH_ATTENTION_1 if any(word in framework for word in _FIRST_FLASH) else FLASH_ATTENTION_2
+        attention = FLASH_ATTENTION_1 if any(word in framework for word in _FLASH_1) else FLASH_ATTENTION_2
     sixteen = (
         any(word in framework for word in _SIXTEEN_BIT_REDUCTION)
         or attention == MATERIALIZED_SCORES
         or "PURE" in precision
     )
     overlaps_tensor = modern or chip.startswith("TPU") or any(word in framework for word in _ASYNC_TENSOR)
-    # Programs of XLA for GPUs gather and scatter between their kernels, not beside them.
-    overlaps_data = attention != MATERIALIZED_SCORES and (whole or not xla)
+    # XLA programs for GPUs run collectives between their kernels, without overlap.
+    overlaps_data = attention != MATERIALIZED_SCORES and (xla_chip or not xla)
     fused, eager = modern or xla or blocks, not (xla or blocks)
     return _shared_software(
         attention, fused, eager, "fp8" in precision, overlaps_tensor, overlaps_data, 2 if sixteen else 4
     )
 
 
-# 10^9 bytes per second of a node, by words of `interconnect`. Of four Omni-Path links of 100 Gb/s NCCL reached 55 Gb/s
-# in all-reduces of 16 nodes, that is twice as much sent: 17 of 50 before the share that good networks reach
-# (bigscience-workshop/bigscience, experiments/bandwidth/README.md).
+# 10^9 bytes per second of a node, by words in `interconnect`. On four Omni-Path links of 100 Gb/s (50 GB/s), NCCL
+# reached 55 Gb/s in all-reduces of 16 nodes, which send twice the message: 17 GB/s, before the share that good networks
+# reach (bigscience-workshop/bigscience, experiments/bandwidth/README.md).
 _NETWORKS = {"4x Omni-Path": 17.0, "8x HDR": 200.0, "HDR": 200.0, "1600 Gb": 200.0, "800 Gb": 100.0}
 
 
@@ -323,13 +323,13 @@ def _shared_device(instance_name: str, network: float, domain: int) -> DeviceSpe
 
 
 def _device(row: Row) -> DeviceSpec:
-    said = row.get("interconnect") or ""
-    network = next((rate for words, rate in _NETWORKS.items() if words in said), 0.0)
+    interconnect = row.get("interconnect") or ""
+    network = next((rate for words, rate in _NETWORKS.items() if words in interconnect), 0.0)
     domain = 0
     if row["chip"].startswith("TPU"):
-        # A slice is one domain of fast links; slices talk over the data centre's network.
-        slices = _number(said.split(" slice")[0]) if " slice" in said else 1
+        # A slice is one fast-link domain; slices communicate over the data centre's network.
+        slices = _number(interconnect.split(" slice")[0]) if " slice" in interconnect else 1
         domain = max(1, int(_number(row["n_chips"]) * (_number(row.get("devices_per_chip")) or 1) / max(1, slices)))
-    if row["chip"].startswith("Train") and "800 Gb" in said:
+    if row["chip"].startswith("Train") and "800 Gb" in interconnect:
         network = 100.0
     return _shared_device(_CHIPS[row["chip"]], network, domain)

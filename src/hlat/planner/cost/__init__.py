@@ -1,4 +1,4 @@
-"""The cost model: compute, communication, pipeline and step time, and the goodput of a whole run."""
+"""The cost model: time of compute, communication, pipeline and step, and the goodput of a run."""
 
 from hlat.planner.cost.comm_bytes import exchanged_bytes
 from hlat.planner.cost.constants import load_constants

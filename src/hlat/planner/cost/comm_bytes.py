@@ -1,10 +1,11 @@
-"""Bytes that a rank exchanges in a step, by mesh axis: what crosses which links.
+"""Bytes that a rank exchanges in a step, by mesh axis.
 
-    PlanRequest, Candidate, pipeline rank -> tensor, context, pipeline, data: bytes of the whole tensors exchanged
+    PlanRequest, Candidate, pipeline rank -> bytes over the axes tensor, context, pipeline, data
 
-Counted as a rehearsal counts them (rehearsal/traffic.py): what an all-gather gives, a reduce-scatter takes, an
-all-reduce sums, a send sends. Left out are numbers of a few bytes per token or step: sums of the loss, norms. Held
-against rehearsals in a test, and with them the time model's own traffic (traffic.py).
+A message counts the bytes of the complete tensor, as in a rehearsal (rehearsal/message_counter.py): the output of an
+all-gather, the input of a reduce-scatter, the operand of an all-reduce, the tensor sent. Messages of a few bytes per
+token or step are left out (loss sums, norms). Tests compare these counts with rehearsals, and the time model's own
+communication volume (comm_time.py) with these counts.
 """
 
 from dataclasses import replace
@@ -18,81 +19,82 @@ from hlat.precision import MODES
 AXES = ("tensor", "context", "pipeline", "data")
 
 
-def exchanged_bytes(request: PlanRequest, one: Candidate, pipeline_rank: int) -> dict[str, float]:
-    """Bytes of a step by axis; those of ``data`` go over the context axis too where there is one."""
-    cut = one.cut(request)
-    rank = cut.first_rank(pipeline_rank)
-    parts = held_parts(cut, rank)
+def exchanged_bytes(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> dict[str, float]:
+    """Bytes exchanged in a step, by axis. ``data`` includes the context axis, over which FSDP stages too."""
+    step = candidate.step_shape(request)
+    rank = step.first_rank(pipeline_rank)
+    stages = held_parts(step, rank)
     return {
-        "tensor": _tensor(request, one, parts),
-        "context": _context(request, one, parts),
-        "pipeline": _pipeline(request, one, pipeline_rank),
-        "data": _data(request, one, rank, parts),
+        "tensor": _tensor(request, candidate, stages),
+        "context": _context(request, candidate, stages),
+        "pipeline": _pipeline(request, candidate, pipeline_rank),
+        "data": _data(request, candidate, rank, stages),
     }
 
 
-def _hidden(request: PlanRequest, one: Candidate) -> float:
-    """Of one micro-batch between blocks."""
-    tokens = one.micro_batch * request.sequence / one.context
+def _hidden(request: PlanRequest, candidate: Candidate) -> float:
+    """Bytes of the hidden states of one micro-batch on a context rank."""
+    tokens = candidate.micro_batch * request.sequence / candidate.context
     return tokens * request.model.hidden_size * MODES[request.mode].compute.itemsize
 
 
-def _layers(request: PlanRequest, parts: list[ModelPart]) -> int:
-    return sum(len(part.layer_range(request.model)) for part in parts)
+def _layers(request: PlanRequest, stages: list[ModelPart]) -> int:
+    return sum(len(stage.layer_range(request.model)) for stage in stages)
 
 
-def _tensor(request: PlanRequest, one: Candidate, parts: list[ModelPart]) -> float:
-    """A block gathers what enters its halves and scatters what leaves them, forward and backward."""
-    if one.tensor == 1:
+def _tensor(request: PlanRequest, candidate: Candidate, stages: list[ModelPart]) -> float:
+    """Tensor-parallel bytes: each half of a block gathers its input and scatters its output, forward and backward."""
+    if candidate.tensor == 1:
         return 0.0
-    again = 3 if one.recompute == "full" else 0  # the last scatter's result is not needed again
-    messages = float(_layers(request, parts) * (8 + again))
-    if one.schedule in ZERO_BUBBLE:  # each part of a backward pass computes again; the first stage's has one part
-        messages += _layers(request, [part for part in parts if not part.embedding]) * again
-    messages += sum(2 * part.head for part in parts)
-    # Embeddings leave in the dtype of the weights: FSDP2 gathers these in the dtype that is computed in.
+    recomputed = 3 if candidate.recompute == "full" else 0  # of four: the output of the block is not recomputed
+    messages = float(_layers(request, stages) * (8 + recomputed))
+    # Both halves of a split backward pass recompute; the first stage has only one half.
+    if candidate.schedule in ZERO_BUBBLE:
+        messages += _layers(request, [stage for stage in stages if not stage.embedding]) * recomputed
+    messages += sum(2 * stage.head for stage in stages)
+    # The embedding's output has the dtype of its weights. FSDP2 gathers these in the compute dtype.
     mode = MODES[request.mode]
-    sharded = one.zero > 0 and one.data * one.context > 1
+    sharded = candidate.zero > 0 and candidate.data * candidate.context > 1
     wider = 1.0 if sharded else mode.weights.itemsize / mode.compute.itemsize
-    messages += sum(2 * part.embedding * wider for part in parts)
-    return one.accumulation(request.global_batch) * messages * _hidden(request, one)
+    messages += sum(2 * stage.embedding * wider for stage in stages)
+    return candidate.accumulation(request.global_batch) * messages * _hidden(request, candidate)
 
 
-def _context(request: PlanRequest, one: Candidate, parts: list[ModelPart]) -> float:
-    """Keys and values of all ranks are gathered forward, and again where they were not kept; gradients scattered."""
-    if one.context == 1:
+def _context(request: PlanRequest, candidate: Candidate, stages: list[ModelPart]) -> float:
+    """Context-parallel bytes: keys and values gathered forward, and again unless kept; their gradients scattered."""
+    if candidate.context == 1:
         return 0.0
     model = request.model
-    tokens = one.micro_batch * request.sequence
-    keys = tokens * max(model.n_kv_heads / one.tensor, 1.0) * model.n_head_dim * MODES[request.mode].compute.itemsize
-    times = {"none": 2, "selective": 3, "full": 3}[one.recompute]
-    return one.accumulation(request.global_batch) * _layers(request, parts) * times * 2 * keys
+    tokens = candidate.micro_batch * request.sequence
+    heads = max(model.n_kv_heads / candidate.tensor, 1.0)
+    keys = tokens * heads * model.n_head_dim * MODES[request.mode].compute.itemsize
+    times = {"none": 2, "selective": 3, "full": 3}[candidate.recompute]
+    return candidate.accumulation(request.global_batch) * _layers(request, stages) * times * 2 * keys
 
 
-def _pipeline(request: PlanRequest, one: Candidate, pipeline_rank: int) -> float:
-    """What a rank sends: results to the next stage, gradients to the one before."""
-    sends = sum(len(others) for _, others in one.cut(request).layout.neighbours_of_stages(pipeline_rank))
-    return one.accumulation(request.global_batch) * sends * _hidden(request, one) / one.tensor
+def _pipeline(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> float:
+    """Bytes that a rank sends: activations to the next stage, gradients to the previous one."""
+    sends = sum(len(others) for _, others in candidate.step_shape(request).layout.neighbours_of_stages(pipeline_rank))
+    return candidate.accumulation(request.global_batch) * sends * _hidden(request, candidate) / candidate.tensor
 
 
-def _data(request: PlanRequest, one: Candidate, rank: int, parts: list[ModelPart]) -> float:
-    """ZeRO 0 sums all gradients once; FSDP2 gathers weights and scatters gradients, block by block."""
-    shards = one.data * one.context
-    if shards == 1:
+def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[ModelPart]) -> float:
+    """Data-parallel bytes: ZeRO 0 all-reduces all gradients once; FSDP2 gathers weights and scatters gradients."""
+    if candidate.data * candidate.context == 1:
         return 0.0
     mode = MODES[request.mode]
-    micro_batches = one.accumulation(request.global_batch)
+    micro_batches = candidate.accumulation(request.global_batch)
 
     def state(zero: int) -> tuple[float, float]:
-        """Weights of the rank in elements, and those gathered with all blocks."""
-        found = state_of(replace(one, zero=zero).cut(request), rank, parts, 1, 1, 0)
-        return float(found.parameters), float(found.parameters_within_step - found.parameters)
+        """Elements of the parameters stored on the rank, and of those gathered besides with all blocks."""
+        counted = state_of(replace(candidate, zero=zero).step_shape(request), rank, stages, 1, 1, 0)
+        return float(counted.parameters), float(counted.parameters_within_step - counted.parameters)
 
-    if one.zero == 0:
+    if candidate.zero == 0:
         return state(0)[0] * mode.reduction.itemsize
-    whole = state(1)[1]
-    ends = state(3)[1] if one.zero == 3 else 0.0
-    gathers = {1: whole, 2: whole, 3: micro_batches * (2 * (whole - ends) + ends)}[one.zero]
-    reductions = micro_batches if one.zero > 1 and one.pipeline == 1 else 1
+    gathered = state(1)[1]
+    ends = state(3)[1] if candidate.zero == 3 else 0.0
+    gathers = {1: gathered, 2: gathered, 3: micro_batches * (2 * (gathered - ends) + ends)}[candidate.zero]
+    reductions = micro_batches if candidate.zero > 1 and candidate.pipeline == 1 else 1
     reduced = mode.reduction if mode.compute != mode.weights else mode.gradients
-    return gathers * mode.compute.itemsize + reductions * whole * reduced.itemsize
+    return gathers * mode.compute.itemsize + reductions * gathered * reduced.itemsize

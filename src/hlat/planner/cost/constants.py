@@ -1,6 +1,8 @@
-"""The few numbers of the time model that are not in a data sheet: constants.yaml, read, and varied by a fit.
+"""Fitted constants of the time model, read from constants.yaml.
 
-constants.yaml -> Constants -> constants.of("products", columns) -> one value per work, by the family of its chip
+    constants.yaml -> Constants -> constants.column("products", columns) -> one value per workload, by chip family
+
+A data sheet does not state these numbers; benchmarks/planner_accuracy.py fits them to published runs.
 """
 
 from collections.abc import Mapping
@@ -15,17 +17,17 @@ import yaml
 from hlat.planner.problem import FAMILIES, Column, WorkloadColumns
 
 ALL = "all"
-_GROUPS = {"ampere": "gpu", "hopper": "gpu", "blackwell": "gpu"}  # families that a value may be common to
+_GROUPS = {"ampere": "gpu", "hopper": "gpu", "blackwell": "gpu"}  # families that may share a value
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Values by name and family; ``all`` are all families without a value of their own."""
+    """Values by constant and family. The family ``all`` stands for every family without a value of its own."""
 
     values: Mapping[tuple[str, str], float]
 
-    def of(self, name: str, columns: WorkloadColumns) -> Column:
-        """The value that holds for each work: that of its family, of the group of families, or of all."""
+    def column(self, name: str, columns: WorkloadColumns) -> Column:
+        """The value for each workload: of its family, else of the family's group, else of ``all``."""
         table = np.array([self._for(name, family) for family in FAMILIES])
         return table[columns.family.astype(np.intp)]
 
@@ -35,18 +37,18 @@ class Constants:
                 return self.values[name, key]
         raise KeyError(f"{name} has no value for {family}")
 
-    def one(self, name: str) -> float:
+    def shared(self, name: str) -> float:
         """The value of a constant that all families share."""
         return self.values[name, ALL]
 
-    def changed(self, changes: Mapping[tuple[str, str], float]) -> "Constants":
-        """With other values for some."""
+    def with_values(self, changes: Mapping[tuple[str, str], float]) -> "Constants":
+        """A copy with some values replaced."""
         return Constants({**self.values, **changes})
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A starting value of a constant, and the logarithm's standard deviation."""
+    """Starting value of a constant in a fit, and the standard deviation of its logarithm."""
 
     value: float
     spread: float
@@ -60,7 +62,7 @@ def _content() -> dict[str, Any]:
 
 @cache
 def load_constants() -> Constants:
-    """What predictions use."""
+    """The values that predictions use."""
     values = {}
     for name, entry in _content().items():
         for family, value in (entry.get("value") or _priors_of(entry)).items():
@@ -70,7 +72,7 @@ def load_constants() -> Constants:
 
 @cache
 def load_priors() -> dict[tuple[str, str], Prior]:
-    """What a fit starts from and is pulled towards."""
+    """Priors of a fit, which starts from them and is pulled towards them."""
     return {
         (name, family): Prior(float(value), float(_spreads_of(entry).get(family, entry["prior"]["spread"])))
         for name, entry in _content().items()
@@ -79,7 +81,7 @@ def load_priors() -> dict[tuple[str, str], Prior]:
 
 
 def meanings() -> dict[str, str]:
-    """What each constant means, in words."""
+    """One sentence per constant: its meaning."""
     return {name: str(entry["meaning"]) for name, entry in _content().items()}
 
 

@@ -1,9 +1,10 @@
-"""FLOPs that a rank executes in a step: those of the model that fall to it, and what is computed again.
+"""FLOPs that a rank executes in a step: its share of the model's, and recomputation.
 
-    PlanRequest, Candidate, pipeline rank -> FLOPs of matrix products and of attention
+    PlanRequest, Candidate, pipeline rank -> FLOPs of matrix products and attention
 
-Counted as a rehearsal counts them (rehearsal/flops.py): a multiply-add is two, attention counts all pairs of positions
-that its kernel is given, its backward computes the scores again. Held against rehearsals in a test, to the last one.
+Counted as a rehearsal counts them (rehearsal/flop_counter.py): a multiply-add is two FLOPs; attention counts all pairs
+of positions that its kernel computes; its backward pass recomputes the scores. A test compares the counts with
+rehearsals; they are equal.
 """
 
 from hlat.config.sections import ZERO_BUBBLE
@@ -11,61 +12,62 @@ from hlat.model import ModelPart, vocabulary_rows
 from hlat.parallel.stages import held_parts
 from hlat.planner.problem import Candidate, PlanRequest
 
-_CORE = {"forward": 2, "backward": 5}  # products of queries by positions by head width: flash attention's
+_CORE = {"forward": 2, "backward": 5}  # flash attention's products of (queries x positions x head width)
 
 
-def executed_flops(request: PlanRequest, one: Candidate, pipeline_rank: int) -> float:
-    """FLOPs of a step on the rank at this place of the pipeline."""
+def executed_flops(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> float:
+    """FLOPs of a step on the first rank of a pipeline rank."""
     model = request.model
-    cut = one.cut(request)
-    parts = held_parts(cut, cut.first_rank(pipeline_rank))
-    layers = sum(len(part.layer_range(model)) for part in parts)
-    # Of a backward pass that is taken apart each part computes again; the first stage's has one part only.
-    twice = sum(len(part.layer_range(model)) for part in parts if not part.embedding) if _apart(one) else 0
-    heads = sum(part.head for part in parts)
-    tokens = one.micro_batch * request.sequence / one.context
-    rows = len(vocabulary_rows(model, ModelPart(0, one.tensor)))
+    step = candidate.step_shape(request)
+    stages = held_parts(step, step.first_rank(pipeline_rank))
+    layers = sum(len(stage.layer_range(model)) for stage in stages)
+    # Both halves of a split backward pass recompute; the first stage has only one half.
+    split = [stage for stage in stages if not stage.embedding] if _recomputes_twice(candidate) else []
+    twice = sum(len(stage.layer_range(model)) for stage in split)
+    heads = sum(stage.head for stage in stages)
+    tokens = candidate.micro_batch * request.sequence / candidate.context
+    rows = len(vocabulary_rows(model, ModelPart(0, candidate.tensor)))
     head = 6 * tokens * rows * model.hidden_size
-    blocks = layers * _layer(request, one, tokens) + twice * _again(request, one, tokens)
-    return one.accumulation(request.global_batch) * (blocks + heads * head)
+    blocks = layers * _layer(request, candidate, tokens) + twice * _recomputed(request, candidate, tokens)
+    return candidate.accumulation(request.global_batch) * (blocks + heads * head)
 
 
-def _apart(one: Candidate) -> bool:
-    """Whether both parts of a backward pass need all that is computed again; of ``selective`` only the first does."""
-    return one.schedule in ZERO_BUBBLE and one.recompute == "full"
+def _recomputes_twice(candidate: Candidate) -> bool:
+    """True if both halves of a backward pass recompute the block; under ``selective`` only the first does."""
+    return candidate.schedule in ZERO_BUBBLE and candidate.recompute == "full"
 
 
-def _layer(request: PlanRequest, one: Candidate, tokens: float) -> float:
-    """Of one micro-batch in one layer, forward and backward, computed again once."""
-    attention, matrix = _weights(request, one)
+def _layer(request: PlanRequest, candidate: Candidate, tokens: float) -> float:
+    """FLOPs of one layer for one micro-batch: forward, backward and one recomputation."""
+    attention, matrix = _weights(request, candidate)
     products = 6 * tokens * (attention + 3 * matrix)
-    return products + sum(_CORE.values()) * _core(request, one, tokens) + _again(request, one, tokens)
+    return products + sum(_CORE.values()) * _core(request, candidate, tokens) + _recomputed(request, candidate, tokens)
 
 
-def _again(request: PlanRequest, one: Candidate, tokens: float) -> float:
-    """What leaves a block is not needed again: recomputation ends before its last product."""
-    if one.recompute == "none":
+def _recomputed(request: PlanRequest, candidate: Candidate, tokens: float) -> float:
+    """FLOPs of recomputing one layer. It stops before the last product, whose result is not needed."""
+    if candidate.recompute == "none":
         return 0.0
-    attention, matrix = _weights(request, one)
-    products = 2 * tokens * (attention + 2 * matrix) if one.recompute == "full" else 0.0
-    return products + _CORE["forward"] * _core(request, one, tokens)
+    attention, matrix = _weights(request, candidate)
+    products = 2 * tokens * (attention + 2 * matrix) if candidate.recompute == "full" else 0.0
+    return products + _CORE["forward"] * _core(request, candidate, tokens)
 
 
-def _weights(request: PlanRequest, one: Candidate) -> tuple[float, float]:
-    """Of attention in one layer, and of one of the three matrices of its feed-forward half."""
+def _weights(request: PlanRequest, candidate: Candidate) -> tuple[float, float]:
+    """Elements of the attention weights of one layer, and of one of the three feed-forward matrices."""
     model = request.model
-    heads, keys = model.heads / one.tensor, max(model.n_kv_heads / one.tensor, 1.0)
+    heads, keys = model.heads / candidate.tensor, max(model.n_kv_heads / candidate.tensor, 1.0)
     attention = model.hidden_size * model.n_head_dim * (2 * heads + 2 * keys)
-    return attention, model.hidden_size * model.intermediate_size / one.tensor
+    return attention, model.hidden_size * model.intermediate_size / candidate.tensor
 
 
-def _core(request: PlanRequest, one: Candidate, tokens: float) -> float:
-    """One product of queries, positions and the width of heads."""
+def _core(request: PlanRequest, candidate: Candidate, tokens: float) -> float:
+    """FLOPs of one product over queries, positions and head width."""
     model = request.model
-    return 2 * tokens * _positions(request, one) * model.heads / one.tensor * model.n_head_dim
+    return 2 * tokens * _positions(request, candidate) * model.heads / candidate.tensor * model.n_head_dim
 
 
-def _positions(request: PlanRequest, one: Candidate) -> float:
-    """Attended to by each query: all; of a context rank's two chunks each those up to its own end."""
-    chunks = 2 * one.context
-    return request.sequence * (chunks + 1) / (2 * chunks) if one.context > 1 else request.sequence
+def _positions(request: PlanRequest, candidate: Candidate) -> float:
+    """Positions that each query attends to: all, or with context parallelism those up to the end of its chunk."""
+    chunks = 2 * candidate.context
+    return request.sequence * (chunks + 1) / (2 * chunks) if candidate.context > 1 else request.sequence

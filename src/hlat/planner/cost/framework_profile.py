@@ -1,4 +1,4 @@
-"""What hlat itself does that a time depends on: kernels, overlap, dtypes of what is sent."""
+"""Software profile of hlat: its kernels, overlap of communication, and dtypes of messages."""
 
 from functools import lru_cache
 
@@ -9,14 +9,14 @@ from hlat.precision import MODES
 _ALWAYS_COMPILED = ("trainium", "tpu")
 
 
-def hlat_profile(request: PlanRequest, one: Candidate) -> SoftwareProfile:
-    """Hlat on this cluster, in this layout (docs/limits.md, docs/parallelism.md)."""
+def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
+    """Profile of hlat on the request's cluster in this layout (docs/limits.md, docs/parallelism.md)."""
     return _software(
         request.cluster.chip.family or "measured",
-        one.tensor == one.context == 1 and one.schedule not in ZERO_BUBBLE,
-        one.zero > 0,
+        candidate.tensor == candidate.context == 1 and candidate.schedule not in ZERO_BUBBLE,
+        candidate.zero > 0,
         request.mode == "fp8",
-        # Of products in 16 bits; where they are in 32, rates are halved instead (devices.py).
+        # In units of 16-bit products: for 32-bit products, rates are halved instead (devices.py).
         MODES[request.mode].reduction.itemsize * 2 // MODES[request.mode].compute.itemsize,
     )
 
@@ -26,14 +26,14 @@ def _software(family: str, local: bool, zero: bool, eight_bit: bool, gradient_by
     compiled = family in _ALWAYS_COMPILED
     return SoftwareProfile(
         attention=FLASH_ATTENTION_3 if compiled else FLASH_ATTENTION_2,
-        # Blocks are compiled where nothing inside of them communicates, and nothing takes their backward pass apart.
+        # Blocks are compiled unless they communicate inside, or their backward pass is split.
         fused=compiled or local,
         eager=not compiled and not local,
-        # Collectives of tensor parallelism wait for each other and for products; so does ZeRO 0's all-reduce.
+        # Tensor-parallel collectives, and the all-reduce of ZeRO 0, do not overlap with computation.
         overlaps_tensor=False,
         overlaps_data=zero,
         eight_bit=eight_bit,
-        # torch.utils.checkpoint does. What a compiler removes, the constant `recomputed` of its family says.
+        # As torch.utils.checkpoint does. Compilers remove more: see the constant `recomputed` of their families.
         early_stop=not compiled,
         gradient_bytes=gradient_bytes,
     )

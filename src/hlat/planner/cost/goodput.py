@@ -1,10 +1,10 @@
-"""How much of a run's time counts, and what it costs: failures, saves, restarts.
+"""Goodput of a run: the share of time spent on steps that count, after failures, saves and restarts.
 
-    cluster, bytes to save -> stall of a save, restart, mean time between failures -> interval, goodput (Daly 2006)
-                                                                                   -> a run lived through, many times
+    cluster, bytes to save -> stall per save, restart, mean time between failures -> interval, goodput (Daly 2006)
+                                                                                  -> many simulated runs
 
-The formula is that of checkpoint_interval.py; the simulation draws failures and plays the run with them, as a check of
-the formula where its assumptions wear thin, and for the spread: how bad a bad run is.
+The formula is that of checkpoint_interval.py. The simulation draws random failures. It checks the formula where its
+assumptions are weak, and shows how much runs differ.
 """
 
 import random
@@ -15,36 +15,36 @@ from hlat.resilience import best_interval, expected_goodput
 from hlat.runtime import PlanError
 
 _DAY = 86400.0
-_MOST_LOST = 5.0  # mean times between failures that may pass from one to the next save: e^-5 get that far
-_SPARED = 0.002  # of goodput, for saves that are not made
+_MAX_CYCLE = 5.0  # longest restart plus interval, in mean times between failures: a share e^-5 survives it
+_GOODPUT_TRADE = 0.002  # goodput given up for fewer saves
 
-# What nobody can look up in a data sheet; a plan states them among its assumptions.
+# Not in any data sheet. Every plan lists them among its assumptions.
 HOST_COPY_RATE = 10e9
-"""Bytes per second that a device copies its state to the host's memory at, while training stands still."""
+"""Bytes per second of a device's copy of its state to host memory, during which training stalls."""
 STORE_RATE_PER_INSTANCE = 2e9
-"""Bytes per second that an instance writes to and reads from the shared file system at."""
+"""Bytes per second between an instance and the shared file system, reading or writing."""
 STORE_RATE_LIMIT = 2e12
-"""Bytes per second that the file system takes in all: what Tectonic sustained (The Llama 3 herd, section 3.3.1)."""
-DETECTION = 120.0
-"""Seconds until a failure is noticed and the run is given up."""
-START_UP = {"trainium": 900.0}
-"""Seconds from starting processes to the first step; graphs are compiled on Trainium."""
-OTHER_START_UP = 180.0
+"""Bytes per second of the whole file system: what Tectonic sustained (The Llama 3 herd, section 3.3.1)."""
+DETECTION_SECONDS = 120.0
+"""Seconds until a failure is detected and the run stopped."""
+START_UP_SECONDS = {"trainium": 900.0}
+"""Seconds from process start to the first step. Trainium compiles its graphs in that time."""
+DEFAULT_START_UP_SECONDS = 180.0
 SOFTWARE_FAILURES_PER_DAY = 0.1
-"""Interruptions of a run by what is not hardware, per day, whatever its size."""
+"""Interruptions of a run per day by causes other than hardware, for any cluster size."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """What goes wrong with a run, in seconds.
+    """Failures, saves and restarts of a run, in seconds.
 
     Attributes:
         mtbf: mean time between interruptions.
-        stall: that training stands still for a save.
-        writing: from there until the save is durable.
-        restart: from an interruption until steps go on.
-        interval: of training between two saves: Daly's, doubled while that costs next to nothing.
-        goodput: share of the time that counts, by Daly's formula.
+        stall: time that a save stops training.
+        writing: time from the stall until the checkpoint is durable.
+        restart: time from an interruption until steps resume.
+        interval: training time between two saves: Daly's optimum, doubled as long as that costs almost no goodput.
+        goodput: share of time spent on steps that count, by Daly's formula.
     """
 
     mtbf: float
@@ -56,74 +56,76 @@ class Reliability:
 
 
 def predict_reliability(cluster: Cluster, state_bytes: float) -> Reliability:
-    """What a run on a cluster has to expect.
+    """Predict the reliability of a run.
 
     Args:
-        state_bytes: of weights and optimizer over all devices, each once.
+        cluster: devices of the run.
+        state_bytes: bytes of weights and optimizer state, each element counted once over all devices.
 
     Raises:
-        PlanError: it fails so often that it would not get on.
+        PlanError: failures are so frequent that the run would make no progress.
     """
     per_day = cluster.instance.failures.per_day * cluster.count + SOFTWARE_FAILURES_PER_DAY
     mtbf = _DAY / per_day
     stall = state_bytes / cluster.devices / HOST_COPY_RATE
     writing = state_bytes / min(STORE_RATE_PER_INSTANCE * cluster.count, STORE_RATE_LIMIT)
-    restart = DETECTION + START_UP.get(cluster.chip.family or "", OTHER_START_UP) + writing
+    start_up = START_UP_SECONDS.get(cluster.chip.family or "", DEFAULT_START_UP_SECONDS)
+    restart = DETECTION_SECONDS + start_up + writing
     interval = max(best_interval(max(stall, 1e-3), mtbf), writing)
-    if restart + writing + interval > _MOST_LOST * mtbf:
+    if restart + writing + interval > _MAX_CYCLE * mtbf:
         raise PlanError(
-            f"{cluster.name} fails every {mtbf:,.0f} seconds, and a restart takes {restart:,.0f}: a run would not get "
-            f"on. Failures per day are those of {cluster.instance.name} in the catalog."
+            f"{cluster.name} fails every {mtbf:,.0f} seconds, and a restart takes {restart:,.0f}: a run would make no "
+            f"progress. The failures per day are those of {cluster.instance.name} in the catalog."
         )
 
-    def share(seconds: float) -> float:
+    def goodput(seconds: float) -> float:
         return expected_goodput(seconds, stall, mtbf, restart, writing)
 
-    # Where saves cost next to nothing the best is to save all the time. Whoever saves less often, and loses next to
-    # nothing by it, spares the file system.
-    best = share(interval)
-    while share(2 * interval) >= best - _SPARED:
+    # Cheap saves make the optimal interval very short. Saving less often costs almost nothing and spares the file
+    # system.
+    best = goodput(interval)
+    while goodput(2 * interval) >= best - _GOODPUT_TRADE:
         interval *= 2
-    return Reliability(mtbf, stall, writing, restart, interval, share(interval))
+    return Reliability(mtbf, stall, writing, restart, interval, goodput(interval))
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """Goodput over many simulated runs: mean, and the one that nine of ten runs are better than."""
+class SimulatedGoodput:
+    """Goodput over many simulated runs: the mean, and the value that nine of ten runs exceed."""
 
     mean: float
     worst_tenth: float
 
 
-def simulate_goodput(one: Reliability, work: float, rng: random.Random, runs: int = 100) -> Simulated:
-    """Play runs of ``work`` seconds of steps with failures that come at random.
+def simulate_goodput(expected: Reliability, work: float, rng: random.Random, runs: int = 100) -> SimulatedGoodput:
+    """Simulate runs with random failures.
 
     Args:
-        one: of the run.
-        work: seconds of steps that have to be made.
-        rng: where failures come from.
-        runs: how many.
+        expected: reliability of the run.
+        work: seconds of steps to complete.
+        rng: source of the failure times.
+        runs: number of simulated runs.
     """
-    shares = sorted(work / _wall(one, work, rng) for _ in range(runs))
-    return Simulated(sum(shares) / runs, shares[runs // 10])
+    shares = sorted(work / _run_seconds(expected, work, rng) for _ in range(runs))
+    return SimulatedGoodput(sum(shares) / runs, shares[runs // 10])
 
 
-def _wall(one: Reliability, work: float, rng: random.Random) -> float:
+def _run_seconds(expected: Reliability, work: float, rng: random.Random) -> float:
     """Seconds that one run takes."""
-    clock = kept = 0.0  # kept: work that a durable save holds
-    until = rng.expovariate(1 / one.mtbf)  # of running time, the next failure
-    most = 1000 * work
-    while clock < most:
-        # From the last durable save on: as many whole intervals as fit before the failure.
-        cycle = one.interval + one.stall
-        left = work - kept
-        cycles = int(left // one.interval)
-        needed = left + cycles * one.stall
-        if until >= needed:
+    clock = saved = 0.0  # saved: seconds of work in a durable checkpoint
+    until_failure = rng.expovariate(1 / expected.mtbf)  # seconds of running time
+    limit = 1000 * work
+    while clock < limit:
+        # Since the last durable save: as many complete intervals as fit before the failure.
+        cycle = expected.interval + expected.stall
+        left = work - saved
+        cycles = int(left // expected.interval)
+        needed = left + cycles * expected.stall
+        if until_failure >= needed:
             return clock + needed
-        clock += until
-        saves = int(max(0.0, until - one.writing) // cycle)  # begun so early that they were durable by then
-        kept += saves * one.interval
-        clock += one.restart
-        until = rng.expovariate(1 / one.mtbf)
+        clock += until_failure
+        saves = int(max(0.0, until_failure - expected.writing) // cycle)  # those that were durable by then
+        saved += saves * expected.interval
+        clock += expected.restart
+        until_failure = rng.expovariate(1 / expected.mtbf)
     return clock

@@ -1,10 +1,10 @@
-"""A pipeline's step, event by event: which pass of which micro-batch runs where and when.
+"""Event simulation of a pipeline step: when each pass of each micro-batch runs, and on which rank.
 
     schedule, ranks, micro-batches, seconds of each stage -> the order of every rank (pipeline_order.py) -> Timeline
 
-A pass starts when its rank is free, and what it needs has come: forward the output of the stage before, backward the
-gradient of the stage after, gradients of weights what came backward. Messages take time and no processor, as they are
-sent beside passes.
+A pass starts when its rank is free and its input has arrived: for forward the output of the previous stage, for
+backward the gradient from the next stage, for gradients of weights the input-gradient pass of the same stage. Messages
+take time but do not occupy a rank, since they overlap with passes.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from hlat.parallel.stages import Kind, Order, order_of
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a micro-batch through a stage, in seconds from the beginning of the step."""
+    """One pass of a micro-batch through a stage; ``start`` and ``stop`` in seconds from the start of the step."""
 
     rank: int
     stage: int
@@ -28,18 +28,18 @@ class Pass:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All passes of a step, by rank in the order in which they run."""
+    """All passes of a step: per rank, in order of execution."""
 
     ranks: tuple[tuple[Pass, ...], ...]
 
     @property
     def seconds(self) -> float:
-        """Until the last pass is over."""
+        """End of the last pass."""
         return max(rank[-1].stop for rank in self.ranks)
 
     def busy(self, rank: int) -> float:
         """Seconds in which a rank computes."""
-        return sum(one.stop - one.start for one in self.ranks[rank])
+        return sum(each.stop - each.start for each in self.ranks[rank])
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class StageTimes:
     """Seconds of a pass, by stage.
 
     Attributes:
-        forward: through the stage.
-        backward: all of it.
-        weight: of that, what makes the gradients of weights, and can wait where a schedule takes backward apart.
-        message: from the end of a pass until another rank has what it made.
+        forward: forward pass.
+        backward: complete backward pass.
+        weight: the share of backward that computes gradients of weights, which zero-bubble schedules delay.
+        message: from the end of a pass until another rank has received its output.
     """
 
     forward: Sequence[float]
@@ -58,8 +58,8 @@ class StageTimes:
     weight: Sequence[float]
     message: float = 0.0
 
-    def of(self, kind: Kind, stage: int) -> float:
-        """Of one pass."""
+    def duration(self, kind: Kind, stage: int) -> float:
+        """Seconds of one pass of this kind."""
         if kind == "forward":
             return self.forward[stage]
         if kind == "weight":
@@ -68,49 +68,52 @@ class StageTimes:
 
 
 def simulate_pipeline(schedule: Schedule, ranks: int, micro_batches: int, times: StageTimes) -> Timeline:
-    """Run a step.
+    """Simulate one step.
 
     Args:
-        ranks: of the pipeline; a stage is run by the rank in whose order it stands.
-        micro_batches: of the step.
+        schedule: pipeline schedule.
+        ranks: pipeline ranks.
+        micro_batches: micro-batches of the step.
+        times: seconds of each pass; its length is the number of stages, a multiple of ``ranks``.
     """
-    each = len(times.forward) // ranks
-    orders = [order_of(schedule, rank, ranks, micro_batches, each) for rank in range(ranks)]
-    places = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
-    return _run(orders, places, times, "input" if schedule in ZERO_BUBBLE else "backward")
+    stages_per_rank = len(times.forward) // ranks
+    orders = [order_of(schedule, rank, ranks, micro_batches, stages_per_rank) for rank in range(ranks)]
+    rank_of_stage = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
+    return _run(orders, rank_of_stage, times, "input" if schedule in ZERO_BUBBLE else "backward")
 
 
-def _run(orders: list[Order], places: dict[int, int], times: StageTimes, backward: Kind) -> Timeline:
-    """Let every rank run as far as it can, until all are through."""
-    done: dict[tuple[Kind, int, int], float] = {}
-    free = [0.0] * len(orders)
-    place = [0] * len(orders)
+def _run(orders: list[Order], rank_of_stage: dict[int, int], times: StageTimes, backward: Kind) -> Timeline:
+    """Advance every rank as far as its inputs allow, until all ranks have finished."""
+    finished: dict[tuple[Kind, int, int], float] = {}
+    free_at = [0.0] * len(orders)
+    position = [0] * len(orders)
     timeline: list[list[Pass]] = [[] for _ in orders]
     waiting = set(range(len(orders)))
     while waiting:
-        moved = False
+        advanced = False
         for rank in sorted(waiting):
-            while place[rank] < len(orders[rank]):
-                kind, stage, batch = orders[rank][place[rank]]
-                needed = _needs(kind, stage, batch, len(places) - 1, backward)
-                if needed is not None and needed not in done:
+            while position[rank] < len(orders[rank]):
+                kind, stage, batch = orders[rank][position[rank]]
+                needed = _input_of(kind, stage, batch, len(rank_of_stage) - 1, backward)
+                if needed is not None and needed not in finished:
                     break
                 arrived = 0.0
                 if needed is not None:
-                    arrived = done[needed] + (times.message if places[needed[1]] != rank else 0.0)
-                start = max(free[rank], arrived)
-                stop = start + times.of(kind, stage)
+                    arrived = finished[needed] + (times.message if rank_of_stage[needed[1]] != rank else 0.0)
+                start = max(free_at[rank], arrived)
+                stop = start + times.duration(kind, stage)
                 timeline[rank].append(Pass(rank, stage, batch, kind, start, stop))
-                done[kind, stage, batch] = free[rank] = stop
-                place[rank] += 1
-                moved = True
-            if place[rank] == len(orders[rank]):
+                finished[kind, stage, batch] = free_at[rank] = stop
+                position[rank] += 1
+                advanced = True
+            if position[rank] == len(orders[rank]):
                 waiting.discard(rank)
-        assert moved or not waiting, "an order in which every rank waits for another"
+        assert advanced or not waiting, "deadlock: every rank waits for another"
     return Timeline(tuple(map(tuple, timeline)))
 
 
-def _needs(kind: Kind, stage: int, batch: int, last: int, backward: Kind) -> tuple[Kind, int, int] | None:
+def _input_of(kind: Kind, stage: int, batch: int, last: int, backward: Kind) -> tuple[Kind, int, int] | None:
+    """The pass whose output this pass needs; None for the first stage's forward pass."""
     if kind == "forward":
         return None if stage == 0 else ("forward", stage - 1, batch)
     if kind == "weight":

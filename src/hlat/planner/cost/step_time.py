@@ -1,15 +1,15 @@
-"""Seconds of a training step: computation, what of the talk stays visible, the pipeline's bubble, the optimizer.
+"""Time of a training step: compute, exposed communication, pipeline bubble, optimizer.
 
-    columns, constants -> passes (compute.py), traffic (traffic.py) -> StepTimes
+    columns, constants -> compute_times (compute_time.py), comm_times (comm_time.py) -> StepTimes
 
-    stage = layers x (forward + backward + recomputed) + its end of the model
-    step  = (m - 1) slowest stage + its own pass + (p - 1)/v mean stage + messages + data-parallel traffic + optimizer
+    stage = layers x (forward + backward + recomputed) + embedding or head
+    step  = (m - 1) slowest stage + its own pass + (p - 1)/v mean stage + messages + data parallelism + optimizer
 
-which for equal stages is Narayanan et al. 2021, section 2.2, and for unequal ones what the event simulation of
-pipeline.py gives but for the order of passes. Where backward is taken apart, gradients of weights fill the bubble: what
-is left of it is (p - 1)/v of a forward pass, and of what the inputs' part takes longer than the weights' (Qi et al.
-2024), and some is computed again for each part. What runs side by side is blended (constants.yaml, ``blend``),
-not added.
+For equal stages this is Narayanan et al. 2021, section 2.2; for unequal ones, apart from the order of passes, the
+result of the event simulation (pipeline_sim.py). If backward is split, gradients of weights fill the bubble. What
+remains is (p - 1)/v times a forward pass plus the excess of the input gradients' pass over the weight gradients' (Qi et
+al. 2024), and part of the backward pass is computed twice. Times of activities that overlap are not added but combined
+by a smooth maximum (constants.yaml, ``blend``).
 """
 
 from dataclasses import dataclass, fields
@@ -22,31 +22,31 @@ from hlat.planner.cost.constants import Constants, load_constants
 from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, rank_weights
 
 _SELECTIVE, _FULL = float(RECOMPUTE_POLICIES.index("selective")), float(RECOMPUTE_POLICIES.index("full"))
-_INTERLEAVED_VISIBLE = 0.3  # of messages between stages, where other stages of the rank have work meanwhile
-_OPTIMIZER_BYTES = 30  # per parameter: fp32 weight, gradient and two moments read, three of them and a copy written
+_INTERLEAVED_EXPOSED = 0.3  # share of the messages between stages; the rank's other stages hide the rest
+_OPTIMIZER_BYTES = 30  # per parameter: reads weight, gradient, two moments (fp32); writes three of them and a copy
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step; every part is of the slowest rank and of the whole step, and they add up to ``step``.
+    """Seconds of a step, on the slowest rank. The entries of ``STEP_COMPONENTS`` add up to ``step``.
 
     Attributes:
-        step: all of it.
-        products, attention, pointwise, gaps: of layers, recomputation not included.
-        recomputed: what is computed again.
-        host: that the device waits for the host.
-        tensor, context: visible talk of tensor and context parallelism.
-        head: output projection and loss, where they delay the slowest rank.
+        step: complete step.
+        products, attention, pointwise, gaps: components of the layers, without recomputation.
+        recomputed: recomputation.
+        host: the device waits for the host.
+        tensor, context: exposed communication of tensor and context parallelism.
+        head: output projection and loss, if they delay the slowest rank.
         bubble: waiting for other stages.
-        messages: between stages.
-        data: visible talk of data parallelism.
-        optimizer: its step.
-        stragglers: waiting for the slowest of all devices.
-        forward, backward: of one micro-batch in one layer, with talk and recomputation; not of a step.
-        weight: of that backward, what makes gradients of weights, with ``twice``.
-        twice: of that, what is computed again because backward is taken apart; the first stage's is not.
-        head_pass: of one micro-batch through the head; not of a step.
-        message: one, from stage to stage; not of a step.
+        messages: messages between stages.
+        data: exposed data-parallel communication.
+        optimizer: the optimizer's step.
+        stragglers: waiting for the slowest device.
+        forward, backward: one micro-batch in one layer, with communication and recomputation; not per step.
+        weight: the share of that backward that computes gradients of weights, ``twice`` included.
+        twice: what a split backward pass computes twice; the first stage's is not split.
+        head_pass: one micro-batch through the head; not per step.
+        message: one message between stages; not per step.
     """
 
     step: Column
@@ -72,80 +72,95 @@ class StepTimes:
     message: Column
 
     def row(self, index: int) -> dict[str, float]:
-        """All parts of one work."""
+        """All fields of one workload."""
         return {field.name: float(getattr(self, field.name)[index]) for field in fields(self)}
 
 
-STEP_COMPONENTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head", "bubble",
-         "messages", "data", "optimizer", "stragglers")  # fmt: skip
-"""The parts that a step adds up from."""
+STEP_COMPONENTS = (
+    "products",
+    "attention",
+    "pointwise",
+    "gaps",
+    "recomputed",
+    "host",
+    "tensor",
+    "context",
+    "head",
+    "bubble",
+    "messages",
+    "data",
+    "optimizer",
+    "stragglers",
+)
+"""The components that add up to a step."""
 
 
 def stage_layers(columns: WorkloadColumns) -> tuple[Column, Column]:
-    """Layers of the pipeline rank that has most of them, and of the last.
+    """Layers of the pipeline rank with the most, and of the last one.
 
-    Where layers do not divide evenly the ends have fewer: they have the embedding and the head besides.
+    If the layers do not divide evenly, the first and the last rank have fewer, since they also have embedding and head.
     """
-    most = np.ceil(columns.layers / columns.pipeline)
+    largest = np.ceil(columns.layers / columns.pipeline)
     even = columns.layers % columns.pipeline == 0
     without_ends = (columns.layers + 2) % columns.pipeline == 0
     last = np.where(
-        even, most, np.where(without_ends, most - 1, np.maximum(1.0, np.floor(columns.layers / columns.pipeline)))
+        even, largest, np.where(without_ends, largest - 1, np.maximum(1.0, np.floor(columns.layers / columns.pipeline)))
     )
-    return most, last
+    return largest, last
 
 
 def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> StepTimes:
-    """Predict a step of each work."""
+    """Predict the step time of each workload."""
     known = constants or load_constants()
-    compute, talk, blend = compute_times(columns, known), comm_times(columns, known), known.one("blend")
+    compute, comm = compute_times(columns, known), comm_times(columns, known)
+    blend = known.shared("blend")
 
-    visible = np.where(columns.overlaps_tensor > 0, known.of("exposed_tensor", columns), 1.0)
-    tensor_one_way = 2 * visible * talk.tensor
-    beside = columns.overlaps_context
-    context = _left_over(talk.context, beside * compute.attention_forward)
-    context = context + _left_over(2 * talk.context, beside * compute.attention_backward)
-    forward = _beside(compute.forward + tensor_one_way, compute.host_forward, blend)
-    backward = _beside(compute.backward + tensor_one_way, compute.host_backward, blend)
-    # The last all-reduce of a layer's forward pass is not needed again.
-    whole = forward - tensor_one_way / 2 - columns.early_stop * compute.last
-    again = np.select(
+    exposed = np.where(columns.overlaps_tensor > 0, known.column("exposed_tensor", columns), 1.0)
+    tensor_one_way = 2 * exposed * comm.tensor
+    overlaps = columns.overlaps_context
+    context = _exposed(comm.context, overlaps * compute.attention_forward)
+    context = context + _exposed(2 * comm.context, overlaps * compute.attention_backward)
+    forward = _device_and_host(compute.forward + tensor_one_way, compute.host_forward, blend)
+    backward = _device_and_host(compute.backward + tensor_one_way, compute.host_backward, blend)
+    # Recomputation skips the last all-reduce of a layer's forward pass.
+    repeated = forward - tensor_one_way / 2 - columns.early_stop * compute.last
+    recomputed = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [known.of("recomputed", columns) * whole, compute.attention_forward],
+        [known.column("recomputed", columns) * repeated, compute.attention_forward],
         0.0,
     )
-    # Weights' gradients need again what products and norms took, but not attention.
-    needed = np.where(columns.recompute == _FULL, again, 0.0)
-    twice = np.where(columns.split_backward > 0, needed + known.one("split") * backward, 0.0)
-    again = again + twice
+    # The pass for gradients of weights needs the inputs of products and norms again, but not attention.
+    for_weights = np.where(columns.recompute == _FULL, recomputed, 0.0)
+    twice = np.where(columns.split_backward > 0, for_weights + known.shared("split") * backward, 0.0)
+    recomputed = recomputed + twice
     weight = compute.weight + twice
-    layer = forward + backward + again + context
+    layer = forward + backward + recomputed + context
 
-    most, last = stage_layers(columns)
-    slowest = np.maximum(most * layer, last * layer + compute.head)
+    largest, last = stage_layers(columns)
+    slowest = np.maximum(largest * layer, last * layer + compute.head)
     mean = (columns.layers * layer + compute.head) / columns.pipeline
     count = columns.micro_batches
     fill = (columns.pipeline - 1) / columns.virtual
 
-    shown = np.where(columns.virtual > 1, _INTERLEAVED_VISIBLE, 1.0)
-    message = 2 * talk.stage * columns.virtual * shown
+    exposed_messages = np.where(columns.virtual > 1, _INTERLEAVED_EXPOSED, 1.0)
+    message = 2 * comm.stage * columns.virtual * exposed_messages
     messages = np.where(columns.pipeline > 1, count * message + fill * message, 0.0)
 
-    own = layer * columns.layers / columns.pipeline + compute.head / columns.pipeline
-    each, once = _data_talk(columns, talk.gather, talk.reduce)
-    per_pass = _left_over_blended(each, own * columns.overlaps_data, blend)
-    hidden = np.where(columns.overlaps_data > 0, known.of("hiding", columns) * own, 0.0)
-    data = per_pass * count + _left_over_blended(once, hidden, blend)
+    rank_compute = layer * columns.layers / columns.pipeline + compute.head / columns.pipeline
+    each, once = _data_comm(columns, comm.gather, comm.reduce)
+    per_pass = _exposed_smooth(each, rank_compute * columns.overlaps_data, blend)
+    hideable = np.where(columns.overlaps_data > 0, known.column("hiding", columns) * rank_compute, 0.0)
+    data = per_pass * count + _exposed_smooth(once, hideable, blend)
 
-    held = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
-    optimizer = held * _OPTIMIZER_BYTES / (columns.memory_rate * known.of("memory", columns))
-    delayed = np.maximum(0.0, backward + again - 2 * weight)
-    in_gaps = (columns.layers * (forward + delayed) + compute.head / 3) / columns.pipeline
-    bubble = fill * np.where(columns.split_backward > 0, in_gaps, mean)
-    stragglers = known.of("straggling", columns) * np.log2(columns.world) * count * slowest
+    stored = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
+    optimizer = stored * _OPTIMIZER_BYTES / (columns.memory_rate * known.column("memory", columns))
+    delayed = np.maximum(0.0, backward + recomputed - 2 * weight)
+    unfilled = (columns.layers * (forward + delayed) + compute.head / 3) / columns.pipeline
+    bubble = fill * np.where(columns.split_backward > 0, unfilled, mean)
+    stragglers = known.column("straggling", columns) * np.log2(columns.world) * count * slowest
     step = count * slowest + bubble + messages + data + optimizer + stragglers
 
-    scale = most * count
+    scale = largest * count
     bare = compute.forward + compute.backward + 2 * tensor_one_way
     return StepTimes(
         step=step,
@@ -153,51 +168,53 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
         attention=scale * compute.attention,
         pointwise=scale * compute.pointwise,
         gaps=scale * compute.gaps,
-        recomputed=scale * again,
+        recomputed=scale * recomputed,
         host=scale * (forward + backward - bare),
         tensor=scale * 2 * tensor_one_way,
         context=scale * context,
-        head=count * (slowest - most * layer),
+        head=count * (slowest - largest * layer),
         bubble=bubble,
         messages=messages,
         data=data,
         optimizer=optimizer,
         stragglers=stragglers,
         forward=forward + context / 3,
-        backward=backward + again + context * 2 / 3,
+        backward=backward + recomputed + context * 2 / 3,
         weight=weight,
         twice=twice,
         head_pass=compute.head,
-        message=talk.stage * shown,
+        message=comm.stage * exposed_messages,
     )
 
 
-def _data_talk(columns: WorkloadColumns, gather: Column, reduce: Column) -> tuple[Column, Column]:
-    """Data-parallel traffic of each micro-batch, and once a step.
+def _data_comm(columns: WorkloadColumns, gather: Column, reduce: Column) -> tuple[Column, Column]:
+    """Data-parallel communication per micro-batch, and once per step.
 
-    ZeRO 2 keeps shards of gradients only, and has to scatter those of every micro-batch; a pipeline does at its end.
-    ZeRO 3 gathers weights for every pass. Without ZeRO an all-reduce: scattered and gathered in the dtype of gradients.
+    ZeRO 2 stores only shards of gradients and scatters those of every micro-batch; with a pipeline, once at the end.
+    ZeRO 3 gathers weights for every pass. ZeRO 0 all-reduces: scatter and gather in the gradients' dtype.
     """
-    often = (columns.zero >= 2) & (columns.pipeline == 1)
-    each = np.where(columns.zero == 3, 2 * gather, 0.0) + np.where(often, reduce, 0.0)
+    per_micro_batch = (columns.zero >= 2) & (columns.pipeline == 1)
+    each = np.where(columns.zero == 3, 2 * gather, 0.0) + np.where(per_micro_batch, reduce, 0.0)
     gathered = np.select([columns.zero == 0, columns.zero == 3], [reduce, 0.0], gather)
-    return each, gathered + np.where(often, 0.0, reduce)
+    return each, gathered + np.where(per_micro_batch, 0.0, reduce)
 
 
-def _left_over(talk: Column, work: Column) -> Column:
-    return np.maximum(0.0, talk - work)
+def _exposed(comm: Column, work: Column) -> Column:
+    """Communication time that remains after overlap with work."""
+    return np.maximum(0.0, comm - work)
 
 
-def _blended(one: Column, other: Column, blend: float) -> Column:
-    total: Column = (one**blend + other**blend) ** (1 / blend)
+def _smooth_maximum(a: Column, b: Column, blend: float) -> Column:
+    """The ``blend``-norm of two times: near their maximum unless they are about equal."""
+    total: Column = (a**blend + b**blend) ** (1 / blend)
     return total
 
 
-def _beside(device: Column, host: Column, blend: float) -> Column:
-    """A device and the host that drives it."""
-    return np.where(host > 0, _blended(device, host, blend), device)
+def _device_and_host(device: Column, host: Column, blend: float) -> Column:
+    """Time of a device and the host that launches its kernels."""
+    return np.where(host > 0, _smooth_maximum(device, host, blend), device)
 
 
-def _left_over_blended(talk: Column, work: Column, blend: float) -> Column:
-    """What of the talk is seen beside work that hides it."""
-    return np.where(work > 0, _blended(talk, work, blend) - work, talk)
+def _exposed_smooth(comm: Column, work: Column, blend: float) -> Column:
+    """Communication time that remains after overlap with work, by the smooth maximum."""
+    return np.where(work > 0, _smooth_maximum(comm, work, blend) - work, comm)

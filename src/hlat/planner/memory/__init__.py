@@ -1,4 +1,4 @@
-"""Bytes that a rank needs in a candidate layout."""
+"""Bytes of memory that a rank needs in a candidate layout."""
 
 from hlat.planner.memory.rank_memory import RankMemory, estimate_rank_memory, rank_memory, ranks_of_interest
 

@@ -1,10 +1,10 @@
-"""Bytes that a rank needs, per pipeline rank: state, what is kept for backward, and what is alive for a moment.
+"""Memory of a rank, in bytes: state, activations kept for backward, transient buffers, and what the device takes.
 
-    PlanRequest, Candidate, pipeline rank -> parallel.fullest_moment -> with runtime and allocator -> RankMemory
+    PlanRequest, Candidate, pipeline rank -> parallel.fullest_moment -> plus runtime and allocator -> RankMemory
 
-Nothing is counted here that another room counts: state and what comes and goes are those of state_bytes.py and
-moments.py, by which layers are cut into stages too. Held against rehearsals and real runs in a test. Besides there is
-what the device's runtime and allocator take.
+State and transient memory are counted by ``hlat.parallel.stages`` (state_bytes.py, transient_memory.py), which also
+splits the layers into stages. This module adds the memory of the device's runtime and allocator. A test compares the
+result with rehearsals and real runs.
 """
 
 from dataclasses import dataclass, fields
@@ -25,32 +25,34 @@ from hlat.precision import MODES
 
 _GIB = 1 << 30
 _RUNTIME_BYTES = {"measured": 0.0, "trainium": 6.25 * _GIB}
-"""Of the device's runtime, by family: context, code of kernels and graphs, buffers of the collectives' library.
+"""Memory of the device's runtime by chip family: context, code of kernels and graphs, buffers of the collectives.
 
-On Trainium nobody has published it. It is inferred from two runs of AWS's library, whose pipelines hold no buffer for
-each micro-batch: HLAT saw Llama-2-70B run out of memory on 4 trn1.32xlarge, which by the counts here, without such
-buffers, needs 9.0 GiB per core at least; AWS trains it on 8 with tensor 8, pipeline 16, everything recomputed, which so
-counted needs 7.5. So it is more than 6 or 7, depending on what else takes memory, and less than 8.5.
+For Trainium none is published. It is inferred from two runs of AWS's library, whose pipelines allocate no buffer per
+micro-batch. HLAT reports that Llama-2-70B ran out of memory on 4 trn1.32xlarge; counted as here but without such
+buffers, it needs at least 9.0 GiB of the 16 GiB per core. AWS trains it on 8 with tensor 8, pipeline 16 and full
+recomputation, which needs 7.5 GiB. So the runtime takes more than 6 or 7 GiB, depending on what else takes memory, and
+less than 8.5 GiB.
 """
 _OTHER_RUNTIME_BYTES = 2.0 * _GIB
-# The allocator's rounding and what it cannot put together again, as a share of what comes and goes.
-_SLACK = 0.06
+# Rounding and fragmentation of the allocator, as a share of the transient memory.
+_ALLOCATOR_SHARE = 0.06
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank when it has most.
+    """Bytes of candidate rank at the moment of a step at which it needs most.
 
     Attributes:
-        parameters: and gathered copies of them.
-        gradients, optimizer: as they are kept.
-        activations: kept for backward by all micro-batches in flight.
-        recomputing: alive besides, while a block is computed again.
-        logits: of the loss's chunk; the last stage only.
-        working: gradients of activations of the block that runs backward.
-        buffers: of collectives.
-        runtime: of the device's runtime.
-        slack: of the allocator.
+        parameters: parameters, with the gathered copies.
+        gradients: gradients, as they are accumulated.
+        optimizer: optimizer state.
+        activations: activations kept for backward, of all micro-batches in flight.
+        recomputing: activations of a block while it is recomputed.
+        logits: logits and their gradients for candidate chunk of the loss; on the last stage only.
+        working: gradients of activations in the block that runs backward.
+        buffers: buffers of collectives and of messages between stages.
+        runtime: memory of the device's runtime.
+        slack: rounding and fragmentation of the allocator.
     """
 
     parameters: float
@@ -66,71 +68,73 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        """Bytes in all."""
-        return sum(self.parts().values())
+        """Sum of all components."""
+        return sum(self.components().values())
 
-    def parts(self) -> dict[str, float]:
-        """Every part by name."""
+    def components(self) -> dict[str, float]:
+        """Bytes by attribute name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def rank_memory(request: PlanRequest, one: Candidate, pipeline_rank: int) -> RankMemory:
-    """Bytes of a rank at this place of the pipeline: counted from the shapes that the model is built from."""
-    cut = one.cut(request)
-    rank = cut.first_rank(pipeline_rank)
-    parts = held_parts(cut, rank)
+def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
+    """Memory of the first rank of a pipeline rank, counted exactly from the shapes of the model's parameters."""
+    step = candidate.step_shape(request)
+    rank = step.first_rank(pipeline_rank)
+    parts = held_parts(step, rank)
     sizes = tuple(len(part.layer_range(request.model)) for part in parts)
-    state = stored(cut, state_in_mode(cut, rank, parts))
-    return _on_device(request, fullest_moment(cut, pipeline_rank, sizes, state, _on_cpu(request)))
+    state = stored(step, state_in_mode(step, rank, parts))
+    return _on_device(request, fullest_moment(step, pipeline_rank, sizes, state, _on_cpu(request)))
 
 
-def estimate_rank_memory(request: PlanRequest, one: Candidate, pipeline_rank: int) -> RankMemory:
-    """The same from the numbers of parameters alone, as if everything divided evenly: fast, for a search."""
-    model, mode, cut = request.model, MODES[request.mode], one.cut(request)
-    first, last = ends_of(cut, pipeline_rank)
-    layers = -(-model.layers // one.pipeline)
-    if last and model.layers % one.pipeline:
+def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
+    """Estimate of ``rank_memory`` from numbers of parameters alone, as if all divided evenly; fast, for a search."""
+    model, mode, step = request.model, MODES[request.mode], candidate.step_shape(request)
+    first, last = ends_of(step, pipeline_rank)
+    layers = -(-model.layers // candidate.pipeline)
+    if last and model.layers % candidate.pipeline:
         layers -= 1
-    held = (
-        layers * layer_weights(model, one.tensor) + (first + last) * model.vocab_size * model.hidden_size / one.tensor
-    )
-    shards = one.data * one.context
-    sharded = one.zero > 0 and shards > 1
-    kept = held / shards if sharded else held
+    ends = (first + last) * model.vocab_size * model.hidden_size / candidate.tensor
+    elements = layers * layer_weights(model, candidate.tensor) + ends
+    shards = candidate.data * candidate.context
+    sharded = candidate.zero > 0 and shards > 1
+    stored_elements = elements / shards if sharded else elements
     gathered = 0.0
     if sharded:
-        gathered = (first + last) * model.vocab_size * model.hidden_size / one.tensor if one.zero == 3 else held
-    whole = not sharded or one.pipeline > 1 or (one.zero == 1 and one.accumulation(request.global_batch) > 1)
+        gathered = ends if candidate.zero == 3 else elements
+    accumulates = candidate.zero == 1 and candidate.accumulation(request.global_batch) > 1
+    full_gradients = not sharded or candidate.pipeline > 1 or accumulates
     moments = 2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0)
     state = (
-        kept * mode.weights.itemsize + gathered * mode.compute.itemsize,
-        (held if whole else kept) * mode.gradients.itemsize,
-        kept * moments,
+        stored_elements * mode.weights.itemsize + gathered * mode.compute.itemsize,
+        (elements if full_gradients else stored_elements) * mode.gradients.itemsize,
+        stored_elements * moments,
     )
-    return _on_device(
-        request, fullest_moment(cut, pipeline_rank, (layers / one.virtual,) * one.virtual, state, _on_cpu(request))
-    )
+    sizes = (layers / candidate.virtual,) * candidate.virtual
+    return _on_device(request, fullest_moment(step, pipeline_rank, sizes, state, _on_cpu(request)))
 
 
-def ranks_of_interest(request: PlanRequest, one: Candidate) -> list[int]:
-    """Pipeline ranks of interest: the first two, the last, and the one that needs most memory."""
-    cut = one.cut(request)
-    needs = [_on_device(request, rank_bytes(cut, rank, sizes)).total for rank, sizes in enumerate(sizes_of_ranks(cut))]
-    return sorted({0, min(1, one.pipeline - 1), needs.index(max(needs)), one.pipeline - 1})
+def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
+    """Pipeline ranks to report: the first two, the last, and the one that needs most memory."""
+    step = candidate.step_shape(request)
+    counts = [rank_bytes(step, rank, sizes) for rank, sizes in enumerate(sizes_of_ranks(step))]
+    needs = [_on_device(request, counted).total for counted in counts]
+    return sorted({0, min(1, candidate.pipeline - 1), needs.index(max(needs)), candidate.pipeline - 1})
 
 
 def _on_cpu(request: PlanRequest) -> bool:
     return request.cluster.chip.family == "measured"
 
 
-def _on_device(request: PlanRequest, found: RankBytes) -> RankMemory:
-    """With what runtime and allocator take."""
+def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:
+    """Add the memory of the device's runtime and allocator."""
     family = request.cluster.chip.family or "measured"
     runtime = _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES)
-    share = 0.0 if family == "measured" else _SLACK
-    moving = {
+    share = 0.0 if family == "measured" else _ALLOCATOR_SHARE
+    transient = {
         **dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0),
-        **found.moving,
+        **counted.moving,
     }
-    slack = share * (sum(moving.values()) - moving["gradients"])
-    return RankMemory(parameters=found.parameters, optimizer=found.optimizer, **moving, runtime=runtime, slack=slack)
+    slack = share * (sum(transient.values()) - transient["gradients"])
+    return RankMemory(
+        parameters=counted.parameters, optimizer=counted.optimizer, **transient, runtime=runtime, slack=slack
+    )

@@ -1,4 +1,4 @@
-"""The request: a model, a cluster and a budget, and the layouts that could answer it."""
+"""Inputs of a plan: the request (model, cluster, training budget) and the candidate layouts."""
 
 from hlat.planner.problem.devices import instance_device, request_device
 from hlat.planner.problem.layouts import Candidate, candidates, parse_layout

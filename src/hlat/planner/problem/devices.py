@@ -1,6 +1,6 @@
-"""From the catalog to the figures of one device that the formulas need.
+"""Device figures for the cost model, from the hardware catalog.
 
-Chip, Instance -> DeviceSpec: per torch device, with the nearest chip's figure where none has been published
+Chip, Instance -> DeviceSpec: figures per torch device; where none is published, that of the nearest chip
 """
 
 from dataclasses import replace
@@ -10,8 +10,8 @@ from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import FAMILIES, DeviceSpec
 from hlat.precision import MODES
 
-# The share of the peak that large products reach, for chips of which nobody has measured it: NVIDIA's from the nearest
-# of the family; of the others none has been published, and the constant `products` holds what is sustained at once.
+# Share of the peak that large matrix products reach, for chips of which it was never measured. NVIDIA: the nearest chip
+# of the family. Others: nothing is published, and the constant `products` already contains the sustained share.
 _REACHED = {"ampere": 0.869, "hopper": 0.803, "blackwell": 0.776, "trainium": 0.9, "tpu": 0.9, "measured": 1.0}
 _REACHED_EIGHT_BIT = {
     "ampere": 0.869,
@@ -24,10 +24,10 @@ _REACHED_EIGHT_BIT = {
 
 
 def request_device(request: PlanRequest) -> DeviceSpec:
-    """One torch device as a request uses it.
+    """One torch device of the request's cluster, adjusted for its precision mode.
 
-    The formulas count in 16 bits, as products of all modes but fp32 are computed. In 32 bits everything is twice as
-    large, which is the same as half the rates.
+    The formulas count bytes in 16 bits, since every mode but fp32 computes its products so. In fp32 every size doubles;
+    the rates are halved instead.
     """
     device = cluster_device(request.cluster)
     if MODES[request.mode].compute.itemsize == 2:
@@ -43,7 +43,7 @@ def instance_device(chip: Chip, instance: Instance) -> DeviceSpec:
 
 
 def cluster_device(cluster: Cluster) -> DeviceSpec:
-    """One torch device of a cluster; the domain of its links may be larger than the cluster itself."""
+    """One torch device of a cluster. Its fast-link domain may be larger than the cluster."""
     chip, instance = cluster.chip, cluster.instance
     family = chip.family if chip.family in FAMILIES else "measured"
     reached = chip.reached

@@ -1,8 +1,8 @@
-"""Layouts that a model may be trained in on so many devices: every one that the rules of recipes allow.
+"""Candidate layouts: every way to distribute the requested model over the cluster's devices that a recipe may state.
 
-    PlanRequest -> degrees that divide the devices -> Candidate, if all checks of the layout hold
+    PlanRequest -> degrees that divide the devices -> Candidate, if it passes all layout checks
 
-The rules are those of ``hlat check`` (config/rules/layout_checks.py), so that what is found here is a valid recipe.
+The checks are those of recipes (config/rules/layout_checks.py), so that every candidate makes a valid recipe.
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,31 @@ from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, StepLayout
 from hlat.runtime import PlanError
 
-_MOST_CONTEXT = 16
-_SHORTEST_CHUNK = 4096  # tokens of a context rank: below, other axes do the same for less talk
-_MOST_VIRTUAL = 8
-# Chips on which no published run shards gradients or weights, or takes backward passes apart: nothing tells the time
-# model what that would cost there. A layout that is asked for by name is predicted all the same.
-_CAUTIOUS = ("trainium",)
+_MAX_CONTEXT = 16
+_MIN_CONTEXT_TOKENS = 4096  # per context rank; below, other axes divide the work with less communication
+_MAX_VIRTUAL_STAGES = 8
+# Families of which no published run shards gradients or weights, or splits backward passes: the time model has nothing
+# to be calibrated on there. A layout given with --layout is predicted all the same.
+_UNCALIBRATED_FAMILIES = ("trainium",)
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-_SPAN = 2  # tensor groups of up to so many domains are tried: what they lose is part of an explanation
+_MAX_DOMAINS_PER_TENSOR_GROUP = 2  # slower than one, but --explain can then say by how much
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout."""
+    """One layout of a step: parallel degrees, schedule, ZeRO stage, micro-batch, recomputation.
+
+    Attributes:
+        tensor: ranks that share each matrix product.
+        pipeline: pipeline ranks.
+        context: ranks that share each sequence.
+        data: data-parallel replicas.
+        virtual: stages per pipeline rank.
+        zero: ZeRO stage, 0 to 3.
+        micro_batch: sequences per micro-batch of a data-parallel rank.
+        recompute: activation checkpointing policy.
+        schedule: pipeline schedule.
+    """
 
     tensor: int
     pipeline: int
@@ -44,16 +56,16 @@ class Candidate:
 
     @property
     def world(self) -> int:
-        """Devices."""
+        """World size: one process per device."""
         return self.tensor * self.pipeline * self.context * self.data
 
     @property
     def parallel(self) -> ParallelConfig:
-        """The parallel section of a recipe."""
+        """The recipe's ``parallel`` section."""
         return _parallel(self.tensor, self.pipeline, self.context, self.virtual, self.schedule, self.zero)
 
-    def cut(self, request: PlanRequest) -> Cut:
-        """As counts of stages and bytes take it."""
+    def step_shape(self, request: PlanRequest) -> Cut:
+        """Input of the stage split and of the byte counts in ``hlat.parallel.stages``."""
         return Cut(
             request.model,
             self.parallel,
@@ -66,11 +78,11 @@ class Candidate:
         )
 
     def accumulation(self, global_batch: int) -> int:
-        """Micro-batches per step of a data-parallel rank."""
+        """Micro-batches per step of a data-parallel rank (gradient accumulation)."""
         return global_batch // (self.micro_batch * self.data)
 
-    def split(self, request: PlanRequest) -> StepLayout:
-        """As the formulas take it."""
+    def step_layout(self, request: PlanRequest) -> StepLayout:
+        """Input of the cost model."""
         return StepLayout(
             self.tensor,
             self.pipeline,
@@ -87,19 +99,19 @@ class Candidate:
         )
 
     def __str__(self) -> str:
-        parts = [f"tensor {self.tensor}", f"pipeline {self.pipeline}", f"data {self.data}"]
-        parts += [f"context {self.context}"] * (self.context > 1)
-        parts += [f"{self.virtual} stages per rank"] * (self.virtual > 1)
-        parts += [self.schedule] * (self.pipeline > 1 and self.schedule not in ("1f1b", "interleaved-1f1b"))
-        parts += [f"ZeRO {self.zero}", f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
-        return ", ".join(parts)
+        words = [f"tensor {self.tensor}", f"pipeline {self.pipeline}", f"data {self.data}"]
+        words += [f"context {self.context}"] * (self.context > 1)
+        words += [f"{self.virtual} stages per rank"] * (self.virtual > 1)
+        words += [self.schedule] * (self.pipeline > 1 and self.schedule not in ("1f1b", "interleaved-1f1b"))
+        words += [f"ZeRO {self.zero}", f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
+        return ", ".join(words)
 
 
 @lru_cache(maxsize=1024)
 def _parallel(
     tensor: int, pipeline: int, context: int, virtual: int, schedule: Schedule, zero: Literal[0, 1, 2, 3]
 ) -> ParallelConfig:
-    """Layouts of a search share their sections: to validate one costs as much as to count its bytes."""
+    """Build a ``parallel`` section, cached: validating one takes as long as counting the bytes of its layout."""
     return ParallelConfig(
         tensor=tensor,
         pipeline=pipeline,
@@ -111,30 +123,37 @@ def _parallel(
 
 
 def candidates(request: PlanRequest) -> Iterator[Candidate]:
-    """Every layout of the request's devices, with every ZeRO stage, micro-batch and policy."""
+    """Yield every valid layout: all degrees, schedules, ZeRO stages, micro-batches and recomputation policies."""
     for tensor, pipeline, context in _degrees(request):
         data = request.cluster.devices // (tensor * pipeline * context)
         if request.global_batch % data:
             continue
-        share = request.global_batch // data
+        sequences_per_rank = request.global_batch // data
         for (virtual, schedule), zero, micro in product(
-            _schedules(request, pipeline), _zeros(request, pipeline, data * context), _MICRO_BATCHES
+            _schedules(request, pipeline), _zero_stages(request, pipeline, data * context), _MICRO_BATCHES
         ):
-            if share % micro:
+            if sequences_per_rank % micro:
                 continue
-            one = Candidate(tensor, pipeline, context, data, virtual, zero, micro, "none", schedule)
-            if all(holds(check, _values(request, one)) for check in LAYOUT_CHECKS):
+            candidate = Candidate(tensor, pipeline, context, data, virtual, zero, micro, "none", schedule)
+            if all(holds(check, _values(request, candidate)) for check in LAYOUT_CHECKS):
                 for recompute in RECOMPUTE_POLICIES:
-                    yield replace(one, recompute=recompute)
+                    yield replace(candidate, recompute=recompute)
 
 
 def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> Candidate:
-    """A layout from ``tp=8,pp=1,...``; what is not said is 1, ZeRO 1, micro-batch 1, 1F1B, nothing recomputed.
+    """Parse a layout such as ``tp=8,pp=1``.
+
+    Defaults: degrees 1, data parallelism over the remaining devices, ZeRO 1, micro-batch 1, 1F1B, no recomputation.
+
+    Args:
+        text: comma-separated ``name=value`` pairs.
+        request: model and cluster that the layout is for.
+        option: command-line option to name in errors.
 
     Raises:
-        PlanError: not of that form, a name or a value that does not exist, or a layout that cannot be.
+        PlanError: malformed text, an unknown name or value, or a layout that fails a check.
     """
-    values = _words(text, option)
+    values = _parse_pairs(text, option)
     degrees = [values.get(name, 1) for name in ("tensor", "pipeline", "context")]
     data, rest = divmod(request.cluster.devices, degrees[0] * degrees[1] * degrees[2])
     stated = values.get("data", data)
@@ -145,7 +164,7 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
         )
     recompute: RecomputePolicy = values.get("recompute", "none")
     schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
-    one = Candidate(
+    candidate = Candidate(
         degrees[0],
         degrees[1],
         degrees[2],
@@ -156,10 +175,11 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
         recompute,
         schedule,
     )
-    reasons = layout_violations(request, one)
+    reasons = layout_violations(request, candidate)
     if reasons:
-        raise PlanError(f"{option} {text}: this layout is not possible:\n" + "\n".join(f"  {one}" for one in reasons))
-    return one
+        listed = "\n".join(f"  {reason}" for reason in reasons)
+        raise PlanError(f"{option} {text}: this layout is not possible:\n{listed}")
+    return candidate
 
 
 _NAMES = {
@@ -177,45 +197,45 @@ _SHORT = {"interleaved": "interleaved-1f1b", "zero-bubble": "interleaved-zero-bu
 _CHOICES = {"recompute": RECOMPUTE_POLICIES, "schedule": get_args(Schedule)}
 
 
-def _words(text: str, option: str) -> dict[str, Any]:
+def _parse_pairs(text: str, option: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for word in filter(None, (word.strip() for word in text.split(","))):
-        name, equals, value = word.partition("=")
+    for pair in filter(None, (pair.strip() for pair in text.split(","))):
+        name, equals, value = pair.partition("=")
         name = _NAMES.get(name.strip(), name.strip())
         if not equals or name not in _FIELDS:
             known = ", ".join((*_NAMES, *_FIELDS))
-            raise PlanError(f"{option}: {word!r} is not NAME=VALUE with one of the names {known}")
+            raise PlanError(f"{option}: {pair!r} is not NAME=VALUE with one of the names {known}")
         if name in _CHOICES:
             value = _SHORT.get(value, value)
             if value not in _CHOICES[name]:
-                raise PlanError(f"{option}: {word}: {name} is one of {', '.join(_CHOICES[name])}")
+                raise PlanError(f"{option}: {pair}: {name} is one of {', '.join(_CHOICES[name])}")
             values[name] = value
         elif (
             not value.strip().isdecimal() or (int(value) < 1 and name != "zero") or (name == "zero" and int(value) > 3)
         ):
-            raise PlanError(f"{option}: {word}: must be a whole number, at least 1 (zero: 0 to 3)")
+            raise PlanError(f"{option}: {pair}: must be a whole number, at least 1 (zero: 0 to 3)")
         else:
             values[name] = int(value)
     return values
 
 
-def layout_violations(request: PlanRequest, one: Candidate) -> list[str]:
-    """Why a layout cannot be, in words; nothing where it can."""
-    values = _values(request, one)
+def layout_violations(request: PlanRequest, candidate: Candidate) -> list[str]:
+    """Failed checks of a layout, as messages; empty for a valid layout."""
+    values = _values(request, candidate)
     failing = [check for check in LAYOUT_CHECKS if not holds(check, values)]
-    return [f"{_called(check)}: {reason}" for check in failing for reason in check(values)]
+    return [f"{_title(check)}: {reason}" for check in failing for reason in check(values)]
 
 
-def _called(check: Check) -> str:
-    """A check is named after what it asks about."""
+def _title(check: Check) -> str:
+    """Title of a check in messages: its function's name."""
     return check.__name__.replace("_", " ")
 
 
-def _values(request: PlanRequest, one: Candidate) -> Values:
+def _values(request: PlanRequest, candidate: Candidate) -> Values:
     model = request.model
     return Values(
         {
-            "world": one.world,
+            "world": candidate.world,
             "model.heads": model.heads,
             "model.kv_heads": model.kv_heads,
             "model.intermediate_size": model.intermediate_size,
@@ -223,15 +243,15 @@ def _values(request: PlanRequest, one: Candidate) -> Values:
             "model.layers": model.layers,
             "data.sequence_length": request.sequence,
             "batch.global_batch": request.global_batch,
-            "batch.micro_batch": one.micro_batch,
-            "parallel.tensor": one.tensor,
+            "batch.micro_batch": candidate.micro_batch,
+            "parallel.tensor": candidate.tensor,
             "parallel.sequence": True,
-            "parallel.pipeline": one.pipeline,
-            "parallel.virtual_stages": one.virtual if one.virtual > 1 else None,
-            "parallel.schedule": one.schedule,
+            "parallel.pipeline": candidate.pipeline,
+            "parallel.virtual_stages": candidate.virtual if candidate.virtual > 1 else None,
+            "parallel.schedule": candidate.schedule,
             "parallel.split": None,
-            "parallel.context": one.context,
-            "parallel.zero": one.zero,
+            "parallel.context": candidate.context,
+            "parallel.zero": candidate.zero,
             "parallel.replicas": 1,
         }
     )
@@ -240,31 +260,34 @@ def _values(request: PlanRequest, one: Candidate) -> Values:
 def _degrees(request: PlanRequest) -> Iterator[tuple[int, int, int]]:
     devices, domain = request.cluster.devices, request.cluster.domain
     groups = request.cluster.instance.groups
-    tensors = [t for t in divisors(request.model.heads) if t <= _SPAN * domain and devices % t == 0]
+    tensors = [
+        t for t in divisors(request.model.heads) if t <= _MAX_DOMAINS_PER_TENSOR_GROUP * domain and devices % t == 0
+    ]
     tensors = [t for t in tensors if not groups or t in groups]
     for tensor in tensors:
         for pipeline in (p for p in divisors(devices // tensor) if p <= request.model.layers):
             rest = devices // tensor // pipeline
-            for context in (c for c in divisors(rest) if c <= _MOST_CONTEXT):
-                if context == 1 or request.sequence // context >= _SHORTEST_CHUNK:
+            for context in (c for c in divisors(rest) if c <= _MAX_CONTEXT):
+                if context == 1 or request.sequence // context >= _MIN_CONTEXT_TOKENS:
                     yield tensor, pipeline, context
 
 
 def _schedules(request: PlanRequest, pipeline: int) -> list[tuple[int, Schedule]]:
-    """Stages per rank and schedules."""
+    """Stages per pipeline rank, with a schedule that supports that number."""
     if pipeline == 1:
         return [(1, "1f1b")]
-    each = request.model.layers // pipeline
-    several = [count for count in range(2, min(_MOST_VIRTUAL, each) + 1) if each % count == 0]
-    if request.cluster.chip.family in _CAUTIOUS:
+    layers_per_rank = request.model.layers // pipeline
+    limit = min(_MAX_VIRTUAL_STAGES, layers_per_rank)
+    several = [count for count in range(2, limit + 1) if layers_per_rank % count == 0]
+    if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:
         return [(1, "1f1b"), *((count, "interleaved-1f1b") for count in several)]
-    found: list[tuple[int, Schedule]] = [(1, "1f1b"), *product(several, INTERLEAVED)]
-    return found + ([(2, "zbv")] if 2 in several else [])
+    schedules: list[tuple[int, Schedule]] = [(1, "1f1b"), *product(several, INTERLEAVED)]
+    return schedules + ([(2, "zbv")] if 2 in several else [])
 
 
-def _zeros(request: PlanRequest, pipeline: int, shards: int) -> list[int]:
+def _zero_stages(request: PlanRequest, pipeline: int, shards: int) -> list[int]:
     if shards == 1:
         return [0]
-    if request.cluster.chip.family in _CAUTIOUS:
+    if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:
         return [0, 1]
     return [0, 1, 2, 3] if pipeline == 1 else [0, 1, 3]

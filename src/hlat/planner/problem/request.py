@@ -1,4 +1,4 @@
-"""What a plan is asked for: a model, a cluster, how much training, in which numbers.
+"""The request of a plan: model, cluster, training budget and precision.
 
 preset | config.json | recipe, "INSTANCE:N", options -> PlanRequest, every default resolved | PlanError, RecipeError
 """
@@ -18,8 +18,8 @@ from hlat.model.derived import count_parameters
 from hlat.precision import AUTO, MODES, resolved_mode
 from hlat.runtime import HardwareError, PlanError
 
-_TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3: where nobody says how long to train
-_DEFAULT_TOKENS_PER_STEP = 4 << 20  # of HLAT and LLaMA, where nobody says
+_TOKENS_PER_PARAMETER = 20  # default budget: Hoffmann et al. 2022, table 3
+_DEFAULT_TOKENS_PER_STEP = 4 << 20  # as in HLAT and LLaMA
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class PlanRequest:
     """A run to be planned.
 
     Attributes:
-        name: of the model, as it was asked for.
-        model: in numbers.
-        cluster: what to train on.
-        tokens: to train on, in all.
+        name: model name as the user gave it.
+        model: model configuration.
+        cluster: devices to train on.
+        tokens: training budget in tokens.
         sequence: tokens per sequence.
         global_batch: sequences per step.
-        mode: of precision, one of ``MODES``.
-        price: of which kind; None for the first that is known.
-        recipe: where the model was given as one.
-        assumed: defaults that were filled in, in words.
+        mode: precision mode, one of ``MODES``.
+        price: kind of price to compute the cost with; None for the first kind in the catalog.
+        recipe: recipe that the model came from, if any.
+        assumed: defaults that were filled in, one sentence each.
     """
 
     name: str
@@ -52,12 +52,12 @@ class PlanRequest:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of the global batch."""
+        """Tokens in a global batch."""
         return self.global_batch * self.sequence
 
     @property
     def steps(self) -> int:
-        """Of the run."""
+        """Optimizer steps of the run."""
         return math.ceil(self.tokens / self.tokens_per_step)
 
 
@@ -71,25 +71,31 @@ def resolve_request(
     mode: str | None = None,
     price: PriceKind | None = None,
 ) -> PlanRequest:
-    """A request, with what is not said taken from the recipe, else from the model, else from custom.
+    """Resolve every field of a request: option, else recipe, else model, else a default.
 
     Args:
         model: a preset, a config.json or its folder, a recipe file, or the name of a shipped recipe.
+        cluster: devices to train on.
+        tokens: training budget in tokens; by default the recipe's, or 20 per parameter.
+        sequence: tokens per sequence; by default the recipe's, or the model's maximum up to 8,192.
+        global_batch: sequences per step; by default the recipe's, or about 4 million tokens.
+        mode: precision mode; by default the recipe's, or ``auto``.
+        price: kind of price; None for the first kind in the catalog.
 
     Raises:
-        PlanError: numbers that make no sense, a model that nothing is called, a price that is not known: all at once.
+        PlanError: invalid numbers, an unknown model or an unknown price; lists every problem.
         RecipeError: a recipe or config.json with mistakes.
     """
     numbers = {"--tokens": tokens, "--seq": sequence, "--global-batch": global_batch}
     problems = _problems(cluster, numbers, mode, price)
-    found = None
+    loaded = None
     try:
-        found = _find_model(model)
+        loaded = _load_model(model)
     except PlanError as error:
         problems.append(str(error))
-    if problems or found is None:
+    if problems or loaded is None:
         raise PlanError("\n".join(problems))
-    config, recipe = found
+    config, recipe = loaded
     assumed = []
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
@@ -103,11 +109,11 @@ def resolve_request(
         else:
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
             assumed.append(f"{tokens:.3g} tokens, 20 per parameter (--tokens)")
-    asked = mode or (recipe.precision.mode if recipe else AUTO)
-    mode = resolved_mode(asked, _has_fast_bf16(cluster.chip))
-    if asked == AUTO:
+    requested = mode or (recipe.precision.mode if recipe else AUTO)
+    mode = resolved_mode(requested, _has_fast_bf16(cluster.chip))
+    if requested == AUTO:
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
-    if mode == "fp8" and cluster.chip.flops("float8") is None:  # a recipe's
+    if mode == "fp8" and cluster.chip.flops("float8") is None:  # from a recipe; _problems checks the option
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} has no 8-bit products; --precision mixed does it")
     return PlanRequest(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
 
@@ -118,16 +124,16 @@ def _has_fast_bf16(chip: Chip) -> bool:
 
 
 def _default_batch(sequence: int, devices: int) -> int:
-    """Sequences of about as many tokens as HLAT's steps have, in a number that data-parallel ranks can share."""
+    """Sequences per step: about 4 million tokens, in a number that the data-parallel ranks can divide evenly."""
     wanted = max(1, _DEFAULT_TOKENS_PER_STEP // sequence)
-    shared = devices
-    while shared > wanted:
-        shared = shared // 2 if shared % 2 == 0 else 1
-    return max(shared, round(wanted / shared) * shared)
+    divisor = devices
+    while divisor > wanted:
+        divisor = divisor // 2 if divisor % 2 == 0 else 1
+    return max(divisor, round(wanted / divisor) * divisor)
 
 
 def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None, price: PriceKind | None) -> list[str]:
-    """What is wrong with what was asked for, besides the model."""
+    """Mistakes in the options, the model excepted."""
     problems = [
         f"{name} {value}: must be a positive number"
         for name, value in numbers.items()
@@ -144,18 +150,18 @@ def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None
     return problems
 
 
-def _find_model(name: str) -> tuple[ModelConfig, Recipe | None]:
+def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
     if name in PRESETS:
         return ModelConfig.model_validate({**PRESETS[name], "preset": name}), None
     path = Path(name)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        return _from_json(path), None
+        return _load_config_json(path), None
     try:
-        recipe = _recipe(name)
+        recipe = _load_recipe(name)
     except RecipeError as error:
-        if path.exists() or path.suffix in (".yaml", ".yml") or not _unknown(error):
+        if path.exists() or path.suffix in (".yaml", ".yml") or not _recipe_not_found(error):
             raise
         close = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
@@ -164,8 +170,8 @@ def _find_model(name: str) -> tuple[ModelConfig, Recipe | None]:
     return recipe.model, recipe
 
 
-def _recipe(name: str) -> Recipe:
-    """A recipe, whether it says already where its text is or not: a plan needs none."""
+def _load_recipe(name: str) -> Recipe:
+    """Load a recipe. A plan needs no data, so a recipe without ``data.path`` is accepted."""
     try:
         return load_recipe(name)
     except RecipeError as error:
@@ -174,11 +180,11 @@ def _recipe(name: str) -> Recipe:
         return load_recipe(name, ("data.path=none",))
 
 
-def _unknown(error: RecipeError) -> bool:
+def _recipe_not_found(error: RecipeError) -> bool:
     return any("no such recipe" in problem.reason for problem in error.problems)
 
 
-def _from_json(path: Path) -> ModelConfig:
+def _load_config_json(path: Path) -> ModelConfig:
     try:
         content = read_config_json(path)
     except ValueError as error:

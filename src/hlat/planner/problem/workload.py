@@ -1,9 +1,9 @@
-"""What a time or a memory is asked about: one training step of a model, cut in one way, on one kind of device.
+"""Inputs of the cost model: one training step of a model, in one layout, with one software, on one kind of device.
 
-    Workload (numbers of one case) -> columns(many works) -> WorkloadColumns: the same names, one array per name
+    Workload (one step) -> WorkloadColumns (many): the same field names, one array per field
 
-The formulas of this room take columns, so that thousands of layouts cost as much as a few array operations, and a
-published run, a layout of a search and a user's own layout go through the very same lines.
+The cost formulas take columns, so that thousands of layouts cost a few array operations. Published runs, layouts of a
+search and a layout given by the user are all computed by the same formulas.
 """
 
 from collections.abc import Sequence
@@ -18,40 +18,40 @@ RecomputePolicy = Literal["none", "selective", "full"]
 RECOMPUTE_POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 
 FAMILIES = ("ampere", "hopper", "blackwell", "trainium", "tpu", "measured")
-"""Chips that constants are common to; ``measured`` is a machine of the user's own."""
+"""Chip families, each with constants of its own; ``measured`` is a machine measured by the user."""
 
 MATERIALIZED_SCORES, FLASH_ATTENTION_1, FLASH_ATTENTION_2, FLASH_ATTENTION_3 = range(4)
-"""Attention kernels: scores in memory; FlashAttention of 2022; of 2023; of 2024 (version 3, cuDNN, XLA, NKI)."""
+"""Attention kernels: scores written to memory; FlashAttention 1; 2; 3 and its equals (cuDNN, XLA, NKI)."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder in numbers. ``gated``: three matrices in the feed-forward half, not two."""
+    """Dimensions of a decoder. ``gated``: three matrices in the feed-forward block instead of two."""
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    inner: int
+    intermediate: int
     vocab: int
     gated: bool = True
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """How a step is cut: degrees, ZeRO stage, micro-batches, recomputation.
+    """Layout of a step: degrees, ZeRO stage, micro-batches, recomputation.
 
     Attributes:
-        tensor, pipeline, context, data: degrees.
+        tensor, pipeline, context, data: parallel degrees.
         virtual: stages per pipeline rank.
         zero: ZeRO stage, 0 to 3.
-        micro_batch: sequences per pass.
+        micro_batch: sequences per micro-batch of a data-parallel rank.
         global_batch: sequences per step.
         sequence: tokens per sequence.
-        sequence_parallel: whether what lies between blocks is cut over the tensor group.
-        recompute: the policy of activation checkpointing.
-        split_backward: whether the schedule takes backward passes apart (zero bubble).
+        sequence_parallel: True if activations between blocks are sharded over the tensor group.
+        recompute: activation checkpointing policy.
+        split_backward: True if the schedule computes gradients of inputs and weights in separate passes (zero bubble).
     """
 
     tensor: int
@@ -70,18 +70,18 @@ class StepLayout:
 
 @dataclass(frozen=True)
 class SoftwareProfile:
-    """What the program does that a time depends on.
+    """Properties of a training framework that step times depend on.
 
     Attributes:
-        attention: one of the kernels above.
-        fused: whether what is not a product runs in fused kernels (a compiler, Transformer Engine).
-        eager: whether the host starts every kernel by itself, and may be too slow for small ones.
-        overlaps_tensor: whether tensor-parallel traffic overlaps with the products that it belongs to.
-        overlaps_data: whether the traffic of data parallelism overlaps with passes.
-        overlaps_context: whether the exchange of keys and values overlaps with attention.
-        eight_bit: whether products of blocks are computed in fp8.
-        early_stop: whether recomputing a block ends before its last product, whose result nobody needs.
-        gradient_bytes: of a gradient on its way to other ranks.
+        attention: attention kernel, one of the four above.
+        fused: True if pointwise operations run in fused kernels (a compiler, Transformer Engine).
+        eager: True if the host launches every kernel itself, and may be too slow for small ones.
+        overlaps_tensor: True if tensor-parallel communication overlaps with its matrix products.
+        overlaps_data: True if data-parallel communication overlaps with passes.
+        overlaps_context: True if the exchange of keys and values overlaps with attention.
+        eight_bit: True if the matrix products of decoder blocks run in fp8.
+        early_stop: True if recomputation of a block stops before its last product, whose result is not needed.
+        gradient_bytes: bytes per gradient element in a reduction.
     """
 
     attention: int = FLASH_ATTENTION_2
@@ -97,16 +97,18 @@ class SoftwareProfile:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One torch device and where it stands. FLOP per second, bytes, bytes per second.
+    """Rates of one torch device and of its links, in FLOP/s, bytes and bytes per second.
 
     Attributes:
-        family: one of ``FAMILIES``.
-        peak, peak_eight_bit: of products in 16 and 8 bits; the latter 0 where there is none.
-        reached, reached_eight_bit: the share of it that large products reach.
-        units: processors that tiles of a product are dealt out to.
-        memory_bytes, memory_rate: of the device.
-        link_rate: that it sends over the fast links; ``domain`` devices share them.
-        network_rate: that an instance of ``per_instance`` devices sends to others.
+        family: chip family, one of ``FAMILIES``.
+        peak, peak_eight_bit: peak rate of matrix products in 16 and 8 bits; the latter is 0 if not supported.
+        reached, reached_eight_bit: share of that peak that large products reach.
+        units: processors (streaming multiprocessors) over which the tiles of a product are distributed.
+        memory_bytes, memory_rate: capacity and bandwidth of the device's memory.
+        link_rate: bytes per second that the device sends over the fast links.
+        domain: devices that share fast links.
+        network_rate: bytes per second that an instance sends to other instances.
+        per_instance: devices per instance.
     """
 
     family: str
@@ -125,31 +127,31 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """One case."""
+    """One step: model, layout, software and device."""
 
     shape: ModelShape
-    split: StepLayout
+    layout: StepLayout
     software: SoftwareProfile
     device: DeviceSpec
 
 
-_PARTS = {"shape": ModelShape, "split": StepLayout, "software": SoftwareProfile, "device": DeviceSpec}
+_SECTIONS = {"shape": ModelShape, "layout": StepLayout, "software": SoftwareProfile, "device": DeviceSpec}
 _CODES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE_POLICIES, "family": FAMILIES}
 
 
 class WorkloadColumns:
-    """Many works: every field of their parts as an array of floats; words as their place in the tuples above."""
+    """Many workloads: each field as an array of float64. Strings become their index in the tuples above."""
 
-    def __init__(self, works: Sequence[Workload]) -> None:
+    def __init__(self, workloads: Sequence[Workload]) -> None:
         self._columns: dict[str, Column] = {}
-        for part, kind in _PARTS.items():
-            # Works of a search share shape, software and device: each object is read once.
-            rows, places = _distinct([getattr(work, part) for work in works])
+        for section, kind in _SECTIONS.items():
+            # The workloads of a search share their shape, software and device: each object is read once.
+            distinct, indices = _deduplicate([getattr(workload, section) for workload in workloads])
             for field in fields(kind):
                 codes = _CODES.get(field.name)
-                values = [getattr(row, field.name) for row in rows]
+                values = [getattr(row, field.name) for row in distinct]
                 numbers = [codes.index(value) for value in values] if codes is not None else values
-                self._columns[field.name] = np.array(numbers, dtype=np.float64)[places]
+                self._columns[field.name] = np.array(numbers, dtype=np.float64)[indices]
 
     def __getattr__(self, name: str) -> Column:
         try:
@@ -161,29 +163,29 @@ class WorkloadColumns:
         return len(self.layers)
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "WorkloadColumns":
-        """Some of them."""
+        """The workloads in the given rows (mask or indices)."""
         taken = WorkloadColumns.__new__(WorkloadColumns)
         taken._columns = {name: column[rows] for name, column in self._columns.items()}
         return taken
 
     @property
     def micro_batches(self) -> Column:
-        """ComputeTimes per step of a data-parallel rank."""
+        """Micro-batches per step of a data-parallel rank, at least 1."""
         return np.maximum(1.0, self.global_batch / (self.micro_batch * self.data))
 
     @property
     def tokens(self) -> Column:
-        """Of a micro-batch, on a rank."""
+        """Tokens of a micro-batch on one rank."""
         return self.micro_batch * self.sequence / self.context
 
     @property
     def shards(self) -> Column:
-        """Ranks that the state may be sharded over."""
+        """Ranks that parameters, gradients and optimizer state may be sharded over."""
         return self.data * self.context
 
     @property
     def world(self) -> Column:
-        """Processes."""
+        """World size."""
         return self.tensor * self.pipeline * self.context * self.data
 
     def __getstate__(self) -> dict[str, Column]:
@@ -193,29 +195,30 @@ class WorkloadColumns:
         self._columns = state
 
 
-def _distinct(parts: list[object]) -> tuple[list[object], NDArray[np.intp]]:
-    seen: dict[int, int] = {}
-    rows: list[object] = []
-    places = np.empty(len(parts), dtype=np.intp)
-    for index, part in enumerate(parts):
-        if id(part) not in seen:
-            seen[id(part)] = len(rows)
-            rows.append(part)
-        places[index] = seen[id(part)]
-    return rows, places
+def _deduplicate(objects: list[object]) -> tuple[list[object], NDArray[np.intp]]:
+    """The distinct objects, by identity, and for each of ``objects`` its index among them."""
+    index_by_id: dict[int, int] = {}
+    distinct: list[object] = []
+    indices = np.empty(len(objects), dtype=np.intp)
+    for position, item in enumerate(objects):
+        if id(item) not in index_by_id:
+            index_by_id[id(item)] = len(distinct)
+            distinct.append(item)
+        indices[position] = index_by_id[id(item)]
+    return distinct, indices
 
 
 def layer_weights(columns: WorkloadColumns) -> Column:
-    """Weights of the products of one layer on a rank."""
+    """Elements of the weight matrices of one layer on one tensor rank."""
     queries, keys = columns.heads * columns.head_dim, columns.kv_heads * columns.head_dim
     attention = columns.hidden * (2 * queries + 2 * keys)
-    feed_forward = (2 + columns.gated) * columns.hidden * columns.inner
+    feed_forward = (2 + columns.gated) * columns.hidden * columns.intermediate
     weights: Column = (attention + feed_forward) / columns.tensor
     return weights
 
 
 def rank_weights(columns: WorkloadColumns) -> Column:
-    """Weights that the rank with the most of them holds, its end of the model included."""
+    """Elements of the weight matrices on the fullest rank, with its embedding or head (both without a pipeline)."""
     ends = np.where(columns.pipeline > 1, 1.0, 2.0) * columns.vocab * columns.hidden / columns.tensor
     weights: Column = np.ceil(columns.layers / columns.pipeline) * layer_weights(columns) + ends
     return weights

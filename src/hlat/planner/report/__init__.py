@@ -1,4 +1,4 @@
-"""A plan as tables, sentences, an HTML page and a trace."""
+"""Reports of a plan: tables, sentences, an HTML page and a Chrome trace."""
 
 from hlat.planner.report.comparison import (
     RankBy,

@@ -1,4 +1,4 @@
-"""A plan in words: why this layout, what the next ones lose, and where its traffic goes.
+"""Explanation of a plan: reasons for its layout, drawbacks of the next best, links that each axis uses.
 
 TrainingPlan -> sentences
 """
@@ -8,98 +8,105 @@ from hlat.planner.problem import PlanRequest
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, fits, format_number
 
 _GIB = 1 << 30
-_WORDS = {
+_COMPONENT_NAMES = {
     "products": "matrix products",
     "attention": "attention",
     "pointwise": "pointwise operations",
     "gaps": "gaps between kernels",
     "recomputed": "recomputation",
     "host": "waiting for the host",
-    "tensor": "tensor-parallel traffic",
-    "context": "context-parallel traffic",
-    "head": "the head on the last stage",
-    "bubble": "the pipeline's bubble",
+    "tensor": "tensor-parallel communication",
+    "context": "context-parallel communication",
+    "head": "the LM head on the last stage",
+    "bubble": "the pipeline bubble",
     "messages": "messages between stages",
-    "data": "data-parallel traffic",
+    "data": "data-parallel communication",
     "optimizer": "the optimizer's step",
     "stragglers": "waiting for the slowest device",
 }
-_WORTH_SAYING = 0.005  # of a step
+_MIN_REPORTED_SHARE = 0.005  # of a step
 
 
 def explain(plan: TrainingPlan) -> list[str]:
-    """Sentences, the most important first."""
+    """Explain a plan in sentences, the most important first."""
     request, chosen = plan.request, plan.chosen
-    lines = [f"Chosen: {chosen.candidate}.", _spent(chosen), *_placed(request, chosen)]
+    lines = [f"Chosen: {chosen.candidate}.", _step_sentence(chosen), *_communication_sentences(request, chosen)]
     if plan.ranked and plan.ranked[0] is not chosen:
         fastest = plan.ranked[0]
         behind = chosen.step_seconds / fastest.step_seconds - 1
         lines.append(
-            f"The fastest predicted, {fastest.candidate}, is ahead by {behind:.1%}, less than the {TIE_TOLERANCE:.0%} that "
-            f"predictions can tell apart; the chosen one recomputes less, or is cut into fewer parts."
+            f"The fastest predicted layout, {fastest.candidate}, is {behind:.1%} faster, within the "
+            f"prediction error of {TIE_TOLERANCE:.0%}; the chosen layout recomputes less, or has smaller "
+            f"parallel degrees."
         )
-    lines += [f"Runner-up: {compare(chosen, one)}" for one in plan.alternatives[:3] if one is not plan.ranked[0]]
+    runners_up = [other for other in plan.alternatives[:3] if other is not plan.ranked[0]]
+    lines += [f"Runner-up: {compare(chosen, other)}" for other in runners_up]
     return lines
 
 
 def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
-    """What another layout loses and gains against the chosen one."""
+    """Losses and gains of another layout against the chosen one, in one sentence."""
     slower = other.step_seconds / chosen.step_seconds - 1
-    whole = chosen.step_seconds
+    total = chosen.step_seconds
     changes = sorted(
-        ((other.parts[name] - chosen.parts[name]) / whole, name)
-        for name in chosen.parts
-        if abs(other.parts[name] - chosen.parts[name]) > _WORTH_SAYING * whole
+        ((other.components[name] - chosen.components[name]) / total, name)
+        for name in chosen.components
+        if abs(other.components[name] - chosen.components[name]) > _MIN_REPORTED_SHARE * total
     )
-    lost = [f"{_WORDS[name]} +{share:.1%}" for share, name in reversed(changes) if share > 0]
-    won = [f"{_WORDS[name]} {share:.1%}" for share, name in changes if share < 0]
+    lost = [f"{_COMPONENT_NAMES[name]} +{share:.1%}" for share, name in reversed(changes) if share > 0]
+    gained = [f"{_COMPONENT_NAMES[name]} {share:.1%}" for share, name in changes if share < 0]
     speed = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster"
     memory = f"{other.peak_memory / _GIB:.1f} GiB against {chosen.peak_memory / _GIB:.1f}"
-    why = "; ".join(filter(None, [", ".join(lost[:3]), ", ".join(won[:3])])) or "nothing stands out"
+    why = "; ".join(filter(None, [", ".join(lost[:3]), ", ".join(gained[:3])])) or "no component stands out"
     return f"{other.candidate}: {speed} ({why}), {memory}."
 
 
 def comparison_with(plan: TrainingPlan, other: LayoutPrediction) -> str:
-    """The chosen layout beside one that was named."""
+    """Sentences that compare the chosen layout with another one."""
     ahead = other.step_seconds / plan.chosen.step_seconds - 1
     fit = "" if fits(plan.request, other) else f" It does not fit: {other.peak_memory / _GIB:.1f} GiB."
-    verdict = (
+    conclusion = (
         f"The chosen layout is predicted {ahead:.1%} faster" if ahead >= 0 else f"It is predicted {-ahead:.1%} faster"
     )
-    return f"Against {compare(plan.chosen, other)} {verdict}.{fit}"
+    return f"Against {compare(plan.chosen, other)} {conclusion}.{fit}"
 
 
-def _spent(one: LayoutPrediction) -> str:
-    shares = sorted(((seconds / one.step_seconds, name) for name, seconds in one.parts.items()), reverse=True)
-    words = ", ".join(f"{_WORDS[name]} {share:.0%}" for share, name in shares if share > 0.01)
-    return f"A step takes {format_number(one.step_seconds)} s: {words}."
+def _step_sentence(prediction: LayoutPrediction) -> str:
+    """The step time and its components, largest first."""
+    shares = sorted(
+        ((seconds / prediction.step_seconds, name) for name, seconds in prediction.components.items()), reverse=True
+    )
+    words = ", ".join(f"{_COMPONENT_NAMES[name]} {share:.0%}" for share, name in shares if share > 0.01)
+    return f"A step takes {format_number(prediction.step_seconds)} s: {words}."
 
 
-def _placed(request: PlanRequest, one: LayoutPrediction) -> list[str]:
-    """Where each kind of traffic goes."""
-    cluster, layout = request.cluster, one.candidate
+def _communication_sentences(request: PlanRequest, prediction: LayoutPrediction) -> list[str]:
+    """Volume and links of each parallel axis, one sentence each."""
+    cluster, layout = request.cluster, prediction.candidate
     fast, slow = cluster.link_rate / 1e9, cluster.network_rate / cluster.devices_per_instance / 1e9
     sent = {axis: f"{size / _GIB:,.1f} GiB per step" for axis, size in exchanged_bytes(request, layout, 0).items()}
-    said = []
+    sentences = []
     if layout.tensor > 1:
         inside = layout.tensor <= cluster.domain
         where = (
-            f"on the fast links ({fast:.0f} GB/s per device)" if inside else "beyond the fast links, over the network"
+            f"on the fast links ({fast:.0f} GB/s per device)" if inside else "over the network, beyond the fast links"
         )
-        said.append(
-            f"Tensor parallelism, which talks four times per layer, stays {where}: {sent['tensor']} and device."
-        )
+        sentences.append(f"Tensor parallelism communicates four times per layer, {where}: {sent['tensor']} and device.")
     if layout.pipeline > 1:
-        lie = "lie across instances" if cluster.devices > cluster.devices_per_instance else "share an instance"
+        location = "span several instances" if cluster.devices > cluster.devices_per_instance else "share an instance"
         speed = f" ({slow:.1f} GB/s per device)" if cluster.devices > cluster.devices_per_instance else ""
-        said.append(
-            f"The {layout.pipeline} pipeline stages talk least, a message per pass, and {lie}{speed}: "
+        sentences.append(
+            f"The {layout.pipeline} pipeline ranks communicate least, one message per pass, and {location}{speed}: "
             f"{sent['pipeline']} and device."
         )
     if layout.data > 1:
         crosses = layout.data * layout.tensor * layout.context > cluster.domain
-        where = f"over the network ({slow:.1f} GB/s per device), beside passes" if crosses else "on the fast links"
-        each = layout.zero == 3 or (layout.zero == 2 and layout.pipeline == 1)
-        often = "for each micro-batch" if each else "once a step"
-        said.append(f"Data parallelism over {layout.data} replicas talks {often}, {where}: {sent['data']} and device.")
-    return said
+        where = (
+            f"over the network ({slow:.1f} GB/s per device), overlapped with passes" if crosses else "on the fast links"
+        )
+        per_micro_batch = layout.zero == 3 or (layout.zero == 2 and layout.pipeline == 1)
+        often = "for each micro-batch" if per_micro_batch else "once per step"
+        sentences.append(
+            f"Data parallelism over {layout.data} replicas communicates {often}, {where}: {sent['data']} and device."
+        )
+    return sentences

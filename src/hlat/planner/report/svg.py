@@ -1,6 +1,6 @@
-"""Pictures of a plan, as SVG that any browser draws without a script.
+"""Charts of a plan as SVG, which browsers draw without scripts.
 
-parts of a whole -> a bar | days, GiB of layouts -> the front | passes -> a row per pipeline rank
+components -> bar chart | days and GiB of layouts -> scatter chart | passes -> one row per pipeline rank
 """
 
 import math
@@ -14,17 +14,17 @@ _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#
             "#999933", "#117733", "#882255", "#44aa99")  # fmt: skip
 PASS_COLOURS = {"forward": "#4477aa", "backward": "#228833", "input": "#228833", "weight": "#ccbb44"}
 _WIDTH = 960
-_HEIGHT, _MARGIN = 360, 50  # of the picture of the front
-_SHOWN_PASSES = 6000
+_HEIGHT, _MARGIN = 360, 50  # of a scatter chart
+_MAX_SHOWN_PASSES = 6000
 
 
-def bar(parts: dict[str, float], whole: float, unit: str, scale: float) -> str:
-    """Parts side by side, to scale, with a legend."""
+def bar_chart(components: dict[str, float], total: float, unit: str, scale: float) -> str:
+    """One bar of adjacent components, with a legend. ``total`` is the full width; labels show sizes in ``scale``."""
     x, shapes, legend = 0.0, [], []
-    for index, (name, size) in enumerate(parts.items()):
+    for index, (name, size) in enumerate(components.items()):
         if size <= 0:
             continue
-        colour, width = _COLOURS[index % len(_COLOURS)], size / whole * _WIDTH
+        colour, width = _COLOURS[index % len(_COLOURS)], size / total * _WIDTH
         label = f"{name} {size / scale:.2f} {unit}"
         shapes.append(
             f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="28" fill="{colour}"><title>{label}</title></rect>'
@@ -37,7 +37,7 @@ def bar(parts: dict[str, float], whole: float, unit: str, scale: float) -> str:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a picture, both numbers positive; ``group`` gives its colour."""
+    """One point of a scatter chart; ``x`` and ``y`` are positive, ``group`` selects the colour."""
 
     x: float
     y: float
@@ -46,22 +46,22 @@ class Dot:
     label: str
 
 
-def scatter(dots: Sequence[Dot], groups: Sequence[str], across: str, up: str) -> str:
-    """Dots between logarithmic axes, the filled ones on top, and what the colours mean."""
+def scatter_chart(dots: Sequence[Dot], groups: Sequence[str], across: str, up: str) -> str:
+    """Scatter chart with logarithmic axes, the filled dots on top, and a legend of the groups."""
     x, y = _Axis.of([dot.x for dot in dots]), _Axis.of([dot.y for dot in dots])
     wide, high = _WIDTH - 2 * _MARGIN, _HEIGHT - 2 * _MARGIN
     shapes = [
         f'<path d="M{_MARGIN},{_MARGIN} V{_HEIGHT - _MARGIN} H{_WIDTH - _MARGIN}" fill="none" stroke="#888"/>',
-        f'<text x="{_MARGIN}" y="{_HEIGHT - 20}">{_written(x.least)}</text>',
-        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 20}" text-anchor="end">{_written(x.most)} {escape(across)}</text>',
-        f'<text x="{_MARGIN + 8}" y="{_HEIGHT - _MARGIN - 8}">{_written(y.least)}</text>',
-        f'<text x="{_MARGIN}" y="{_MARGIN - 20}">{_written(y.most)} {escape(up)}</text>',
+        f'<text x="{_MARGIN}" y="{_HEIGHT - 20}">{_format(x.least)}</text>',
+        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 20}" text-anchor="end">{_format(x.most)} {escape(across)}</text>',
+        f'<text x="{_MARGIN + 8}" y="{_HEIGHT - _MARGIN - 8}">{_format(y.least)}</text>',
+        f'<text x="{_MARGIN}" y="{_MARGIN - 20}">{_format(y.most)} {escape(up)}</text>',
     ]
     for dot in sorted(dots, key=lambda dot: dot.filled):
-        place = f'cx="{_MARGIN + x.share(dot.x) * wide:.1f}" cy="{_MARGIN + (1 - y.share(dot.y)) * high:.1f}"'
+        center = f'cx="{_MARGIN + x.fraction(dot.x) * wide:.1f}" cy="{_MARGIN + (1 - y.fraction(dot.y)) * high:.1f}"'
         colour = _COLOURS[dot.group % len(_COLOURS)]
         paint = f'fill="{colour}"' if dot.filled else f'fill="none" stroke="{colour}"'
-        shapes.append(f'<circle {place} r="5" {paint}><title>{escape(dot.label)}</title></circle>')
+        shapes.append(f'<circle {center} r="5" {paint}><title>{escape(dot.label)}</title></circle>')
     legend = " &nbsp; ".join(
         f'<span style="color:{_COLOURS[index % len(_COLOURS)]}">&#9679;</span> {escape(name)}'
         for index, name in enumerate(groups)
@@ -69,7 +69,7 @@ def scatter(dots: Sequence[Dot], groups: Sequence[str], across: str, up: str) ->
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(shapes)}</svg><p>{legend}</p>'
 
 
-def _written(value: float) -> str:
+def _format(value: float) -> str:
     if value >= 1e6:
         return f"{value / 1e6:,.3g} million"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -77,7 +77,7 @@ def _written(value: float) -> str:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Logarithmic."""
+    """A logarithmic axis from ``least`` to ``most``."""
 
     least: float
     most: float
@@ -86,22 +86,22 @@ class _Axis:
     def of(cls, values: Sequence[float]) -> "_Axis":
         return cls(min(values), max(values))
 
-    def share(self, value: float) -> float:
-        """How far along it a value lies."""
+    def fraction(self, value: float) -> float:
+        """Position of a value along the axis, 0 to 1."""
         return math.log(value / self.least) / math.log(self.most / self.least) if self.most > self.least else 0.5
 
 
-def timeline_picture(line: Timeline) -> str:
-    """A row per pipeline rank, a box per pass."""
-    height, total = 18, line.seconds
-    each = max(1, _SHOWN_PASSES // len(line.ranks))
+def timeline_chart(timeline: Timeline) -> str:
+    """One row per pipeline rank, one box per pass; of a long step, the first passes."""
+    height, total = 18, timeline.seconds
+    per_rank = max(1, _MAX_SHOWN_PASSES // len(timeline.ranks))
     shapes = []
-    for rank, passes in enumerate(line.ranks):
-        for one in passes[:each]:
-            x, width = one.start / total * _WIDTH, (one.stop - one.start) / total * _WIDTH
-            place = f'x="{x:.2f}" y="{rank * height}" width="{width:.2f}" height="{height - 3}"'
-            paint = f'fill="{PASS_COLOURS[one.kind]}" stroke="white" stroke-width=".2"'
-            what = f"{one.kind} {one.micro_batch}, stage {one.stage}"
-            shapes.append(f"<rect {place} {paint}><title>{what}</title></rect>")
-    size = len(line.ranks) * height
+    for rank, passes in enumerate(timeline.ranks):
+        for shown in passes[:per_rank]:
+            x, width = shown.start / total * _WIDTH, (shown.stop - shown.start) / total * _WIDTH
+            box = f'x="{x:.2f}" y="{rank * height}" width="{width:.2f}" height="{height - 3}"'
+            paint = f'fill="{PASS_COLOURS[shown.kind]}" stroke="white" stroke-width=".2"'
+            label = f"{shown.kind} {shown.micro_batch}, stage {shown.stage}"
+            shapes.append(f"<rect {box} {paint}><title>{label}</title></rect>")
+    size = len(timeline.ranks) * height
     return f'<svg viewBox="0 0 {_WIDTH} {size}" role="img">{"".join(shapes)}</svg>'

@@ -1,40 +1,40 @@
-"""The simulated step as a Chrome trace: a row per pipeline rank, to be opened in chrome://tracing or Perfetto."""
+"""Chrome trace of a simulated step: one row per pipeline rank, for chrome://tracing or Perfetto."""
 
 from typing import Any
 
 from hlat.planner.cost import Timeline
 from hlat.planner.search import TrainingPlan, timeline
 
-_MOST = 20_000  # passes: a viewer does not show more
+_MAX_PASSES = 20_000  # more than that, viewers do not show
 
 
 def step_timeline(plan: TrainingPlan) -> Timeline:
-    """The passes of one step; of a long one its beginning, as many micro-batches as a picture can show."""
+    """Passes of one step; of a long step, as many micro-batches from its start as a viewer can show."""
     layout = plan.chosen.candidate
     count = layout.accumulation(plan.request.global_batch)
-    most = max(layout.pipeline, _MOST // (2 * layout.pipeline * layout.virtual))
+    limit = max(layout.pipeline, _MAX_PASSES // (2 * layout.pipeline * layout.virtual))
     if layout.virtual > 1:
-        most = most // layout.pipeline * layout.pipeline
-    return timeline(layout, min(count, most), plan.chosen.passes)
+        limit = limit // layout.pipeline * layout.pipeline
+    return timeline(layout, min(count, limit), plan.chosen.stage_times)
 
 
 def chrome_trace(plan: TrainingPlan) -> dict[str, Any]:
-    """Complete events in microseconds, as the trace event format wants them."""
+    """Complete events of the trace event format, in microseconds."""
     events: list[dict[str, Any]] = []
     for rank, passes in enumerate(step_timeline(plan).ranks):
         name = {"name": f"pipeline rank {rank}"}
         events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": name})
-        for one in passes:
+        for each in passes:
             events.append(
                 {
-                    "name": f"{one.kind} {one.micro_batch}",
-                    "cat": one.kind,
+                    "name": f"{each.kind} {each.micro_batch}",
+                    "cat": each.kind,
                     "ph": "X",
                     "pid": 0,
                     "tid": rank,
-                    "ts": one.start * 1e6,
-                    "dur": (one.stop - one.start) * 1e6,
-                    "args": {"stage": one.stage, "micro_batch": one.micro_batch},
+                    "ts": each.start * 1e6,
+                    "dur": (each.stop - each.start) * 1e6,
+                    "args": {"stage": each.stage, "micro_batch": each.micro_batch},
                 }
             )
     return {"traceEvents": events, "displayTimeUnit": "ms"}

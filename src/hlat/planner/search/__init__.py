@@ -1,4 +1,4 @@
-"""The best layouts of a request, how ties are broken, and what else would fit."""
+"""The search for the best layout, the tie rule, and suggestions when nothing fits."""
 
 from hlat.planner.search.plan import TrainingPlan, fits, format_number, layout_json, make_plan, recipe_fragment
 from hlat.planner.search.search import LayoutPrediction, predict_layout, timeline

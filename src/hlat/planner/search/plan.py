@@ -1,7 +1,7 @@
-"""A plan: the layout to train in, what is predicted of it, what else would do, and what all that assumes.
+"""A training plan: the chosen layout, its prediction, the alternatives, and the assumptions.
 
-PlanRequest -> search -> chosen, alternatives -> TrainingPlan -> JSON, a recipe's fragment
-         -> nothing fits -> PlanError that names the nearest clusters and what they cost
+PlanRequest -> search -> chosen, alternatives -> TrainingPlan -> JSON, recipe fragment
+            -> nothing fits -> PlanError that names the nearest clusters and their cost
 """
 
 import random
@@ -19,26 +19,26 @@ from hlat.planner.cost import (
     simulate_goodput,
 )
 from hlat.planner.problem import Candidate, PlanRequest, parse_layout
-from hlat.planner.search.search import USABLE, LayoutPrediction, SearchResult, predict_layout, search
+from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, SearchResult, predict_layout, search
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
 from hlat.runtime import PlanError
 
 _GIB = 1 << 30
 _DAY = 86400.0
-_SEED = 12349  # of simulated failures: a plan is the same each time
+_SEED = 12349  # seed of the simulated failures: the same request gives the same plan
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The answer to a request.
+    """A plan for one request.
 
     Attributes:
-        request: what was asked.
-        chosen: the layout to train in.
-        ranked: the best layouts that fit, fastest first, the chosen one among them; empty where a layout was given.
-        found: how the search went; None where a layout was given.
-        goodput_simulated: share of the time that counts over simulated runs, and in the worst tenth of them.
+        request: the request.
+        chosen: the layout to train in, with its prediction.
+        ranked: the best layouts that fit, fastest first, including the chosen one; empty if the user gave a layout.
+        found: statistics of the search; None if the user gave a layout.
+        goodput_simulated: goodput over simulated runs: mean, and of the worst tenth.
     """
 
     request: PlanRequest
@@ -49,24 +49,24 @@ class TrainingPlan:
 
     @property
     def alternatives(self) -> list[LayoutPrediction]:
-        """What else fits, fastest first."""
-        return [one for one in self.ranked if one is not self.chosen]
+        """The other layouts that fit, fastest first."""
+        return [prediction for prediction in self.ranked if prediction is not self.chosen]
 
     def as_json(self) -> dict[str, Any]:
-        """The documented keys (docs/planning.md)."""
+        """The plan under its documented keys (docs/planning.md)."""
         return {
             "model": self.request.name,
             "cluster": self.request.cluster.name,
             "chosen": layout_json(self.request, self.chosen),
-            "alternatives": [layout_json(self.request, one) for one in self.alternatives],
+            "alternatives": [layout_json(self.request, other) for other in self.alternatives],
             "assumptions": self.assumptions(),
         }
 
     def assumptions(self) -> dict[str, Any]:
-        """What the numbers rest on."""
-        request, expected = self.request, self.chosen.reliability
+        """Assumptions and inputs of the prediction, under their documented keys."""
+        request, reliability = self.request, self.chosen.reliability
         price = request.cluster.price(request.price)
-        searched = {} if self.found is None else {
+        search_statistics = {} if self.found is None else {
             "layouts_tried": self.found.tried,
             "layouts_that_fit": self.found.fitting,
             "search_seconds": round(self.found.seconds, 2),
@@ -78,31 +78,33 @@ class TrainingPlan:
             "defaults": list(request.assumed),
             "devices": request.cluster.devices,
             "memory_gib_per_device": round(request.cluster.memory_bytes / _GIB, 2),
-            "usable_share_of_memory": USABLE,
+            "usable_share_of_memory": USABLE_MEMORY_SHARE,
             "price_kind": None if price is None else price[0],
             "usd_per_hour": None if price is None else price[1],
-            "mean_hours_between_failures": round(expected.mtbf / 3600, 2),
+            "mean_hours_between_failures": round(reliability.mtbf / 3600, 2),
             "failures_per_instance_and_day": request.cluster.instance.failures.per_day,
             "interruptions_by_software_per_day": SOFTWARE_FAILURES_PER_DAY,
             "copy_bytes_per_second_per_device": HOST_COPY_RATE,
             "store_bytes_per_second_per_instance": STORE_RATE_PER_INSTANCE,
             "store_bytes_per_second": STORE_RATE_LIMIT,
-            "save_stall_seconds": round(expected.stall, 2),
-            "save_durable_after_seconds": round(expected.writing, 1),
-            "restart_seconds": round(expected.restart, 1),
-            "checkpoint_every_seconds": round(expected.interval, 1),
-            "checkpoint_every_steps": min(request.steps, max(1, round(expected.interval / self.chosen.step_seconds))),
+            "save_stall_seconds": round(reliability.stall, 2),
+            "save_durable_after_seconds": round(reliability.writing, 1),
+            "restart_seconds": round(reliability.restart, 1),
+            "checkpoint_every_seconds": round(reliability.interval, 1),
+            "checkpoint_every_steps": min(
+                request.steps, max(1, round(reliability.interval / self.chosen.step_seconds))
+            ),
             "goodput_simulated": round(self.goodput_simulated[0], 4),
             "goodput_simulated_worst_tenth": round(self.goodput_simulated[1], 4),
             "tie": TIE_TOLERANCE,
             "constants": {"/".join(key): value for key, value in load_constants().values.items()},
-            **searched,
+            **search_statistics,
         }
 
 
-def layout_json(request: PlanRequest, one: LayoutPrediction) -> dict[str, Any]:
-    """The documented keys of a layout."""
-    layout = one.candidate
+def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str, Any]:
+    """A predicted layout under its documented keys."""
+    layout = prediction.candidate
     return {
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
@@ -116,80 +118,83 @@ def layout_json(request: PlanRequest, one: LayoutPrediction) -> dict[str, Any]:
         "sequence_parallel": layout.tensor > 1,
         "activation_checkpointing": layout.recompute,
         "precision": request.mode,
-        "memory_gib": round(one.peak_memory / _GIB, 3),
-        "fits": fits(request, one),
+        "memory_gib": round(prediction.peak_memory / _GIB, 3),
+        "fits": fits(request, prediction),
         "memory_parts_gib": {
-            str(rank): {name: round(size / _GIB, 3) for name, size in memory.parts().items()}
-            for rank, memory in one.memory.items()
+            str(rank): {name: round(size / _GIB, 3) for name, size in memory.components().items()}
+            for rank, memory in prediction.memory.items()
         },
         "exchanged_gib_per_step": {
             str(rank): {axis: round(size / _GIB, 3) for axis, size in exchanged_bytes(request, layout, rank).items()}
-            for rank in one.memory
+            for rank in prediction.memory
         },
         "executed_tflop_per_step": {
-            str(rank): round(executed_flops(request, layout, rank) / 1e12, 3) for rank in one.memory
+            str(rank): round(executed_flops(request, layout, rank) / 1e12, 3) for rank in prediction.memory
         },
-        "step_seconds": one.step_seconds,
-        "step_parts_seconds": one.parts,
-        "tokens_per_second": one.tokens_per_second,
-        "tokens_per_second_per_chip": one.tokens_per_second / request.cluster.chips,
-        "mfu": one.mfu,
-        "cost_usd": one.cost_usd,
-        "usd_per_billion_tokens": None if one.cost_usd is None else one.cost_usd / request.tokens * 1e9,
-        "days": one.days,
-        "goodput": one.goodput,
+        "step_seconds": prediction.step_seconds,
+        "step_parts_seconds": prediction.components,
+        "tokens_per_second": prediction.tokens_per_second,
+        "tokens_per_second_per_chip": prediction.tokens_per_second / request.cluster.chips,
+        "mfu": prediction.mfu,
+        "cost_usd": prediction.cost_usd,
+        "usd_per_billion_tokens": None if prediction.cost_usd is None else prediction.cost_usd / request.tokens * 1e9,
+        "days": prediction.days,
+        "goodput": prediction.goodput,
     }
 
 
 def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
-    """Answer a request.
+    """Plan a run.
 
     Args:
-        layout: predict this one, as in ``tp=8,pp=1``; None searches.
+        request: the run.
+        layout: layout to predict, as in ``tp=8,pp=1``; None searches for the best one.
 
     Raises:
-        PlanError: no layout is possible or fits into memory; says what would.
+        PlanError: no layout is possible or fits into memory; the message suggests what would.
     """
     if layout is not None:
-        one = predict_layout(request, parse_layout(layout, request))
-        return TrainingPlan(request, one, (), None, _simulated(request, one))
+        given = predict_layout(request, parse_layout(layout, request))
+        return TrainingPlan(request, given, (), None, _simulated_goodput(request, given))
     found = search(request)
     if not found.ranked:
-        raise PlanError(_refusal(request, found))
+        raise PlanError(_nothing_fits(request, found))
     chosen = break_tie(found.ranked, request.cluster.domain)
-    return TrainingPlan(request, chosen, tuple(found.ranked), found, _simulated(request, chosen))
+    return TrainingPlan(request, chosen, tuple(found.ranked), found, _simulated_goodput(request, chosen))
 
 
 def format_number(value: float, digits: int = 2) -> str:
-    """A number for a table: so many digits after the point, or three in all where it is small."""
+    """Format a number for a table: ``digits`` decimals, or three significant digits below 1."""
     return f"{value:,.{digits}f}" if value >= 1 else f"{value:.3g}"
 
 
-def fits(request: PlanRequest, one: LayoutPrediction) -> bool:
-    """Whether a layout leaves of each device what it should."""
-    return one.peak_memory <= USABLE * request.cluster.memory_bytes
+def fits(request: PlanRequest, prediction: LayoutPrediction) -> bool:
+    """True if every device has the memory that the layout needs, and some in reserve."""
+    return prediction.peak_memory <= USABLE_MEMORY_SHARE * request.cluster.memory_bytes
 
 
-def _simulated(request: PlanRequest, one: LayoutPrediction) -> tuple[float, float]:
-    work = request.steps * one.step_seconds
-    # A long run's goodput is that of its parts: ten thousand failures tell no more than a thousand.
-    seconds = min(work, 200 * one.reliability.mtbf)
-    result = simulate_goodput(one.reliability, seconds, random.Random(_SEED))
+def _simulated_goodput(request: PlanRequest, prediction: LayoutPrediction) -> tuple[float, float]:
+    """Simulated goodput: mean, and of the worst tenth of runs."""
+    work = request.steps * prediction.step_seconds
+    # Ten thousand failures of a long run show no more than a few hundred.
+    seconds = min(work, 200 * prediction.reliability.mtbf)
+    result = simulate_goodput(prediction.reliability, seconds, random.Random(_SEED))
     return result.mean, result.worst_tenth
 
 
-def _refusal(request: PlanRequest, found: SearchResult) -> str:
+def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
+    """Error message: the memory that the request lacks, and the nearest requests that would fit."""
     cluster = request.cluster
     if found.least_memory is None:
         return (
             f"no layout of {request.name} on the {cluster.devices} devices of {cluster.name} is possible: degrees "
-            f"must divide the devices, tensor ranks share out {request.model.heads} heads, and data-parallel ranks "
-            f"--global-batch {request.global_batch}. `--layout tp=...,pp=...` says what is wrong with one."
+            f"must divide the devices, tensor must divide the {request.model.heads} heads, and data must divide "
+            f"--global-batch {request.global_batch}. `--layout tp=...,pp=...` shows which check a layout fails."
         )
     layout, need = found.least_memory
     lines = [
         f"{request.name} does not fit on {cluster.name}: a device has {cluster.memory_bytes / _GIB:.0f} GiB, of which "
-        f"{USABLE:.0%} can be used, and of the {found.tried:,} layouts the one that needs least, {layout}, "
+        f"{USABLE_MEMORY_SHARE:.0%} can be used, and of the {found.tried:,} layouts tried the smallest, {layout}, "
         f"needs {need / _GIB:.1f} GiB."
     ]
     for other, best in suggestions(request):
@@ -202,24 +207,24 @@ def _refusal(request: PlanRequest, found: SearchResult) -> str:
     return "\n".join(lines)
 
 
-def recipe_fragment(request: PlanRequest, one: Candidate, *, fits_in: bool = True) -> str:
-    """The chosen layout as the sections of a recipe, to be included by it."""
-    virtual = f"\n  virtual_stages: {one.virtual}" if one.virtual > 1 else ""
+def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool = True) -> str:
+    """The layout as sections of a recipe, for a recipe to include."""
+    virtual = f"\n  virtual_stages: {candidate.virtual}" if candidate.virtual > 1 else ""
     note = "" if fits_in else "# It does not fit into the memory of these devices.\n"
     return (
         f"# {request.name} on {request.cluster.name}, by hlat plan: {request.cluster.devices} processes.\n{note}"
         f"parallel:\n"
-        f"  tensor: {one.tensor}\n"
+        f"  tensor: {candidate.tensor}\n"
         f"  sequence: true\n"
-        f"  pipeline: {one.pipeline}\n"
-        f"  schedule: {one.schedule}{virtual}\n"
-        f"  context: {one.context}\n"
-        f"  zero: {one.zero}\n"
+        f"  pipeline: {candidate.pipeline}\n"
+        f"  schedule: {candidate.schedule}{virtual}\n"
+        f"  context: {candidate.context}\n"
+        f"  zero: {candidate.zero}\n"
         f"batch:\n"
         f"  global_batch: {request.global_batch}\n"
-        f"  micro_batch: {one.micro_batch}\n"
+        f"  micro_batch: {candidate.micro_batch}\n"
         f"memory:\n"
-        f"  activation_checkpointing: {one.recompute}\n"
+        f"  activation_checkpointing: {candidate.recompute}\n"
         f"precision:\n"
         f"  mode: {request.mode}\n"
     )

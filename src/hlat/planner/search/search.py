@@ -1,9 +1,9 @@
-"""The best layouts of a request: all of them predicted at once, those that do not fit left out, the rest ranked.
+"""Search for the best layouts of a request.
 
-    candidates -> memory of the ranks with most -> fits? -> times of all that do, in columns -> ranked, simulated, exact
+    candidates -> memory of the fullest ranks -> fits? -> times of those that do, as columns -> finalists -> ranked
 
-The formulas of step.py rank; of the few best the pipeline is simulated event by event and memory is counted from the
-shapes of every parameter, and only then is one chosen.
+The formulas of step_time.py rank all candidates. For the few best, the pipeline is simulated event by event and memory
+is counted from the shape of every parameter; these results decide.
 """
 
 import time
@@ -38,62 +38,63 @@ from hlat.planner.problem import (
 )
 from hlat.precision import MODES
 
-USABLE = 0.96  # of a device's memory: the rest is for what a plan cannot see
+USABLE_MEMORY_SHARE = 0.96  # of a device; the rest is reserved for allocations that a plan does not model
 _FINALISTS = 12
-_OF_EACH = 3  # finalists of the same degrees
-_SAVERS = 6  # finalists besides, that need less memory than all faster ones
+_PER_DEGREES = 3  # finalists with the same degrees
+_MEMORY_FINALISTS = 6  # more finalists, each needing less memory than every faster layout
 _DAY = 86400.0
-_OF_PASSES = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head")
-_EVENTS = 40_000  # passes of a simulation that are worth their time; above, the formula stands
+_PASS_COMPONENTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head")
+_MAX_SIMULATED_PASSES = 40_000  # longer steps keep the result of the formula
 
 
 @dataclass(frozen=True)
 class LayoutPrediction:
-    """A layout and what is predicted of it.
+    """The prediction of a layout.
 
     Attributes:
         candidate: the layout.
-        step_seconds: of a step.
-        parts: seconds of a step by what they are spent on; they add up to ``step_seconds``.
-        memory: of the ranks that have most, by pipeline rank.
-        tokens_per_second: of the whole cluster, steps alone.
-        mfu: share of the peak that the model's FLOPs are, attention counted causal.
-        reliability: failures, saves, restarts.
-        days, cost_usd: of the run, with what failures and saves cost; the latter None where no price is known.
-        passes: seconds of each kind of pass by stage, and of a message.
+        step_seconds: seconds per step.
+        components: seconds of a step by component; they add up to ``step_seconds``.
+        memory: memory of the reported ranks, by pipeline rank.
+        tokens_per_second: throughput of the whole cluster, without saves and failures.
+        mfu: model FLOPs utilization: share of the cluster's peak, with causal attention.
+        reliability: failures, saves and restarts.
+        days: duration of the run, with saves and failures.
+        cost_usd: cost of the run, with saves and failures; None if no price is known.
+        stage_times: seconds of each kind of pass, by stage, and of a message.
     """
 
     candidate: Candidate
     step_seconds: float
-    parts: dict[str, float]
+    components: dict[str, float]
     memory: dict[int, RankMemory]
     tokens_per_second: float
     mfu: float
     reliability: Reliability
     days: float
     cost_usd: float | None
-    passes: StageTimes
+    stage_times: StageTimes
 
     @property
     def peak_memory(self) -> float:
-        """Bytes of the rank that needs most."""
-        return max(one.total for one in self.memory.values())
+        """Bytes on the rank that needs most."""
+        return max(rank.total for rank in self.memory.values())
 
     @property
     def goodput(self) -> float:
-        """Share of the time that is spent on steps that count."""
+        """Share of time spent on steps that count."""
         return self.reliability.goodput
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        ranked: the best layouts, best first.
-        tried, fitting: how many layouts were looked at, and how many fit into memory.
-        least_memory: of the layout that needs least.
-        seconds: that it took.
+        ranked: the best layouts, fastest first.
+        tried, fitting: number of candidates, and of those that fit into memory.
+        least_memory: the candidate that needs least memory, with its bytes; None without candidates.
+        seconds: duration of the search.
     """
 
     ranked: list[LayoutPrediction]
@@ -104,72 +105,73 @@ class SearchResult:
 
 
 def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_counter) -> SearchResult:
-    """Try every layout of a request's cluster."""
+    """Predict every candidate layout of the request and rank the best."""
     begin = clock()
     tried = list(candidates(request))
-    limit = USABLE * request.cluster.memory_bytes
-    peaks = [_peak(request, one) for one in tried]
+    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    peaks = [_estimated_peak(request, candidate) for candidate in tried]
     least = min(zip(peaks, range(len(tried)), strict=True), default=None)
-    fitting = [(one, peak) for one, peak in zip(tried, peaks, strict=True) if peak <= limit]
+    fitting = [(candidate, peak) for candidate, peak in zip(tried, peaks, strict=True) if peak <= limit]
     ranked = _best(request, fitting, limit)
     smallest = None if least is None else (tried[least[1]], least[0])
     return SearchResult(ranked, len(tried), len(fitting), smallest, clock() - begin)
 
 
-def predict_layout(request: PlanRequest, one: Candidate) -> LayoutPrediction:
-    """What is predicted of a layout, whether it fits or not."""
-    times = step_times(_columns(request, [one]))
-    return _finish(request, one, times, 0)
+def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
+    """Predict one layout, even if it does not fit."""
+    times = step_times(_columns(request, [candidate]))
+    return _complete(request, candidate, times, 0)
 
 
-def _peak(request: PlanRequest, one: Candidate) -> float:
-    return max(estimate_rank_memory(request, one, rank).total for rank in ranks_with_most(one))
+def _estimated_peak(request: PlanRequest, candidate: Candidate) -> float:
+    return max(estimate_rank_memory(request, candidate, rank).total for rank in possible_peak_ranks(candidate))
 
 
-def ranks_with_most(one: Candidate) -> list[int]:
-    """The pipeline ranks of which one needs most memory: the ends of the model, and the first between them.
+def possible_peak_ranks(candidate: Candidate) -> list[int]:
+    """Pipeline ranks one of which needs most memory: the first, the last, and the second.
 
-    It has a buffer for messages from both sides, and of the ranks that have that the most passes in flight.
+    The second has message buffers on both sides and, of the ranks that do, the most micro-batches in flight.
     """
-    return sorted({0, min(1, one.pipeline - 1), one.pipeline - 1})
+    return sorted({0, min(1, candidate.pipeline - 1), candidate.pipeline - 1})
 
 
 def _best(request: PlanRequest, fitting: list[tuple[Candidate, float]], limit: float) -> list[LayoutPrediction]:
+    """Complete predictions of the finalists that fit by the exact count, fastest first."""
     if not fitting:
         return []
     layouts, peaks = zip(*fitting, strict=True)
     columns = _columns(request, layouts)
     times = step_times(columns)
     order = [int(index) for index in np.argsort(times.step, kind="stable")]
-    indices = {**dict.fromkeys(_finalists(layouts, order)), **dict.fromkeys(_savers(peaks, order))}
-    finished = [_finish(request, layouts[index], times, index) for index in indices]
-    kept = [one for one in finished if one.peak_memory <= limit]
-    return sorted(kept, key=lambda one: one.step_seconds)
+    indices = {**dict.fromkeys(_finalists(layouts, order)), **dict.fromkeys(_memory_finalists(peaks, order))}
+    finished = [_complete(request, layouts[index], times, index) for index in indices]
+    fitting_exactly = [prediction for prediction in finished if prediction.peak_memory <= limit]
+    return sorted(fitting_exactly, key=lambda prediction: prediction.step_seconds)
 
 
 def _finalists(layouts: Sequence[Candidate], order: list[int]) -> list[int]:
-    """The fastest, but only some of the same degrees: alternatives are to differ."""
+    """Indices of the fastest candidates, at most three with the same degrees, so that alternatives differ."""
     chosen: list[int] = []
-    seen: Counter[tuple[int, ...]] = Counter()
+    chosen_by_degrees: Counter[tuple[int, ...]] = Counter()
     for index in order:
-        one = layouts[index]
-        degrees = (one.tensor, one.pipeline, one.context)
-        if seen[degrees] < _OF_EACH:
-            seen[degrees] += 1
+        candidate = layouts[index]
+        degrees = (candidate.tensor, candidate.pipeline, candidate.context)
+        if chosen_by_degrees[degrees] < _PER_DEGREES:
+            chosen_by_degrees[degrees] += 1
             chosen.append(index)
         if len(chosen) == _FINALISTS:
             break
     return chosen
 
 
-def _savers(peaks: Sequence[float], order: list[int]) -> list[int]:
-    """Some of the layouts that need less memory than all that are faster: for the front over time and memory."""
+def _memory_finalists(peaks: Sequence[float], order: list[int]) -> list[int]:
+    """Indices of some candidates on the Pareto front of time and memory, the one with least memory included."""
     front: list[int] = []
     for index in order:
         if not front or peaks[index] < peaks[front[-1]]:
             front.append(index)
-    each = max(1, -(-len(front) // _SAVERS))
-    return front[::-1][::each]  # the one that needs least is always among them
+    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
+    return front[::-1][::stride]
 
 
 def _columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
@@ -183,68 +185,75 @@ def _columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColu
         model.intermediate_size,
         model.vocab_size,
     )
-    return WorkloadColumns([Workload(shape, one.split(request), hlat_profile(request, one), device) for one in layouts])
-
-
-def _finish(request: PlanRequest, one: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
-    row = times.row(index)
-    passes = _passes(request, one, row)
-    parts = {name: row[name] for name in STEP_COMPONENTS}
-    count = one.accumulation(request.global_batch)
-    if one.pipeline > 1 and count * one.pipeline * one.virtual <= _EVENTS:
-        line = timeline(one, count, passes)
-        busy = max(map(line.busy, range(one.pipeline)))
-        # What the formula calls bubble and messages is what the simulation shows of both. Its ranks have the layers
-        # that they would really have.
-        scale = busy / sum(parts[name] for name in _OF_PASSES)
-        parts |= {name: scale * parts[name] for name in _OF_PASSES}
-        parts |= {"messages": 0.0, "bubble": line.seconds - busy}
-    step = sum(parts.values())
-    memory = {rank: rank_memory(request, one, rank) for rank in ranks_of_interest(request, one)}
-    speed = request.tokens_per_step / step
-    device = request_device(request)
-    flops = flops_per_token(request.model, request.sequence, "causal")
-    expected = predict_reliability(request.cluster, _saved_bytes(request))
-    days = request.tokens / speed / expected.goodput / _DAY
-    price = request.cluster.price(request.price)
-    return LayoutPrediction(
-        candidate=one,
-        step_seconds=step,
-        parts=parts,
-        memory=memory,
-        tokens_per_second=speed,
-        mfu=speed * flops / (device.peak * request.cluster.devices),
-        reliability=expected,
-        days=days,
-        cost_usd=None if price is None else days * 24 * price[1],
-        passes=passes,
+    return WorkloadColumns(
+        [
+            Workload(shape, candidate.step_layout(request), hlat_profile(request, candidate), device)
+            for candidate in layouts
+        ]
     )
 
 
-def timeline(one: Candidate, micro_batches: int, passes: StageTimes) -> Timeline:
-    """The simulated pipeline of a layout."""
-    return simulate_pipeline(one.schedule, one.pipeline, micro_batches, passes)
+def _complete(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
+    """Complete the prediction of a layout from row ``index`` of the step times: simulation, memory, cost."""
+    row = times.row(index)
+    stage_times = _stage_times(request, candidate, row)
+    components = {name: row[name] for name in STEP_COMPONENTS}
+    count = candidate.accumulation(request.global_batch)
+    if candidate.pipeline > 1 and count * candidate.pipeline * candidate.virtual <= _MAX_SIMULATED_PASSES:
+        simulated = timeline(candidate, count, stage_times)
+        busy = max(map(simulated.busy, range(candidate.pipeline)))
+        # The simulation gives bubble and messages as one number, and uses the actual split of layers over ranks.
+        scale = busy / sum(components[name] for name in _PASS_COMPONENTS)
+        components |= {name: scale * components[name] for name in _PASS_COMPONENTS}
+        components |= {"messages": 0.0, "bubble": simulated.seconds - busy}
+    step = sum(components.values())
+    memory = {rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)}
+    speed = request.tokens_per_step / step
+    device = request_device(request)
+    flops = flops_per_token(request.model, request.sequence, "causal")
+    reliability = predict_reliability(request.cluster, _saved_bytes(request))
+    days = request.tokens / speed / reliability.goodput / _DAY
+    price = request.cluster.price(request.price)
+    return LayoutPrediction(
+        candidate=candidate,
+        step_seconds=step,
+        components=components,
+        memory=memory,
+        tokens_per_second=speed,
+        mfu=speed * flops / (device.peak * request.cluster.devices),
+        reliability=reliability,
+        days=days,
+        cost_usd=None if price is None else days * 24 * price[1],
+        stage_times=stage_times,
+    )
 
 
-def _passes(request: PlanRequest, one: Candidate, row: dict[str, float]) -> StageTimes:
-    """Seconds of a pass by stage, of the layers that the model is cut into; a third each of the head's is forward, by
-    its input and by its weights.
+def timeline(candidate: Candidate, micro_batches: int, stage_times: StageTimes) -> Timeline:
+    """Simulate the pipeline of a layout."""
+    return simulate_pipeline(candidate.schedule, candidate.pipeline, micro_batches, stage_times)
+
+
+def _stage_times(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> StageTimes:
+    """Seconds of a pass by stage, for the layers that the model is split into.
+
+    A third each of the head's time is its forward pass, the gradient of its input and the gradient of its weights.
     """
-    layers = list(map(len, stage_layers(one.cut(request))))
+    layers = list(map(len, stage_layers(candidate.step_shape(request))))
 
-    def by_stage(each: str, share: float) -> list[float]:
-        found = [count * row[each] for count in layers]
-        found[-1] += share * row["head_pass"]
-        return found
+    def by_stage(name: str, share: float) -> list[float]:
+        seconds = [count * row[name] for count in layers]
+        seconds[-1] += share * row["head_pass"]
+        return seconds
 
     backward, weight = by_stage("backward", 2 / 3), by_stage("weight", 1 / 3)
-    # The first stage has nobody to send gradients to: all of its backward pass is the weights' part (torch).
+    # The first stage sends no gradients: torch runs its backward pass unsplit, as the pass for gradients of weights.
     backward[0] -= layers[0] * row["twice"]
     weight[0] = backward[0]
     return StageTimes(by_stage("forward", 1 / 3), backward, weight, row["message"])
 
 
 def _saved_bytes(request: PlanRequest) -> float:
+    """Bytes of a checkpoint: weights and both moments."""
     mode = MODES[request.mode]
     per_parameter = mode.weights.itemsize + 2 * mode.moments.itemsize
     return count_parameters(request.model).total * float(per_parameter)

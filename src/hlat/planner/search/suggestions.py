@@ -1,6 +1,6 @@
-"""What would do where nothing fits: more of the same instances, instances with more memory, fewer bytes.
+"""Suggestions when nothing fits: more of the same instances, instances with more memory, fewer bytes per parameter.
 
-PlanRequest without an answer -> the nearest questions that have one, each with the layout that a plan would take
+PlanRequest without a fitting layout -> similar requests that have one, each with the layout that a plan would choose
 """
 
 from collections.abc import Iterator
@@ -11,51 +11,52 @@ from hlat.planner.problem import PlanRequest
 from hlat.planner.search.search import LayoutPrediction, search
 from hlat.planner.search.tie_break import break_tie
 
-_MOST = 1 << 12  # instances
-_BETWEEN = 8  # numbers that are tried between one that does not do and twice as many, which do
-_OTHERS = 3  # instances with more memory
+_MAX_INSTANCES = 1 << 12
+_COUNTS_PER_DOUBLING = 8  # counts to try between one that does not fit and twice as many, which fit
+_LARGER_INSTANCES = 3  # kinds of instances with more memory to try
 
 
 def suggestions(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """Questions that differ in the cluster or the precision alone, and have an answer."""
-    yield from _more(request)
-    yield from _larger(request)
+    """Yield requests that differ only in cluster or precision and fit, each with its best layout."""
+    yield from _more_instances(request)
+    yield from _larger_instances(request)
     if request.mode in ("mixed", "fp32"):
-        yield from _answered(replace(request, mode="bf16-sr"))
+        yield from _if_it_fits(replace(request, mode="bf16-sr"))
 
 
-def _answered(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
+def _if_it_fits(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
+    """Yield the request with its best layout, or nothing."""
     ranked = search(request).ranked
     if ranked:
         yield request, break_tie(ranked, request.cluster.domain)
 
 
-def _more(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """The fewest instances, to an eighth of the step between two powers."""
+def _more_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
+    """Yield the smallest number of instances that fits, to an eighth of the last doubling."""
     count = request.cluster.count
-    while (count := 2 * count) <= _MOST:
-        if found := list(_answered(_counted(request, count))):
-            step = max(1, count // 2 // _BETWEEN)
-            fewer = (_answered(_counted(request, less)) for less in range(count // 2 + step, count, step))
-            yield next((one for some in fewer for one in some), found[0])
+    while (count := 2 * count) <= _MAX_INSTANCES:
+        if found := list(_if_it_fits(_with_count(request, count))):
+            step = max(1, count // 2 // _COUNTS_PER_DOUBLING)
+            fewer = (_if_it_fits(_with_count(request, less)) for less in range(count // 2 + step, count, step))
+            yield next((answer for answers in fewer for answer in answers), found[0])
             return
 
 
-def _counted(request: PlanRequest, count: int) -> PlanRequest:
+def _with_count(request: PlanRequest, count: int) -> PlanRequest:
     return replace(request, cluster=replace(request.cluster, count=count))
 
 
-def _larger(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """As many instances of the next kinds, by memory, that have a price."""
+def _larger_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
+    """Yield the same number of the next larger instances, by memory, that have a price and fit."""
     catalog: Catalog = load_catalog()
-    others = []
+    clusters = []
     for instance in catalog.instances:
         chip = catalog.chip(instance.chip)
         if chip is not None and instance.prices and chip.family == request.cluster.chip.family:
-            others.append(Cluster(instance, chip, request.cluster.count))
-    roomier = [one for one in others if one.memory_bytes > request.cluster.memory_bytes]
-    for cluster in sorted(roomier, key=lambda one: one.memory_bytes)[:_OTHERS]:
+            clusters.append(Cluster(instance, chip, request.cluster.count))
+    larger = [cluster for cluster in clusters if cluster.memory_bytes > request.cluster.memory_bytes]
+    for cluster in sorted(larger, key=lambda cluster: cluster.memory_bytes)[:_LARGER_INSTANCES]:
         price = request.price if request.price in cluster.instance.prices else None
-        if found := list(_answered(replace(request, cluster=cluster, price=price))):
+        if found := list(_if_it_fits(replace(request, cluster=cluster, price=price))):
             yield found[0]
             return

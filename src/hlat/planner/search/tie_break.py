@@ -1,8 +1,8 @@
-"""Which of the layouts that fit is taken.
+"""The choice between layouts whose predicted times are too close to tell apart.
 
-Predictions that differ by less than the model's own error do not decide. Of the layouts within that of the fastest the
-plan takes the plainest: tensor parallelism on fast links, no pipeline, least recomputation, least tensor parallelism,
-fewest stages, then the fastest. (In published sweeps fewer stages for more tensor parallelism lost.)
+Differences below the model's own error decide nothing. Among the layouts within that error of the fastest, the plan
+takes the plainest: tensor parallelism on fast links, no pipeline, least recomputation, smallest tensor degree, fewest
+stages, then the fastest. (In published sweeps, trading pipeline stages for a larger tensor degree lost.)
 """
 
 from hlat.config.sections import ZERO_BUBBLE
@@ -10,21 +10,21 @@ from hlat.planner.problem import RECOMPUTE_POLICIES
 from hlat.planner.search.search import LayoutPrediction
 
 TIE_TOLERANCE = 0.04
-"""Layouts whose predicted times differ by less than this share are as good as each other (docs/experiments.md)."""
+"""Predicted times that differ by less than this share are a tie (error of the model: docs/experiments.md)."""
 
 
 def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
-    """The plainest of the fastest.
+    """The plainest layout among those tied with the fastest.
 
     Args:
         ranked: layouts that fit, fastest first.
         domain: devices that share fast links.
     """
     fastest = ranked[0].step_seconds
-    tied = [one for one in ranked if one.step_seconds <= (1 + TIE_TOLERANCE) * fastest]
+    tied = [prediction for prediction in ranked if prediction.step_seconds <= (1 + TIE_TOLERANCE) * fastest]
 
-    def plainness(one: LayoutPrediction) -> tuple[float, ...]:
-        layout = one.candidate
+    def plainness(prediction: LayoutPrediction) -> tuple[float, ...]:
+        layout = prediction.candidate
         return (
             layout.tensor > domain,
             layout.pipeline > 1,
@@ -34,7 +34,7 @@ def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
             layout.context,
             layout.schedule in ZERO_BUBBLE,
             layout.virtual,
-            one.step_seconds,
+            prediction.step_seconds,
         )
 
     return min(tied, key=plainness)
