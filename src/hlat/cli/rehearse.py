@@ -42,7 +42,7 @@ def rehearse(
         if not as_json:
             say("\n".join(report_lines(report)))
 
-    found = rehearse_world(resolved, world, ranks or None, processes=os.cpu_count() or 1, done=show)
+    found = rehearse_world(resolved, world, ranks or None, processes=os.cpu_count() or 1, on_report=show)
     if as_json:
         say(json.dumps(rehearsal_json(found), indent=2))
     elif resolved.precision.mode != found.recipe.precision.mode:

@@ -1,6 +1,6 @@
-"""What devices and machines can do, what they cost and how often they fail; and the peak of the device at hand.
+"""Chips and instances: rates, prices, failure rates; and the peak FLOP/s of the device in use.
 
-What measures, and therefore needs torch, is imported when it is first asked for.
+Modules that measure need torch. They are imported on first use.
 """
 
 from typing import TYPE_CHECKING

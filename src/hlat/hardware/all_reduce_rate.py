@@ -1,4 +1,7 @@
-"""One process of a measured all-reduce: ``python -m hlat.hardware.all_reduce_rate DEVICE BYTES`` prints the best seconds."""
+"""One process of an all-reduce measurement.
+
+``python -m hlat.hardware.all_reduce_rate DEVICE BYTES`` prints the fastest all-reduce in seconds.
+"""
 
 import json
 import sys
@@ -10,11 +13,11 @@ import torch.distributed as dist
 from hlat.runtime.backend import synchronize
 from hlat.runtime.distributed import joined_run
 
-_REPEATS = 12  # the first ones open connections and are never the best
+_REPEATS = 12  # the first open connections and are never the fastest
 
 
 def best_seconds(device_type: str, size: int) -> float:
-    """Seconds of the fastest of some all-reduces of ``size`` bytes between the processes of the environment."""
+    """Seconds of the fastest all-reduce of ``size`` bytes between the processes that the environment describes."""
     best = float("inf")
     with joined_run(device_type) as runtime:
         message = torch.zeros(size // 4, dtype=torch.float32, device=runtime.device)
@@ -29,4 +32,4 @@ def best_seconds(device_type: str, size: int) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(best_seconds(sys.argv[1], int(sys.argv[2]))))  # noqa: T201  (its parent reads this)
+    print(json.dumps(best_seconds(sys.argv[1], int(sys.argv[2]))))  # noqa: T201  (the parent process reads it)

@@ -1,10 +1,10 @@
-"""Hardware as data: chips and instances, validated, and the ways to find one.
+"""The hardware catalog: chips and instances, validated, and lookup by name.
 
-    catalog.yaml, instances.yaml, a user's file -> Catalog -> Chip, by the name that torch reports or by the EC2 family
+    catalog.yaml, instances.yaml, a user's file -> Catalog -> Chip, by the name that torch reports or by EC2 family
                                                            -> Instance, by its name
 
-Every figure carries the key of its source. A name is matched whole: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is not an
-A100, and "NVIDIA GeForce RTX 4090 Laptop GPU" is not an RTX 4090.
+Every figure carries the key of its source. Names must match exactly: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is not an A100,
+and "NVIDIA GeForce RTX 4090 Laptop GPU" is not an RTX 4090.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,19 @@ class _Entry(BaseModel):
 
 
 class PeakFigure(_Entry):
-    """One published number and where it was published."""
+    """One published peak rate.
 
-    dense: Rate  # 10^12 FLOP/s of the whole chip, without sparsity
-    source: str  # key of Catalog.sources
+    Attributes:
+        dense: 10^12 FLOP/s of the whole chip, without sparsity.
+        source: key in ``Catalog.sources``.
+    """
+
+    dense: Rate
+    source: str
 
 
 class ChipMemory(_Entry):
-    """The memory of a whole chip."""
+    """Capacity and bandwidth of the memory of a whole chip."""
 
     gib: Rate
     gb_per_second: Rate
@@ -38,7 +43,7 @@ class ChipMemory(_Entry):
 
 
 class ReachedShare(_Entry):
-    """The share of the peak that the best of many large products reaches, 0 to 1."""
+    """Share of the peak, 0 to 1, that the best of many large matrix products reaches, by dtype."""
 
     bfloat16: float | None = Field(None, gt=0, le=1)
     float8: float | None = Field(None, gt=0, le=1)
@@ -46,26 +51,39 @@ class ReachedShare(_Entry):
 
 
 class Chip(_Entry):
-    """One chip. ``names`` (what torch calls it) or ``ec2_families`` (where it is found) identify it on a machine."""
+    """One kind of chip. ``names`` or ``ec2_families`` identify it on a machine.
+
+    Attributes:
+        name: name in the catalog.
+        names: names that torch reports.
+        ec2_families: EC2 instance families with this chip.
+        cores: physical cores per chip.
+        cores_per_device: physical cores per torch device, by default.
+        family: chip family for the planner's constants; None if the planner has none.
+        units: processors over which the tiles of a product are distributed.
+        memory: capacity and bandwidth.
+        reached: attainable share of the peak.
+        tflops: peak rates by dtype: bfloat16, tf32, float32, float8.
+    """
 
     name: str
     names: list[str] = []
     ec2_families: list[str] = []
     cores: Positive = 1
-    cores_per_device: Positive = 1  # physical cores that make one torch device, by default
-    family: str | None = None  # chips that the planner's constants are common to; None: the planner does not know it
-    units: Positive = 1  # processors that tiles of a product are dealt out to
+    cores_per_device: Positive = 1
+    family: str | None = None
+    units: Positive = 1
     memory: ChipMemory | None = None
     reached: ReachedShare | None = None
-    tflops: dict[str, PeakFigure] = Field(min_length=1)  # by dtype: bfloat16, tf32, float32, float8
+    tflops: dict[str, PeakFigure] = Field(min_length=1)
 
     @property
     def devices(self) -> int:
-        """Torch devices that one chip is."""
+        """Torch devices per chip."""
         return self.cores // self.cores_per_device
 
     def flops(self, dtype: str, cores_per_device: int | None = None) -> float | None:
-        """Dense FLOP/s of one torch device for ``dtype``; None where the catalog has no figure for it."""
+        """Dense peak FLOP/s of one torch device for ``dtype``; None if the catalog has no figure."""
         figure = self.tflops.get(dtype)
         if figure is None:
             return None
@@ -74,11 +92,11 @@ class Chip(_Entry):
     def source_keys(self) -> Iterator[str]:
         """Keys of the sources of its figures."""
         yield from (figure.source for figure in self.tflops.values())
-        yield from (one.source for one in (self.memory, self.reached) if one is not None)
+        yield from (figure.source for figure in (self.memory, self.reached) if figure is not None)
 
 
 class InstancePrice(_Entry):
-    """What an instance costs."""
+    """Price of an instance, in USD per hour, seen on a day."""
 
     usd_per_hour: Rate
     seen: date
@@ -86,22 +104,35 @@ class InstancePrice(_Entry):
 
 
 class FailureRate(_Entry):
-    """How often an instance interrupts a run."""
+    """Interruptions of a run per instance and day."""
 
     per_day: float = Field(ge=0)
     source: str
 
 
 class Instance(_Entry):
-    """One machine that can be had."""
+    """One kind of machine.
+
+    Attributes:
+        name: name in the catalog.
+        chip: name of its chip.
+        chips: chips per instance.
+        domain: chips that share fast links.
+        groups: sizes of tensor-parallel groups that the links support; empty for any.
+        link: 10^9 bytes per second and chip over the fast links, in one direction.
+        network: 10^9 bytes per second and instance to other instances, in one direction.
+        source: key in ``Catalog.sources``.
+        prices: prices by kind.
+        failures: failure rate.
+    """
 
     name: str
     chip: str
     chips: Positive
-    domain: Positive  # chips that talk over the fast links
-    groups: list[Positive] = []  # sizes of tensor groups that the links support; empty for any
-    link: Rate  # 10^9 bytes per second and chip over the fast links, one direction
-    network: Rate  # 10^9 bytes per second and instance to others, one direction
+    domain: Positive
+    groups: list[Positive] = []
+    link: Rate
+    network: Rate
     source: str
     prices: dict[PriceKind, InstancePrice] = {}
     failures: FailureRate
@@ -113,7 +144,7 @@ class Instance(_Entry):
 
 
 class Catalog(_Entry):
-    """All chips and instances, and the sources that their figures name."""
+    """All chips and instances, and the sources of their figures."""
 
     sources: dict[str, str] = {}
     chips: list[Chip] = []
@@ -121,35 +152,35 @@ class Catalog(_Entry):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        _unique("chip", [_normalize(chip.name) for chip in self.chips])
-        _unique("chip", [_normalize(name) for chip in self.chips for name in _found(chip)])
-        _unique("instance", [_normalize(one.name) for one in self.instances])
+        _check_unique("chip", [_normalize(chip.name) for chip in self.chips])
+        _check_unique("chip", [_normalize(name) for chip in self.chips for name in _identifiers(chip)])
+        _check_unique("instance", [_normalize(instance.name) for instance in self.instances])
         missing = sorted(self.source_keys() - self.sources.keys())
         if missing:
             raise ValueError(f"sources cited but not given: {missing}")
         for chip in self.chips:
-            if not _found(chip):
-                raise ValueError(f"{chip.name} can never be found: it has neither names nor ec2_families")
+            if not _identifiers(chip):
+                raise ValueError(f"{chip.name} cannot be identified: it has neither names nor ec2_families")
             if chip.cores % chip.cores_per_device:
                 raise ValueError(f"{chip.name}: {chip.cores} cores are not a multiple of {chip.cores_per_device}")
-        for one in self.instances:
-            if self.chip(one.chip) is None:
-                raise ValueError(f"{one.name}: no chip is called {one.chip!r}")
+        for instance in self.instances:
+            if self.chip(instance.chip) is None:
+                raise ValueError(f"{instance.name}: unknown chip {instance.chip!r}")
         return self
 
     def source_keys(self) -> set[str]:
         """Keys of the sources of all figures."""
-        return {key for chip in self.chips for key in chip.source_keys()} | {
-            k for one in self.instances for k in one.source_keys()
-        }
+        of_chips = {key for chip in self.chips for key in chip.source_keys()}
+        of_instances = {key for instance in self.instances for key in instance.source_keys()}
+        return of_chips | of_instances
 
     def chip(self, name: str) -> Chip | None:
-        """The chip that the catalog itself calls so."""
+        """The chip of this catalog name, or None."""
         return next((c for c in self.chips if _normalize(c.name) == _normalize(name)), None)
 
     def instance(self, name: str) -> Instance | None:
-        """The instance of that name."""
-        return next((one for one in self.instances if _normalize(one.name) == _normalize(name)), None)
+        """The instance of this catalog name, or None."""
+        return next((i for i in self.instances if _normalize(i.name) == _normalize(name)), None)
 
     def chip_by_torch_name(self, name: str) -> Chip | None:
         """The chip that torch reports under exactly this name, or None."""
@@ -162,16 +193,16 @@ class Catalog(_Entry):
         return next((c for c in self.chips if family in c.ec2_families), None)
 
 
-def _found(chip: Chip) -> list[str]:
+def _identifiers(chip: Chip) -> list[str]:
     return [*chip.names, *chip.ec2_families]
 
 
-def _unique(kind: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"named by more than one {kind}: {twice}")
+def _check_unique(kind: str, names: list[str]) -> None:
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"names of more than one {kind}: {duplicates}")
 
 
 def _normalize(name: str) -> str:
-    """Lower case, single spaces, without the maker's name, which older drivers leave out."""
+    """Lower-case name with single spaces, without the maker's name, which older drivers omit."""
     return " ".join(name.lower().split()).removeprefix("nvidia ")

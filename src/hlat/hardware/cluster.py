@@ -1,9 +1,9 @@
-"""A cluster: so many of an instance, and what of it a layout may use.
+"""A cluster: a number of instances of one kind, with figures per torch device.
 
-    "trn1.32xlarge:64" -> Cluster -> figures of one device, sizes of the levels of its network, price, failures
+    "trn1.32xlarge:64" -> Cluster -> figures of one device, size of a fast-link domain, price, failures
 
-A device is what torch calls one: a GPU, a NeuronCore of Trainium 1, two NeuronCores of Trainium 2 (a logical core). All
-rates here are per device or per instance, in bytes and FLOP per second.
+A device is what torch calls a device: a GPU, one NeuronCore of Trainium 1, or two NeuronCores of Trainium 2 (a logical
+core). All rates are per device or per instance, in bytes and FLOP per second.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _KINDS: tuple[PriceKind, ...] = ("on-demand", "capacity-block", "reserved", "spo
 
 @dataclass(frozen=True)
 class Cluster:
-    """Instances of one kind, linked by their network."""
+    """Instances of one kind, connected by their network."""
 
     instance: Instance
     chip: Chip
@@ -26,39 +26,39 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
+        """Name as given on the command line: INSTANCE:N."""
         return f"{self.instance.name}:{self.count}"
 
     @property
     def chips(self) -> int:
-        """Chips in all."""
+        """Chips of all instances."""
         return self.instance.chips * self.count
 
     @property
     def devices(self) -> int:
-        """Torch devices, each of which is a process of a run."""
+        """Torch devices of all instances; one process each."""
         return self.chips * self.chip.devices
 
     @property
     def devices_per_instance(self) -> int:
-        """Torch devices of one instance."""
+        """Torch devices per instance."""
         return self.instance.chips * self.chip.devices
 
     @property
     def domain(self) -> int:
-        """Torch devices that talk over the fast links."""
+        """Torch devices that share fast links."""
         return min(max(self.instance.domain * self.chip.devices, 1), max(self.devices, 1))
 
     @property
     def memory_bytes(self) -> float:
-        """Of one device."""
-        assert self.chip.memory is not None, "a cluster is made of chips whose memory is known"
+        """Bytes of memory per device."""
+        assert self.chip.memory is not None, "parse_cluster accepts only chips with known memory"
         return self.chip.memory.gib * _GIB / self.chip.devices
 
     @property
     def memory_rate(self) -> float:
         """Bytes per second between one device and its memory."""
-        assert self.chip.memory is not None, "a cluster is made of chips whose memory is known"
+        assert self.chip.memory is not None, "parse_cluster accepts only chips with known memory"
         return self.chip.memory.gb_per_second * 1e9 / self.chip.devices
 
     @property
@@ -72,7 +72,10 @@ class Cluster:
         return self.instance.network * 1e9
 
     def price(self, kind: PriceKind | None = None) -> tuple[PriceKind, float] | None:
-        """The kind and USD per hour of the whole cluster; without a kind the first of those known; None without any.
+        """Price of the whole cluster: its kind and USD per hour.
+
+        Args:
+            kind: kind of price; None for the first known kind. The result is None if the instance has no price.
 
         Raises:
             HardwareError: the catalog has no price of that kind.
@@ -81,15 +84,15 @@ class Cluster:
         if kind is not None and kind not in prices:
             known = ", ".join(prices) or "none"
             raise HardwareError(f"no {kind} price is known for {self.instance.name}; known: {known}")
-        found = kind or next((one for one in _KINDS if one in prices), None)
+        found = kind or next((known for known in _KINDS if known in prices), None)
         return None if found is None else (found, prices[found].usd_per_hour * self.count)
 
 
 def parse_cluster(text: str, catalog: Catalog) -> Cluster:
-    """A cluster from ``INSTANCE:N``.
+    """Parse ``INSTANCE:N``.
 
     Raises:
-        HardwareError: not of that form, an instance that the catalog does not know, or a count below one.
+        HardwareError: malformed text, an instance that the catalog does not have, or a count below one.
     """
     name, colon, number = text.strip().rpartition(":")
     if not colon or not name:
@@ -100,7 +103,7 @@ def parse_cluster(text: str, catalog: Catalog) -> Cluster:
         raise HardwareError(f"cluster {text!r}: a cluster has at least one instance; write {name}:1 or more")
     instance = catalog.instance(name)
     if instance is None:
-        raise HardwareError(_unknown(name, catalog))
+        raise HardwareError(_unknown_instance(name, catalog))
     chip = catalog.chip(instance.chip)
     assert chip is not None, "the catalog has been validated"
     if chip.memory is None or "bfloat16" not in chip.tflops or chip.family is None:
@@ -108,8 +111,8 @@ def parse_cluster(text: str, catalog: Catalog) -> Cluster:
     return Cluster(instance, chip, int(number))
 
 
-def _unknown(name: str, catalog: Catalog) -> str:
-    names = [one.name for one in catalog.instances]
+def _unknown_instance(name: str, catalog: Catalog) -> str:
+    names = [instance.name for instance in catalog.instances]
     close = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}."
-    return f"no instance is called {name!r}; {hint} `hlat hardware list` shows all; --hardware FILE adds your own."
+    return f"unknown instance {name!r}; {hint} `hlat hardware list` shows all; --hardware FILE adds your own."

@@ -1,9 +1,9 @@
-"""From files to a catalog: the one that ships with hlat, and a user's own on top of it.
+"""Loading of the hardware catalog: the shipped files, and a user's file on top.
 
-    catalog.yaml + instances.yaml --+--> Catalog
-    a user's file, if there is one -+    (entries of the same name replace ours)
+    catalog.yaml + instances.yaml -----------+--> Catalog
+    a user's file, if given -----------------+    (its entries replace shipped ones of the same name)
 
-A user's file has the same three sections, ``sources``, ``chips`` and ``instances``, each of which may be missing.
+A user's file has the same three sections, ``sources``, ``chips`` and ``instances``; each is optional.
 """
 
 from functools import cache
@@ -21,18 +21,18 @@ from hlat.runtime import HardwareError, escape_name
 from hlat.runtime.storage import read_small_file
 
 _SECTIONS = ("chips", "instances")
-_NAMED = 20  # mistakes that a message lists
+_MAX_LISTED = 20  # mistakes listed in a message
 
 
 @cache
 def load_catalog(user_file: str | None = None) -> Catalog:
-    """All chips and instances that are known.
+    """Load the catalog of chips and instances.
 
     Args:
-        user_file: a file with more of them; entries of the same name replace those that ship with hlat.
+        user_file: a file with more entries; those of the same name replace shipped ones.
 
     Raises:
-        HardwareError: the user's file cannot be read or does not hold together; says each mistake.
+        HardwareError: the user's file cannot be read or is inconsistent; lists each mistake.
     """
     content = _shipped()
     if user_file is not None:
@@ -46,9 +46,9 @@ def load_catalog(user_file: str | None = None) -> Catalog:
 def _shipped() -> dict[str, Any]:
     content: dict[str, Any] = {"sources": {}}
     for name in ("catalog.yaml", "instances.yaml"):
-        part = yaml.safe_load(files("hlat.hardware").joinpath(name).read_text(encoding="utf-8"))
-        content["sources"] |= part.pop("sources")
-        content |= part
+        section = yaml.safe_load(files("hlat.hardware").joinpath(name).read_text(encoding="utf-8"))
+        content["sources"] |= section.pop("sources")
+        content |= section
     return content
 
 
@@ -67,24 +67,24 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _merged(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    merged: dict[str, Any] = {"sources": ours["sources"] | theirs.get("sources", {})}
+def _merged(shipped: dict[str, Any], user: dict[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {"sources": shipped["sources"] | user.get("sources", {})}
     for section in _SECTIONS:
-        added = theirs.get(section, [])
-        names = [one.get("name") for one in added if isinstance(one, dict)]
-        merged[section] = [one for one in ours[section] if one["name"] not in names] + added
+        added = user.get(section, [])
+        names = [entry.get("name") for entry in added if isinstance(entry, dict)]
+        merged[section] = [entry for entry in shipped[section] if entry["name"] not in names] + added
     return merged
 
 
 def _mistakes(error: ValidationError, content: dict[str, Any]) -> str:
-    """Each mistake by the entry's name instead of its number."""
+    """Message for each mistake, with the entry's name instead of its index."""
     lines = []
     for mistake in error.errors():
-        place = list(mistake["loc"])
-        if len(place) > 1 and place[0] in _SECTIONS and isinstance(place[1], int):
-            entry = content[str(place[0])][place[1]]
-            place[1] = entry.get("name", place[1]) if isinstance(entry, dict) else place[1]
+        location = list(mistake["loc"])
+        if len(location) > 1 and location[0] in _SECTIONS and isinstance(location[1], int):
+            entry = content[str(location[0])][location[1]]
+            location[1] = entry.get("name", location[1]) if isinstance(entry, dict) else location[1]
         value = short(mistake["input"]) if isinstance(mistake["input"], str | int | float) else ""
-        lines.append(f"{escape_name('.'.join(map(str, place)))} {value}: {mistake['msg']}".strip())
-    more = f"; and {len(lines) - _NAMED:,} more" if len(lines) > _NAMED else ""
-    return "; ".join(lines[:_NAMED]) + more
+        lines.append(f"{escape_name('.'.join(map(str, location)))} {value}: {mistake['msg']}".strip())
+    more = f"; and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
+    return "; ".join(lines[:_MAX_LISTED]) + more

@@ -1,9 +1,9 @@
-"""The machine at hand, measured: what a catalog would say about it.
+"""Measurement of this machine, as an entry for the hardware catalog.
 
-    products of matrices, copies through memory, an all-reduce -> a chip and an instance -> a user's catalog
+    matrix products, memory copies, an all-reduce -> a chip and an instance -> a user's catalog
 
-The best of many in each case, because whatever else runs on the machine can only slow things down. What a machine
-cannot know about itself, its network to others, its price and how often it fails, is left for its owner to fill in.
+Each rate is the best of many repetitions, since other processes can only slow them down. A machine cannot measure its
+network to other machines, its price or its failure rate; the user fills these in.
 """
 
 import json
@@ -26,18 +26,19 @@ from hlat.runtime.distributed import RUN_SECRET_ENV
 
 _COPY_BYTES = 256 << 20  # larger than any cache
 _MESSAGE_BYTES = 32 << 20
-_SECONDS = 120.0  # for processes to start, meet and exchange
+_TIMEOUT_SECONDS = 120.0  # for processes to start, join and finish
 
 
 @dataclass(frozen=True)
 class MeasuredMachine:
-    """Rates of this machine.
+    """Measured rates of this machine.
 
     Attributes:
-        name: of the device.
-        devices: torch devices that exchange messages.
-        flops: FLOP/s of one device by dtype.
-        memory_bytes, memory_rate: of one device; bytes, and bytes per second read and written by a copy.
+        name: name of the device.
+        devices: torch devices.
+        flops: FLOP/s of one device, by dtype.
+        memory_bytes: bytes of memory per device.
+        memory_rate: bytes per second that a copy reads and writes on one device.
         link_rate: bytes per second that one device sends in an all-reduce; None with a single device.
     """
 
@@ -49,8 +50,8 @@ class MeasuredMachine:
     link_rate: float | None
 
     def catalog(self, name: str) -> dict[str, Any]:
-        """The content of a user's catalog in which this machine is the instance ``name``."""
-        here = "measured"
+        """Content of a user's catalog in which this machine is the instance ``name``."""
+        source = "measured"
         link = round((self.link_rate or self.memory_rate) / 1e9, 3)
         chip = {
             "name": f"{name} device",
@@ -59,10 +60,10 @@ class MeasuredMachine:
             "memory": {
                 "gib": round(self.memory_bytes / (1 << 30), 2),
                 "gb_per_second": round(self.memory_rate / 1e9, 2),
-                "source": here,
+                "source": source,
             },
-            "reached": {"bfloat16": 1.0, "source": here},
-            "tflops": {dtype: {"dense": round(rate / 1e12, 4), "source": here} for dtype, rate in self.flops.items()},
+            "reached": {"bfloat16": 1.0, "source": source},
+            "tflops": {dtype: {"dense": round(rate / 1e12, 4), "source": source} for dtype, rate in self.flops.items()},
         }
         instance = {
             "name": name,
@@ -71,24 +72,25 @@ class MeasuredMachine:
             "domain": self.devices,
             "link": link,
             "network": link,
-            "source": here,
-            "failures": {"per_day": 0.0, "source": here},
+            "source": source,
+            "failures": {"per_day": 0.0, "source": source},
         }
-        return {"sources": {here: f"measured by hlat on {self.name}"}, "chips": [chip], "instances": [instance]}
+        return {"sources": {source: f"measured by hlat on {self.name}"}, "chips": [chip], "instances": [instance]}
 
 
 def measure_machine(
     device: torch.device, *, budget_seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter
 ) -> MeasuredMachine:
-    """Measure products, memory and collectives of this machine.
+    """Measure matrix products, memory and collectives of this machine.
 
     Args:
-        device: one of its devices; the others are taken to be like it. A CPU is one device, and its collective is that
-            of two processes.
-        budget_seconds: for each dtype of products, and for copies.
+        device: one of its devices; the others are assumed to be equal. A CPU counts as one device; its all-reduce is
+            between two processes.
+        budget_seconds: time for each dtype of the products, and for the copies.
+        clock: monotonic clock in seconds.
 
     Raises:
-        LaunchError: the processes that exchange messages did not come to an end.
+        LaunchError: the processes of the all-reduce failed or timed out.
     """
     accelerated = device.type != "cpu"
     count = torch.accelerator.device_count() if accelerated else 1
@@ -108,7 +110,7 @@ def _memory(device: torch.device) -> int:
 
 
 def _copy_rate(device: torch.device, seconds: float, clock: Callable[[], float]) -> float:
-    """Bytes per second, read and written, of copies from one large tensor to another."""
+    """Bytes per second, read and written, of copies between two large tensors."""
     source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     deadline, best = clock() + seconds, float("inf")
@@ -122,7 +124,7 @@ def _copy_rate(device: torch.device, seconds: float, clock: Callable[[], float])
 
 
 def _all_reduce_rate(device_type: str, world: int) -> float:
-    """Bytes per second that each of so many processes on this machine sends."""
+    """Bytes per second that each of ``world`` processes on this machine sends in an all-reduce."""
     port, secret = _free_port(), secrets.token_hex(32)
     processes = [
         subprocess.Popen(
@@ -142,20 +144,21 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
         for rank in range(world)
     ]
     try:
-        said = [process.communicate(timeout=_SECONDS)[0] for process in processes]
+        outputs = [process.communicate(timeout=_TIMEOUT_SECONDS)[0] for process in processes]
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"an all-reduce of {world} processes on this machine took over {_SECONDS:.0f} s") from error
+        limit = f"{_TIMEOUT_SECONDS:.0f} s"
+        raise LaunchError(f"an all-reduce of {world} processes on this machine took over {limit}") from error
     finally:
         for process in processes:
             process.kill()
     failed = [process.returncode for process in processes if process.returncode]
     if failed:
-        raise LaunchError(f"a process that was to measure an all-reduce here ended with exit code {failed[0]}")
-    seconds = max(float(json.loads(one.splitlines()[-1])) for one in said)
+        raise LaunchError(f"a process of the all-reduce measurement exited with code {failed[0]}")
+    seconds = max(float(json.loads(output.splitlines()[-1])) for output in outputs)
     return 2 * (world - 1) / world * _MESSAGE_BYTES / seconds
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,8 +1,8 @@
-"""The peak of a chip that no catalog knows, measured: a short burst of square matrix products on the device.
+"""Measured peak of a chip that the catalog does not have: a short burst of square matrix products.
 
     sizes 512, 1024, ... while they fit the budget -> the fastest again until the budget is spent -> 2 n^3 / seconds
 
-The best of many, because whatever else runs on the machine can only slow a product down.
+The result is the best of many repetitions, since other processes can only slow a product down.
 """
 
 import time
@@ -14,37 +14,42 @@ import torch
 from hlat.runtime.backend import synchronize
 
 _SIZES = (512, 1024, 2048, 4096, 8192)
-_REPEATS = 3  # per size; the first of a size pays for kernel selection and thread start-up, and is never the best
+_REPEATS = 3  # per size; the first includes kernel selection and thread start-up, and is never the fastest
 
 
 @dataclass(frozen=True)
 class MatmulRate:
-    """The best of a burst."""
+    """Best rate of a burst.
 
-    flops: float  # FLOP/s, a multiply-add counted as two
-    size: int  # n of the n x n matrices that reached it
+    Attributes:
+        flops: FLOP/s; a multiply-add counts as two.
+        size: n of the (n, n) matrices that reached it.
+    """
+
+    flops: float
+    size: int
 
 
 class _Product:
-    """One square product, to be timed again and again."""
+    """One square product, timed repeatedly; ``seconds`` is its fastest time so far."""
 
     def __init__(self, size: int, device: torch.device, dtype: torch.dtype, clock: Callable[[], float]) -> None:
-        # Drawn from no generator: a run that is resumed must find the generators as it left them.
+        # Without random numbers: a resumed run must find the generators in their saved state.
         values = torch.arange(size * size, dtype=torch.float32, device=device).sin()
         self.size = size
-        self.seconds = float("inf")  # of the fastest so far
+        self.seconds = float("inf")
         self._left = values.view(size, size).to(dtype)
         self._right = self._left.t().contiguous()
         self._out = torch.empty_like(self._left)
         self._device, self._clock = device, clock
 
     def run(self) -> None:
-        """Multiply once more."""
+        """Multiply once and keep the fastest time."""
         synchronize(self._device)
         begin = self._clock()
         torch.mm(self._left, self._right, out=self._out)
         synchronize(self._device)
-        # A clock too coarse to see the product must not divide by zero.
+        # A coarse clock may measure 0 seconds, which must not divide by zero.
         self.seconds = min(self.seconds, max(self._clock() - begin, 1e-9))
 
     @property
@@ -59,9 +64,16 @@ def measure_matmul(
     budget_seconds: float = 0.3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MatmulRate:
-    """Highest rate of ``torch.mm`` on this device, in this dtype, with the threads torch uses now.
+    """Measure the highest rate of ``torch.mm`` on this device, with the current number of threads.
 
-    A size is tried if, judging by the one before, it fits into what is left of the budget; the smallest always is.
+    A size is measured if its time, extrapolated from the previous size, fits into the remaining budget; the smallest
+    always is.
+
+    Args:
+        device: the device.
+        dtype: dtype of the matrices.
+        budget_seconds: duration of the measurement.
+        clock: monotonic clock in seconds.
     """
     deadline = clock() + budget_seconds
     best = previous = None

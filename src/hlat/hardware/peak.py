@@ -1,7 +1,7 @@
-r"""The peak FLOP/s that utilization (MFU) is a share of: from the catalog, or measured here. Never another chip's.
+r"""Peak FLOP/s of a device, the denominator of MFU: from the catalog, or measured. Never that of a similar chip.
 
-device -> its chip, if the catalog knows it -> the catalog's figure
-       \-> otherwise                        -> a burst of matrix products
+device -> its chip, if in the catalog -> the catalog's figure
+\-> otherwise                  -> a burst of matrix products
 """
 
 import os
@@ -24,24 +24,24 @@ _PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 @sendable
 @dataclass(frozen=True)
 class PeakFlops:
-    """What one device can do at its best."""
+    """Peak rate of one device."""
 
     value: float
-    """FLOP/s, dense, a multiply-add counted as two."""
+    """Dense FLOP/s; a multiply-add counts as two."""
     source: str
-    """Where the value comes from: a publication, or ``measured here``."""
+    """Source of the value: a publication, or ``measured here``."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
     """Peak dense FLOP/s of matrix products on one device.
 
     Args:
-        device: a CPU or an accelerator that torch can use now.
-        dtype: what the products are computed in. float32 means TF32 where torch is set to use it; bfloat16 means
-            float32 on a CPU without bf16 instructions, where hlat widens the operands.
+        device: a CPU or an available accelerator.
+        dtype: compute dtype. float32 means TF32 if torch is set to use it. bfloat16 means float32 on a CPU without bf16
+            instructions, where hlat widens the operands.
 
     Returns:
-        The published figure if the catalog knows exactly this chip and dtype, else a measurement (about 0.3 s).
+        The published figure if the catalog has exactly this chip and dtype, else a measurement (about 0.3 s).
     """
     catalog = load_catalog()
     chip = _identify(device, catalog)
@@ -50,10 +50,10 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
 
 
 def dtype_key(device: torch.device, dtype: torch.dtype) -> str:
-    """The catalog's name of a dtype: ``tf32`` for float32 products that torch was told to run in TF32."""
+    """Name of a dtype in the catalog: ``tf32`` for float32 if torch's products run in TF32."""
     if dtype == torch.float32 and device.type == "cuda":
         setting = torch.backends.cuda.matmul.fp32_precision
-        if setting == "none":  # not set for matmul: the setting above it holds
+        if setting == "none":  # not set for matmul: the global setting applies
             setting = torch.backends.fp32_precision  # type: ignore[attr-defined]
         if setting == "tf32":
             return "tf32"
@@ -78,7 +78,7 @@ def _instance_type(file: Path) -> str:
 
 
 def _published(chip: Chip, catalog: Catalog, dtype: str, environment: Mapping[str, str]) -> PeakFlops | None:
-    """The catalog's figure for one device of this chip, or None where it has none."""
+    """The catalog's figure for one device of this chip, or None."""
     cores = chip.cores_per_device
     configured = environment.get("NEURON_LOGICAL_NC_CONFIG", "")
     if chip.ec2_families and configured.isdecimal() and int(configured) > 0:
@@ -92,9 +92,9 @@ def _published(chip: Chip, catalog: Catalog, dtype: str, environment: Mapping[st
 
 def _measured(device: torch.device, dtype: torch.dtype) -> PeakFlops:
     widened = dtype == torch.bfloat16 and device.type == "cpu" and not has_fast_bf16(device)
-    used = torch.float32 if widened else dtype
-    best = measure_matmul(device, used)
-    name = str(used).removeprefix("torch.")
+    computed = torch.float32 if widened else dtype
+    best = measure_matmul(device, computed)
+    name = str(computed).removeprefix("torch.")
     threads = f" on {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    instead = ", in which bfloat16 is computed here" if used != dtype else ""
-    return PeakFlops(best.flops, f"measured here: {name} products of {best.size} x {best.size}{threads}{instead}")
+    widening = ", in which bfloat16 is computed here" if computed != dtype else ""
+    return PeakFlops(best.flops, f"measured here: {name} products of {best.size} x {best.size}{threads}{widening}")

@@ -1,9 +1,9 @@
-"""The real program at full size on no devices: what a rank of any world needs, sends and computes in a step."""
+"""Dry run of the real program at full size without devices: memory, messages and FLOPs of any rank in one step."""
 
 from hlat.rehearsal.memory import CATEGORIES
+from hlat.rehearsal.message_counter import Message
 from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.rehearsal.report import rehearsal_json, report_lines
-from hlat.rehearsal.traffic import Message
 from hlat.rehearsal.world import Rehearsal, default_ranks, rehearse
 
 __all__ = [

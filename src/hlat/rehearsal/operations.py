@@ -1,6 +1,6 @@
-"""Every operation on plain tensors, backward passes and collectives included, shown to whoever watches.
+"""Observation of every operation on plain tensors, including backward passes and collectives.
 
-operation -> done -> observer(operation, arguments, result), in the order in which they were given
+operation -> executed -> observer(operation, arguments, result), in order of execution
 """
 
 from collections.abc import Callable
@@ -14,35 +14,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hlat.runtime.distributed import in_fake_world
 
 Observer = Callable[[Any, tuple[Any, ...], Any], None]
-"""Takes an operation, its arguments and what it returned."""
+"""Function of an operation, its arguments and its result."""
 
 
 class OperationObserver(TorchDispatchMode):
-    """Within the block, tells observers of what this thread does, and of the backward passes that it starts."""
+    """Dispatch mode that reports operations of this thread, and of the backward passes it starts, to observers."""
 
     def __init__(self, *observers: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._observers = observers
         self._pause = _Pause()
-        self._pretended = in_fake_world()
-        self._quiet = patch.object(ShardingPropagator, "_fake_mode_lock", self._pause)
+        self._in_fake_world = in_fake_world()
+        self._shape_inference = patch.object(ShardingPropagator, "_fake_mode_lock", self._pause)
 
     def __enter__(self) -> "OperationObserver":
-        self._quiet.start()
+        self._shape_inference.start()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._quiet.stop()
+        self._shape_inference.stop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it takes itself apart, into operations on local tensors, which come here again
+            return NotImplemented  # DTensor dispatches to operations on local tensors, which are seen here
         result = func(*args, **(kwargs or {}))
-        on_host = self._pretended and not in_fake_world()  # within ``host_values``
+        on_host = self._in_fake_world and not in_fake_world()  # within ``host_values``
         if not self._pause.depth and not on_host:
             for observer in self._observers:
                 observer(func, args, result)
@@ -50,7 +50,7 @@ class OperationObserver(TorchDispatchMode):
 
 
 class _Pause:
-    """In place of the lock that DTensor holds while it works out shapes, with tensors that stand for no memory."""
+    """Replacement for DTensor's lock around shape inference, whose tensors use no memory; counts its depth."""
 
     def __init__(self) -> None:
         self.depth = 0

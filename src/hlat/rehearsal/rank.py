@@ -1,8 +1,8 @@
-"""One rank of a run, built and taken through a step by the program itself, watched.
+"""Rehearsal of one rank: the program builds it and runs one step under observation.
 
-    recipe, rank -> its share of the model, AdamW -> a step on made-up tokens -> what a checkpoint takes -> RankReport
+    recipe, rank -> its shard of the model, AdamW -> a step on dummy tokens -> its part of a checkpoint -> RankReport
 
-AdamW is prepared before that step, so that it is like all that follow it.
+AdamW's state is created before that step, so that the step is like every later one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,10 +19,10 @@ from hlat.model import local
 from hlat.optim import build_optimizer, prepare
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.mesh import Coordinates, Layout
-from hlat.rehearsal.flops import FlopCounter
+from hlat.rehearsal.flop_counter import FlopCounter
 from hlat.rehearsal.memory import MemoryTracker, storage_key
+from hlat.rehearsal.message_counter import Message, MessageCounter
 from hlat.rehearsal.operations import OperationObserver
-from hlat.rehearsal.traffic import Message, MessageCounter
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 from hlat.training import accumulate_gradients, update
@@ -31,22 +31,24 @@ from hlat.training.process import scheduled_gc
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank needs for a step.
+    """Memory, messages and FLOPs of a rank in one step.
 
     Attributes:
-        rank, place: which one.
-        layers: of its stages, the first and one past the last of each.
-        peak_bytes: the most memory that it needs at any moment of a step.
-        peak: of what that consists, by category (``CATEGORIES``).
-        peak_phase: what it does at that moment.
-        between_steps: what it holds between steps, by category.
-        messages: how many of each it takes part in.
-        flops: of its products and attentions.
-        checkpoint_blocks, checkpoint_bytes: what it writes of a checkpoint.
+        rank: global rank.
+        coordinates: position of the rank on the mesh axes.
+        layers: first layer and one past the last, for each of its stages.
+        peak_bytes: peak memory of the step.
+        peak: bytes at the peak by category (``CATEGORIES``).
+        peak_phase: phase of the step at the peak.
+        between_steps: bytes between steps by category.
+        messages: number of each message.
+        flops: FLOPs of matrix products and attention.
+        checkpoint_blocks: number of tensor chunks that the rank writes to a checkpoint.
+        checkpoint_bytes: their bytes.
     """
 
     rank: int
-    place: Coordinates
+    coordinates: Coordinates
     layers: tuple[tuple[int, int], ...]
     peak_bytes: int
     peak: dict[str, int]
@@ -59,43 +61,45 @@ class RankReport:
 
 
 def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
-    """Build a rank and take it through a step. Collective, where there are other ranks.
+    """Build a rank and run one step of it. In a real run this is a collective operation.
 
     Args:
-        recipe: validated for this number of processes.
-        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.fake_rank``) or of a run.
+        recipe: recipe, validated for this world size.
+        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.fake_rank``) or of a real run.
 
     Raises:
         HlatError: the rank cannot be built.
     """
     enter_phase("start")
     layout = Layout.of(recipe.parallel, runtime.world)
-    held = _StateStorages()
-    memory, flops = MemoryTracker(held.categories), FlopCounter()
-    traffic = MessageCounter(layout, lambda tensor, axis: _mark_message(memory, tensor, axis))
+    storages = _StateStorages()
+    memory, flops = MemoryTracker(storages.categories), FlopCounter()
+    counter = MessageCounter(layout, lambda tensor, axis: _mark_message(memory, tensor, axis))
     with memory.resizing(), scheduled_gc():
         with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
             optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, recipe.training.seed)
             prepare(optimizer, model.held)
-        held.take(model, optimizer)
+        storages.follow(model, optimizer)
         batch = _batch(recipe, model)
-        with OperationObserver(memory.observe, traffic.observe, flops.observe), _loss_marked(model, memory):
-            whole = [one.view_as(one) for one in (batch.inputs_BS, batch.labels_BS)]  # on the device, like its parts
+        with OperationObserver(memory.observe, counter.observe, flops.observe), _loss_marked(model, memory):
+            # The complete batch counts as memory on the device, like its micro-batches.
+            whole = [tokens.view_as(tokens) for tokens in (batch.inputs_BS, batch.labels_BS)]
             update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
         enter_phase("between")
         del whole, batch
-        peak, between = memory.at_peak(), memory.now()
+        peak, between_steps = memory.at_peak(), memory.now()
     blocks = _checkpoint_blocks(recipe, runtime, model, optimizer)
+    stage_layers = (stage.part.layer_range(recipe.model) for stage in model.parts)
     return RankReport(
         rank=runtime.rank,
-        place=layout.coordinates(runtime.rank),
-        layers=tuple((part.start, part.stop) for part in (one.part.layer_range(recipe.model) for one in model.parts)),
+        coordinates=layout.coordinates(runtime.rank),
+        layers=tuple((layers.start, layers.stop) for layers in stage_layers),
         peak_bytes=memory.peak,
         peak=peak,
         peak_phase=memory.phase,
-        between_steps=between,
-        messages=dict(traffic.messages),
+        between_steps=between_steps,
+        messages=dict(counter.messages),
         flops=flops.total,
         checkpoint_blocks=len(blocks),
         checkpoint_bytes=sum(blocks),
@@ -103,30 +107,30 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
 
 
 class _StateStorages:
-    """Which storages are parameters, gathered ones, gradients, and moments."""
+    """Identifies the storages of parameters, gathered parameters, gradients and optimizer state."""
 
     def __init__(self) -> None:
         self._model: ParallelModel | None = None
         self._moments: dict[int, str] = {}
 
-    def take(self, model: ParallelModel, optimizer: torch.optim.Optimizer) -> None:
-        """Look at these from now on."""
+    def follow(self, model: ParallelModel, optimizer: torch.optim.Optimizer) -> None:
+        """Take the model and optimizer whose storages are to be identified."""
         self._model = model
         for entry in optimizer.state.values():
             self._moments |= {storage_key(local(tensor)): "optimizer" for tensor in entry.values()}
 
     def categories(self) -> Mapping[int, str]:
-        """By ``storage_key``."""
+        """Category by ``storage_key``."""
         if self._model is None:
             return {}
-        passing = {storage_key(tensor): "gathered" for tensor in self._model.gathered()}
-        passing |= {storage_key(tensor): "parameters" for tensor in self._model.stored()}
-        passing |= {storage_key(tensor): "gradients" for tensor in self._model.gradients()}
-        return passing | self._moments
+        current = {storage_key(tensor): "gathered" for tensor in self._model.gathered()}
+        current |= {storage_key(tensor): "parameters" for tensor in self._model.stored()}
+        current |= {storage_key(tensor): "gradients" for tensor in self._model.gradients()}
+        return current | self._moments
 
 
 def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
-    """This rank's sequences of a step, each one document; they are on the host, where they have values."""
+    """This rank's sequences of a step, one document each; on the host, where tensors have values."""
     shape = (len(model.rows), recipe.data.sequence_length)
     with host_values():
         tokens = torch.zeros(shape, dtype=torch.int64)
@@ -135,22 +139,22 @@ def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
 
 
 def _mark_message(memory: MemoryTracker, tensor: torch.Tensor, axis: str) -> None:
-    """What the tensor and context axes exchange are activations like others; the rest is there to be sent."""
+    """Mark buffers of the data and pipeline axes. Those of tensor and context axes count as activations."""
     if "data" in axis or "pipeline" in axis:
         memory.assign(tensor, "communication")
 
 
 @contextmanager
 def _loss_marked(model: ParallelModel, memory: MemoryTracker) -> Iterator[None]:
-    """Within the block, what head and loss make is theirs."""
+    """Count tensors that head and loss create within the block as ``loss``."""
     with ExitStack() as stack:
-        for part in model.parts:
-            if part.head is not None:
+        for stage in model.parts:
+            if stage.head is not None:
                 inside = ExitStack()
-                before = part.head.register_forward_pre_hook(
+                before = stage.head.register_forward_pre_hook(
                     lambda *_, inside=inside: inside.enter_context(memory.within("loss")), prepend=True
                 )
-                after = part.head.register_forward_hook(lambda *_, inside=inside: inside.close())
+                after = stage.head.register_forward_hook(lambda *_, inside=inside: inside.close())
                 stack.callback(before.remove)
                 stack.callback(after.remove)
         yield
@@ -159,9 +163,9 @@ def _loss_marked(model: ParallelModel, memory: MemoryTracker) -> Iterator[None]:
 def _checkpoint_blocks(
     recipe: Recipe, runtime: Runtime, model: ParallelModel, optimizer: torch.optim.Optimizer
 ) -> list[int]:
-    """Bytes of each block of a checkpoint that this rank writes."""
+    """Bytes of each tensor chunk of a checkpoint that this rank writes."""
     with host_values():
         for entry in optimizer.state.values():
-            entry["step"] = torch.ones(())  # as it is; a rehearsal's counter cannot say so
+            entry["step"] = torch.ones(())  # a fake tensor has no value
         blocks = collect(recipe.model, model.held, optimizer)
     return [block.nbytes for block in blocks if runtime.rank == 0 or not block.replicated]

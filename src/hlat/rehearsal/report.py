@@ -1,4 +1,4 @@
-"""A rehearsal in words, and as plain values for programs."""
+"""Reports of a rehearsal: lines of text, and JSON values."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,27 +12,27 @@ _GIB = 1 << 30
 
 
 def report_lines(report: RankReport) -> Iterator[str]:
-    """What is said of a rank."""
-    place = report.place
+    """Lines of text about one rank."""
+    position = report.coordinates
     layers = ", ".join(f"{start} to {stop - 1}" for start, stop in report.layers)
-    where = f"pipeline {place.pp}, data {place.dp}, context {place.cp}, tensor {place.tp}"
-    yield f"rank {report.rank}: {where}; layers {layers}"
+    coordinates = f"pipeline {position.pp}, data {position.dp}, context {position.cp}, tensor {position.tp}"
+    yield f"rank {report.rank}: {coordinates}; layers {layers}"
     yield f"  memory      {_gib(report.peak_bytes)} at the peak, in {report.peak_phase}:"
     for name, size in report.peak.items():
         if size >= report.peak_bytes / 1000:
             yield f"    {name:14} {_gib(size):>12}   {CATEGORIES[name]}"
     yield f"    between steps  {_gib(sum(report.between_steps.values())):>12}"
-    yield "  messages of a step, by axis:"
+    yield "  messages per step, by axis:"
     for (axis, kind), (count, size) in _totals(report).items():
-        yield f"    {axis:14} {kind:14} {count:8,} x, {_gib(size):>12} in all"
+        yield f"    {axis:14} {kind:14} {count:8,} x, {_gib(size):>12} in total"
     if not report.messages:
         yield "    none"
-    yield f"  products    {report.flops:.4g} FLOPs a step"
+    yield f"  compute     {report.flops:.4g} FLOPs per step"
     yield f"  checkpoint  {report.checkpoint_blocks:,} blocks, {_gib(report.checkpoint_bytes)}"
 
 
 def rehearsal_json(rehearsal: Rehearsal) -> dict[str, Any]:
-    """For JSON: the layout, and of every rank all numbers; bytes and FLOPs are whole numbers."""
+    """The rehearsal as JSON values: layout, and all numbers of every rank; bytes and FLOPs are integers."""
     layout = rehearsal.layout
     return {
         "world": layout.world,
@@ -47,16 +47,16 @@ def rehearsal_json(rehearsal: Rehearsal) -> dict[str, Any]:
         "precision": rehearsal.recipe.precision.mode,
         "micro_batches": rehearsal.recipe.micro_batches(layout.world),
         "tokens_per_step": rehearsal.recipe.tokens_per_step,
-        "ranks": [_plain_rank(report) for report in rehearsal.ranks],
+        "ranks": [_rank_json(report) for report in rehearsal.ranks],
     }
 
 
-def _plain_rank(report: RankReport) -> dict[str, Any]:
-    place = report.place
+def _rank_json(report: RankReport) -> dict[str, Any]:
+    position = report.coordinates
     messages = sorted(report.messages.items())
     return {
         "rank": report.rank,
-        "place": {"pipeline": place.pp, "data": place.dp, "context": place.cp, "tensor": place.tp},
+        "place": {"pipeline": position.pp, "data": position.dp, "context": position.cp, "tensor": position.tp},
         "layers": [list(stage) for stage in report.layers],
         "memory": {
             "peak_bytes": report.peak_bytes,
@@ -65,7 +65,8 @@ def _plain_rank(report: RankReport) -> dict[str, Any]:
             "between_steps": report.between_steps,
         },
         "messages": [
-            {"axis": one.axis, "kind": one.kind, "bytes": one.bytes, "count": count} for one, count in messages
+            {"axis": message.axis, "kind": message.kind, "bytes": message.bytes, "count": count}
+            for message, count in messages
         ],
         "flops": report.flops,
         "checkpoint": {"blocks": report.checkpoint_blocks, "bytes": report.checkpoint_bytes},
@@ -73,7 +74,7 @@ def _plain_rank(report: RankReport) -> dict[str, Any]:
 
 
 def _totals(report: RankReport) -> dict[tuple[str, str], tuple[int, int]]:
-    """Messages and bytes of each axis and kind."""
+    """Number of messages and bytes, by axis and kind."""
     counts: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for (axis, kind, size), count in sorted(report.messages.items()):

@@ -1,6 +1,6 @@
-"""A whole run rehearsed: some of its ranks, one after another or side by side, and everything that they find wrong.
+"""Rehearsal of a run: some of its ranks, and every recipe problem that they find.
 
-recipe, world -> first, middle, last and fullest rank of a pipeline -> a process or two on this machine -> Rehearsal
+recipe, world -> first, middle, last and fullest pipeline rank -> one or more processes on this machine -> Rehearsal
 """
 
 import multiprocessing
@@ -22,12 +22,12 @@ from hlat.runtime.distributed import fake_rank
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was found.
+    """Result of a rehearsal.
 
     Attributes:
-        recipe: as it was rehearsed, its precision mode resolved.
-        layout: of all ranks.
-        ranks: those that were rehearsed, ascending.
+        recipe: rehearsed recipe, with its precision mode resolved.
+        layout: layout of all ranks.
+        ranks: reports of the rehearsed ranks, in ascending order.
     """
 
     recipe: Recipe
@@ -36,14 +36,14 @@ class Rehearsal:
 
 
 def default_ranks(recipe: Recipe, world: int) -> list[int]:
-    """The first, a middle and the last rank of a pipeline, as far as there are so many, and one that needs most memory.
+    """Global ranks rehearsed by default: first, middle and last pipeline rank, and the one that needs most memory.
 
-    Which one that is is counted as for the split into stages (``hlat.parallel.stages.fullest_rank``).
+    The latter is found by the count that also splits the stages (``hlat.parallel.stages.fullest_rank``).
     """
-    cut = Cut.of(recipe, world)
-    layout = cut.layout
-    places = {0, layout.pipeline // 2, layout.pipeline - 1, fullest_rank(cut)}
-    return sorted(layout.rank(Coordinates(place, 0, 0, 0)) for place in places)
+    step = Cut.of(recipe, world)
+    layout = step.layout
+    pipeline_ranks = {0, layout.pipeline // 2, layout.pipeline - 1, fullest_rank(step)}
+    return sorted(layout.rank(Coordinates(pipeline_rank, 0, 0, 0)) for pipeline_rank in pipeline_ranks)
 
 
 def rehearse(
@@ -51,34 +51,34 @@ def rehearse(
     world: int,
     ranks: Sequence[int] | None = None,
     processes: int = 1,
-    done: Callable[[RankReport], None] = lambda report: None,
+    on_report: Callable[[RankReport], None] = lambda report: None,
 ) -> Rehearsal:
-    """Take some ranks of a run through a step, on this machine, with fake tensors and fake collectives.
+    """Run one step of some ranks on this machine, with fake tensors and fake collectives.
 
     Args:
-        recipe: validated for ``world`` processes.
-        world: processes of the run.
-        ranks: which of them; None for ``default_ranks``.
-        processes: of this machine that share the work; 1 for this one alone.
-        done: told of every rank when it is known, in the order of ranks.
+        recipe: recipe, validated for ``world`` processes.
+        world: world size of the run.
+        ranks: ranks to rehearse; None for ``default_ranks``.
+        processes: processes of this machine to use; 1 for the current one.
+        on_report: called with each report, in the order of ranks.
 
     Raises:
-        LaunchError: no such rank, or what the recipe asks for cannot be rehearsed on a CPU.
-        RecipeError: everything that is wrong with the recipe on any of these ranks.
+        LaunchError: no such rank, or the recipe needs something that cannot be rehearsed on a CPU.
+        RecipeError: every problem of the recipe on any of these ranks.
     """
     recipe = _resolved(recipe)
     layout = Layout.of(recipe.parallel, world)
     chosen = default_ranks(recipe, world) if ranks is None else sorted(set(ranks))
-    wrong = [rank for rank in chosen if not 0 <= rank < world]
-    if wrong:
-        raise LaunchError(f"no rank {wrong[0]} in a world of {world}. The ranks are 0 to {world - 1}.")
+    unknown = [rank for rank in chosen if not 0 <= rank < world]
+    if unknown:
+        raise LaunchError(f"no rank {unknown[0]} in a world of {world}. The ranks are 0 to {world - 1}.")
     eager = recipe.model_copy(update={"run": recipe.run.model_copy(update={"compile": "none"})})
     reports: list[RankReport] = []
     problems: dict[str, Problem] = {}
     for outcome in _outcomes(eager, world, chosen, processes):
         if isinstance(outcome, RankReport):
             reports.append(outcome)
-            done(outcome)
+            on_report(outcome)
         else:
             problems |= {str(problem): problem for problem in outcome}
     if problems:
@@ -87,7 +87,7 @@ def rehearse(
 
 
 def _resolved(recipe: Recipe) -> Recipe:
-    """With a mode that has dtypes; ``auto`` as on an accelerator, where the recipe does not ask for the CPU."""
+    """The recipe with ``precision.mode`` resolved: ``auto`` as on an accelerator, unless the recipe asks for a CPU."""
     fast = recipe.run.device != "cpu" or has_fast_bf16(torch.device("cpu"))
     return recipe.in_mode(resolved_mode(recipe.precision.mode, fast))
 
@@ -104,7 +104,7 @@ def _outcomes(recipe: Recipe, world: int, ranks: Sequence[int], processes: int) 
 
 
 def _outcome(recipe: Recipe, world: int, rank: int) -> Outcome:
-    """The report of a rank, or what is wrong with the recipe there."""
+    """The report of a rank, or the problems of the recipe there."""
     try:
         with fake_rank(rank, world) as runtime:
             return rehearse_rank(recipe, runtime)

@@ -30,7 +30,7 @@ _FRAMEWORKS = {
     "Megatron": "Megatron",
 }
 CONSTANTS_GIB = {"Megatron-DeepSpeed": 9.4, "analytic": 0.0}
-"""By framework: median of measured minus counted memory in BigScience's 69 readings; 0 if a paper computed its totals."""
+"""By framework: median of measured minus counted memory in BigScience's 69 readings; 0 for computed totals."""
 _OTHER_GIB = 5.0  # frameworks without published runs: CUDA context, NCCL buffers, fragmentation
 
 

@@ -1,9 +1,9 @@
-"""What a rank sends and receives: every message that it hands to torch.distributed, by the axes that it goes over.
+"""Messages of a rank: everything it passes to torch.distributed, by mesh axis.
 
-    operation of torch.distributed -> kind, bytes, group -> axes on which the group's ranks differ -> Message, counted
+    torch.distributed operation -> kind, bytes, group -> axes along which the group's ranks differ -> Message, counted
 
-The size of a message is that of the whole tensor it is about: what an all-gather gives, a reduce-scatter takes, an
-all-reduce sums, a send sends.
+A message counts the bytes of the complete tensor: the output of an all-gather, the input of a reduce-scatter, the
+operand of an all-reduce, the tensor sent.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from hlat.parallel.mesh import Layout
 
-_KINDS = {  # by the name of the operation; one that is not here is counted under its own name
+_KINDS = {  # by operation name; other operations keep their own name
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "allreduce_": "all_reduce",
@@ -28,12 +28,12 @@ _AXES = {"pp": "pipeline", "dp": "data", "cp": "context", "tp": "tensor"}
 
 
 class Message(NamedTuple):
-    """A message, of which a rank may send many.
+    """A kind of message, which a rank may send many times.
 
     Attributes:
-        axis: the mesh axis that it goes over, or several, as in "data+context".
+        axis: mesh axis of the group, or several, as in "data+context".
         kind: all_gather, reduce_scatter, all_reduce, send or receive.
-        bytes: of the whole tensor.
+        bytes: size of the complete tensor.
     """
 
     axis: str
@@ -42,34 +42,36 @@ class Message(NamedTuple):
 
 
 class MessageCounter:
-    """Counts messages.
+    """Counts messages in ``messages``.
 
     Args:
-        layout: says which ranks stand where.
-        buffer: told of every tensor that is sent or received, with the axis.
+        layout: position of every rank on the mesh axes.
+        on_buffer: called with every tensor sent or received, and the axis.
     """
 
-    def __init__(self, layout: Layout, buffer: Callable[[torch.Tensor, str], None]) -> None:
-        self._layout, self._buffer = layout, buffer
+    def __init__(self, layout: Layout, on_buffer: Callable[[torch.Tensor, str], None]) -> None:
+        self._layout, self._on_buffer = layout, on_buffer
         self._axes: dict[str, str] = {}
         self.messages: Counter[Message] = Counter()
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """An ``Observer``."""
+        """Observe one operation (an ``Observer``)."""
         if func.namespace != "c10d":
             return
         name = func._schema.name.partition("::")[2]
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
         axis = self._axis(args)
-        self.messages[Message(axis, _KINDS.get(name, name), max((one.nbytes for one in tensors), default=0))] += 1
+        self.messages[Message(axis, _KINDS.get(name, name), max((tensor.nbytes for tensor in tensors), default=0))] += 1
         for tensor in tensors:
-            self._buffer(tensor, axis)
+            self._on_buffer(tensor, axis)
 
     def _axis(self, args: Iterable[Any]) -> str:
-        (group,) = (ProcessGroup.unbox(one) for one in args if _is_group(one))
+        (group,) = (ProcessGroup.unbox(value) for value in args if _is_group(value))
         if group.group_name not in self._axes:
-            places = [self._layout.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
-            names = [name for axis, name in _AXES.items() if len({getattr(place, axis) for place in places}) > 1]
+            positions = [self._layout.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
+            names = [
+                name for axis, name in _AXES.items() if len({getattr(position, axis) for position in positions}) > 1
+            ]
             self._axes[group.group_name] = "+".join(names)
         return self._axes[group.group_name]
 

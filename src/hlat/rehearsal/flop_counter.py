@@ -1,9 +1,9 @@
-"""How many floating-point operations a rank does: matrix products and attention, as torch counts them.
+"""Count of a rank's floating-point operations: matrix products and attention, by torch's formulas.
 
-    operation, shapes -> FLOPs by torch's formulas; a multiply-add is two, attention counts all pairs of positions
+    operation, shapes -> FLOPs; a multiply-add counts as two, attention counts all pairs of positions
 
-What is computed again in backward counts again, and so do the products of a loss that is computed in chunks: these are
-the FLOPs of the program, not those of the model (``hlat.model.derived.flops_per_token``).
+Recomputation in backward counts again, and so do the products of a chunked loss: these are the FLOPs that the program
+executes, not those of the model (``hlat.model.derived.flops_per_token``).
 """
 
 from typing import Any
@@ -19,17 +19,17 @@ _BACKWARD = (
 
 
 class FlopCounter:
-    """Adds them up in ``total``."""
+    """Adds up FLOPs in ``total``."""
 
     def __init__(self) -> None:
         self.total = 0
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """An ``Observer``."""
+        """Observe one operation (an ``Observer``)."""
         packet = func._overloadpacket
         if packet in _FORWARD:
-            self.total += sdpa_flop_count(*(one.shape for one in args[:3]))
+            self.total += sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
         elif packet in _BACKWARD:
-            self.total += sdpa_backward_flop_count(*(one.shape for one in args[:4]))
+            self.total += sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
         elif packet in flop_registry:
             self.total += flop_registry[packet](*args, out_val=result)
