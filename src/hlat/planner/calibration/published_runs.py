@@ -250,8 +250,8 @@ def _micro_batch(row: Row, pipeline: int, sequences: float) -> tuple[float, bool
     if pipeline > 1:
         return 1.0, False
     # Pipelines need many micro-batches. Without one, only memory limits the micro-batch.
-    whole = max(1, int(sequences))
-    return float(max(count for count in range(1, _MAX_MICRO_BATCH + 1) if whole % count == 0)), False
+    complete = max(1, int(sequences))
+    return float(max(count for count in range(1, _MAX_MICRO_BATCH + 1) if complete % count == 0)), False
 
 
 def _interleaving(layers: int, pipeline: int) -> int:

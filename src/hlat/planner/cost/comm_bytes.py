@@ -86,7 +86,7 @@ def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[Mo
     micro_batches = candidate.accumulation(request.global_batch)
 
     def state(zero: int) -> tuple[float, float]:
-        """Elements of the parameters stored on the rank, and of those gathered besides with all blocks."""
+        """Elements of the parameters stored on the rank, and of those added when all blocks are gathered."""
         counted = state_of(replace(candidate, zero=zero).step_shape(request), rank, stages, 1, 1, 0)
         return float(counted.parameters), float(counted.parameters_within_step - counted.parameters)
 

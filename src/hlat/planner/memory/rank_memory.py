@@ -1,4 +1,4 @@
-"""Memory of a rank, in bytes: state, activations kept for backward, transient buffers, and what the device takes.
+"""Memory of a rank, in bytes: state, activations kept for backward, transient buffers, device runtime.
 
     PlanRequest, Candidate, pipeline rank -> parallel.fullest_moment -> plus runtime and allocator -> RankMemory
 
@@ -80,9 +80,9 @@ def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) 
     """Memory of the first rank of a pipeline rank, counted exactly from the shapes of the model's parameters."""
     step = candidate.step_shape(request)
     rank = step.first_rank(pipeline_rank)
-    parts = held_parts(step, rank)
-    sizes = tuple(len(part.layer_range(request.model)) for part in parts)
-    state = stored(step, state_in_mode(step, rank, parts))
+    stages = held_parts(step, rank)
+    sizes = tuple(len(stage.layer_range(request.model)) for stage in stages)
+    state = stored(step, state_in_mode(step, rank, stages))
     return _on_device(request, fullest_moment(step, pipeline_rank, sizes, state, _on_cpu(request)))
 
 

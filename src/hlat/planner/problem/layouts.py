@@ -204,7 +204,7 @@ def _parse_pairs(text: str, option: str) -> dict[str, Any]:
         name = _NAMES.get(name.strip(), name.strip())
         if not equals or name not in _FIELDS:
             known = ", ".join((*_NAMES, *_FIELDS))
-            raise PlanError(f"{option}: {pair!r} is not NAME=VALUE with one of the names {known}")
+            raise PlanError(f"{option}: {pair!r} is not NAME=VALUE; the names are {known}")
         if name in _CHOICES:
             value = _SHORT.get(value, value)
             if value not in _CHOICES[name]:
@@ -213,7 +213,7 @@ def _parse_pairs(text: str, option: str) -> dict[str, Any]:
         elif (
             not value.strip().isdecimal() or (int(value) < 1 and name != "zero") or (name == "zero" and int(value) > 3)
         ):
-            raise PlanError(f"{option}: {pair}: must be a whole number, at least 1 (zero: 0 to 3)")
+            raise PlanError(f"{option}: {pair}: must be an integer of at least 1 (zero: 0 to 3)")
         else:
             values[name] = int(value)
     return values

@@ -114,7 +114,7 @@ def resolve_request(
     if requested == AUTO:
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # from a recipe; _problems checks the option
-        raise PlanError(f"precision.mode fp8: {cluster.chip.name} has no 8-bit products; --precision mixed does it")
+        raise PlanError(f"precision.mode fp8: {cluster.chip.name} does not support fp8 products; use --precision mixed")
     return PlanRequest(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
 
 
@@ -140,9 +140,9 @@ def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None
         if value is not None and value < 1
     ]
     if mode is not None and mode not in (AUTO, *MODES):
-        problems.append(f"--precision {mode}: no such mode; there are {', '.join((AUTO, *MODES))}")
+        problems.append(f"--precision {mode}: unknown mode; choose one of {', '.join((AUTO, *MODES))}")
     elif mode == "fp8" and cluster.chip.flops("float8") is None:
-        problems.append(f"--precision fp8: {cluster.chip.name} has no 8-bit products; use mixed")
+        problems.append(f"--precision fp8: {cluster.chip.name} does not support fp8 products; use mixed")
     try:
         cluster.price(price)
     except HardwareError as error:
@@ -165,8 +165,8 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
             raise
         close = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        known = f"presets {', '.join(PRESETS)}; a config.json; a recipe"
-        raise PlanError(f"no model is called {name!r}.{hint} It may be one of the {known}.") from error
+        known = f"presets {', '.join(PRESETS)}; a config.json; or a recipe"
+        raise PlanError(f"unknown model {name!r}.{hint} Give one of the {known}.") from error
     return recipe.model, recipe
 
 
