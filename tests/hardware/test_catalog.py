@@ -1,4 +1,4 @@
-"""The catalog: every figure has a source, every chip can be found, and only by its own name."""
+"""The catalog: every figure has a source, and every chip is found by its exact name only."""
 
 import re
 
@@ -12,7 +12,7 @@ GPUS = [chip for chip in load_catalog().chips if "tf32" in chip.tflops]
 
 
 @pytest.mark.parametrize(("chip", "dtype"), FIGURES, ids=lambda value: getattr(value, "name", value))
-def test_every_figure_is_positive_and_says_where_it_was_published(chip: Chip, dtype: str) -> None:
+def test_every_figure_is_positive_and_has_a_source(chip: Chip, dtype: str) -> None:
     figure = chip.tflops[dtype]
     assert figure.dense > 0
     source = load_catalog().sources[figure.source]
@@ -20,8 +20,8 @@ def test_every_figure_is_positive_and_says_where_it_was_published(chip: Chip, dt
 
 
 @pytest.mark.parametrize("chip", GPUS, ids=lambda chip: chip.name)
-def test_dense_figures_keep_the_proportions_of_the_tensor_cores(chip: Chip) -> None:
-    """A figure with sparsity that slipped in is twice too high. Tensor cores do TF32 at half the rate of bf16.
+def test_tf32_peaks_are_half_of_bf16_peaks(chip: Chip) -> None:
+    """A figure with sparsity would be twice too high. Tensor cores compute TF32 at half the rate of bf16.
 
     Datasheets round to two or three digits (B200: 1.1 PFLOP/s of TF32 for 2.25 of bf16), hence 3 %.
     """
@@ -33,7 +33,7 @@ def test_dense_figures_keep_the_proportions_of_the_tensor_cores(chip: Chip) -> N
     ("torch_name", "chip", "tflops"),
     [
         ("NVIDIA A100-SXM4-40GB", "A100 40GB", 312),
-        ("A100-SXM4-80GB", "A100 80GB", 312),  # drivers before 460 leave the maker's name out
+        ("A100-SXM4-80GB", "A100 80GB", 312),  # drivers before 460 omit the maker's name
         ("NVIDIA A100 80GB PCIe", "A100 80GB", 312),
         ("NVIDIA H100 80GB HBM3", "H100 SXM", 989.4),
         ("NVIDIA H100 PCIe", "H100 PCIe", 756),
@@ -56,13 +56,13 @@ def test_a_chip_is_found_by_the_name_that_torch_reports(torch_name: str, chip: s
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a seventh of an A100
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA A100-SXM-64GB",  # a custom part with more cores
+        "NVIDIA A100-SXM-64GB",  # a custom chip with more cores
         "NVIDIA H100",
         "AMD Instinct MI355X",
         "",
     ],
 )
-def test_a_similar_name_is_another_chip(torch_name: str) -> None:
+def test_a_similar_name_is_not_the_chip(torch_name: str) -> None:
     assert load_catalog().chip_by_torch_name(torch_name) is None
 
 
@@ -75,17 +75,17 @@ def test_a_similar_name_is_another_chip(torch_name: str) -> None:
         ("trn2.48xlarge", 1, 83.375),
     ],
 )
-def test_trainium_is_found_by_its_instance_and_counted_per_torch_device(
+def test_trainium_is_found_by_instance_type_with_peaks_per_torch_device(
     instance: str, cores: int | None, tflops: float
 ) -> None:
-    """190 TFLOP/s in 2 cores, 667 in 8, of which two make a logical core by default (AWS Neuron documentation)."""
+    """190 TFLOP/s in 2 cores; 667 in 8, two of which form a logical core by default (AWS Neuron documentation)."""
     chip = load_catalog().chip_by_instance_type(instance)
     assert chip is not None
     assert chip.flops("bfloat16", cores) == pytest.approx(tflops * 1e12)
 
 
 @pytest.mark.parametrize("instance", ["p5.48xlarge", "trn9.48xlarge", "trn", "", "Standard PC (Q35 + ICH9, 2009)"])
-def test_other_machines_carry_no_chip_of_the_catalog(instance: str) -> None:
+def test_other_instance_types_give_no_chip(instance: str) -> None:
     assert load_catalog().chip_by_instance_type(instance) is None
 
 
@@ -109,27 +109,27 @@ def _catalog(**changes: object) -> dict[str, object]:
         {"sparse_tflops": 2.0},
     ],
 )
-def test_a_catalog_with_a_figure_nobody_can_trust_is_refused(changes: dict[str, object]) -> None:
+def test_an_inconsistent_catalog_is_refused(changes: dict[str, object]) -> None:
     Catalog.model_validate(_catalog())
     with pytest.raises(ValidationError):
         Catalog.model_validate(_catalog(**changes))
 
 
-def test_no_source_is_given_that_no_figure_cites() -> None:
+def test_every_source_is_cited_by_a_figure() -> None:
     catalog = load_catalog()
     assert catalog.source_keys() == catalog.sources.keys()
 
 
-@pytest.mark.parametrize("one", load_catalog().instances, ids=lambda one: one.name)
-def test_a_plan_can_be_made_for_every_instance(one: Instance) -> None:
-    cluster = parse_cluster(f"{one.name}:2", load_catalog())
+@pytest.mark.parametrize("instance", load_catalog().instances, ids=lambda instance: instance.name)
+def test_a_plan_can_be_made_for_every_instance(instance: Instance) -> None:
+    cluster = parse_cluster(f"{instance.name}:2", load_catalog())
     assert cluster.devices == 2 * cluster.devices_per_instance
     assert cluster.memory_bytes > 1e9 and cluster.memory_rate > 1e11
-    # Links inside are faster than the network, for each device's share of it.
+    # The fast links exceed a device's share of the network.
     assert cluster.link_rate > cluster.network_rate / cluster.devices_per_instance
-    assert one.prices.keys() or not one.name.startswith(("p", "trn1"))
+    assert instance.prices.keys() or not instance.name.startswith(("p", "trn1"))
 
 
-def test_a_chip_is_found_however_torch_writes_its_name() -> None:
+def test_names_are_matched_without_case_maker_and_spacing() -> None:
     catalog = load_catalog()
     assert catalog.chip("nvidia h100  sxm") is catalog.chip("H100 SXM") is not None

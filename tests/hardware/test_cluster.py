@@ -1,4 +1,4 @@
-"""A cluster is what its name says, and nonsense gets one clear message."""
+"""Clusters: parsing, figures per device, user catalogs, and error messages."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from hlat.runtime import HlatError
 
 
 def test_hlats_cluster_is_2048_devices_of_16_gib() -> None:
-    """64 trn1.32xlarge, 1024 chips: figures of facts that the paper and AWS state."""
+    """64 trn1.32xlarge, 1024 chips: figures from the HLAT paper and AWS."""
     cluster = parse_cluster("trn1.32xlarge:64", load_catalog())
     assert (cluster.chips, cluster.devices, cluster.devices_per_instance, cluster.domain) == (1024, 2048, 32, 32)
     assert cluster.memory_bytes == 16 * 2**30
@@ -22,7 +22,7 @@ def test_a_trainium_2_device_is_two_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("trn1.32xlarge:0", "at least one"),
         ("trn1.32xlarge:-3", "at least one"),
@@ -34,14 +34,14 @@ def test_a_trainium_2_device_is_two_cores() -> None:
         ("quantum:8", "hlat hardware list"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(text: str, says: str) -> None:
+def test_malformed_clusters_are_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(HlatError, match=r".") as refused:
         parse_cluster(text, load_catalog())
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-_OWN = """
+_USER_CATALOG = """
 sources: {me: measured by us}
 chips:
   - name: A100 80GB
@@ -62,19 +62,23 @@ instances:
 """
 
 
-def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
+def test_a_users_file_adds_and_replaces_entries(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
-    file.write_text(_OWN, encoding="utf-8")
+    file.write_text(_USER_CATALOG, encoding="utf-8")
     catalog = load_catalog(str(file))
-    ours = parse_cluster("our-box:2", catalog)
-    assert (ours.devices, ours.price()) == (8, ("own", 7.0))
-    assert parse_cluster("p4de.24xlarge:1", catalog).memory_bytes == 70 * 2**30, "the chip of an instance of ours"
+    cluster = parse_cluster("our-box:2", catalog)
+    assert (cluster.devices, cluster.price()) == (8, ("own", 7.0))
+    assert parse_cluster("p4de.24xlarge:1", catalog).memory_bytes == 70 * 2**30, (
+        "a shipped instance with the user's chip"
+    )
     assert parse_cluster("p4d.24xlarge:1", catalog).memory_bytes == 40 * 2**30
-    assert parse_cluster("p4de.24xlarge:1", load_catalog()).memory_bytes == 80 * 2**30, "the shipped one is as it was"
+    assert parse_cluster("p4de.24xlarge:1", load_catalog()).memory_bytes == 80 * 2**30, (
+        "the shipped catalog is unchanged"
+    )
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("usd_per_hour: 3.5", "usd_per_hour: -3.5", "our-box"),
         ("dense: 300", "dense: 0", "A100 80GB"),
@@ -87,29 +91,29 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
         ("{me: measured", "{{me: measured", "YAML"),
     ],
 )
-def test_a_users_mistake_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
-    assert old in _OWN
+def test_mistakes_in_a_users_file_are_reported_by_entry(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in _USER_CATALOG
     file = tmp_path / "own.yaml"
-    content = "- 1" if new == "- 1" else _OWN.replace(old, new)
+    content = "- 1" if new == "- 1" else _USER_CATALOG.replace(old, new)
     file.write_text(content, encoding="utf-8")
     with pytest.raises(HlatError) as refused:
         load_catalog(str(file))
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert str(file) in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HlatError, match=r"gone\.yaml"):
         load_catalog(str(tmp_path / "gone.yaml"))
 
 
-def test_a_price_that_is_not_known_is_not_made_up() -> None:
+def test_an_unknown_price_is_an_error_or_none() -> None:
     with pytest.raises(HlatError, match="no spot price is known"):
         parse_cluster("p5.48xlarge:1", load_catalog()).price("spot")
     assert parse_cluster("gb200:1", load_catalog()).price() is None
 
 
-def test_a_core_has_its_share_of_a_chip() -> None:
+def test_rates_of_a_core_are_its_share_of_the_chip() -> None:
     """Trainium 1: two cores; 880 GB/s of memory, 192 GB/s of NeuronLink per chip, 100 GB/s of network per instance."""
     core = parse_cluster("trn1.32xlarge:1", load_catalog())
     assert (core.memory_rate, core.link_rate, core.network_rate) == (440e9, 96e9, 100e9)

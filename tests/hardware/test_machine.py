@@ -1,4 +1,4 @@
-"""What is measured of this machine can be planned with, as it stands."""
+"""Measurement of this machine, and its use as a catalog."""
 
 from itertools import count
 from pathlib import Path
@@ -10,7 +10,7 @@ import yaml
 from hlat.hardware import MeasuredMachine, load_catalog, machine, measure_machine, parse_cluster
 
 
-def test_a_measured_machine_is_a_catalog(tmp_path: Path) -> None:
+def test_a_measured_machine_becomes_a_catalog(tmp_path: Path) -> None:
     machine = measure_machine(torch.device("cpu"), budget_seconds=0.05)
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump(machine.catalog("desk")), encoding="utf-8")
@@ -19,17 +19,17 @@ def test_a_measured_machine_is_a_catalog(tmp_path: Path) -> None:
     assert cluster.memory_bytes == pytest.approx(machine.memory_bytes, rel=0.01)
     assert cluster.chip.flops("float32") == pytest.approx(machine.flops["float32"], rel=0.01)
     assert machine.link_rate is not None
-    # Two processes exchange through memory: each byte is copied several times, and cannot be faster than one copy.
+    # Two processes exchange through memory: each byte is copied several times, so it is slower than one copy.
     assert 0 < machine.link_rate < machine.memory_rate
 
 
-def test_a_copy_is_read_and_written() -> None:
-    """Three seconds by a clock that ticks once for each look: 256 MiB each time, there and back."""
+def test_a_copy_counts_bytes_read_and_written() -> None:
+    """Three seconds on a clock that advances one second per reading: 256 MiB per copy, read and written."""
     ticks = count()
     assert machine._copy_rate(torch.device("cpu"), 3.0, lambda: float(next(ticks))) == 2 * 256 * 2**20
 
 
-def test_an_all_reduce_sends_two_times_all_but_ones_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_all_reduce_sends_twice_the_share_of_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     class Process:
         returncode = 0
 
@@ -37,13 +37,13 @@ def test_an_all_reduce_sends_two_times_all_but_ones_own_part(monkeypatch: pytest
             return b"0.5\n", None
 
         def kill(self) -> None:
-            """It has ended."""
+            """Do nothing: the process has ended."""
 
     monkeypatch.setattr(machine.subprocess, "Popen", lambda *_, **__: Process())
     assert machine._all_reduce_rate("cpu", 4) == 2 * 3 / 4 * 32 * 2**20 / 0.5
 
 
-def test_what_was_measured_is_what_is_planned_with(tmp_path: Path) -> None:
+def test_a_cluster_has_the_measured_rates(tmp_path: Path) -> None:
     measured = MeasuredMachine("here", 2, {"bfloat16": 1e12, "float32": 5e11}, 24 << 30, 80e9, 3e9)
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump(measured.catalog("desk")), encoding="utf-8")

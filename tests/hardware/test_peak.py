@@ -1,4 +1,4 @@
-"""The peak: published for a chip the catalog knows, measured for any other, borrowed from none."""
+"""Peak FLOP/s: published for a chip of the catalog, measured for any other."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def as_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[torch.dtype]]:
-    """Make torch report an accelerator of a given name; returns the dtypes that are then measured."""
+    """Make torch report an accelerator of a given name; returns the list of dtypes that are measured."""
 
     def pretend(name: str) -> list[torch.dtype]:
         measured: list[torch.dtype] = []
@@ -36,7 +36,7 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[torch.dtype]
 
 @pytest.fixture
 def fp32_precision() -> object:
-    """Put back how torch multiplies fp32 matrices."""
+    """Restore torch's fp32 matmul precision."""
     yield
     torch.set_float32_matmul_precision("highest")
 
@@ -50,10 +50,8 @@ def test_a_known_gpu_has_its_published_peak(as_gpu: Callable[[str], list[torch.d
 
 
 @pytest.mark.parametrize("name", ["AMD Instinct MI355X", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A chip of next year"])
-def test_an_unknown_gpu_is_measured_and_given_no_other_chips_peak(
-    name: str, as_gpu: Callable[[str], list[torch.dtype]]
-) -> None:
-    """Falling back to the A100's peak is how a report of 563 % utilization came about (AMD Primus, PR 772)."""
+def test_an_unknown_gpu_is_measured(name: str, as_gpu: Callable[[str], list[torch.dtype]]) -> None:
+    """Assuming the A100's peak led to a reported utilization of 563 % (AMD Primus, PR 772)."""
     measured = as_gpu(name)
     found = peak_flops(CUDA, torch.bfloat16)
     assert measured == [torch.bfloat16]
@@ -61,8 +59,8 @@ def test_an_unknown_gpu_is_measured_and_given_no_other_chips_peak(
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_bf16_has_the_peak_of_fp32_where_it_is_computed_in_fp32(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured product by product, as torch emulates them, the peak would be a hundredth of what hlat reaches."""
+def test_emulated_bf16_has_the_peak_of_fp32(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured with torch's emulation, the peak would be a hundredth of what hlat reaches by widening to fp32."""
     measured = []
 
     def measure(_: torch.device, dtype: torch.dtype) -> MatmulRate:
@@ -83,7 +81,7 @@ def test_a_dtype_without_a_published_figure_is_measured(as_gpu: Callable[[str], 
 
 
 @pytest.mark.usefixtures("fp32_precision")
-def test_fp32_counts_as_tf32_exactly_where_torch_multiplies_in_tf32(as_gpu: Callable[[str], list[torch.dtype]]) -> None:
+def test_fp32_has_the_tf32_peak_only_if_torch_uses_tf32(as_gpu: Callable[[str], list[torch.dtype]]) -> None:
     as_gpu("NVIDIA H200")
     torch.set_float32_matmul_precision("high")
     assert peak_flops(CUDA, torch.float32).value == 494.5e12
@@ -96,7 +94,7 @@ def test_fp32_counts_as_tf32_exactly_where_torch_multiplies_in_tf32(as_gpu: Call
     ("product", "logical", "tflops"),
     [("trn2.48xlarge\n", None, 2 * 667 / 8), ("trn2.48xlarge\n", "1", 667 / 8), ("trn1.32xlarge\n", None, 95)],
 )
-def test_a_neuron_device_is_a_logical_core_of_the_instance_it_is_in(
+def test_a_neuron_device_has_the_peak_of_a_logical_core(
     product: str, logical: str | None, tflops: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "product_name"
@@ -112,17 +110,17 @@ def test_a_neuron_device_is_a_logical_core_of_the_instance_it_is_in(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cpu_is_measured(dtype: torch.dtype) -> None:
-    """Within a factor of 3 of a product timed here: neighbours on the same cores may slow either of the two down."""
-    used = dtype if has_fast_bf16(CPU) else torch.float32
-    left, best = torch.full((512, 512), 0.5, dtype=used), float("inf")
+def test_a_cpu_is_measured(dtype: torch.dtype) -> None:
+    """Within a factor of 3 of a product timed here, since other processes may slow either measurement."""
+    computed = dtype if has_fast_bf16(CPU) else torch.float32
+    left, best = torch.full((512, 512), 0.5, dtype=computed), float("inf")
     for _ in range(20):
         begin = time.perf_counter()
         left @ left
         best = min(best, time.perf_counter() - begin)
     found = peak_flops(CPU, dtype)
     assert 1 / 3 < found.value / (2 * 512**3 / best) < 3
-    assert found.source.startswith(f"measured here: {str(used).removeprefix('torch.')} products of ")
+    assert found.source.startswith(f"measured here: {str(computed).removeprefix('torch.')} products of ")
     assert f" on {torch.get_num_threads()} threads" in found.source
 
 
@@ -133,7 +131,7 @@ def test_measuring_draws_no_random_numbers() -> None:
 
 
 class _Clock:
-    """Each reading is ``tick`` seconds after the last: a product, timed by two readings, takes one tick."""
+    """Clock that advances ``tick`` seconds per reading; a product takes two readings, so one tick."""
 
     def __init__(self, tick: float) -> None:
         self.tick, self.now = tick, 0.0
@@ -143,20 +141,20 @@ class _Clock:
         return self.now
 
 
-def test_the_rate_is_two_n_cubed_by_the_time_of_the_best() -> None:
+def test_the_rate_is_two_n_cubed_over_the_fastest_time() -> None:
     # 512 takes 1 ms; three of 1024 are expected to take 3 * 8 ms, which fit into 35 ms; then 2048 does not.
     best = measure_matmul(CPU, torch.float32, budget_seconds=0.035, clock=_Clock(0.001))
     assert best.size == 1024
     assert best.flops == pytest.approx(2 * 1024**3 / 0.001)
 
 
-def test_a_slow_chip_is_measured_at_the_smallest_size_and_kept_no_longer() -> None:
+def test_a_slow_chip_is_measured_only_at_the_smallest_size() -> None:
     clock = _Clock(10.0)
     best = measure_matmul(CPU, torch.float32, clock=clock)
     assert best == MatmulRate(pytest.approx(2 * 512**3 / 10.0), 512)
     assert clock.now <= 10 * 12  # 3 products of two readings each, and a reading per decision
 
 
-def test_a_clock_that_stands_still_does_not_divide_by_zero() -> None:
-    readings = iter([0.0] * 7 + [1.0] * 1000)  # still during the smallest size, past the deadline afterwards
+def test_a_clock_that_does_not_advance_does_not_divide_by_zero() -> None:
+    readings = iter([0.0] * 7 + [1.0] * 1000)  # constant during the smallest size, past the deadline afterwards
     assert measure_matmul(CPU, torch.float32, clock=lambda: next(readings)).flops > 0

@@ -1,4 +1,4 @@
-"""What a rehearsal says is what the system sees: the memory of a process of its own that trains."""
+"""Rehearsed memory against the resident memory of a real process."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ WIDE = {
 }
 MIB = 1 << 20
 
-# Large allocations are mapped and given back, so that what is resident is what is alive.
+# Large allocations use mmap and are returned when freed, so that resident memory is live memory.
 SCRIPT = """
 import ctypes, json, sys
 import torch
@@ -38,7 +38,7 @@ def train(content, steps):
 ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD, glibc
 torch.set_num_threads(1)
 wide, small = json.loads(sys.argv[1]), json.loads(sys.argv[2])
-train(small, 1)  # libraries
+train(small, 1)  # loads libraries
 before = peak_memory_bytes(torch.device("cpu"))
 train(wide, 2)
 print(peak_memory_bytes(torch.device("cpu")) - before)
@@ -49,12 +49,12 @@ print(peak_memory_bytes(torch.device("cpu")) - before)
 @pytest.mark.parametrize(
     ("mode", "policy"), [("fp32", "none"), ("fp32", "full"), ("mixed", "selective"), ("bf16-sr", "none")]
 )
-def test_the_peak_of_a_process_is_the_rehearsed(mode: str, policy: str) -> None:
-    """Within 8 %, of a peak that is many times what kernels and allocator take besides."""
+def test_the_peak_of_a_process_matches_the_rehearsal(mode: str, policy: str) -> None:
+    """Within 8 %, at a peak many times larger than the additional memory of kernels and allocator."""
     choice = {"precision": {"mode": mode}, "memory": {"activation_checkpointing": policy}}
     wide, small = recipe_of(1, **WIDE, **choice), recipe_of(1, **choice)
     (report,) = rehearse(wide, 1).ranks
-    contents = [one.model_dump_json() for one in (wide, small)]
+    contents = [recipe.model_dump_json() for recipe in (wide, small)]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *contents], capture_output=True, text=True, check=True)
     rise = int(done.stdout)
     assert report.peak_bytes > 200 * MIB

@@ -1,4 +1,4 @@
-"""Ranks of a world that is not there: which are taken, what is counted, what is refused."""
+"""Rehearsals: selection of ranks, counts, and refusals."""
 
 from multiprocessing import get_context
 
@@ -17,19 +17,19 @@ from tests.support.rehearsal.small_recipes import recipe_of
 PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
 
 
-def test_first_middle_and_last_of_a_pipeline() -> None:
+def test_default_ranks_are_first_middle_and_last_of_a_pipeline() -> None:
     recipe = recipe_of(32, **PIPELINE)
     layout = Layout.of(recipe.parallel, 32)
     assert [layout.coordinates(rank).pp for rank in default_ranks(recipe, 32)] == [0, 2, 3]
     assert default_ranks(recipe_of(), 1) == [0]
 
 
-def test_a_stage_has_its_layers_and_talks_to_its_neighbours() -> None:
+def test_a_rank_has_the_layers_of_its_stage_and_sends_to_its_neighbours() -> None:
     found = rehearse(recipe_of(32, **PIPELINE), 32)
     assert [report.layers for report in found.ranks] == [((0, 1),), ((2, 3),), ((3, 4),)]
-    sends = [sum(n for one, n in report.messages.items() if one.kind == "send") for report in found.ranks]
+    sends = [sum(n for message, n in report.messages.items() if message.kind == "send") for report in found.ranks]
     assert sends == [4, 8, 4], "to one neighbour, to two, to one, for each of 4 micro-batches"
-    assert all(one.axis == "pipeline" for report in found.ranks for one in report.messages if one.kind == "send")
+    assert all(m.axis == "pipeline" for report in found.ranks for m in report.messages if m.kind == "send")
 
 
 def test_the_flops_of_one_process_are_those_of_the_model() -> None:
@@ -37,37 +37,39 @@ def test_the_flops_of_one_process_are_those_of_the_model() -> None:
     (report,) = rehearse(recipe, 1).ranks
     tokens = recipe.batch.global_batch * recipe.data.sequence_length
     model, length = recipe.model, recipe.data.sequence_length
-    # Attention computes its scores again in backward: five products of s x s where the model counts four.
-    again = 2 * tokens * model.layers * model.heads * model.n_head_dim * length
-    assert report.flops == flops_per_token(model, length, "full") * tokens + again
+    # Attention recomputes its scores in backward: five products of s x s, where the model counts four.
+    recomputed = 2 * tokens * model.layers * model.heads * model.n_head_dim * length
+    assert report.flops == flops_per_token(model, length, "full") * tokens + recomputed
 
 
 @pytest.mark.parametrize(
     ("mode", "each"),
     [("bf16-kahan", 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("fp32", 12), ("bf16-sr", 6)))],
 )
-def test_what_all_ranks_save_is_the_model(mode: str, each: int) -> None:
-    """Weights and the optimizer's state of every parameter once, whoever holds copies, and what rank 0 adds."""
+def test_checkpoint_bytes_of_all_ranks_add_up_to_the_model(mode: str, each: int) -> None:
+    """Weights and optimizer state of every parameter, once however replicated, and the additions of rank 0."""
     recipe = recipe_of(4, parallel={"tensor": 2, "zero": 1}, precision={"mode": mode})
     reports = rehearse(recipe, 4, range(4)).ranks
     alone = rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks[0].checkpoint_bytes
     assert sum(report.checkpoint_bytes for report in reports) == alone
-    assert 0 < alone - each * count_parameters(recipe.model).total < 20_000, "generators and a counter"
+    assert 0 < alone - each * count_parameters(recipe.model).total < 20_000, (
+        "random number generators and a step counter"
+    )
 
 
 @pytest.mark.parametrize(
     ("device", "fast", "mode"), [("auto", False, "mixed"), ("cpu", True, "mixed"), ("cpu", False, "fp32")]
 )
-def test_auto_is_what_it_is_on_the_device_of_the_run(monkeypatch, device: str, fast: bool, mode: str) -> None:
-    """A rehearsal takes accelerators to be fast in bf16, and asks this machine only for run.device=cpu."""
+def test_auto_precision_resolves_for_the_device_of_the_run(monkeypatch, device: str, fast: bool, mode: str) -> None:
+    """Accelerators count as fast in bf16; this machine is checked only for run.device=cpu."""
     monkeypatch.setattr(world, "has_fast_bf16", lambda device: fast)
     found = rehearse(recipe_of(1, run={"device": device}, precision={"mode": "auto"}), 1)
     assert found.recipe.precision.mode == rehearsal_json(found)["precision"] == mode
     assert found.ranks == rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks
 
 
-def test_a_thousand_times_the_ranks_are_no_more_work() -> None:
-    """A rank makes the groups that it is in: what it needs in a large world is what it needs in a small one."""
+def test_a_rank_needs_the_same_in_a_world_a_thousand_times_larger() -> None:
+    """A rank creates only the process groups that it belongs to."""
     parallel = {"tensor": 2, "zero": 0}
     recipes = {world: recipe_of(world, parallel=parallel, batch={"global_batch": world}) for world in (8, 8192)}
     small, large = (rehearse(recipe, world, [0]).ranks[0] for world, recipe in recipes.items())
@@ -75,14 +77,16 @@ def test_a_thousand_times_the_ranks_are_no_more_work() -> None:
     assert large.messages == small.messages
 
 
-def test_categories_add_up_and_hold_what_they_are_called() -> None:
+def test_categories_add_up_to_the_peak_and_contain_their_tensors() -> None:
     recipe = recipe_of(1)
     (report,) = rehearse(recipe, 1).ranks
     parameters = 4 * count_parameters(recipe.model).total
     assert list(report.peak) == list(CATEGORIES)
     assert sum(report.peak.values()) == report.peak_bytes
     assert report.between_steps["parameters"] == report.peak["parameters"] == parameters
-    assert 2 * parameters < report.between_steps["optimizer"] < 2 * parameters + 1000, "moments, and a counter each"
+    assert 2 * parameters < report.between_steps["optimizer"] < 2 * parameters + 1000, (
+        "moments, and a step counter each"
+    )
     assert report.between_steps["gradients"] == report.between_steps["loss"] == report.between_steps["temporaries"] == 0
 
 
@@ -94,7 +98,7 @@ def test_activation_checkpointing_lowers_the_peak_of_a_rehearsal() -> None:
     assert peaks[0] > peaks[1] > peaks[2]
 
 
-def test_what_is_wrong_on_any_rank_is_said_once() -> None:
+def test_problems_of_all_ranks_are_reported_once() -> None:
     recipe = recipe_of(4, parallel={"pipeline": 4}, memory={"activation_checkpointing": "budget", "budget_gib": 1e-6})
     with pytest.raises(RecipeError) as caught:
         rehearse(recipe, 4, [0, 1, 3])
@@ -102,12 +106,12 @@ def test_what_is_wrong_on_any_rank_is_said_once() -> None:
     assert "pipeline rank 3" in str(caught.value)
 
 
-def test_a_rank_that_is_not_in_the_world() -> None:
+def test_a_rank_outside_the_world_is_refused() -> None:
     with pytest.raises(LaunchError, match="no rank 8 in a world of 8"):
         rehearse(recipe_of(8), 8, [8])
 
 
-def test_processes_find_what_one_finds() -> None:
+def test_several_processes_give_the_result_of_one() -> None:
     recipe = recipe_of(32, **PIPELINE)
     assert rehearsal_json(rehearse(recipe, 32, processes=2)) == rehearsal_json(rehearse(recipe, 32))
     with pytest.raises(RecipeError, match="budget_gib"):
@@ -115,7 +119,7 @@ def test_processes_find_what_one_finds() -> None:
         rehearse(recipe_of(4, parallel={"pipeline": 4}, memory=tight), 4, [0, 3], processes=2)
 
 
-def test_nothing_of_a_rehearsal_stays() -> None:
+def test_a_rehearsal_leaves_no_fake_state_behind() -> None:
     recipe = recipe_of(1, precision={"mode": "bf16-sr"})
     rehearsed = rehearse(recipe, 1).ranks[0]
     assert not in_fake_world() and not dist.is_initialized()
@@ -124,7 +128,7 @@ def test_nothing_of_a_rehearsal_stays() -> None:
     assert real == rehearsed, "on tensors with memory, in the same process"
 
 
-def test_host_values_can_be_looked_at() -> None:
+def test_tensors_have_values_within_host_values() -> None:
     with fake_rank(3, 8) as runtime:
         assert (runtime.rank, runtime.world, dist.get_rank()) == (3, 8, 3)
         assert type(torch.ones(2).sum()) is not torch.Tensor
@@ -134,8 +138,8 @@ def test_host_values_can_be_looked_at() -> None:
             pass
 
 
-def test_a_process_that_has_joined_a_run_does_not_rehearse() -> None:
-    assert get_context().get_start_method()  # the pool of other tests is not touched by this one
+def test_a_process_that_has_joined_a_run_cannot_rehearse() -> None:
+    assert get_context().get_start_method()  # leaves the process pool of other tests alone
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(LaunchError, match="joined a run"):

@@ -1,4 +1,4 @@
-"""Published runs: the rules that fill in what a row leaves open, and the accuracy that is promised."""
+"""Published runs: the rules for missing fields, and the promised accuracy."""
 
 from pathlib import Path
 
@@ -22,13 +22,13 @@ def write(tmp_path: Path, *rows: str, header: str = HEADER) -> Path:
     return file
 
 
-def test_a_prediction_owes_nothing_to_the_measurement(tmp_path: Path) -> None:
+def test_a_prediction_does_not_depend_on_the_measured_value(tmp_path: Path) -> None:
     one, two = (prediction_errors(write(tmp_path, GOOD.replace("9000", speed)))["rows"][0] for speed in ("9000", "1"))
     assert one["predicted"] == two["predicted"]
     assert one["error"] == pytest.approx(one["predicted"] / 9000 - 1)
 
 
-def test_nor_to_the_name_of_its_source(tmp_path: Path) -> None:
+def test_a_prediction_does_not_depend_on_the_source(tmp_path: Path) -> None:
     one, two = (
         prediction_errors(write(tmp_path, GOOD.replace(",s,", f",{name},")))["rows"][0] for name in ("s", "MosaicML")
     )
@@ -46,7 +46,9 @@ def test_nor_to_the_name_of_its_source(tmp_path: Path) -> None:
         (",9000,", ",,", "no throughput published"),
     ],
 )
-def test_what_cannot_be_predicted_is_listed_with_the_reason(tmp_path: Path, old: str, new: str, reason: str) -> None:
+def test_rows_that_cannot_be_predicted_are_listed_with_the_reason(
+    tmp_path: Path, old: str, new: str, reason: str
+) -> None:
     assert GOOD.count(old) == 1
     result = prediction_errors(write(tmp_path, GOOD, GOOD.replace(old, new)))
     assert result["overall"]["n"] == 1
@@ -54,7 +56,7 @@ def test_what_cannot_be_predicted_is_listed_with_the_reason(tmp_path: Path, old:
     assert result["skipped"]["rows"][0]["reason"].startswith(reason)
 
 
-def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
+def test_missing_fields_are_filled_in_and_reported(tmp_path: Path) -> None:
     row = GOOD.replace(",256,1,H100", ",256,,H100").replace(",3,1,none,", ",3,,,")
     (run,), _ = read_published_runs(write(tmp_path, row))
     assert run.workload.layout.micro_batch == 8
@@ -65,29 +67,29 @@ def test_what_a_row_leaves_open_is_filled_in_and_said(tmp_path: Path) -> None:
     ("old", "new", "passes"),
     [
         (",256,1,", ",256,1,", 32),  # as stated
-        (",256,1,", ",256,,", 4),  # without a pipeline few passes, of up to 8 sequences
+        (",256,1,", ",256,,", 4),  # without a pipeline few micro-batches, of up to 8 sequences
         (",256,1,", ",96,,", 2),
-        (",FSDP,", ",torchtitan,", 1),  # takes a rank's batch at once
-        (",FSDP,", ",MaxText,", 1),  # whatever is stated of each device
+        (",FSDP,", ",torchtitan,", 1),  # processes the batch of a rank at once
+        (",FSDP,", ",MaxText,", 1),  # ignores the stated micro-batch
     ],
 )
-def test_how_many_passes_a_step_takes(tmp_path: Path, old: str, new: str, passes: int) -> None:
+def test_micro_batches_per_step(tmp_path: Path, old: str, new: str, passes: int) -> None:
     row = GOOD if "FSDP" not in old or "MaxText" in new else GOOD.replace(",256,1,", ",256,,")
     (run,), _ = read_published_runs(write(tmp_path, row.replace(old, new)))
     assert run.workload.layout.global_batch / run.workload.layout.data / run.workload.layout.micro_batch == passes
 
 
-def test_blocks_that_torch_compiles_overlap_like_eager_ones(tmp_path: Path) -> None:
-    eager, blocks, whole = (
+def test_blocks_compiled_by_torch_overlap_like_eager_ones(tmp_path: Path) -> None:
+    eager, blocks, xla = (
         read_published_runs(write(tmp_path, GOOD.replace(",FSDP,", f",{name},")))[0][0].workload.software
         for name in ("FSDP", "FSDP + torch.compile", "MaxText")
     )
-    assert eager.eager and not blocks.eager and not whole.eager
-    assert eager.overlaps_data and blocks.overlaps_data and not whole.overlaps_data
-    assert eager.attention == blocks.attention != whole.attention
+    assert eager.eager and not blocks.eager and not xla.eager
+    assert eager.overlaps_data and blocks.overlaps_data and not xla.overlaps_data
+    assert eager.attention == blocks.attention != xla.attention
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="columns"):
         prediction_errors(write(tmp_path, "1,2", header="a,b"))
     with pytest.raises(PlanError, match="gone"):
@@ -95,7 +97,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_accuracy_on_measured_runs(shared: Path) -> None:
-    """Goals of docs/experiments.md, with the constants that ship, which have seen these runs (held out: benchmarks)."""
+    """Goals of docs/experiments.md, with the shipped constants, which were fitted on these runs."""
     file = shared / "data" / "published_runs.csv"
     if not file.is_file():
         pytest.skip("the table of measured runs is not here")
@@ -112,10 +114,10 @@ def test_accuracy_on_measured_runs(shared: Path) -> None:
     assert {group["n"]: group["mean"] < 0.10 for group in memory.values()} == {69: True, 4: True}
 
 
-def test_memory_of_a_published_run_is_counted_with_one_constant_added(tmp_path: Path) -> None:
-    """Korthikanti et al. 2022, figure 1 and table 5: GPT-3 on 64 devices, 45.56 GiB of state and 12.35 of activations.
+def test_memory_of_a_published_run_is_the_count_plus_one_constant(tmp_path: Path) -> None:
+    """Korthikanti et al. 2022, figure 1 and table 5: GPT-3 on 64 devices, 45.56 GiB of state + 12.35 of activations.
 
-    They are the mean of all ranks; the first one has the embedding too, 18 bytes for each of 51200 x 12288 / 8 weights.
+    These are means over all ranks; the first rank also has the embedding, 18 bytes for each of 51200 x 12288 / 8 weights.
     """
     gpt = "a,s,m,dense,96,12288,96,96,128,49152,0,51200,2048,64,1,A100-SXM-80GB,64,1,8,1,8,1,1,0,3,selective,fp16,,"
     run = gpt + "Megatron-LM no FlashAttention,140,59.5,,"
@@ -126,7 +128,7 @@ def test_memory_of_a_published_run_is_counted_with_one_constant_added(tmp_path: 
     assert other["predicted_gib"] == row["predicted_gib"]
 
 
-def test_megatron_core_interleaves_where_nothing_is_said(tmp_path: Path) -> None:
+def test_megatron_core_interleaves_by_default(tmp_path: Path) -> None:
     row = GOOD.replace(",FSDP,", ",Megatron-Core,").replace("dense,32,", "dense,48,")
     row = row.replace(",1,1,0,1,1,8,3,1,", ",1,1,0,4,1,2,1,,")
     (run,), _ = read_published_runs(write(tmp_path, row))
@@ -134,14 +136,16 @@ def test_megatron_core_interleaves_where_nothing_is_said(tmp_path: Path) -> None
     assert "6 stages per pipeline rank" in run.assumed
 
 
-def test_a_network_is_the_one_that_is_stated(tmp_path: Path) -> None:
+def test_the_stated_interconnect_sets_the_network_rate(tmp_path: Path) -> None:
     (run,), _ = read_published_runs(write(tmp_path, GOOD.replace(",bf16,,", ",bf16,4x Omni-Path,")))
     assert run.workload.device.network_rate == 17e9
 
 
-def test_statistics_are_of_sizes_of_errors(tmp_path: Path) -> None:
-    """Rows that differ in what was measured alone: errors p / m - 1 of one prediction p."""
+def test_statistics_are_of_absolute_errors(tmp_path: Path) -> None:
+    """Rows that differ only in the measured value m: errors p / m - 1 of one prediction p."""
     predicted = prediction_errors(write(tmp_path, GOOD))["rows"][0]["predicted"]
     speeds = [predicted / (1 + error) for error in (-0.5, 0.1, 0.2, 0.3, 0.4)]
-    said = prediction_errors(write(tmp_path, *(GOOD.replace(",9000,", f",{speed!r},") for speed in speeds)))["overall"]
-    assert said == {"n": 5, "mean": pytest.approx(0.3), "median": pytest.approx(0.3), "p90": pytest.approx(0.46)}
+    overall = prediction_errors(write(tmp_path, *(GOOD.replace(",9000,", f",{speed!r},") for speed in speeds)))[
+        "overall"
+    ]
+    assert overall == {"n": 5, "mean": pytest.approx(0.3), "median": pytest.approx(0.3), "p90": pytest.approx(0.46)}

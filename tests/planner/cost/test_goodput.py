@@ -1,4 +1,4 @@
-"""Goodput: the simulation, the formula, and what is published."""
+"""Goodput: simulation, formula and published values."""
 
 import random
 
@@ -14,7 +14,7 @@ from hlat.resilience import expected_goodput
     [(36000.0, 600.0, 10.0, 300.0), (7200.0, 900.0, 30.0, 600.0), (86400.0, 3600.0, 60.0, 900.0)],
 )
 def test_simulation_and_formula_agree(mtbf, interval, stall, restart):
-    """Daly's formula counts failures during restarts too, so that it is slightly below."""
+    """Daly's formula also counts failures during restarts, so it is slightly lower."""
     one = Reliability(mtbf, stall, 0.0, restart, interval, expected_goodput(interval, stall, mtbf, restart))
     found = simulate_goodput(one, 400 * mtbf, random.Random(1), runs=40)
     assert found.mean == pytest.approx(one.goodput, abs=0.015)
@@ -26,8 +26,8 @@ def test_a_run_without_failures_loses_only_its_saves():
     assert simulate_goodput(one, 1e6, random.Random(1), runs=3).mean == pytest.approx(0.9, abs=1e-3)
 
 
-def test_llama_3s_cluster():
-    """The Llama 3 paper: 16,384 H100, an unexpected interruption every 3.1 hours, more than 90 % effective time."""
+def test_reliability_of_the_llama_3_cluster_matches_its_paper():
+    """The Llama 3 paper: 16,384 H100, one unexpected interruption per 3.1 hours, more than 90 % effective time."""
     expected = predict_reliability(parse_cluster("h100:2048", load_catalog()), 405e9 * 12)
     assert expected.mtbf / 3600 == pytest.approx(3.09, rel=0.03)
     assert expected.goodput > 0.9
@@ -40,14 +40,14 @@ def test_more_machines_fail_more_often():
     assert small.interval > large.interval
 
 
-def test_what_is_written_in_the_background_is_lost_too():
+def test_an_unfinished_background_save_is_lost_on_a_failure():
     one = Reliability(7200.0, 30.0, 600.0, 900.0, 900.0, 0.0)
     expected = expected_goodput(900.0, 30.0, 7200.0, 900.0, 600.0)
     assert simulate_goodput(one, 400 * 7200, random.Random(1), runs=40).mean == pytest.approx(expected, abs=0.02)
 
 
 def test_a_save_is_durable_before_the_next_begins():
-    """10^16 bytes at 2 TB/s take 5000 seconds; formula and simulation agree where that is a tenth of the time."""
+    """10^16 bytes at 2 TB/s take 5000 seconds; formula and simulation agree even at a tenth of the time."""
     one = predict_reliability(parse_cluster("h100:2048", load_catalog()), 1e16)
     assert one.writing == pytest.approx(5000) and one.interval >= one.writing
     found = simulate_goodput(one, 400 * one.mtbf, random.Random(1), runs=40)

@@ -1,4 +1,4 @@
-"""A plan's precision: where nobody names one it is what a run on that chip would take."""
+"""Precision of a plan: by default the mode that a run would use on that chip."""
 
 from dataclasses import replace
 
@@ -19,18 +19,20 @@ def recipe(tmp_path):
 
 @pytest.mark.parametrize("mode", [None, "auto"])
 @pytest.mark.parametrize("known", ["bfloat16 and float32", "float32 alone", "bfloat16 emulated"])
-def test_auto_is_mixed_where_the_planned_chip_is_faster_in_bf16(recipe, mode, known):
+def test_auto_is_mixed_on_chips_that_are_faster_in_bf16_and_fp32_on_others(recipe, mode, known):
     cluster = parse_cluster("h100:8", load_catalog())
     figures = dict(cluster.chip.tflops)
     if known == "float32 alone":
         figures = {"float32": figures["float32"]}
-    if known == "bfloat16 emulated":  # as on a CPU without bf16 instructions that was measured
+    if known == "bfloat16 emulated":  # as measured on a CPU without bf16 instructions
         slow = figures["bfloat16"].model_copy(update={"dense": figures["float32"].dense / 100})
         figures = {"float32": figures["float32"], "bfloat16": slow}
     cluster = replace(cluster, chip=cluster.chip.model_copy(update={"tflops": figures}))
     expected = "mixed" if known == "bfloat16 and float32" else "fp32"
     for model in (recipe, "llama-2-7b"):
-        asked = resolve_request(model, cluster, mode=mode)
-        assert asked.mode == expected
-        assert any(f"precision {expected}, which is what precision.mode=auto is on" in said for said in asked.assumed)
+        request = resolve_request(model, cluster, mode=mode)
+        assert request.mode == expected
+        assert any(
+            f"precision {expected}, which is what precision.mode=auto is on" in sentence for sentence in request.assumed
+        )
     assert resolve_request(recipe, cluster, mode="bf16-sr").mode == "bf16-sr"

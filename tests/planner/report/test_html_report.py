@@ -1,4 +1,4 @@
-"""The page of a plan in a real headless browser: what it draws is seen, and it asks nobody for anything."""
+"""The HTML report in a real headless browser: its charts are painted, and it makes no requests."""
 
 import json
 import subprocess
@@ -10,13 +10,13 @@ import pytest
 
 from hlat.planner.report import html_page, pareto_front_of_plans
 from hlat.planner.search.plan import make_plan
-from tests.support.planner.questions import question
+from tests.support.planner.requests import request_for
 
 pytestmark = pytest.mark.browser
 
 
-def opened(file: Path) -> dict[str, Any]:
-    """What Chromium saw of a page."""
+def open_in_browser(file: Path) -> dict[str, Any]:
+    """Observations of Chromium after loading a page."""
     command = [sys.executable, str(Path(__file__).parents[2] / "support" / "planner" / "chromium.py"), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -24,37 +24,41 @@ def opened(file: Path) -> dict[str, Any]:
     return found
 
 
-def test_pictures_are_there_and_nothing_is_asked_of_a_network(tmp_path: Path) -> None:
-    answer = make_plan(question("llama-2-70b", "trn1.32xlarge:32", global_batch=64))
-    assert answer.chosen.candidate.pipeline > 1, "a timeline is drawn"
+def test_charts_are_drawn_without_network_requests(tmp_path: Path) -> None:
+    plan = make_plan(request_for("llama-2-70b", "trn1.32xlarge:32", global_batch=64))
+    assert plan.chosen.candidate.pipeline > 1, "a timeline is drawn"
     file = tmp_path / "plan.html"
-    file.write_text(html_page([answer]), encoding="utf-8")
-    seen = opened(file)
-    assert seen["ok"] and seen["title"] == "llama-2-70b on trn1.32xlarge:32"
-    assert seen["table"] == 1 + len(answer.ranked)
-    assert seen["requests"] == [file.resolve().as_uri()] and seen["console"] == []
-    front, *bars, timeline = seen["pictures"]
-    assert len(front) == len(pareto_front_of_plans([answer])) > 2, "filled dots"
-    assert len(bars) == len(answer.chosen.memory) + 1 and all(len(bar) > 3 for bar in bars)
-    candidate = answer.chosen.candidate
+    file.write_text(html_page([plan]), encoding="utf-8")
+    observed = open_in_browser(file)
+    assert observed["ok"] and observed["title"] == "llama-2-70b on trn1.32xlarge:32"
+    assert observed["table"] == 1 + len(plan.ranked)
+    assert observed["requests"] == [file.resolve().as_uri()] and observed["console"] == []
+    front, *bars, timeline = observed["pictures"]
+    assert len(front) == len(pareto_front_of_plans([plan])) > 2, "filled dots"
+    assert len(bars) == len(plan.chosen.memory) + 1 and all(len(bar) > 3 for bar in bars)
+    candidate = plan.chosen.candidate
     assert len(timeline) == 2 * candidate.pipeline * candidate.virtual * candidate.accumulation(64)
     wide = [
         (shape["fill"], pixel)
-        for shape, pixel in zip((one for shapes in seen["pictures"] for one in shapes), seen["pixels"], strict=True)
+        for shape, pixel in zip(
+            (shape for shapes in observed["pictures"] for shape in shapes), observed["pixels"], strict=True
+        )
         if shape["width"] >= 4
     ]
-    assert len(wide) > 20 and all(fill == pixel for fill, pixel in wide), "what is painted is what was drawn"
+    assert len(wide) > 20 and all(fill == pixel for fill, pixel in wide), (
+        "painted pixels have the colours of the shapes"
+    )
 
 
-def test_a_page_that_misbehaves_is_noticed(tmp_path: Path) -> None:
-    """The test's own eyes: a request, an error, and a picture that is hidden are seen as such."""
+def test_the_browser_reports_requests_errors_and_hidden_charts(tmp_path: Path) -> None:
+    """The test itself detects a request, a script error, and a hidden chart."""
     file = tmp_path / "bad.html"
     file.write_text(
         '<title>bad</title><img src="http://127.0.0.1:9/x.png"><table></table>'
         '<svg width="90" height="30" style="opacity: 0"><rect width="90" height="30" fill="#4477aa"/></svg>'
         "<script>nobody()</script>"
     )
-    seen = opened(file)
-    assert "http://127.0.0.1:9/x.png" in seen["requests"]
-    assert any("nobody is not defined" in line for line in seen["console"])
-    assert seen["pixels"] == ["#ffffff"]
+    observed = open_in_browser(file)
+    assert "http://127.0.0.1:9/x.png" in observed["requests"]
+    assert any("nobody is not defined" in line for line in observed["console"])
+    assert observed["pixels"] == ["#ffffff"]

@@ -1,4 +1,4 @@
-"""What hlat plan answers: HLAT's own question, what does not fit, and nonsense."""
+"""Plans: the layout of HLAT's own runs, requests that do not fit, and invalid options."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from hlat.planner.search.plan import make_plan
 from hlat.planner.search.search import predict_layout, search
 from hlat.runtime import HlatError
 from tests.support.commands import hlat
-from tests.support.planner.questions import question
+from tests.support.planner.requests import request_for
 
 CHOSEN = {
     "tensor", "pipeline", "data", "context", "virtual_stages", "zero", "micro_batch", "accumulation",
@@ -32,10 +32,10 @@ CHOSEN = {
 
 @pytest.fixture(scope="module")
 def hlat_7b():
-    return make_plan(question())
+    return make_plan(request_for())
 
 
-def test_hlats_7b_is_trained_as_hlat_trained_it(hlat_7b):
+def test_the_plan_for_7b_is_the_layout_of_the_hlat_paper(hlat_7b):
     """Tensor 8 on NeuronLink, no pipeline, data parallelism over EFA (section V of the paper)."""
     chosen = hlat_7b.chosen.candidate
     assert (chosen.tensor, chosen.pipeline, chosen.data) == (8, 1, 256)
@@ -44,53 +44,53 @@ def test_hlats_7b_is_trained_as_hlat_trained_it(hlat_7b):
     assert "fast links" in words and "over the network" in words
 
 
-def test_hlats_7b_is_as_fast_as_aws_publishes(hlat_7b):
-    """Neuron's page: 1,487 to 1,621 tokens/s and chip on 16 instances, releases 2.16 to 2.20."""
-    asked = question(cluster="trn1.32xlarge:16")
-    one = predict_layout(asked, parse_layout("tp=8,recompute=selective", asked))
-    assert layout_json(asked, one)["tokens_per_second_per_chip"] == pytest.approx(1515, rel=0.1)
+def test_throughput_of_7b_matches_the_published_one(hlat_7b):
+    """Neuron's page: 1,487 to 1,621 tokens/s per chip on 16 instances, releases 2.16 to 2.20."""
+    request = request_for(cluster="trn1.32xlarge:16")
+    prediction = predict_layout(request, parse_layout("tp=8,recompute=selective", request))
+    assert layout_json(request, prediction)["tokens_per_second_per_chip"] == pytest.approx(1515, rel=0.1)
 
 
-def test_the_keys_of_the_json_are_the_published_ones(hlat_7b):
-    said = json.loads(json.dumps(hlat_7b.as_json()))
-    assert said["chosen"].keys() >= CHOSEN
-    assert all(one.keys() >= CHOSEN for one in said["alternatives"])
-    assert said["chosen"]["cost_usd"] == pytest.approx(said["chosen"]["days"] * 24 * 64 * 21.5)
-    assert said["assumptions"]["price_kind"] == "on-demand"
-    chosen = said["chosen"]
+def test_json_has_the_documented_keys(hlat_7b):
+    output = json.loads(json.dumps(hlat_7b.as_json()))
+    assert output["chosen"].keys() >= CHOSEN
+    assert all(one.keys() >= CHOSEN for one in output["alternatives"])
+    assert output["chosen"]["cost_usd"] == pytest.approx(output["chosen"]["days"] * 24 * 64 * 21.5)
+    assert output["assumptions"]["price_kind"] == "on-demand"
+    chosen = output["chosen"]
     assert chosen["tokens_per_second"] == pytest.approx(1024 * 4096 / chosen["step_seconds"])
     assert sum(chosen["step_parts_seconds"].values()) == pytest.approx(chosen["step_seconds"])
     assert 0 < chosen["goodput"] < 1
 
 
-def test_the_search_beats_hlats_layout_of_70b_and_says_by_what():
-    asked = question("llama-2-70b", "trn1.32xlarge:256")
-    found = make_plan(asked)
-    theirs = predict_layout(asked, parse_layout("tp=32,pp=8,recompute=full", asked))
-    assert found.chosen.step_seconds < theirs.step_seconds
-    words = comparison_with(found, theirs)
-    assert "tensor-parallel traffic" in words and "faster" in words
+def test_the_search_beats_the_papers_layout_of_70b_and_explains_why():
+    request = request_for("llama-2-70b", "trn1.32xlarge:256")
+    found = make_plan(request)
+    paper = predict_layout(request, parse_layout("tp=32,pp=8,recompute=full", request))
+    assert found.chosen.step_seconds < paper.step_seconds
+    words = comparison_with(found, paper)
+    assert "tensor-parallel communication" in words and "faster" in words
 
 
-def test_70b_does_not_fit_on_four_instances_as_the_paper_saw():
+def test_70b_does_not_fit_on_four_instances_as_the_paper_reports():
     with pytest.raises(HlatError) as refused:
-        make_plan(question("llama-2-70b", "trn1.32xlarge:4"))
+        make_plan(request_for("llama-2-70b", "trn1.32xlarge:4"))
     words = str(refused.value)
     assert "does not fit" in words and "trn1.32xlarge:8" in words and "USD" in words and "GiB" in words
 
 
-def test_everything_that_is_found_is_a_valid_recipe():
-    asked = question("llama-3-8b", "h100:2", global_batch=96)
-    tried = list(candidates(asked))
+def test_every_candidate_passes_the_checks_of_recipes():
+    request = request_for("llama-3-8b", "h100:2", global_batch=96)
+    tried = list(candidates(request))
     assert len(tried) > 100
     assert len(set(tried)) == len(tried)
-    for one in tried[::7]:
-        assert layout_violations(asked, one) == []
-        assert one.world == asked.cluster.devices
-        assert one.micro_batch * one.data * one.accumulation(96) == 96
+    for candidate in tried[::7]:
+        assert layout_violations(request, candidate) == []
+        assert candidate.world == request.cluster.devices
+        assert candidate.micro_batch * candidate.data * candidate.accumulation(96) == 96
 
 
-def test_the_fragment_is_a_recipe_that_the_rules_accept(hlat_7b, tmp_path: Path):
+def test_the_fragment_makes_a_valid_recipe(hlat_7b, tmp_path: Path):
     (tmp_path / "layout.yaml").write_text(recipe_fragment(hlat_7b.request, hlat_7b.chosen.candidate), encoding="utf-8")
     recipe = {
         "include": "layout.yaml",
@@ -103,7 +103,7 @@ def test_the_fragment_is_a_recipe_that_the_rules_accept(hlat_7b, tmp_path: Path)
     assert (loaded.parallel.tensor, loaded.batch.micro_batch) == (8, hlat_7b.chosen.candidate.micro_batch)
 
 
-def test_the_front_gives_up_speed_for_memory_only(hlat_7b):
+def test_along_the_pareto_front_slower_layouts_need_less_memory(hlat_7b):
     front = [one for _, one in pareto_front_of_plans([hlat_7b])]
     assert front[0] is hlat_7b.ranked[0]
     assert len(front) > 2
@@ -111,18 +111,22 @@ def test_the_front_gives_up_speed_for_memory_only(hlat_7b):
         assert one.step_seconds <= two.step_seconds and one.peak_memory > two.peak_memory
 
 
-def test_the_front_of_clusters_has_whatever_nothing_else_beats():
+def test_the_pareto_front_of_clusters_has_exactly_the_undominated_layouts():
     """Against the definition, over all layouts of three clusters in time, cost and memory."""
-    plans = [make_plan(question("llama-3-8b", f"p5.48xlarge:{count}", global_batch=256)) for count in (1, 2, 4)]
-    every = [(one.days, one.cost_usd, one.peak_memory) for asked in plans for one in asked.ranked]
-    front = {(one.days, one.cost_usd, one.peak_memory) for _, one in pareto_front_of_plans(plans)}
-    assert len(front) > 2 and front < set(every)
-    for point in set(every):
-        beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in every)
-        assert (point in front) is not beaten
+    plans = [make_plan(request_for("llama-3-8b", f"p5.48xlarge:{count}", global_batch=256)) for count in (1, 2, 4)]
+    points = [
+        (prediction.days, prediction.cost_usd, prediction.peak_memory) for each in plans for prediction in each.ranked
+    ]
+    front = {
+        (prediction.days, prediction.cost_usd, prediction.peak_memory) for _, prediction in pareto_front_of_plans(plans)
+    }
+    assert len(front) > 2 and front < set(points)
+    for point in set(points):
+        dominated = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points)
+        assert (point in front) is not dominated
     by_time, by_cost = rank_plans(plans, "time"), rank_plans(plans, "cost")
     assert by_time[0].request.cluster.count == 4
-    assert by_cost[0].chosen.cost_usd == min(one.chosen.cost_usd for one in plans)
+    assert by_cost[0].chosen.cost_usd == min(each.chosen.cost_usd for each in plans)
     assert "p5.48xlarge:4" in comparison_lines(plans)[0]
 
 
@@ -130,15 +134,15 @@ def test_the_search_keeps_the_layout_that_needs_least_memory(hlat_7b):
     assert min(hlat_7b.ranked, key=lambda one: one.peak_memory).candidate == hlat_7b.found.least_memory[0]
 
 
-def test_a_plan_is_the_same_each_time():
-    one, two = (make_plan(question("llama-3-8b", "p5.48xlarge:4")).as_json() for _ in range(2))
-    for said in (one, two):
-        said["assumptions"].pop("search_seconds")
+def test_plans_are_reproducible():
+    one, two = (make_plan(request_for("llama-3-8b", "p5.48xlarge:4")).as_json() for _ in range(2))
+    for output in (one, two):
+        output["assumptions"].pop("search_seconds")
     assert one == two
 
 
-def test_405b_on_16384_h100_is_searched_whole():
-    found = search(question("llama-3-405b", "h100:2048", sequence=8192, global_batch=2048))
+def test_405b_on_16384_h100_is_searched_completely():
+    found = search(request_for("llama-3-405b", "h100:2048", sequence=8192, global_batch=2048))
     assert found.tried > 900 and found.ranked
     assert found.ranked[0].candidate.pipeline > 1
 
@@ -161,10 +165,10 @@ class _Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_asks_nobody():
-    asked = question("llama-2-70b", "h100:8", global_batch=128)
-    given = make_plan(asked, "tp=8,pp=4,recompute=full")
-    text = html_page([given])
+def test_the_page_is_well_formed_and_has_no_external_references():
+    request = request_for("llama-2-70b", "h100:8", global_batch=128)
+    plan = make_plan(request, "tp=8,pp=4,recompute=full")
+    text = html_page([plan])
     reader = _Page()
     reader.feed(text)
     assert not reader.open
@@ -174,40 +178,40 @@ def test_the_page_is_whole_and_asks_nobody():
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_the_trace_has_a_row_per_rank_and_no_two_passes_at_once():
-    asked = question("llama-2-70b", "h100:8", global_batch=64)
-    given = make_plan(asked, "tp=8,pp=4,recompute=full")
-    events = [one for one in chrome_trace(given)["traceEvents"] if one["ph"] == "X"]
-    assert {one["tid"] for one in events} == {0, 1, 2, 3}
+def test_the_trace_has_one_row_per_rank_and_no_overlapping_passes():
+    request = request_for("llama-2-70b", "h100:8", global_batch=64)
+    plan = make_plan(request, "tp=8,pp=4,recompute=full")
+    events = [event for event in chrome_trace(plan)["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in events} == {0, 1, 2, 3}
     assert len(events) == 2 * 4 * 32
     for rank in range(4):
-        spans = sorted((one["ts"], one["ts"] + one["dur"]) for one in events if one["tid"] == rank)
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == rank)
         assert all(stop <= start + 1e-3 for (_, stop), (start, _) in pairwise(spans))
 
 
 @pytest.mark.parametrize(
-    ("layout", "says"),
+    ("layout", "message"),
     [
         ("tp=3", "not the number of devices"),
         ("tp=2,pp=64", "pipeline"),
         ("tp=64", "heads 32"),
         ("tp", "NAME=VALUE"),
         ("speed=9", "NAME=VALUE"),
-        ("tp=-1", "whole number"),
+        ("tp=-1", "must be an integer"),
         ("zero=4", "0 to 3"),
         ("recompute=some", "none, selective, full"),
         ("tp=8,mbs=3", "micro-batches"),
         ("tp=8,dp=5", "not the number of devices"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_with_the_reason(layout, says):
+def test_an_impossible_layout_is_refused_with_the_reason(layout, message):
     with pytest.raises(HlatError) as refused:
-        make_plan(question(), layout)
-    assert says in str(refused.value)
+        make_plan(request_for(), layout)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"model": "lama-2-7b"}, "llama-2-7b"),
         ({"model": "gone.json"}, "gone.json"),
@@ -216,46 +220,46 @@ def test_a_layout_that_cannot_be_is_refused_with_the_reason(layout, says):
         ({"sequence": -1}, "--seq"),
         ({"global_batch": 0}, "--global-batch"),
         ({"mode": "fp4"}, "--precision"),
-        ({"mode": "fp8"}, "8-bit"),
+        ({"mode": "fp8"}, "does not support fp8"),
         ({"price": "spot"}, "spot"),
         ({"cluster": "trn1.32xlarge:0"}, "at least one"),
         ({"cluster": "vax:8"}, "vax"),
     ],
 )
-def test_nonsense_gets_one_clear_message(changes, says):
+def test_invalid_options_give_a_clear_message(changes, message):
     with pytest.raises(HlatError) as refused:
-        question(**changes)
-    assert says in str(refused.value)
+        request_for(**changes)
+    assert message in str(refused.value)
     assert "Traceback" not in str(refused.value)
 
 
-def test_all_nonsense_is_said_at_once():
+def test_all_invalid_options_are_reported_at_once():
     with pytest.raises(HlatError) as refused:
-        question("lama-2-7b", tokens=0, sequence=-1, mode="fp4", price="spot")
+        request_for("lama-2-7b", tokens=0, sequence=-1, mode="fp4", price="spot")
     assert all(words in str(refused.value) for words in ("llama-2-7b", "--tokens", "--seq", "--precision fp4", "spot"))
 
 
-def test_three_heads_cannot_be_shared_by_two(tmp_path: Path):
+def test_three_heads_cannot_be_divided_over_two_tensor_ranks(tmp_path: Path):
     config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 96, "intermediate_size": 256,
               "num_hidden_layers": 4, "num_attention_heads": 3}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    asked = question(str(tmp_path), "h100:1", sequence=128, global_batch=16)
+    request = request_for(str(tmp_path), "h100:1", sequence=128, global_batch=16)
     with pytest.raises(HlatError, match="heads 3"):
-        make_plan(asked, "tp=2")
-    assert make_plan(asked).chosen.candidate.tensor == 1
+        make_plan(request, "tp=2")
+    assert make_plan(request).chosen.candidate.tensor == 1
 
 
-def test_steps_that_nobody_asked_for_can_be_shared_by_all_devices():
+def test_the_default_global_batch_divides_over_the_devices():
     for devices, sequence in ((64, 6000), (64, 3000), (72, 8192), (24, 5000), (1024, 8192)):
         cluster = f"gb200:{devices // 4}" if devices == 72 else f"p5.48xlarge:{devices // 8}"
-        asked = question("llama-3-8b", cluster, sequence=sequence, global_batch=None)
-        assert asked.cluster.devices == devices
-        assert asked.global_batch % devices == 0 or devices % asked.global_batch == 0, (devices, sequence)
-        assert 2**21 < asked.global_batch * sequence < 2**23
+        request = request_for("llama-3-8b", cluster, sequence=sequence, global_batch=None)
+        assert request.cluster.devices == devices
+        assert request.global_batch % devices == 0 or devices % request.global_batch == 0, (devices, sequence)
+        assert 2**21 < request.global_batch * sequence < 2**23
 
 
-def test_one_cluster_that_does_not_do_is_told_beside_the_others():
-    said = hlat(
+def test_a_cluster_that_does_not_fit_is_reported_next_to_the_others():
+    output = hlat(
         *[
             "plan",
             "--model",
@@ -269,15 +273,15 @@ def test_one_cluster_that_does_not_do_is_told_beside_the_others():
             "--json",
         ]
     )
-    answer, refused = json.loads(said.stdout)
+    answer, refused = json.loads(output.stdout)
     assert (answer["cluster"], refused["cluster"]) == ("p5.48xlarge:8", "p5.48xlarge:1")
     assert "does not fit" in refused["error"] and "chosen" in answer
-    assert said.returncode == 0
+    assert output.returncode == 0
 
 
-def test_clusters_are_compared_in_a_price_that_all_have():
-    """Trainium 2 is sold by capacity block only, p5 by both: cheaper by the block than by the hour."""
-    said = hlat(
+def test_clusters_are_compared_in_a_common_kind_of_price():
+    """Trainium 2 has only capacity-block prices, p5 both kinds."""
+    output = hlat(
         *[
             "plan",
             "--model",
@@ -291,73 +295,83 @@ def test_clusters_are_compared_in_a_price_that_all_have():
             "--json",
         ]
     )
-    kinds = [one["assumptions"]["price_kind"] for one in json.loads(said.stdout)]
+    kinds = [one["assumptions"]["price_kind"] for one in json.loads(output.stdout)]
     assert kinds == ["capacity-block", "capacity-block"]
 
 
-def test_what_would_do_is_what_a_plan_of_it_says():
+def test_a_suggestion_agrees_with_the_plan_of_the_suggested_cluster():
     with pytest.raises(HlatError) as refused:
-        make_plan(question("llama-3-405b", "p5.48xlarge:12"))
+        make_plan(request_for("llama-3-405b", "p5.48xlarge:12"))
     words = str(refused.value)
     assert "p5.48xlarge:14" in words, "the fewest instances"
-    there = make_plan(question("llama-3-405b", "p5.48xlarge:14")).chosen
-    assert f"{there.cost_usd:,.0f} USD" in words and "p5en.48xlarge:12" in words and "bf16-sr" in words
+    suggested = make_plan(request_for("llama-3-405b", "p5.48xlarge:14")).chosen
+    assert f"{suggested.cost_usd:,.0f} USD" in words and "p5en.48xlarge:12" in words and "bf16-sr" in words
 
 
-def test_a_layout_that_does_not_fit_says_so_wherever_it_is_told(tmp_path: Path):
-    asked = question("llama-3-405b", "p5.48xlarge:2")
-    given = make_plan(asked, "tp=8,pp=2")
-    (said,) = plans_as_json([given])
-    assert said["chosen"]["fits"] is False and said["chosen"]["on_front"] is False
-    assert "not fit" in recipe_fragment(asked, given.chosen.candidate, fits_in=fits(asked, given.chosen))
+def test_a_layout_that_does_not_fit_is_marked_in_json_and_fragment(tmp_path: Path):
+    request = request_for("llama-3-405b", "p5.48xlarge:2")
+    plan = make_plan(request, "tp=8,pp=2")
+    (output,) = plans_as_json([plan])
+    assert output["chosen"]["fits"] is False and output["chosen"]["on_front"] is False
+    assert "not fit" in recipe_fragment(request, plan.chosen.candidate, fits_in=fits(request, plan.chosen))
 
 
 @pytest.mark.parametrize("name", ["books", "quickstart", "tiny-shakespeare", "hlat-7b"])
-def test_a_recipe_is_planned_without_its_text(name):
-    assert question(name, "trn1.32xlarge:1", sequence=None, global_batch=None).recipe is not None
+def test_a_recipe_is_planned_without_its_data(name):
+    assert request_for(name, "trn1.32xlarge:1", sequence=None, global_batch=None).recipe is not None
 
 
-def test_a_cluster_that_only_fails_is_refused(tmp_path: Path):
-    asked = question("llama-3-8b", "p5.48xlarge:2")
-    broken_down = asked.cluster.instance.model_copy(update={"failures": FailureRate(per_day=1e6, source="s")})
-    with pytest.raises(HlatError, match="would not get on"):
-        make_plan(replace(asked, cluster=replace(asked.cluster, instance=broken_down)))
+def test_a_cluster_that_fails_constantly_is_refused(tmp_path: Path):
+    request = request_for("llama-3-8b", "p5.48xlarge:2")
+    failing = request.cluster.instance.model_copy(update={"failures": FailureRate(per_day=1e6, source="s")})
+    with pytest.raises(HlatError, match="would make no progress"):
+        make_plan(replace(request, cluster=replace(request.cluster, instance=failing)))
 
 
 @pytest.mark.parametrize(
     ("text", "tokens"), [("300B", 3 * 10**11), ("1.5T", 15 * 10**11), ("3e11", 3 * 10**11), ("1_000", 1000), ("7", 7)]
 )
-def test_tokens_are_read_as_people_write_them(text, tokens):
+def test_token_counts_are_parsed_in_common_notations(text, tokens):
     assert parse_tokens(text) == tokens
 
 
 @pytest.mark.parametrize("text", ["-5", "many", "3X", ""])
-def test_what_is_no_number_of_tokens_is_refused(text):
+def test_invalid_token_counts_are_refused(text):
     with pytest.raises(HlatError, match="--tokens"):
         parse_tokens(text)
 
 
-def test_rank_by_orders_clusters_and_nothing_else():
-    """From the command line: the array follows, every layout says whether it is on the front."""
-    asked = ["plan", "--model", "llama-3-8b", "--seq", "8192", "--global-batch", "64", "--json"]
+def test_rank_by_orders_clusters():
+    """From the command line: the order of the array, and ``on_front`` in every layout."""
+    arguments = ["plan", "--model", "llama-3-8b", "--seq", "8192", "--global-batch", "64", "--json"]
     clusters = ["--cluster", "p5.48xlarge:1", "--cluster", "p5.48xlarge:2"]
-    said = json.loads(hlat(*asked, *clusters, "--rank-by", "time").stdout)
-    assert [one["cluster"] for one in said] == ["p5.48xlarge:2", "p5.48xlarge:1"]
-    flags = [one["on_front"] for each in said for one in (each["chosen"], *each["alternatives"])]
+    output = json.loads(hlat(*arguments, *clusters, "--rank-by", "time").stdout)
+    assert [one["cluster"] for one in output] == ["p5.48xlarge:2", "p5.48xlarge:1"]
+    flags = [one["on_front"] for each in output for one in (each["chosen"], *each["alternatives"])]
     assert True in flags and False in flags
-    refused = hlat(*asked, *clusters, "--rank-by", "beauty")
+    refused = hlat(*arguments, *clusters, "--rank-by", "beauty")
     assert refused.returncode != 0 and "--rank-by beauty" in refused.stderr
 
 
-def test_where_nothing_can_be_written_nothing_is_planned(tmp_path: Path):
-    nowhere = tmp_path / "gone" / "page.html"
-    asked = ("plan", "--model", "llama-3-8b", "--cluster", "p5.48xlarge:1", "--html", nowhere, "--trace", tmp_path)
-    said = hlat(*asked)
-    assert said.returncode != 0 and not said.stdout
-    assert str(nowhere) in said.stderr and f"{tmp_path} is a folder" in said.stderr
+def test_unwritable_outputs_are_reported_before_planning(tmp_path: Path):
+    unwritable = tmp_path / "gone" / "page.html"
+    arguments = (
+        "plan",
+        "--model",
+        "llama-3-8b",
+        "--cluster",
+        "p5.48xlarge:1",
+        "--html",
+        unwritable,
+        "--trace",
+        tmp_path,
+    )
+    output = hlat(*arguments)
+    assert output.returncode != 0 and not output.stdout
+    assert str(unwritable) in output.stderr and f"{tmp_path} is a folder" in output.stderr
 
 
-def test_a_schedule_may_be_called_as_the_table_does():
-    asked = question("llama-2-70b", "h100:8", global_batch=64)
-    for short, whole in (("interleaved", "interleaved-1f1b"), ("zero-bubble", "interleaved-zero-bubble")):
-        assert parse_layout(f"tp=8,pp=4,vpp=2,schedule={short}", asked).schedule == whole
+def test_schedules_have_the_short_names_of_the_table():
+    request = request_for("llama-2-70b", "h100:8", global_batch=64)
+    for short, full in (("interleaved", "interleaved-1f1b"), ("zero-bubble", "interleaved-zero-bubble")):
+        assert parse_layout(f"tp=8,pp=4,vpp=2,schedule={short}", request).schedule == full

@@ -1,8 +1,8 @@
-"""Opens a page in a real browser without a screen, as a process of its own, and says what it saw there, as JSON.
+"""Open an HTML page in a headless browser, in a process of its own, and print observations as JSON.
 
-    python chromium.py PAGE        PAGE a file: {ok, pictures, table, outside, console, pixels}
+    python chromium.py PAGE        a file -> {ok, title, table, pictures, pixels, requests, console}
 
-The browser is Chromium, as Qt's WebEngine ships it. Every request that it wants to make is noted before it is made.
+The browser is Chromium, as shipped with Qt's WebEngine. Every request is recorded before it is made.
 """
 
 import json
@@ -21,13 +21,13 @@ from PySide6.QtWebEngineWidgets import QWebEngineView
 from PySide6.QtWidgets import QApplication
 
 _SIZE = (1200, 4000)
-_PAINTED = 1000  # milliseconds until what was laid out has been painted
-_QUESTION = """JSON.stringify({
+_PAINT_DELAY = 1000  # milliseconds from layout to painting
+_SCRIPT = """JSON.stringify({
     title: document.title,
     table: document.querySelector("table").rows.length,
-    pictures: [...document.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("[fill^='#']")].map(one => {
-        const box = one.getBoundingClientRect();
-        return {x: box.x + box.width / 2, y: box.y + box.height / 2, width: box.width, fill: one.getAttribute("fill")};
+    pictures: [...document.querySelectorAll("svg")].map(svg => [...svg.querySelectorAll("[fill^='#']")].map(e => {
+        const box = e.getBoundingClientRect();
+        return {x: box.x + box.width / 2, y: box.y + box.height / 2, width: box.width, fill: e.getAttribute("fill")};
     })),
 })"""
 
@@ -45,7 +45,7 @@ class _Page(QWebEnginePage):
     def __init__(self, profile: QWebEngineProfile) -> None:
         super().__init__(profile)
         self.console: list[str] = []
-        # Qt would refuse it what a page is refused nowhere else, and nobody would see that it had asked.
+        # By default Qt would block requests of local pages before they can be recorded.
         self.settings().setAttribute(QWebEngineSettings.WebAttribute.LocalContentCanAccessRemoteUrls, True)
 
     def javaScriptConsoleMessage(self, level, message, line, source) -> None:
@@ -53,38 +53,40 @@ class _Page(QWebEnginePage):
 
 
 def main() -> None:
-    """Open, ask, look, tell."""
+    """Open the page, run the script in it, read pixels, print the result."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--disable-gpu")
-    os.environ.setdefault("QTWEBENGINE_DISABLE_SANDBOX", "1")  # it has no root, and the page is ours
+    os.environ.setdefault("QTWEBENGINE_DISABLE_SANDBOX", "1")  # the sandbox needs privileges; the page is trusted
     application = QApplication([])
     profile, requests = QWebEngineProfile(), _Requests()
     profile.setUrlRequestInterceptor(requests)
-    page, view, seen = _Page(profile), QWebEngineView(), {}
+    page, view, observed = _Page(profile), QWebEngineView(), {}
     view.setPage(page)
     view.resize(*_SIZE)
     view.show()
 
-    def loaded(ok: bool) -> None:
-        seen["ok"] = ok
-        page.runJavaScript(_QUESTION, answered)
+    def on_load(ok: bool) -> None:
+        observed["ok"] = ok
+        page.runJavaScript(_SCRIPT, on_result)
 
-    def answered(text: str) -> None:
-        seen.update(json.loads(text))
-        QTimer.singleShot(_PAINTED, look)
+    def on_result(text: str) -> None:
+        observed.update(json.loads(text))
+        QTimer.singleShot(_PAINT_DELAY, grab_pixels)
 
-    def look() -> None:
+    def grab_pixels() -> None:
         picture = view.grab().toImage()
-        places = [one for shapes in seen["pictures"] for one in shapes]
-        seen["pixels"] = [picture.pixelColor(int(one["x"]), int(one["y"])).name() for one in places]
+        positions = [shape for shapes in observed["pictures"] for shape in shapes]
+        observed["pixels"] = [
+            picture.pixelColor(int(position["x"]), int(position["y"])).name() for position in positions
+        ]
         application.quit()
 
-    page.loadFinished.connect(loaded)
+    page.loadFinished.connect(on_load)
     page.load(QUrl.fromLocalFile(str(Path(sys.argv[1]).resolve())))
     application.exec()
-    print(json.dumps({**seen, "requests": requests.urls, "console": page.console}))
+    print(json.dumps({**observed, "requests": requests.urls, "console": page.console}))
     sys.stdout.flush()
-    os._exit(0)  # what Qt would say about the order in which its objects go is of no interest
+    os._exit(0)  # skips Qt's warnings about the order of destruction
 
 
 if __name__ == "__main__":

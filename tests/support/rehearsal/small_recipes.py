@@ -1,4 +1,4 @@
-"""Recipes for rehearsals that take a second."""
+"""Small recipes, which are rehearsed in about a second."""
 
 from typing import Any
 
