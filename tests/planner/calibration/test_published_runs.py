@@ -117,7 +117,7 @@ def test_accuracy_on_measured_runs(shared: Path) -> None:
 def test_memory_of_a_published_run_is_the_count_plus_one_constant(tmp_path: Path) -> None:
     """Korthikanti et al. 2022, figure 1 and table 5: GPT-3 on 64 devices, 45.56 GiB of state + 12.35 of activations.
 
-    These are means over all ranks; the first rank also has the embedding, 18 bytes for each of 51200 x 12288 / 8 weights.
+    These are means over all ranks; the first also has the embedding, 18 bytes for each of 51200 x 12288 / 8 weights.
     """
     gpt = "a,s,m,dense,96,12288,96,96,128,49152,0,51200,2048,64,1,A100-SXM-80GB,64,1,8,1,8,1,1,0,3,selective,fp16,,"
     run = gpt + "Megatron-LM no FlashAttention,140,59.5,,"

@@ -40,7 +40,7 @@ _ALLOCATOR_SHARE = 0.06
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of candidate rank at the moment of a step at which it needs most.
+    """Bytes of one rank at the moment of a step at which it needs most.
 
     Attributes:
         parameters: parameters, with the gathered copies.
@@ -48,7 +48,7 @@ class RankMemory:
         optimizer: optimizer state.
         activations: activations kept for backward, of all micro-batches in flight.
         recomputing: activations of a block while it is recomputed.
-        logits: logits and their gradients for candidate chunk of the loss; on the last stage only.
+        logits: logits and their gradients for one chunk of the loss; on the last stage only.
         working: gradients of activations in the block that runs backward.
         buffers: buffers of collectives and of messages between stages.
         runtime: memory of the device's runtime.
