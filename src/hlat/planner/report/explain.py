@@ -36,8 +36,8 @@ def explain(plan: TrainingPlan) -> list[str]:
         behind = chosen.step_seconds / fastest.step_seconds - 1
         lines.append(
             f"The fastest predicted layout, {fastest.candidate}, is {behind:.1%} faster, within the "
-            f"prediction error of {TIE_TOLERANCE:.0%}; the chosen layout recomputes less, or has smaller "
-            f"parallel degrees."
+            f"prediction error of {TIE_TOLERANCE:.0%}; the chosen layout recomputes less, or splits the "
+            f"model over fewer ranks."
         )
     runners_up = [other for other in plan.alternatives[:3] if other is not plan.ranked[0]]
     lines += [f"Runner-up: {compare(chosen, other)}" for other in runners_up]
