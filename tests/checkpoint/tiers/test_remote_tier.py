@@ -355,7 +355,7 @@ def test_the_marker_is_never_overwritten(run: Run, s3: ObjectStore) -> None:
             return super().create(name, data)
 
     folder = save(run.store(), 1)
-    with pytest.raises(CheckpointError, match=f"{run.url}/step-00000001: is another checkpoint of that step"):
+    with pytest.raises(CheckpointError, match=f"{run.url}/step-00000001: is a different checkpoint of that step"):
         run.remote(RacingClient(run.url, 0, no_pause)).upload(folder)
     marker = objects_of(s3, run.url) / "step-00000001" / "COMMITTED"
     assert marker.read_bytes() == b"another"

@@ -163,7 +163,7 @@ def test_the_checkpoint_commands_read_the_object_store(cli, recipe_file, tiny, t
     assert cli("checkpoint", "show", url).stdout.startswith(f"{url}/step-00000020\n"), "the newest that can be read"
     assert before == {path: path.read_bytes() for path in below.rglob("*") if path.is_file()}
 
-    for verb, problem in (("list", ""), ("verify", "no checkpoint there"), ("show", "no checkpoint there")):
+    for verb, problem in (("list", ""), ("verify", "no checkpoint there"), ("show", "no readable checkpoint there")):
         nothing = cli("checkpoint", verb, "s3://corpus/nothing")
         assert problem in nothing.stderr and nothing.returncode == (2 if problem else 0)
     refused = cli("checkpoint", "prune", url, "--keep-last", "1")
@@ -229,11 +229,11 @@ def test_the_run_is_the_same_after_the_loss_of_a_machine(cli, recipe_file, tiny,
     [
         ("s3://key:secret@bucket/run", "holds a password"),
         ("s3://bucket/run?token=secret", "gives access"),
-        ("/data/checkpoints", "no object store"),
-        ("https://host/run", "no object store"),
-        ("file:///data/run", "no object store"),
+        ("/data/checkpoints", "not a writable object store URL"),
+        ("https://host/run", "not a writable object store URL"),
+        ("file:///data/run", "not a writable object store URL"),
         ("s3://bucket", "whole bucket"),
-        ("simplecache::s3://bucket/run", "no object store"),
+        ("simplecache::s3://bucket/run", "not a writable object store URL"),
     ],
 )
 def test_an_unwritable_object_store_url_is_refused_before_the_start(url: str, why: str) -> None:
