@@ -43,14 +43,14 @@ def build(config, mode, policy):
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     from hlat.activation_checkpointing import POLICIES, checkpoint_activations
-    from hlat.activation_checkpointing.plan import Plan
+    from hlat.activation_checkpointing.plan import ActivationPlan
     from hlat.model import build as build_model
     from hlat.precision import MODES
 
     model = build_model(config, device="cpu", seed=1, dtype=MODES[mode].weights)
     model.compute = MODES[mode].compute
     if policy in POLICIES:
-        checkpoint_activations(model, Plan(policy, (POLICIES[policy],) * config.layers, 0, 1, 0))
+        checkpoint_activations(model, ActivationPlan(policy, (POLICIES[policy],) * config.layers, 0, 1, 0))
         return model
     saved = partial(create_selective_checkpoint_contexts, products_saved)
     more = {"context_fn": saved} if policy == TORCH[0] else {}
@@ -90,7 +90,7 @@ def alive(width, layers, mode, policy, sequence):
 def memory(width, mode, sequence):
     """The table of bytes per layer."""
     from hlat.activation_checkpointing import POLICIES
-    from hlat.model.derived import activations
+    from hlat.model.derived import activation_bytes
     from hlat.precision import MODES
 
     config, item = config_of(width), MODES[mode].compute.itemsize
@@ -101,7 +101,7 @@ def memory(width, mode, sequence):
     print("|---|---|---|---|---|")
     for policy in (*OURS, *TORCH):
         measured = alive(width, 2, mode, policy, sequence) - alive(width, 1, mode, policy, sequence)
-        counted = activations(config, BATCH, sequence, mode, POLICIES.get(policy, ())).per_layer
+        counted = activation_bytes(config, BATCH, sequence, mode, POLICIES.get(policy, ())).per_layer
         formula = f"{theirs[policy]:.1f}" if policy in theirs else ""
         print(f"| {policy} | {measured:,} | {f'{counted:,}' if policy in OURS else ''} | "
               f"{measured / sbh:.2f} | {formula} |")  # fmt: skip
@@ -111,9 +111,9 @@ def memory(width, mode, sequence):
 
 def by_tensor(config, mode, sequence, sbh):
     """Where the difference is: the terms of section 4.1 of the paper beside our tensors."""
-    from hlat.model.derived import activations
+    from hlat.model.derived import activation_bytes
 
-    layer = activations(config, BATCH, sequence, mode).layer
+    layer = activation_bytes(config, BATCH, sequence, mode).layer
     scores = 5 * config.heads * sequence / config.hidden_size
     rows = (
         ("inputs of the norms", ("x", "residual"), 4, ""),
@@ -141,17 +141,17 @@ def by_tensor(config, mode, sequence, sbh):
 def shared(config, mode, sequence, sbh):
     """A rank's share, counted: tensor parallelism with sequence parallelism."""
     from hlat.activation_checkpointing import POLICIES
-    from hlat.model import ModelPart
-    from hlat.model.derived import Share, activations
+    from hlat.model import ModelShard
+    from hlat.model.derived import RankWorkload, activation_bytes
 
     print("\n| tensor + sequence | none | selective | and inputs gathered again | full | theirs: none | selective |")
     print("|---|---|---|---|---|---|---|")
     inputs = {"attention_input", "feed_forward_input"}
     ranks = [t for t in (1, 2, 4, 8) if config.kv_heads % t == 0 and config.intermediate_size % t == 0]
     for count in ranks:
-        share = Share(ModelPart(tensor_count=count), sequence=count > 1)
+        share = RankWorkload(ModelShard(tensor_count=count), sequence=count > 1)
         choices = ((), POLICIES["selective"], POLICIES["selective"] | inputs, POLICIES["full"])
-        cells = [activations(config, BATCH, sequence, mode, one, share).per_layer / sbh for one in choices]
+        cells = [activation_bytes(config, BATCH, sequence, mode, one, share).per_layer / sbh for one in choices]
         theirs = (34 / count + 5 * config.heads * sequence / config.hidden_size / count, 34 / count)
         print(f"| {count} | " + " | ".join(f"{cell:.2f}" for cell in (*cells, *theirs)) + " |")
 

@@ -51,7 +51,7 @@ class Run:
         self.runtime, self.folder, self.step = runtime, folder, 0
         self.recipe = parse_recipe(content, world=runtime.world)
         self.model = build_parallel(self.recipe, runtime, 1)
-        self.optimizer = build_optimizer(self.model.held, self.recipe.optimizer)
+        self.optimizer = build_optimizer(self.model.local_parameters, self.recipe.optimizer)
         self.store = CheckpointStore(folder / "hlat", 1, ranks=runtime.ranks)
         self.saver = AsyncSaver(process, runtime, self.store, 0, None)
         self.train()
@@ -79,13 +79,13 @@ class Run:
         from hlat.checkpoint.protocol import CheckpointContent
 
         return CheckpointContent(
-            self.step, collect(self.recipe.model, self.model.held, self.optimizer), {"step": self.step}, {}
+            self.step, collect(self.recipe.model, self.model.local_parameters, self.optimizer), {"step": self.step}, {}
         )
 
     def state(self):
         """As torch has it: parameters and moments by name, DTensors where they are sharded."""
-        tensors = {f"model.{one.name}": one.parameter.detach() for one in self.model.held}
-        for one in self.model.held:
+        tensors = {f"model.{one.name}": one.parameter.detach() for one in self.model.local_parameters}
+        for one in self.model.local_parameters:
             for name, tensor in self.optimizer.state[one.parameter].items():
                 tensors[f"optimizer.{name}.{one.name}"] = tensor
         return tensors

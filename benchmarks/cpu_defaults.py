@@ -81,7 +81,7 @@ def worker(model_name, mode, options):
     device = torch.device("cpu")
     begin = time.perf_counter()
     model = build_parallel(recipe, Runtime(device), seed=0)
-    optimizer = build_optimizer(model.held, recipe.optimizer, mode)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, mode)
     generator = torch.Generator().manual_seed(1)
     number = 0
 

@@ -41,7 +41,7 @@ def trained(options, device):
     }
     recipe = parse_recipe(content)
     model = build_parallel(recipe, Runtime(device), seed=1)
-    optimizer = build_optimizer(model.held, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
     tokens = torch.randint(0, WIDTH["vocab_size"], (rows, LENGTH + 1))
     batch = Batch(tokens[:, :-1], tokens[:, 1:].contiguous(), torch.arange(rows).numpy(), 0)
 
@@ -81,8 +81,10 @@ def main():
     options = parser.parse_args()
     device = torch.device(options.device)
     model, optimizer, step = trained(options, device)
-    states = state_tensors(optimizer, model.held)
-    tensors = [one.tensor for one in model.held] + [tensor for values in states.values() for tensor in values]
+    states = state_tensors(optimizer, model.local_parameters)
+    tensors = [one.tensor for one in model.local_parameters] + [
+        tensor for values in states.values() for tensor in values
+    ]
     targets = [torch.empty_like(tensor) for tensor in tensors]
     size = sum(tensor.nbytes for tensor in tensors)
     sides = {

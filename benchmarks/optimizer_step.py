@@ -25,13 +25,13 @@ from unittest.mock import patch
 import torch
 
 from hlat.config.sections import ModelConfig, OptimizerConfig
-from hlat.model import Decoder, held_parameters
+from hlat.model import Decoder, collect_local_parameters
 from hlat.optim import adamw_cpu as native
 from hlat.optim import adamw_reference as reference
 from hlat.optim import build_optimizer
 from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import Operands
-from hlat.optim.element_addresses import Lines
+from hlat.optim.element_addresses import ElementAddresses
 from hlat.runtime.backend import synchronize
 
 WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}
@@ -43,7 +43,7 @@ def parameters(layers, dtype, device):
     """A model's parameters, with weights and gradients of a size as in training."""
     with torch.device("meta"):
         model = Decoder(ModelConfig(**WIDTH, layers=layers)).to(dtype)
-    held = held_parameters(model.to_empty(device=device))
+    held = collect_local_parameters(model.to_empty(device=device))
     for one in held:
         torch.nn.init.normal_(one.parameter, std=0.02)
         one.parameter.grad = 1e-3 * torch.randn_like(one.parameter)
@@ -73,7 +73,7 @@ def compiled_kernel():
     """The plain kernel under torch.compile, a parameter at a time; with inductor's square root, which is exact."""
 
     def step(weight, gradient, exp_avg, exp_avg_sq, scalars, rows, columns, names, keys):
-        lines = Lines(weight.shape[1], rows, columns, names)
+        lines = ElementAddresses(weight.shape[1], rows, columns, names)
         one = Operands(weight, gradient, exp_avg, exp_avg_sq, None, scalars, lines)
         reference.update_lines(one, keys, "bf16-sr")
 
@@ -203,7 +203,9 @@ def random_operands(rounding, wide, lines, length, device):
     tables = torch.randint(0, 3, (3, lines), generator=generator).to(torch.int32).to(device)
     scalars = torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8], device=device)
     compensation = lost if "kahan" in rounding else None
-    made = Operands(weight, gradient, exp_avg, exp_avg_sq.abs(), compensation, scalars, Lines(length, *tables))
+    made = Operands(
+        weight, gradient, exp_avg, exp_avg_sq.abs(), compensation, scalars, ElementAddresses(length, *tables)
+    )
     return replace(made, gradient=bits(1 << 31, torch.int32, torch.float32)) if wide else made
 
 

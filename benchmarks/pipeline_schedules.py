@@ -73,7 +73,7 @@ def steps(runtime, micro_batches, rounds):
     from hlat.training import accumulate_gradients
 
     passes = defaultdict(list)
-    timed(hlat.parallel.pipeline_parallel._Stage, passes)
+    timed(hlat.parallel.pipeline_parallel._ReportingStage, passes)
     models = {}
     for schedule in SCHEDULES:
         recipe = parse_recipe(content(schedule, micro_batches), world=runtime.world)

@@ -53,7 +53,7 @@ def hlat_step(device, mode, compiled):
         }
     )
     model = build_parallel(recipe, Runtime(torch.device(device)), seed=0)
-    optimizer = build_optimizer(model.held, recipe.optimizer, MODES[mode])
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, MODES[mode])
 
     def step(number, tokens):
         batch = Batch(tokens[:, :-1], tokens[:, 1:], np.arange(BATCH), 0)

@@ -9,27 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.activation_checkpointing import POLICIES, plan_activations
-from hlat.activation_checkpointing.budget import Way, cheapest
-from hlat.activation_checkpointing.plan import Plan
+from hlat.activation_checkpointing.budget import BlockPolicy, cheapest
+from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
-from hlat.model import ModelPart
-from hlat.model.derived import activations
-from hlat.model.model_shard import WHOLE
+from hlat.model import ModelShard
+from hlat.model.derived import activation_bytes
+from hlat.model.model_shard import FULL_MODEL
 from tests.support.activation_checkpointing.small import BASE, BATCH, LENGTH, MODES_TESTED, kept, model_of
 
 GIB = 1 << 30
 
 
-def ways_of(numbers: list[tuple[int, int]]) -> list[Way]:
-    return [Way(frozenset({str(index)}), kept, cost) for index, (kept, cost) in enumerate(numbers)]
+def ways_of(numbers: list[tuple[int, int]]) -> list[BlockPolicy]:
+    return [BlockPolicy(frozenset({str(index)}), kept, cost) for index, (kept, cost) in enumerate(numbers)]
 
 
 WAYS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=6).map(ways_of)
 
 
 @given(WAYS, st.integers(1, 4), st.integers(0, 260))
-def test_beside_all_combinations(ways: list[Way], blocks: int, budget: int) -> None:
+def test_beside_all_combinations(ways: list[BlockPolicy], blocks: int, budget: int) -> None:
     """What is chosen fits; it is found where there is one; it costs at most a step of one block more than the best."""
     fitting = [
         sum(way.cost for way in choice)
@@ -59,15 +59,17 @@ def recipe(budget_gib: float | None, mode: str = "fp32", **sections: Any) -> Rec
     return parse_recipe(content | sections, world=1)
 
 
-def plan(budget_gib: float | None, mode: str = "fp32", part: ModelPart = WHOLE, **sections: Any) -> Plan:
+def plan(
+    budget_gib: float | None, mode: str = "fp32", part: ModelShard = FULL_MODEL, **sections: Any
+) -> ActivationPlan:
     return plan_activations(recipe(budget_gib, mode, **sections), part, 1, 0, "cpu")
 
 
 def bounds(mode: str) -> tuple[int, int]:
     """Bytes with everything computed again, and with nothing."""
     config = recipe(None).model
-    least = activations(config, BATCH, LENGTH, mode, POLICIES["full"]).total
-    return least, activations(config, BATCH, LENGTH, mode).total
+    least = activation_bytes(config, BATCH, LENGTH, mode, POLICIES["full"]).total
+    return least, activation_bytes(config, BATCH, LENGTH, mode).total
 
 
 @pytest.mark.parametrize("mode", MODES_TESTED)
@@ -88,7 +90,7 @@ def test_a_run_keeps_what_its_plan_says_and_stays_below_the_budget(mode: str) ->
 def test_cheap_pieces_go_first() -> None:
     """Pointwise pieces free more bytes per second than products, and products more than attention of long sequences."""
     config = recipe(None, model=wide(2048)).model
-    least, most = (activations(config, BATCH, 8192, "bf16-sr", names).total for names in (POLICIES["full"], ()))
+    least, most = (activation_bytes(config, BATCH, 8192, "bf16-sr", names).total for names in (POLICIES["full"], ()))
     order: list[str] = []
     for step in range(40):
         chosen = plan((most - step / 40 * (most - least)) / GIB, "bf16-sr", data=long(8192), model=wide(2048))
@@ -132,5 +134,5 @@ def test_blocks_that_keep_less_come_first() -> None:
     """They are computed again when those behind them have been freed."""
     least, most = bounds("fp32")
     chosen = plan((least + most) / 2 / GIB)
-    sizes = [activations(recipe(None).model, BATCH, LENGTH, "fp32", one).per_layer for one in chosen.recomputed]
+    sizes = [activation_bytes(recipe(None).model, BATCH, LENGTH, "fp32", one).per_layer for one in chosen.recomputed]
     assert sizes == sorted(sizes) and len(Counter(sizes)) > 1

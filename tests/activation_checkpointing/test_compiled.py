@@ -8,10 +8,10 @@ import torch
 import torch.nn.attention.flex_attention
 
 from hlat.activation_checkpointing import POLICIES, checkpoint_activations
-from hlat.activation_checkpointing.plan import Plan
-from hlat.model import Decoder, Documents
+from hlat.activation_checkpointing.plan import ActivationPlan
+from hlat.model import Decoder, DocumentMask
 from hlat.model import document_mask as documents
-from hlat.model.derived import Share, activations
+from hlat.model.derived import RankWorkload, activation_bytes
 from hlat.model.document_mask import block_mask
 from tests.support.activation_checkpointing.small import LENGTH, config_of, model_of, places, tokens
 
@@ -26,7 +26,7 @@ def compiled(order: str) -> Decoder:
     for block in model.blocks():
         block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
     if order == "plan last":
-        checkpoint_activations(model, Plan("as listed", (CHOICE,) * 2, 0, 1, 0))
+        checkpoint_activations(model, ActivationPlan("as listed", (CHOICE,) * 2, 0, 1, 0))
     return model
 
 
@@ -57,7 +57,7 @@ def test_a_compiled_block_follows_the_plan() -> None:
         loss, kept = saved(model)
         loss.backward()
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "two blocks, one graph"
-        plan, most = (activations(config, *tokens().shape, "fp32", names).total for names in (CHOICE, ()))
+        plan, most = (activation_bytes(config, *tokens().shape, "fp32", names).total for names in (CHOICE, ()))
         assert kept <= plan + config.layers * EXTRA < most
         results.append(kept)
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -91,8 +91,8 @@ def test_isolated_documents_follow_the_plan_and_are_compiled_once() -> None:
     model, plain = compiled("plan last"), model_of(config, "fp32", [frozenset()] * 2)
     loss, kept = saved(model, places())
     loss.backward()
-    share = Share(isolated=True)
-    assert kept <= activations(config, *tokens().shape, "fp32", CHOICE, share).total + config.layers * EXTRA
+    share = RankWorkload(isolated=True)
+    assert kept <= activation_bytes(config, *tokens().shape, "fp32", CHOICE, share).total + config.layers * EXTRA
     for positions in (places(), other_places()):
         for ours, theirs in zip(gradients(model, positions), gradients(plain, positions), strict=True):
             # as above
@@ -115,19 +115,19 @@ def test_the_graphs_of_accelerators_are_the_same_model(
     plain = in_float64()
     wanted = [gradients(plain, positions) for positions in (places(), other_places())]
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(Documents, "of", _for_accelerators)
+    monkeypatch.setattr(DocumentMask, "from_positions", _for_accelerators)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     monkeypatch.setattr(documents, "_compiled", cache(documents._compiled.__wrapped__))  # one of its own
     model = in_float64()
     for block in model.blocks() if whole_blocks else ():
         block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
-    checkpoint_activations(model, Plan("as listed", (POLICIES[policy],) * 2, 0, 1, 0))
+    checkpoint_activations(model, ActivationPlan("as listed", (POLICIES[policy],) * 2, 0, 1, 0))
     for positions, right in zip((places(), other_places()), wanted, strict=True):
         for ours, theirs in zip(gradients(model, positions), right, strict=True):
             assert (ours - theirs).norm() <= 1e-9 * theirs.norm()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "wherever documents begin"
 
 
-def _for_accelerators(positions: torch.Tensor, spans: tuple[tuple[int, int], ...]) -> Documents:
+def _for_accelerators(positions: torch.Tensor, spans: tuple[tuple[int, int], ...]) -> DocumentMask:
     where = torch.arange(LENGTH)
-    return Documents(where - positions, spans, block_mask(where - positions, where, LENGTH))
+    return DocumentMask(where - positions, spans, block_mask(where - positions, where, LENGTH))

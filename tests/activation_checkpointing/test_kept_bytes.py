@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.activation_checkpointing import POLICIES
-from hlat.model.derived import RECOMPUTABLE, Share, activations
+from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes
 from tests.support.activation_checkpointing.small import (
     BATCH,
     KINDS,
@@ -23,7 +23,7 @@ from tests.support.activation_checkpointing.small import (
 def test_policies_keep_what_is_counted(kind: str, mode: str) -> None:
     config = config_of(kind)
     for recomputed in POLICIES.values():
-        wanted = activations(config, BATCH, LENGTH, mode, recomputed).total
+        wanted = activation_bytes(config, BATCH, LENGTH, mode, recomputed).total
         assert kept(model_of(config, mode, [recomputed] * 2)) == wanted
 
 
@@ -33,7 +33,7 @@ def test_isolated_documents_keep_what_is_counted(kind: str, mode: str) -> None:
     """As whole rows do, and rotations and the place of its document for each token."""
     config = config_of(kind)
     for recomputed in POLICIES.values():
-        wanted = activations(config, BATCH, LENGTH, mode, recomputed, Share(isolated=True)).total
+        wanted = activation_bytes(config, BATCH, LENGTH, mode, recomputed, RankWorkload(isolated=True)).total
         assert kept(model_of(config, mode, [recomputed] * 2), places()) == wanted
 
 
@@ -43,7 +43,7 @@ def test_isolated_documents_keep_what_is_counted(kind: str, mode: str) -> None:
 )
 def test_any_choice_keeps_what_is_counted(kind: str, mode: str, recomputed: frozenset[str]) -> None:
     config = config_of(kind)
-    counted = activations(config, BATCH, LENGTH, mode, recomputed)
+    counted = activation_bytes(config, BATCH, LENGTH, mode, recomputed)
     assert kept(model_of(config, mode, [recomputed] * 2)) == counted.total
 
 

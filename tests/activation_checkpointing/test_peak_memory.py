@@ -7,7 +7,7 @@ import pytest
 
 from hlat.activation_checkpointing import POLICIES
 from hlat.config.sections import ModelConfig
-from hlat.model.derived import activations
+from hlat.model.derived import activation_bytes
 
 WIDE = {"vocab_size": 64, "layers": 8, "hidden_size": 256, "intermediate_size": 1024, "heads": 4, "kv_heads": 2}
 LENGTH = 1536
@@ -46,7 +46,7 @@ def peak(policy: str) -> int:
 def test_the_peak_falls_by_what_is_not_kept() -> None:
     """But for what one block computes again, and of that block's gradients, which are alive in any case."""
     config = ModelConfig.model_validate(WIDE)
-    counted = {name: activations(config, 1, LENGTH, "fp32", names) for name, names in POLICIES.items()}
+    counted = {name: activation_bytes(config, 1, LENGTH, "fp32", names) for name, names in POLICIES.items()}
     peaks = {name: peak(name) for name in POLICIES}
     for policy in ("selective", "full"):
         freed = counted["none"].total - counted[policy].total

@@ -16,7 +16,7 @@ from hlat.checkpoint.format import Disk, replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify
 from hlat.cli.model import import_command
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, build, held_parameters
+from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import read_hf, write_hf
 from hlat.model.hf.names import to_canonical
 from hlat.runtime import CheckpointError, StorageError
@@ -60,7 +60,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def weights(model: Decoder) -> dict[str, torch.Tensor]:
-    return assemble(collect(model.config, held_parameters(model)))
+    return assemble(collect(model.config, collect_local_parameters(model)))
 
 
 def hf_folder(path: Path, tokenizer: Path, dtype: torch.dtype, **changes: Any) -> Path:
@@ -130,7 +130,9 @@ def test_a_checkpoint_can_be_exported_without_its_run(tmp_path: Path, tokenizer:
     files = {f"tokenizer/{file.name}": file for file in tokenizer.iterdir()}
     recipe = {"model": config.model_dump(mode="json"), "data": {"sequence_length": 48}}
     store = CheckpointStore(tmp_path / "run" / "checkpoints", 1)
-    saved = store.save(7, collect(config, held_parameters(model), optimizer), {"step": 7, "recipe": recipe}, files)
+    saved = store.save(
+        7, collect(config, collect_local_parameters(model), optimizer), {"step": 7, "recipe": recipe}, files
+    )
     saved.rename(tmp_path / "alone")
     exported = export_hf(tmp_path / "alone", tmp_path / "exported", dtype="bfloat16")
     fields, tensors = read_hf(exported)
@@ -248,7 +250,9 @@ def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, meta: dict[str,
 def test_weights_that_do_not_fit_their_own_config_are_listed(tmp_path: Path) -> None:
     small = build(ModelConfig.model_validate(FIELDS), device="cpu", seed=0)
     meta = {"model": FIELDS | {"layers": 3}}
-    path = CheckpointStore(tmp_path / "checkpoints", 1).save(1, collect(small.config, held_parameters(small)), meta)
+    path = CheckpointStore(tmp_path / "checkpoints", 1).save(
+        1, collect(small.config, collect_local_parameters(small)), meta
+    )
     with pytest.raises(CheckpointError, match=r"layers\.2\.self_attn\.q_proj\.weight: missing"):
         load_model(path, "cpu")
     with pytest.raises(CheckpointError, match=r"layers\.2\..*"):

@@ -13,7 +13,7 @@ from hlat.checkpoint import collect, load_weights, restore
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig, OptimizerConfig
-from hlat.model import Decoder, build, held_parameters
+from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
 from hlat.runtime import CheckpointError
@@ -40,7 +40,7 @@ def make(
     dtype: torch.dtype = torch.float32, seed: int | None = 0, **changes: object
 ) -> tuple[Decoder, torch.optim.AdamW]:
     model = build(ModelConfig.model_validate(PLAIN | changes), device="cpu", seed=seed, dtype=dtype)
-    return model, build_optimizer(held_parameters(model), OptimizerConfig(lr=0.01))
+    return model, build_optimizer(collect_local_parameters(model), OptimizerConfig(lr=0.01))
 
 
 def train(model: Decoder, optimizer: torch.optim.AdamW, steps: range) -> None:
@@ -71,11 +71,11 @@ def save(folder: Path, state: dict[str, torch.Tensor]) -> Checkpoint:
 
 
 def snapshot(model: Decoder, optimizer: torch.optim.AdamW | None = None) -> dict[str, torch.Tensor]:
-    return assemble(collect(model.config, held_parameters(model), optimizer))
+    return assemble(collect(model.config, collect_local_parameters(model), optimizer))
 
 
 def load(checkpoint: Checkpoint, model: Decoder, optimizer: torch.optim.AdamW) -> None:
-    restore(checkpoint, model.config, held_parameters(model), optimizer)
+    restore(checkpoint, model.config, collect_local_parameters(model), optimizer)
 
 
 def seeded(model: Decoder, optimizer: torch.optim.AdamW) -> None:
@@ -188,12 +188,12 @@ def test_weights_can_start_another_run_in_another_dtype(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, snapshot(model))
     other, _ = make(seed=5)
     before = rng_state()
-    load_weights(checkpoint.path, other.config, held_parameters(other))
+    load_weights(checkpoint.path, other.config, collect_local_parameters(other))
     assert_equal(rng_state(), before)
     assert_equal(snapshot(other), {name: tensor.float() for name, tensor in snapshot(model).items()})
     larger, _ = make(seed=5, vocab_size=62)
     with pytest.raises(CheckpointError, match=r"embed_tokens.*needed as"):
-        load_weights(checkpoint.path, larger.config, held_parameters(larger))
+        load_weights(checkpoint.path, larger.config, collect_local_parameters(larger))
 
 
 def test_loading_does_not_consume_randomness(tmp_path: Path) -> None:

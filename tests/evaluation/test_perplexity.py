@@ -15,7 +15,7 @@ from hlat.config.load import parse_recipe
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
 from hlat.evaluation import Perplexity, evaluate_checkpoint
-from hlat.model import build, held_parameters
+from hlat.model import build, collect_local_parameters
 from hlat.runtime import CheckpointError, DataError
 
 NUMBERS = {
@@ -35,7 +35,9 @@ def save_run(folder: Path, recipe: Recipe) -> Path:
     meta = {"recipe": recipe.model_dump(mode="json"), "data_fingerprint": prepared.fingerprint}
     files = {f"tokenizer/{file.name}": file for file in (prepared.dir / "tokenizer").iterdir()}
     model = build(recipe.model, device="cpu", seed=1)
-    CheckpointStore(folder / "checkpoints", 1).save(1, collect(recipe.model, held_parameters(model)), meta, files)
+    CheckpointStore(folder / "checkpoints", 1).save(
+        1, collect(recipe.model, collect_local_parameters(model)), meta, files
+    )
     return folder
 
 
@@ -113,7 +115,7 @@ def test_the_hugging_face_config_of_the_recipe_is_not_read_again(
 def test_a_recipe_of_another_version_is_refused(tmp_path: Path, run: Path) -> None:
     meta = {"model": {"vocab_size": 8, "layers": 1, "hidden_size": 8, "intermediate_size": 8, "heads": 1}}
     config = Recipe.model_fields["model"].annotation.model_validate(meta["model"])
-    state = collect(config, held_parameters(build(config, device="cpu", seed=0)))
+    state = collect(config, collect_local_parameters(build(config, device="cpu", seed=0)))
     CheckpointStore(tmp_path / "other" / "checkpoints", 1).save(1, state, meta | {"recipe": {"model": {"experts": 8}}})
     with pytest.raises(CheckpointError, match="this version does not support its model section"):
         evaluate_checkpoint(tmp_path / "other", data=run / "data")

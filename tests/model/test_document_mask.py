@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, Documents, attention_backend, build
+from hlat.model import Decoder, DocumentMask, attention_backend, build
 from hlat.model import matmul as products
 from hlat.model.document_mask import block_mask
 
@@ -27,9 +27,9 @@ def places(rows: list[list[int]]) -> torch.Tensor:
     return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
 
 
-def of(rows: list[list[int]]) -> Documents:
+def of(rows: list[list[int]]) -> DocumentMask:
     """On whole rows."""
-    return Documents.of(places(rows), ((0, sum(rows[0])),))
+    return DocumentMask.from_positions(places(rows), ((0, sum(rows[0])),))
 
 
 def model_of(kind: str, dtype: torch.dtype) -> Decoder:
@@ -100,7 +100,7 @@ def weighted(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor
 @pytest.mark.parametrize("widened", [False, True], ids=["native", "widened"])
 def test_bf16_errs_by_the_rounding_of_probabilities_and_result(widened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As attention to whole rows does (test_products.py): 2^-9 for each of four roundings."""
-    monkeypatch.setattr(products, "_SLOW_CPU", widened)
+    monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", widened)
     ours = operands(ROWS, B)
     exact = [x.detach().double().requires_grad_() for x in ours]
     out, expected = of(ROWS).attend(*ours), textbook(*exact, ROWS)
@@ -119,7 +119,7 @@ def test_some_chunks_of_a_row_see_what_is_before_them(dtype: torch.dtype) -> Non
     ours = operands(ROWS, dtype)
     exact = [x.detach().double().requires_grad_() for x in ours]
     here = torch.cat([torch.arange(start, stop) for start, stop in CHUNKS])
-    out = Documents.of(places(ROWS)[:, here], CHUNKS).attend(ours[0][:, :, here], *ours[1:])
+    out = DocumentMask.from_positions(places(ROWS)[:, here], CHUNKS).attend(ours[0][:, :, here], *ours[1:])
     expected = textbook(*exact, ROWS)[:, :, here]
     pairs = zip([out, *weighted(out, ours)], [expected, *weighted(expected, exact)], strict=True)
     within = 1e-9 if dtype == torch.float64 else 6 * 2.0**-9
@@ -161,7 +161,7 @@ def test_flex_attention_computes_the_same(spans: tuple[tuple[int, int], ...]) ->
     rows = [[300], [1, 130, 169], [70, 1, 1, 228]]
     here = torch.cat([torch.arange(start, stop) for start, stop in spans])
     positions, (q, k, v) = places(rows)[:, here], (x.detach() for x in operands(rows))
-    documents = Documents.of(positions, spans)
+    documents = DocumentMask.from_positions(positions, spans)
     keys = spans[-1][1]
     blocks = block_mask(documents.first_Bs, here, keys)
     q = q[:, :, here]

@@ -24,7 +24,7 @@ def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.fixture(params=[False, True], ids=["native", "widened"])
 def widened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both kinds of CPU, whichever this one is."""
-    monkeypatch.setattr(products, "_SLOW_CPU", request.param)
+    monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", request.param)
     return bool(request.param)
 
 
@@ -73,7 +73,7 @@ def test_attention_errs_by_the_rounding_of_probabilities_and_result() -> None:
 
 
 def test_widened_attention_is_the_fp32_kernel_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_SLOW_CPU", True)
+    monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", True)
     q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
     mask = torch.ones(24, 24, dtype=torch.bool).tril()
     wide = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True, enable_gqa=True).to(B)

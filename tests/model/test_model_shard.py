@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, ModelPart, held_parameters, initialise
+from hlat.model import Decoder, ModelShard, collect_local_parameters, initialise
 from hlat.model.hf import canonical_shapes
 from hlat.model.hf.names import to_canonical
 from tests.support.model.families import FAMILIES, config_of, our_model
@@ -38,7 +38,7 @@ def parts_of(config: ModelConfig, tensor_count: int, cut: int) -> list[Decoder]:
     """Two pipeline stages, cut after ``cut`` layers, each in tensor-parallel shares."""
     stages = [(range(cut), True, False), (range(cut, config.layers), False, True)]
     return [
-        Decoder(config, ModelPart(index, tensor_count, layers, embedding, head))
+        Decoder(config, ModelShard(index, tensor_count, layers, embedding, head))
         for layers, embedding, head in stages
         for index in range(tensor_count)
     ]
@@ -48,15 +48,15 @@ def parts_of(config: ModelConfig, tensor_count: int, cut: int) -> list[Decoder]:
 @settings(max_examples=60)
 def test_parts_own_every_element_once_and_start_from_the_bits_of_the_whole(config, tensor_count, cut):
     whole = Decoder(config)
-    initialise(held_parameters(whole), config, seed=11)
+    initialise(collect_local_parameters(whole), config, seed=11)
     expected = to_canonical(config, {name: p.detach() for name, p in whole.named_parameters()})
     found = {name: torch.full(shape, float("nan")) for name, shape in canonical_shapes(config).items()}
     for part in parts_of(config, tensor_count, cut):
-        held = held_parameters(part)
+        held = collect_local_parameters(part)
         initialise(held, config, seed=11)
         for one in held:
-            for piece in one.pieces():
-                values = torch.cat(one.rows_of(piece, one.tensor))
+            for piece in one.row_blocks():
+                values = torch.cat(one.row_views(piece, one.tensor))
                 rows = slice(piece.canonical_start, piece.canonical_start + piece.rows)
                 columns = slice(one.layout.first_column, one.layout.first_column + values.shape[-1])
                 place = (rows, columns) if values.ndim == 2 else (rows,)
@@ -74,13 +74,13 @@ def test_what_tensor_shares_give_adds_up_to_the_whole_block(family: str, tensor_
     """Also with more shares than kv heads, where each share has a copy of its kv head."""
     config = config_of(family)
     whole = our_model(config, torch.float64)
-    initialise(held_parameters(whole), config, seed=5)
+    initialise(collect_local_parameters(whole), config, seed=5)
     x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
     tables = whole.rope.tables(((0, 8),), x.device)
     attention, feed_forward = torch.zeros_like(x), torch.zeros_like(x)
     for index in range(tensor_count):
-        part = Decoder(config, ModelPart(index, tensor_count)).double()
-        initialise(held_parameters(part), config, seed=5)
+        part = Decoder(config, ModelShard(index, tensor_count)).double()
+        initialise(collect_local_parameters(part), config, seed=5)
         attention += part.layers["1"].attention(x, tables)
         feed_forward += part.layers["1"].feed_forward(x)
     block = whole.layers["1"]
@@ -93,14 +93,14 @@ def test_pieces_of_any_rows_are_blocks_of_canonical_rows() -> None:
     """FSDP2 cuts rows wherever it likes: in the middle of a head, of a block of gate, of a bias."""
     config = ModelConfig(vocab_size=11, layers=1, hidden_size=16, intermediate_size=24, heads=8, head_dim=4, kv_heads=4)
     for tensor_count in (1, 2, 8):
-        part = Decoder(config, ModelPart(0, tensor_count))
-        for one in held_parameters(part):
+        part = Decoder(config, ModelShard(0, tensor_count))
+        for one in collect_local_parameters(part):
             rows = one.layout.rows
             for start in range(rows):
                 for stop in range(start + 1, rows + 1):
-                    for piece in one.layout.pieces(start, stop):
+                    for piece in one.layout.row_blocks(start, stop):
                         expected = piece.canonical_start
                         for run in piece.runs:
                             assert (run.name, run.canonical_start) == (piece.name, expected)
                             expected += run.count
-                    assert sum(piece.rows for piece in one.layout.pieces(start, stop)) == stop - start
+                    assert sum(piece.rows for piece in one.layout.row_blocks(start, stop)) == stop - start

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hlat.config.sections import ModelConfig, OptimizerConfig
-from hlat.model import HeldParameter, ModelPart, local
+from hlat.model import LocalParameter, ModelShard, local
 from hlat.optim import build_optimizer, set_learning_rate, state_tensors
 from hlat.optim.adamw_bf16 import Bf16AdamW
-from hlat.optim.element_addresses import lines_of
+from hlat.optim.element_addresses import address_elements
 from tests.support.optim.parameters import (
     Tensors,
     canonical,
@@ -118,7 +118,7 @@ def test_updates_below_half_a_spacing_stall_to_nearest_but_neither_stochasticall
     assert bool((followed + compensation.double() == 1 - 300 * rate).all())
 
 
-def _train(held: list[HeldParameter], mode: str, steps: int = 2) -> torch.optim.Optimizer:
+def _train(held: list[LocalParameter], mode: str, steps: int = 2) -> torch.optim.Optimizer:
     fill_weights(held)
     optimizer = build_optimizer(held, OptimizerConfig(lr=0.01, weight_decay=0.1), mode, seed=5)
     for step in range(steps):
@@ -132,7 +132,7 @@ def _trained(config: ModelConfig, tensor_count: int, cuts: list[float], mode: st
     """Weights and states after two steps of all shares of a model, as canonical tensors."""
     found: dict[str, Tensors] = {}
     for index in range(tensor_count):
-        for held in share(config, ModelPart(index, tensor_count), cuts):
+        for held in share(config, ModelShard(index, tensor_count), cuts):
             optimizer = _train(held, mode)
             canonical(config, held, lambda one: one.tensor, found.setdefault("weight", {}))
             for name in optimizer.state_names:
@@ -235,11 +235,11 @@ def test_a_closure_is_called_with_gradients_on_and_its_loss_is_handed_on():
 
 def test_a_vector_is_as_few_lines_as_its_names_allow():
     """A table has three numbers for each line: for each element there would be more of it than of the weights."""
-    held = {one.name: one for one in share(config_of(), ModelPart())[0]}
+    held = {one.name: one for one in share(config_of(), ModelShard())[0]}
     norm, bias = (held[f"layers.0.attention{name}"] for name in ("_norm.weight", ".qkv.bias"))
-    whole, fused = lines_of(norm), lines_of(bias)
+    whole, fused = address_elements(norm), address_elements(bias)
     assert (whole.count, whole.length) == (1, 24)
     # each of two groups has 2 query heads, a key and a value head of 6 rows
     assert (fused.count, fused.length) == (8, 6)
     nothing = replace(norm, parameter=nn.Parameter(norm.tensor[:0].clone()))
-    assert (lines_of(nothing).count, lines_of(nothing).length) == (0, 1)
+    assert (address_elements(nothing).count, address_elements(nothing).length) == (0, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hlat.optim import adamw_cpu as native
 from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import ROUNDINGS, Operands, update, update_lines
-from hlat.optim.element_addresses import Lines
+from hlat.optim.element_addresses import ElementAddresses
 
 GRADIENTS = (torch.bfloat16, torch.float32)
 KEYS = torch.randint(-(1 << 31), 1 << 31, (2, 3), generator=torch.Generator().manual_seed(0)).to(torch.int32)
@@ -42,7 +42,7 @@ def operands(rounding: str, gradient: torch.dtype, lines: int, length: int, seed
         exp_avg_sq=stored().abs(),
         compensation=stored() if "kahan" in rounding else None,
         scalars=torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8]),
-        lines=Lines(length, *table, torch.randint(0, 3, (lines,), generator=generator).to(torch.int32)),
+        lines=ElementAddresses(length, *table, torch.randint(0, 3, (lines,), generator=generator).to(torch.int32)),
     )
 
 
@@ -99,7 +99,7 @@ def test_threads_leave_alone_what_lies_behind_a_tensor(monkeypatch):
         for table in (one.lines.rows_L, one.lines.columns_L, one.lines.names_L)
     ]
     within = {name: tensor[:701] for name, tensor in longer.items()}
-    kernel_for(CPU)([replace(one, **within, lines=Lines(129, *tables))], KEYS, "bf16-kahan")
+    kernel_for(CPU)([replace(one, **within, lines=ElementAddresses(129, *tables))], KEYS, "bf16-kahan")
     update([one], KEYS, "bf16-kahan")
     assert_same(one, replace(one, **within))
     assert all(bool((tensor[701:] == 1).all()) for tensor in longer.values())
@@ -128,7 +128,7 @@ def test_the_plain_kernel_keeps_its_bits_under_torch_compile(rounding):
 
     def step(*tensors: torch.Tensor | None) -> None:
         weight, gradient, exp_avg, exp_avg_sq, compensation, scalars, rows, columns, names, keys = tensors
-        lines = Lines(weight.shape[1], rows, columns, names)
+        lines = ElementAddresses(weight.shape[1], rows, columns, names)
         update_lines(Operands(weight, gradient, exp_avg, exp_avg_sq, compensation, scalars, lines), keys, rounding)
 
     compiled = torch.compile(step, dynamic=True, fullgraph=True, options={"emulate_precision_casts": True})

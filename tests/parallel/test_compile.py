@@ -9,7 +9,7 @@ import torch
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.model import IGNORED
-from hlat.parallel import ParallelModel, build_parallel, compilation
+from hlat.parallel import ParallelModel, build_parallel, decide_compilation
 from hlat.parallel.compile import _has_compiler, check_isolation
 from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime
@@ -36,7 +36,7 @@ def gradients(model: ParallelModel, steps: int) -> list[torch.Tensor]:
         labels = tokens[:, 1:].clone()
         labels[0, :5] = IGNORED
         model.accumulate_gradients(tokens[:, :-1], labels)
-    return [one.gradient for one in model.held if one.gradient is not None]
+    return [one.gradient for one in model.local_parameters if one.gradient is not None]
 
 
 def graphs() -> int:
@@ -67,14 +67,14 @@ def test_compiled_blocks_are_the_same_model_and_one_graph(checkpointing: str) ->
 
 
 def test_auto_says_why_it_does_not_compile() -> None:
-    assert not compilation(recipe("auto"), CPU).on
-    assert "without bf16 instructions" in str(compilation(recipe("auto"), CPU))
-    assert "tensor" in str(compilation(recipe("auto", 2, parallel={"tensor": 2}), CUDA))
+    assert not decide_compilation(recipe("auto"), CPU).on
+    assert "without bf16 instructions" in str(decide_compilation(recipe("auto"), CPU))
+    assert "tensor" in str(decide_compilation(recipe("auto", 2, parallel={"tensor": 2}), CUDA))
     deep = {"vocab_size": 64, "layers": 4, "hidden_size": 32, "intermediate_size": 96, "heads": 4}
     batch = {"global_batch": 8, "micro_batch": 1}
     zbv = recipe("auto", 2, parallel={"pipeline": 2, "schedule": "zbv"}, batch=batch, model=deep)
-    assert "zbv" in str(compilation(zbv, CUDA))
-    assert str(compilation(recipe("none"), CUDA)) == "not compiled: run.compile=none"
+    assert "zbv" in str(decide_compilation(zbv, CUDA))
+    assert str(decide_compilation(recipe("none"), CUDA)) == "not compiled: run.compile=none"
 
 
 def test_auto_compiles_on_a_cpu_where_bf16_is_fast_and_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,19 +89,19 @@ def test_auto_compiles_on_a_cpu_where_bf16_is_fast_and_the_run_is_long(monkeypat
     for precision, share, compiled in (("mixed", 1.05, True), ("mixed", 0.9, False), ("fp32", 2.0, False)):
         steps = {"training": {"steps": int(needed * share)}, "precision": {"mode": precision}}
         long_run = recipe("auto", 2, model=model, **steps)
-        assert compilation(long_run, CPU, world=2).on == compiled, (precision, share)
-        assert compilation(long_run, CPU, world=4).on == (compiled and share > 2)
+        assert decide_compilation(long_run, CPU, world=2).on == compiled, (precision, share)
+        assert decide_compilation(long_run, CPU, world=4).on == (compiled and share > 2)
     monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: False)
     slow = recipe("auto", model=model, training={"steps": int(needed * 3)}, precision={"mode": "mixed"})
-    assert not compilation(slow, CPU).on
+    assert not decide_compilation(slow, CPU).on
 
 
 def test_without_a_compiler_it_is_refused_or_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(LaunchError, match=r"C\+\+ compiler.*g\+\+"):
-        compilation(recipe("blocks"), CPU)
-    assert "compiler" in str(compilation(recipe("auto"), CUDA))
+        decide_compilation(recipe("blocks"), CPU)
+    assert "compiler" in str(decide_compilation(recipe("auto"), CUDA))
 
 
 def test_the_compiler_that_a_device_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

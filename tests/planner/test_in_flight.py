@@ -2,8 +2,8 @@
 
 import pytest
 
-from hlat.parallel.stages.in_flight import instants
-from hlat.parallel.stages.transient_memory import moments
+from hlat.parallel.stages.in_flight import peak_instants
+from hlat.parallel.stages.transient_memory import transient_bytes
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.problem import parse_layout
 from tests.support.planner.requests import request_for
@@ -13,17 +13,17 @@ def test_several_stages_per_rank_keep_sent_messages_until_the_step_ends_and_one_
     sends = ((True, False), (True, True))  # the first stage sends no gradients
     for count in (8, 16, 80):
         assert (
-            max(instant.sent for instant in instants("interleaved-1f1b", 0, 2, count, sends, (1.0, 1.0))) == 3 * count
+            max(instant.sent for instant in peak_instants("interleaved-1f1b", 0, 2, count, sends, (1.0, 1.0))) == 3 * count
         )
-    assert {instant.sent for instant in instants("1f1b", 3, 4, 16, ((False, True),), (1.0,))} == {0}
-    assert max(instant.sent for instant in instants("1f1b", 0, 4, 16, ((True, False),), (1.0,))) == 4
+    assert {instant.sent for instant in peak_instants("1f1b", 3, 4, 16, ((False, True),), (1.0,))} == {0}
+    assert max(instant.sent for instant in peak_instants("1f1b", 0, 4, 16, ((True, False),), (1.0,))) == 4
 
 
 def test_bytes_of_the_logits_of_a_chunk():
     """64 MiB in fp32 (model/loss.py), two copies in 16 bits, and fp32 sums of the head's gradient."""
     request = request_for("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
     rows = 2**26 // (4 * 32000)
-    found = moments(parse_layout("zero=0,mbs=1,tp=1", request).step_shape(request), 0, (32,), (True, True), 1.0)
+    found = transient_bytes(parse_layout("zero=0,mbs=1,tp=1", request).step_shape(request), 0, (32,), (True, True), 1.0)
     assert max(moment.get("logits", 0) for moment in found) == rows * 32000 * (2 + 2 + 4) + 32000 * 4096 * 4
 
 
@@ -33,7 +33,7 @@ def test_bytes_of_a_block_that_runs_backward(policy, times):
     candidate = parse_layout(f"zero=3,mbs=1,ckpt={policy}", request)
     found = [
         moment
-        for moment in moments(candidate.step_shape(request), 0, (32,), (True, True), 1.0)
+        for moment in transient_bytes(candidate.step_shape(request), 0, (32,), (True, True), 1.0)
         if "recomputing" in moment
     ]
     assert {moment["working"] for moment in found} == {times * 4096 * 2 * 11008}

@@ -27,12 +27,12 @@ def recipe(mode: str):
 @pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan"])
 def test_bytes_per_parameter_are_those_of_the_table(mode: str) -> None:
     model = build_parallel(recipe(mode), Runtime(CPU), seed=1)
-    optimizer = build_optimizer(model.held, recipe(mode).optimizer, mode, 1)
+    optimizer = build_optimizer(model.local_parameters, recipe(mode).optimizer, mode, 1)
     tokens = torch.randint(0, 96, (4, 17), generator=torch.Generator().manual_seed(0))
     for _ in range(2):
         loss = model.accumulate_gradients(tokens[:, :-1], tokens[:, 1:])
         assert loss.dtype == torch.float32
-        gradients = [one.gradient for one in model.held]
+        gradients = [one.gradient for one in model.local_parameters]
         assert {gradient.dtype for gradient in gradients} == {MODES[mode].gradients}
         optimizer.step()
     assert {parameter.dtype for parameter in model.parameters} == {MODES[mode].weights}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hlat.config import Recipe
-from hlat.parallel.stages import Cut, fullest_rank, rank_bytes, sizes_of_ranks
+from hlat.parallel.stages import StepShape, peak_memory_rank, rank_bytes, stage_layer_counts
 from hlat.rehearsal import default_ranks, rehearse
 from tests.support.rehearsal.small_recipes import recipe_of
 
@@ -40,7 +40,7 @@ def test_the_fullest_of_all_ranks_is_rehearsed_by_default(name: str) -> None:
     fullest = max(reports, key=lambda report: report.peak_bytes)
     assert fullest.rank in default_ranks(recipe, 4)
     sizes = [tuple(stop - start for start, stop in report.layers) for report in reports]
-    assert sizes == sizes_of_ranks(Cut.of(recipe, 4)), "the built stages have the counted layers"
+    assert sizes == stage_layer_counts(StepShape.of(recipe, 4)), "the built stages have the counted layers"
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_the_count_of_the_fullest_rank_matches_its_rehearsal(name: str) -> None:
     """With stages of several sizes; the tolerance is 3 %, as for all planned memory."""
     model = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "heads": 8, "kv_heads": 4}
     recipe = uneven(name, 512, **model)
-    step = Cut.of(recipe, 4)
-    rank = fullest_rank(step)
+    step = StepShape.of(recipe, 4)
+    rank = peak_memory_rank(step)
     (report,) = rehearse(recipe, 4, [rank]).ranks
-    assert abs(rank_bytes(step, rank, sizes_of_ranks(step)[rank]).total / report.peak_bytes - 1) < 0.03
+    assert abs(rank_bytes(step, rank, stage_layer_counts(step)[rank]).total / report.peak_bytes - 1) < 0.03

@@ -30,7 +30,7 @@ from hlat.training import accumulate_gradients, update
 def train(content, steps):
     recipe, runtime = parse_recipe(content, world=1), Runtime(torch.device("cpu"))
     model = build_parallel(recipe, runtime, 3)
-    optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, 3)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3)
     tokens = torch.zeros((recipe.batch.global_batch, recipe.data.sequence_length), dtype=torch.int64)
     for step in range(1, steps + 1):
         update(model, optimizer, recipe, step, accumulate_gradients(model, Batch(tokens, tokens, None, 0)))

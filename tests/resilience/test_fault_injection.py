@@ -12,7 +12,7 @@ from torch import nn
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, verify
 from hlat.config.sections import FaultConfig
-from hlat.model import HeldParameter
+from hlat.model import LocalParameter
 from hlat.model.derived import RowLayout
 from hlat.resilience import STORAGE_FAULTS, FaultInjector
 from hlat.resilience.fault_injection import InjectedFault
@@ -28,7 +28,7 @@ def fault(**fields):
 
 def held(dtype=torch.float32):
     parameter = nn.Parameter(torch.ones(4, 2, dtype=dtype))
-    return HeldParameter("w", parameter, RowLayout((), 0, (2,)), 0, True)
+    return LocalParameter("w", parameter, RowLayout((), 0, (2,)), 0, True)
 
 
 def run_steps(faults, steps, global_batch=8, phases=("data", "forward", "backward", "reduce", "optimizer", "between")):

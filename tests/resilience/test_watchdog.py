@@ -14,7 +14,7 @@ def check(*beats, seconds=20.0, stopped=(), now=NOW):
     return Watchdog(seconds).check(beats, now, lambda pid: pid - 100 in stopped)
 
 
-def waits(rank, phase="reduce", step=6, location="parallel/gradient_sync.py:9 add_over_world", since=900.0):
+def waits(rank, phase="reduce", step=6, location="parallel/gradient_sync.py:9 sum_over_world", since=900.0):
     return reading(
         rank, phase=phase, step=step, since=since, alive_at=NOW, waiting=True, location=location, longest=KNOWN
     )

@@ -139,6 +139,6 @@ def test_a_new_run_loads_weights_of_any_mode(recipe_in, old, new):
     trained(source)
     state = build_state_of(recipe_in(new, "another", checkpoint={"init_from": str(source.run_dir)}))
     assert state.step == 0 and state.recipe.precision.mode == new
-    weights = build_state_of(source).model.held
-    for ours, theirs in zip(state.model.held, weights, strict=True):
+    weights = build_state_of(source).model.local_parameters
+    for ours, theirs in zip(state.model.local_parameters, weights, strict=True):
         assert torch.equal(ours.tensor, theirs.tensor.to(ours.tensor.dtype))

@@ -44,7 +44,7 @@ def batch_of(generator, ignored=False):
 def gradients(micro_batch, dtype, ignored):
     model = build_parallel(recipe(micro_batch), Runtime(CPU), seed=1, dtype=dtype)
     loss = accumulate_gradients(model, batch_of(torch.Generator().manual_seed(5), ignored))
-    return loss, {held.name: held.gradient for held in model.held}
+    return loss, {local_parameters.name: local_parameters.gradient for local_parameters in model.local_parameters}
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -130,12 +130,12 @@ def test_validation_isolates_documents_also_in_a_padded_last_micro_batch():
     found = validate(model, data, 2)
     with torch.no_grad():
         rows = data.rows
-        wanted = float(model.parts[0](rows.inputs_BS, rows.labels_BS, positions=rows.positions_BS)) / 48
-        joined = float(model.parts[0](rows.inputs_BS, rows.labels_BS)) / 48
+        wanted = float(model.stages[0](rows.inputs_BS, rows.labels_BS, positions=rows.positions_BS)) / 48
+        joined = float(model.stages[0](rows.inputs_BS, rows.labels_BS)) / 48
     assert found.tokens == 48
     assert found.loss == pytest.approx(wanted, rel=1e-12)
     assert abs(found.loss - joined) > 1e-9 * joined
-    assert validate_single_process(model.parts[0], data, 2).loss == pytest.approx(wanted, rel=1e-12)
+    assert validate_single_process(model.stages[0], data, 2).loss == pytest.approx(wanted, rel=1e-12)
 
 
 def test_the_phase_timer_adds_up_phases_and_starts_again():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Way:
+class BlockPolicy:
     """One way to treat a block.
 
     Attributes:
@@ -27,7 +27,7 @@ class Way:
     cost: float
 
 
-def cheapest(ways: Sequence[Way], blocks: int, budget: int) -> list[Way] | None:
+def cheapest(ways: Sequence[BlockPolicy], blocks: int, budget: int) -> list[BlockPolicy] | None:
     """A way for each block, those that keep least first: they are recomputed when later blocks have been freed.
 
     The cost is less than the difference of two neighbours on the hull above the least possible; with one block it is
@@ -55,9 +55,9 @@ def cheapest(ways: Sequence[Way], blocks: int, budget: int) -> list[Way] | None:
     return sorted([dear] * (blocks - many - 1) + [between] + [cheap] * many, key=lambda way: way.kept)
 
 
-def _hull(ways: Sequence[Way]) -> list[Way]:
+def _hull(ways: Sequence[BlockPolicy]) -> list[BlockPolicy]:
     """The lower convex hull of cost over bytes, from the fewest bytes to the least cost."""
-    hull: list[Way] = []
+    hull: list[BlockPolicy] = []
     for way in sorted(ways, key=lambda way: (way.kept, way.cost)):
         if hull and way.cost >= hull[-1].cost:
             continue
@@ -67,7 +67,7 @@ def _hull(ways: Sequence[Way]) -> list[Way]:
     return hull
 
 
-def _above(left: Way, middle: Way, right: Way) -> bool:
+def _above(left: BlockPolicy, middle: BlockPolicy, right: BlockPolicy) -> bool:
     """Whether a point lies on or above the line between its neighbours."""
     by_middle = (middle.cost - left.cost) * (right.kept - left.kept)
     return by_middle >= (right.cost - left.cost) * (middle.kept - left.kept)

@@ -24,7 +24,7 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.hlat.attend_within.default,
+    torch.ops.hlat.attend_within_documents.default,
     flex_attention,
 }
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations
 
-from hlat.activation_checkpointing.budget import Way, cheapest
+from hlat.activation_checkpointing.budget import BlockPolicy, cheapest
 from hlat.activation_checkpointing.in_flight import passes_in_flight
-from hlat.activation_checkpointing.recompute_cost import Costs
+from hlat.activation_checkpointing.recompute_cost import RecomputeCosts
 from hlat.config import Fix, Problem, Recipe, RecipeError
-from hlat.model import ModelPart
-from hlat.model.derived import RECOMPUTABLE, Share, activations
+from hlat.model import ModelShard
+from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes
 
 _GIB = 1 << 30
 
@@ -30,7 +30,7 @@ and the SwiGLU product again (section 3.4 of the paper, after Korthikanti et al.
 
 
 @dataclass(frozen=True)
-class Plan:
+class ActivationPlan:
     """What a rank keeps of the forward passes through one part of the model.
 
     Attributes:
@@ -73,7 +73,9 @@ def _written(count: int) -> str:
     return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / (1 << 20):.1f} MiB"
 
 
-def plan_activations(recipe: Recipe, part: ModelPart, world: int, pipeline_rank: int, device_type: str) -> Plan:
+def plan_activations(
+    recipe: Recipe, shard: ModelShard, world: int, pipeline_rank: int, device_type: str
+) -> ActivationPlan:
     """Decide for every block of a part what it computes again. The same for all ranks that share its layers.
 
     Args:
@@ -85,18 +87,18 @@ def plan_activations(recipe: Recipe, part: ModelPart, world: int, pipeline_rank:
     Raises:
         RecipeError: the budget is too small for anything; says what would do.
     """
-    return _Planner(recipe, part, world, pipeline_rank, device_type).plan()
+    return _Planner(recipe, shard, world, pipeline_rank, device_type).plan()
 
 
 @dataclass(frozen=True)
 class _Planner:
     recipe: Recipe
-    part: ModelPart
+    shard: ModelShard
     world: int
     pipeline_rank: int
     device_type: str
 
-    def plan(self) -> Plan:
+    def plan(self) -> ActivationPlan:
         memory = self.recipe.memory
         if memory.activation_checkpointing == "budget":
             recomputed = self._within_budget()
@@ -105,7 +107,7 @@ class _Planner:
         everything = self._layer(frozenset())
         again = max((everything - self._layer(names) for names in set(recomputed)), default=0)
         kept = self._ends + sum(self._layer(names) for names in recomputed)
-        return Plan(memory.activation_checkpointing, recomputed, kept, self._in_flight(), again)
+        return ActivationPlan(memory.activation_checkpointing, recomputed, kept, self._in_flight(), again)
 
     def _within_budget(self) -> tuple[frozenset[str], ...]:
         found = cheapest(list(self._ways()), len(self._layers), self._room(self._micro_batch))
@@ -113,12 +115,12 @@ class _Planner:
             raise RecipeError([self._too_small()])
         return tuple(way.recomputed for way in found)
 
-    def _ways(self) -> Iterator[Way]:
-        price = Costs(self.recipe.model, self._micro_batch, self._length, self._mode, self.share).by_name()
+    def _ways(self) -> Iterator[BlockPolicy]:
+        price = RecomputeCosts(self.recipe.model, self._micro_batch, self._length, self._mode, self.workload).by_name()
         subsets = chain.from_iterable(combinations(RECOMPUTABLE, count) for count in range(len(RECOMPUTABLE) + 1))
         for names in map(frozenset, subsets):
             if not any(inner in names and outer in names for inner, outer in _WITHIN.items()):
-                yield Way(names, self._layer(names), sum(price[name] for name in names))
+                yield BlockPolicy(names, self._layer(names), sum(price[name] for name in names))
 
     def _room(self, micro_batch: int) -> int:
         """Bytes for all blocks in one micro-batch of this size."""
@@ -155,14 +157,16 @@ class _Planner:
 
     def _layer(self, recomputed: frozenset[str], micro_batch: int | None = None) -> int:
         size = micro_batch or self._micro_batch
-        return activations(self.recipe.model, size, self._length, self._mode, recomputed, self.share).per_layer
+        return activation_bytes(self.recipe.model, size, self._length, self._mode, recomputed, self.workload).per_layer
 
     @property
     def _ends(self) -> int:
         return self._ends_of(self._micro_batch)
 
     def _ends_of(self, micro_batch: int) -> int:
-        return sum(activations(self.recipe.model, micro_batch, self._length, self._mode, (), self.share).ends.values())
+        return sum(
+            activation_bytes(self.recipe.model, micro_batch, self._length, self._mode, (), self.workload).ends.values()
+        )
 
     def _in_flight(self, micro_batch: int | None = None) -> int:
         batch = self.recipe.batch
@@ -170,12 +174,12 @@ class _Planner:
         return passes_in_flight(self.recipe.parallel, self.pipeline_rank, count)
 
     @property
-    def share(self) -> Share:
+    def workload(self) -> RankWorkload:
         """What the rank has of the model and of the tokens."""
         parallel = self.recipe.parallel
         shards = self.recipe.data_parallel(self.world) // parallel.replicas * parallel.context
-        return Share(
-            part=self.part,
+        return RankWorkload(
+            shard=self.shard,
             sequence=parallel.sequence and parallel.tensor > 1,
             context=parallel.context,
             weight_copies=parallel.zero == 0 or shards == 1,
@@ -185,7 +189,7 @@ class _Planner:
 
     @property
     def _layers(self) -> range:
-        return self.part.layer_range(self.recipe.model)
+        return self.shard.layer_range(self.recipe.model)
 
     @property
     def _micro_batch(self) -> int:

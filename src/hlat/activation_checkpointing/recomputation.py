@@ -30,7 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from hlat.activation_checkpointing.compiled import contexts
-from hlat.model import Block, Documents, LayerCache
+from hlat.model import DecoderBlock, DocumentMask, LayerCache
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
@@ -152,7 +152,7 @@ def _unpack(saved: "torch.Tensor | _Note") -> torch.Tensor:
     return saved.tensor() if isinstance(saved, _Note) else saved
 
 
-class LastAgain:
+class LastRecomputed:
     """Which block's steps ran again last, of all blocks of a model."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class _Passes:
     the weights' gradients, in an order of its own: then results stay until another block has its turn.
     """
 
-    def __init__(self, block: Block, last: LastAgain) -> None:
+    def __init__(self, block: DecoderBlock, last: LastRecomputed) -> None:
         self._block, self._last = block, last
         self.steps: list[ref[_Step]] = []
         self.several = False
@@ -195,7 +195,7 @@ class _Passes:
 class _Forward:
     """One forward pass of a block: runs its steps and notes what need not be kept."""
 
-    def __init__(self, block: Block, recomputed: frozenset[str], last: LastAgain) -> None:
+    def __init__(self, block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed) -> None:
         self._recomputed = recomputed
         self._passes = _Passes(block, last)
         self._parameters = self._passes.parameters()
@@ -242,7 +242,7 @@ class _Forward:
         self._results = {here: result for here, result in self._results.items() if here == storage}
 
 
-class RecomputingBlock:
+class RecomputingForward:
     """A block's forward pass that keeps less, for ``block.forward``.
 
     Args:
@@ -252,7 +252,7 @@ class RecomputingBlock:
         last: shared by the blocks of a model.
     """
 
-    def __init__(self, block: Block, recomputed: frozenset[str], last: LastAgain) -> None:
+    def __init__(self, block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed) -> None:
         assert not block.attention._forward_hooks and not block.feed_forward._forward_hooks, "they would not run"
         self._block, self.recomputed, self._last = block, recomputed, last
         # A compiled forward method is traced from the start, with what it recomputes inside.
@@ -264,15 +264,15 @@ class RecomputingBlock:
         x_BSD: torch.Tensor,
         rope: Rope,
         cache: LayerCache | None = None,
-        documents: Documents | None = None,
+        document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
         if not torch.is_grad_enabled():
-            return self._plain(x_BSD, rope, cache, documents)
+            return self._plain(x_BSD, rope, cache, document_mask)
         assert cache is None, "generation needs no gradients"
         if torch.compiler.is_compiling():
             kept: torch.Tensor = checkpoint(
-                lambda x, rope: self._plain(x, rope, None, documents),  # what is no tensor may not be an argument
+                lambda x, rope: self._plain(x, rope, None, document_mask),  # what is no tensor may not be an argument
                 x_BSD,
                 rope,
                 use_reentrant=False,
@@ -282,27 +282,27 @@ class RecomputingBlock:
             return kept
         forward = _Forward(self._block, self.recomputed, self._last)
         with saved_tensors_hooks(forward.pack, _unpack):
-            residual_BSD = _attention(self._block, forward, x_BSD, rope, documents)
+            residual_BSD = _attention(self._block, forward, x_BSD, rope, document_mask)
             forward.forget_but(residual_BSD)
             return _feed_forward(self._block, forward, residual_BSD)
 
 
 def _attention(
-    block: Block, run: _Forward, x_BSD: torch.Tensor, rope: Rope, documents: Documents | None
+    block: DecoderBlock, run: _Forward, x_BSD: torch.Tensor, rope: Rope, document_mask: DocumentMask | None
 ) -> torch.Tensor:
     attention = block.attention
     entering = run.step("attention_input", lambda x: _entered(attention, block.attention_norm(x)), x_BSD)
     q, k, v = run.step("qkv", lambda x: attention.project(x, rope), entering)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention.attend(q, k, v, None, documents)
+        return attention.attend(q, k, v, None, document_mask)
 
     heads = run.step("attention_output", attend, q, k, v, own="attention_log_sum")
     out: torch.Tensor = run.step("residual", lambda x, heads: x + attention.output(heads), x_BSD, heads)
     return out
 
 
-def _feed_forward(block: Block, run: _Forward, residual_BSD: torch.Tensor) -> torch.Tensor:
+def _feed_forward(block: DecoderBlock, run: _Forward, residual_BSD: torch.Tensor) -> torch.Tensor:
     layer = block.feed_forward
     entering = run.step("feed_forward_input", lambda x: _entered(layer, block.feed_forward_norm(x)), residual_BSD)
     gate_up = run.step("gate_up", layer.project, entering)

@@ -11,8 +11,8 @@ product as many as the model is wide, attention as many as the sequence is long.
 from dataclasses import dataclass
 
 from hlat.config.sections import ModelConfig
-from hlat.model import heads_of
-from hlat.model.derived import Share
+from hlat.model import shard_heads
+from hlat.model.derived import RankWorkload
 from hlat.precision import MODES
 
 _MEMORY = 300.0
@@ -20,26 +20,26 @@ _LINK = 2000.0
 
 
 @dataclass(frozen=True)
-class Costs:
+class RecomputeCosts:
     """Costs of one micro-batch in one block on a rank."""
 
     config: ModelConfig
     batch: int
     sequence_length: int
     mode: str
-    share: Share
+    workload: RankWorkload
 
     def by_name(self) -> dict[str, float]:
         """FLOPs, or what takes as long, of each of ``hlat.model.derived.RECOMPUTABLE``."""
-        config, part = self.config, self.share.part
-        here, inner = heads_of(config, part), config.intermediate_size // part.tensor_count
+        config, shard = self.config, self.workload.shard
+        here, inner = shard_heads(config, shard), config.intermediate_size // shard.tensor_count
         width, heads = config.hidden_size, here.queries * config.n_head_dim
         keys_and_values = 2 * here.kvs * config.n_head_dim
         entering = self._pointwise(2 * width) / self._shards + self._link(width if self._shards > 1 else 0)
-        gathered = keys_and_values * self.share.context if self.share.context > 1 else 0
+        gathered = keys_and_values * self.workload.context if self.workload.context > 1 else 0
         attention = 2.0 * self._tokens * heads * (self.sequence_length + 1) + self._link(gathered)
         # An all-reduce sends each number twice, a reduce-scatter once.
-        summed = 0 if part.whole else width if self.share.sequence else 2 * width
+        summed = 0 if shard.has_full_layers else width if self.workload.sequence else 2 * width
         adding = self._pointwise(3 * width) / self._shards + self._link(summed)
         return {
             "attention_input": entering,
@@ -55,11 +55,11 @@ class Costs:
 
     @property
     def _tokens(self) -> int:
-        return self.batch * self.sequence_length // self.share.context
+        return self.batch * self.sequence_length // self.workload.context
 
     @property
     def _shards(self) -> int:
-        return self.share.part.tensor_count if self.share.sequence else 1
+        return self.workload.shard.tensor_count if self.workload.sequence else 1
 
     def _product(self, width: int, rows: int) -> float:
         return 2.0 * self._tokens * width * rows + self._cast(width * rows)
@@ -67,7 +67,7 @@ class Costs:
     def _cast(self, elements: int) -> float:
         """Weights in the dtype of the activations, where they are stored in another."""
         mode = MODES[self.mode]
-        if mode.weights == mode.compute or not self.share.weight_copies:
+        if mode.weights == mode.compute or not self.workload.weight_copies:
             return 0.0
         return _MEMORY * elements * (mode.weights.itemsize + mode.compute.itemsize)
 

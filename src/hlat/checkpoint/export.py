@@ -22,7 +22,7 @@ from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, build, held_parameters
+from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import (
     SpecialIds,
     canonical_shapes,
@@ -63,7 +63,7 @@ def load_model(
     checkpoint = open_checkpoint(resolve(Path(path)))
     config = model_config(checkpoint)
     model = build(config, device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint))
-    fill(checkpoint, config, held_parameters(model))
+    fill(checkpoint, config, collect_local_parameters(model))
     return model, dict(checkpoint.meta)
 
 

@@ -20,8 +20,8 @@ import torch
 from hlat.checkpoint.format import Region, TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint, open_on_all_ranks, resolve
 from hlat.config.sections import ModelConfig
-from hlat.model import HeldParameter
-from hlat.model.derived import Piece
+from hlat.model import LocalParameter
+from hlat.model.derived import RowBlock
 from hlat.model.hf import canonical_shapes
 from hlat.optim import state_tensors
 from hlat.runtime.distributed import HostGroup
@@ -36,7 +36,7 @@ _READ_BYTES = 1 << 30
 
 
 def collect(
-    config: ModelConfig, parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer | None = None
+    config: ModelConfig, parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer | None = None
 ) -> list[TensorChunk]:
     """Collect the state that this process saves: weights, optimizer state and RNG states.
 
@@ -64,7 +64,7 @@ def collect(
         )
         for local in local_tensors
         if local.parameter.owned
-        for row_block in local.parameter.pieces()
+        for row_block in local.parameter.row_blocks()
         if row_block.owned
     ]
     if optimizer is None:
@@ -76,7 +76,7 @@ def collect(
 def restore(
     checkpoint: Checkpoint,
     config: ModelConfig,
-    parameters: Sequence[HeldParameter],
+    parameters: Sequence[LocalParameter],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """Load a saved state in place, bit for bit; the inverse of ``collect``.
@@ -109,7 +109,7 @@ def restore(
 
 
 def load_weights(
-    path: Path, config: ModelConfig, parameters: Sequence[HeldParameter], ranks: HostGroup | None = None
+    path: Path, config: ModelConfig, parameters: Sequence[LocalParameter], ranks: HostGroup | None = None
 ) -> None:
     """Load the weights of a checkpoint of any run or import into local parameters. Collective.
 
@@ -129,7 +129,7 @@ def load_weights(
     ranks.run_on_all(lambda: fill(checkpoint, config, parameters))
 
 
-def fill(checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[HeldParameter]) -> None:
+def fill(checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter]) -> None:
     """Load the weights of an open checkpoint on this process; see ``load_weights``."""
     local_tensors, saved = _weights(parameters), checkpoint.tensors
     checkpoint.check(
@@ -146,18 +146,18 @@ class _LocalTensor:
     """Local rows of a weight or of an optimizer state, which are saved under a prefix."""
 
     prefix: str
-    parameter: HeldParameter
+    parameter: LocalParameter
     tensor: torch.Tensor
 
-    def rows(self, row_block: Piece) -> list[torch.Tensor]:
-        return self.parameter.rows_of(row_block, self.tensor)
+    def rows(self, row_block: RowBlock) -> list[torch.Tensor]:
+        return self.parameter.row_views(row_block, self.tensor)
 
 
-def _weights(parameters: Sequence[HeldParameter]) -> list[_LocalTensor]:
+def _weights(parameters: Sequence[LocalParameter]) -> list[_LocalTensor]:
     return [_LocalTensor(MODEL, parameter, parameter.tensor) for parameter in parameters]
 
 
-def _states(parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> list[_LocalTensor]:
+def _states(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> list[_LocalTensor]:
     """Optimizer states of the parameters; missing ones are created, as the optimizer's first step would."""
     return [
         _LocalTensor(f"{OPTIMIZER}{name}.", parameter, tensor)
@@ -166,13 +166,13 @@ def _states(parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimize
     ]
 
 
-def _step(parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> float:
+def _step(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> float:
     steps = {float(optimizer.state[local.parameter]["step"]) for local in parameters}
     assert len(steps) == 1, "every parameter is updated in every step"
     return steps.pop()
 
 
-def _offsets(parameter: HeldParameter, row_block: Piece) -> tuple[int, ...]:
+def _offsets(parameter: LocalParameter, row_block: RowBlock) -> tuple[int, ...]:
     """Offsets of a row block in its canonical tensor."""
     return (
         (row_block.canonical_start, parameter.layout.first_column)
@@ -207,9 +207,9 @@ def _read(checkpoint: Checkpoint, local_tensors: Sequence[_LocalTensor]) -> None
                 target.copy_(source)
 
 
-def _groups(local_tensors: Sequence[_LocalTensor]) -> Iterator[list[tuple[_LocalTensor, Piece]]]:
+def _groups(local_tensors: Sequence[_LocalTensor]) -> Iterator[list[tuple[_LocalTensor, RowBlock]]]:
     """Groups of row blocks to be read together, about ``_READ_BYTES`` each; a larger tensor is split."""
-    group: list[tuple[_LocalTensor, Piece]] = []
+    group: list[tuple[_LocalTensor, RowBlock]] = []
     size = 0
     for local in local_tensors:
         row = math.prod(local.parameter.layout.columns) * local.tensor.element_size()
@@ -219,7 +219,7 @@ def _groups(local_tensors: Sequence[_LocalTensor]) -> Iterator[list[tuple[_Local
             if group and size + (stop - start) * row > _READ_BYTES:
                 yield group
                 group, size = [], 0
-            group += [(local, row_block) for row_block in local.parameter.layout.pieces(start, stop)]
+            group += [(local, row_block) for row_block in local.parameter.layout.row_blocks(start, stop)]
             size += (stop - start) * row
     if group:
         yield group

@@ -1,34 +1,34 @@
 """The LLaMA-family decoder: its modules, its initial weights, its names, its counts, and its Hugging Face form."""
 
-from hlat.model.build import build, remake
+from hlat.model.build import build, replace_parameters
 from hlat.model.decoder import Decoder
-from hlat.model.document_mask import Documents
+from hlat.model.document_mask import DocumentMask
 from hlat.model.init import initialise
 from hlat.model.kv_cache import KVCache, LayerCache
-from hlat.model.layers import Block
-from hlat.model.local_parameters import HeldParameter, held_parameters, local
+from hlat.model.layers import DecoderBlock
+from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
 from hlat.model.loss import IGNORED, CrossEntropy
 from hlat.model.matmul import attend, attention_backend
-from hlat.model.model_shard import ModelPart, heads_of, kv_copies, vocabulary_rows
+from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
 
 __all__ = [
     "IGNORED",
-    "Block",
     "CrossEntropy",
     "Decoder",
-    "Documents",
-    "HeldParameter",
+    "DecoderBlock",
+    "DocumentMask",
     "KVCache",
     "LayerCache",
-    "ModelPart",
+    "LocalParameter",
+    "ModelShard",
     "attend",
     "attention_backend",
     "build",
-    "heads_of",
-    "held_parameters",
+    "collect_local_parameters",
     "initialise",
-    "kv_copies",
+    "kv_replication",
     "local",
-    "remake",
+    "replace_parameters",
+    "shard_heads",
     "vocabulary_rows",
 ]

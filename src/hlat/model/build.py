@@ -8,7 +8,7 @@ from torch import nn
 from hlat.config.sections import ModelConfig
 from hlat.model.decoder import Decoder
 from hlat.model.init import initialise
-from hlat.model.local_parameters import held_parameters
+from hlat.model.local_parameters import collect_local_parameters
 
 
 def build(
@@ -24,16 +24,16 @@ def build(
     """
     with torch.device("meta"):
         model = Decoder(config)
-    remake(model, lambda parameter: parameter.to(dtype))
+    replace_parameters(model, lambda parameter: parameter.to(dtype))
     if torch.device(device).type == "meta":
         return model
-    remake(model, lambda parameter: torch.empty_like(parameter, device=device))
+    replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=device))
     if seed is not None:
-        initialise(held_parameters(model), config, seed)
+        initialise(collect_local_parameters(model), config, seed)
     return model
 
 
-def remake(model: Decoder, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def replace_parameters(model: Decoder, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Put in the place of every parameter what a function makes of it.
 
     ``nn.Module.to`` and ``to_empty`` do the same, but where tensors are a rehearsal's they exchange the contents, which

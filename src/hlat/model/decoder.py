@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model.document_mask import Documents
+from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import KVCache
-from hlat.model.layers import Block, RMSNorm
+from hlat.model.layers import DecoderBlock, RMSNorm
 from hlat.model.loss import Head, TiedHead
 from hlat.model.matmul import Embedding
-from hlat.model.model_shard import WHOLE, ModelPart, vocabulary_rows
+from hlat.model.model_shard import FULL_MODEL, ModelShard, vocabulary_rows
 from hlat.model.rope import Rope
 
 
@@ -34,14 +34,14 @@ class Decoder(nn.Module):
             rotations, softmax and loss are fp32 or wider whatever it is.
     """
 
-    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
-        self.config, self.part = config, part
-        rows = len(vocabulary_rows(config, part))
-        self.embedding = Embedding(rows, config.hidden_size) if part.embedding else None
-        self.layers = nn.ModuleDict({str(index): Block(config, part) for index in part.layer_range(config)})
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps) if part.head else None
-        self.head = self._build_head(rows) if part.head else None
+        self.config, self.shard = config, shard
+        rows = len(vocabulary_rows(config, shard))
+        self.embedding = Embedding(rows, config.hidden_size) if shard.embedding else None
+        self.layers = nn.ModuleDict({str(index): DecoderBlock(config, shard) for index in shard.layer_range(config)})
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps) if shard.head else None
+        self.head = self._build_head(rows) if shard.head else None
         self.rope = Rope(config)
         self.spans: tuple[tuple[int, int], ...] | None = None
         self.compute: torch.dtype | None = None
@@ -51,10 +51,10 @@ class Decoder(nn.Module):
             return TiedHead(self.embedding)
         return Head(rows, self.config.hidden_size)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[DecoderBlock]:
         """Its decoder blocks, in order."""
         for block in self.layers.values():
-            assert isinstance(block, Block), "nothing else is put there"
+            assert isinstance(block, DecoderBlock), "nothing else is put there"
             yield block
 
     def hidden(
@@ -77,12 +77,12 @@ class Decoder(nn.Module):
         assert positions is None or cache is None, "generation is of one document"
         spans = self._spans(x, cache)
         tables = self.rope.tables(spans, x.device, positions)
-        documents = Documents.of(positions, spans) if positions is not None else None
+        document_mask = DocumentMask.from_positions(positions, spans) if positions is not None else None
         x_BSD = self.embedding(x) if self.embedding is not None else x
         if self.compute is not None:
             x_BSD = x_BSD.to(self.compute)
         for name, block in self.layers.items():
-            x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None, documents)
+            x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None, document_mask)
         if cache is not None:
             cache.advance(x.shape[1])
         return self.norm(x_BSD) if self.norm is not None else x_BSD

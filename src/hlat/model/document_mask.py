@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hlat.model.rope import Spans
-from hlat.model.varlen_attention import attend_within
+from hlat.model.varlen_attention import attend_within_documents
 
 _BLOCK = 128  # queries, and keys, that flex attention takes or leaves together
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentMask:
     """What the tokens of a micro-batch see: their document, up to themselves.
 
     Attributes:
@@ -41,7 +41,7 @@ class Documents:
     blocks: BlockMask | None
 
     @classmethod
-    def of(cls, positions_Bs: torch.Tensor, spans: Spans) -> "Documents":
+    def from_positions(cls, positions_Bs: torch.Tensor, spans: Spans) -> "DocumentMask":
         """From the place of each query in its document.
 
         Args:
@@ -56,7 +56,9 @@ class Documents:
     def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:
         """Softmax attention of the queries: (B, H, s, E), and (B, G, T, E) of whole rows -> (B, H, s, E)."""
         if self.blocks is None:
-            return attend_within(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, [end for span in self.spans for end in span])
+            return attend_within_documents(
+                q_BHsE, k_BGTE, v_BGTE, self.first_Bs, [end for span in self.spans for end in span]
+            )
         keys = self.spans[-1][1]  # nobody here sees those after them
         out: torch.Tensor = _flex()(
             q_BHsE, k_BGTE[:, :, :keys], v_BGTE[:, :, :keys], block_mask=self.blocks, enable_gqa=True

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import torch
 
 from hlat.config.sections import ModelConfig
-from hlat.model.derived import RowLayout, Run
-from hlat.model.local_parameters import HeldParameter
+from hlat.model.derived import RowLayout, RowRun
+from hlat.model.local_parameters import LocalParameter
 from hlat.runtime.randomness import normal_block, stream_key
 
 _CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 beside the weights
@@ -46,7 +46,7 @@ def initial_rows(config: ModelConfig, seed: int, layout: RowLayout, start: int, 
     return out.view(stop - start, *layout.columns)
 
 
-def _values(config: ModelConfig, seed: int, layout: RowLayout, run: Run, width: int) -> torch.Tensor:
+def _values(config: ModelConfig, seed: int, layout: RowLayout, run: RowRun, width: int) -> torch.Tensor:
     std = initial_std(config, run.name)
     if std is None:
         return torch.full((run.count, width), 0.0 if run.name.endswith(".bias") else 1.0)
@@ -56,7 +56,7 @@ def _values(config: ModelConfig, seed: int, layout: RowLayout, run: Run, width: 
 
 
 @torch.no_grad()
-def initialise(held: Iterable[HeldParameter], config: ModelConfig, seed: int) -> None:
+def initialise(held: Iterable[LocalParameter], config: ModelConfig, seed: int) -> None:
     """Fill every parameter in place, some rows at a time, whatever its device, dtype and sharding."""
     for one in held:
         step = max(1, _CHUNK // math.prod(one.layout.columns))

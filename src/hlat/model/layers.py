@@ -3,7 +3,7 @@
     x -> norm -> attention -> + -> norm -> feed-forward -> +
     |_________________________|  |_________________________|
 
-Nothing here knows of ranks. A block holds the heads and inner columns of its ``ModelPart`` (see ``layout.py`` for the
+Nothing here knows of ranks. A block holds the heads and inner columns of its ``ModelShard`` (see ``layout.py`` for the
 rows of the fused matrices); what leaves its attention and its feed-forward is then one of several terms of a sum, which
 ``hlat.parallel`` adds up.
 
@@ -18,10 +18,10 @@ from torch import nn
 
 from hlat.config.sections import ModelConfig
 from hlat.model.derived import gate_up_groups
-from hlat.model.document_mask import Documents
+from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import LayerCache
 from hlat.model.matmul import Linear, attend
-from hlat.model.model_shard import WHOLE, ModelPart, heads_of, inner_columns
+from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads
 from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
 
 Tables = tuple[torch.Tensor, torch.Tensor]
@@ -53,7 +53,7 @@ class AttentionCore(Protocol):
         k_BGSE: torch.Tensor,
         v_BGSE: torch.Tensor,
         cache: LayerCache | None,
-        documents: Documents | None,
+        document_mask: DocumentMask | None,
         /,
     ) -> torch.Tensor: ...
 
@@ -67,11 +67,11 @@ class CausalCore:
         k_BGSE: torch.Tensor,
         v_BGSE: torch.Tensor,
         cache: LayerCache | None,
-        documents: Documents | None,
+        document_mask: DocumentMask | None,
     ) -> torch.Tensor:
         """(B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, H, S, E)."""
-        if documents is not None:
-            return documents.attend(q_BHSE, k_BGSE, v_BGSE)
+        if document_mask is not None:
+            return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
         if cache is None or cache.length == 0:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
@@ -86,9 +86,9 @@ class CausalCore:
 class Attention(nn.Module):
     """Causal self-attention with rotary positions: MHA, GQA or MQA."""
 
-    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
-        width, head_dim, here = config.hidden_size, config.n_head_dim, heads_of(config, part)
+        width, head_dim, here = config.hidden_size, config.n_head_dim, shard_heads(config, shard)
         self.heads_per_group, self.head_dim, self.coalesce = here.queries // here.kvs, head_dim, config.coalesce
         if config.coalesce:
             rows = (here.queries + 2 * here.kvs) * head_dim
@@ -107,10 +107,10 @@ class Attention(nn.Module):
         x_BSD: torch.Tensor,
         rope: Tables,
         cache: LayerCache | None = None,
-        documents: Documents | None = None,
+        document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D). With a cache, the S positions follow those it holds and are stored in it."""
-        out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, rope), cache, documents))
+        out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, rope), cache, document_mask))
         return out
 
     def project(self, x_BSD: torch.Tensor, rope: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,10 +129,10 @@ class Attention(nn.Module):
         k_BGSE: torch.Tensor,
         v_BGSE: torch.Tensor,
         cache: LayerCache | None = None,
-        documents: Documents | None = None,
+        document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """Core attention, its heads side by side: (B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, S, H E)."""
-        return self.core(q_BHSE, k_BGSE, v_BGSE, cache, documents).transpose(1, 2).flatten(2)
+        return self.core(q_BHSE, k_BGSE, v_BGSE, cache, document_mask).transpose(1, 2).flatten(2)
 
     def _project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         per_group, width = self.heads_per_group, self.head_dim
@@ -148,10 +148,10 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
-        width, inner = config.hidden_size, len(inner_columns(config, part))
-        self.coalesce, self.block = config.coalesce, inner // gate_up_groups(config, part)
+        width, inner = config.hidden_size, len(intermediate_columns(config, shard))
+        self.coalesce, self.block = config.coalesce, inner // gate_up_groups(config, shard)
         if config.coalesce:
             self.gate_up = Linear(width, 2 * inner, bias=False)
         else:
@@ -175,24 +175,24 @@ class FeedForward(nn.Module):
         return swiglu_fused(*gate_up).flatten(2) if self.coalesce else swiglu(*gate_up)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """One pre-norm decoder block."""
 
-    def __init__(self, config: ModelConfig, part: ModelPart = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Attention(config, part)
+        self.attention = Attention(config, shard)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.feed_forward = FeedForward(config, part)
+        self.feed_forward = FeedForward(config, shard)
 
     def forward(
         self,
         x_BSD: torch.Tensor,
         rope: Tables,
         cache: LayerCache | None = None,
-        documents: Documents | None = None,
+        document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rope, cache, documents)
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rope, cache, document_mask)
         out: torch.Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
         return out

@@ -1,6 +1,6 @@
 """What a process holds of the parameters: local tensors, and which rows of which parameter they are.
 
-    Decoder(config, part), sharded over the data-parallel ranks or not --held_parameters--> HeldParameter ...
+    Decoder(config, part), sharded over the data-parallel ranks or not --collect_local_parameters--> LocalParameter ...
 
 Initialisation, norms and checkpoints see a model through these, so that none of them has to know the layout.
 """
@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from hlat.model.decoder import Decoder
-from hlat.model.derived import Piece, RowLayout, parameter_layouts
+from hlat.model.derived import RowBlock, RowLayout, parameter_layouts
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
-class HeldParameter:
+class LocalParameter:
     """The rows of one parameter that are in this process.
 
     Attributes:
@@ -47,11 +47,11 @@ class HeldParameter:
         """The gradient of the local rows; None before the first backward pass."""
         return None if self.parameter.grad is None else local(self.parameter.grad)
 
-    def pieces(self) -> list[Piece]:
+    def row_blocks(self) -> list[RowBlock]:
         """The local rows as blocks of canonical tensors."""
-        return self.layout.pieces(self.first_row, self.first_row + self.tensor.shape[0])
+        return self.layout.row_blocks(self.first_row, self.first_row + self.tensor.shape[0])
 
-    def rows_of(self, piece: Piece, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def row_views(self, piece: RowBlock, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The rows of a piece, as views of a tensor of the local shape (weights, gradients or moments)."""
         return [tensor.narrow(0, run.start - self.first_row, run.count) for run in piece.runs]
 
@@ -66,18 +66,18 @@ def _is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "to_local")
 
 
-def held_parameters(model: Decoder, owned: bool = True) -> list[HeldParameter]:
+def collect_local_parameters(model: Decoder, owned: bool = True) -> list[LocalParameter]:
     """Every parameter of a model or a part of one, in the order of the data.
 
     Args:
         model: its parameters may be sharded by rows over one mesh dimension (FSDP2), and replicated over others.
         owned: whether this process owns what it holds, as far as the model itself does not say.
     """
-    layouts = parameter_layouts(model.config, model.part)
+    layouts = parameter_layouts(model.config, model.shard)
     held = []
     for name, parameter in model.named_parameters():
         first, is_first = _first_row(parameter)
-        held.append(HeldParameter(name, parameter, layouts[name], first, owned and is_first))
+        held.append(LocalParameter(name, parameter, layouts[name], first, owned and is_first))
     return held
 
 

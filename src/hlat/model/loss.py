@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.model.matmul import linear, product
-from hlat.model.pointwise import wide
+from hlat.model.matmul import linear, matmul
+from hlat.model.pointwise import accumulation_dtype
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
 
@@ -41,11 +41,11 @@ class CrossEntropy:
         """How many tokens to bring at a time, where so many columns are here: the same number for every process."""
         return max(_SMALLEST_CHUNK, _CHUNK_BYTES // (4 * (self._columns or columns)))
 
-    def peaks(self, peak_N: torch.Tensor) -> torch.Tensor:
+    def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
         """The largest logit of each token over the whole vocabulary, from that of the columns that are here."""
         return peak_N
 
-    def sums(self, sums_2N: torch.Tensor) -> torch.Tensor:
+    def reduce_sum(self, sums_2N: torch.Tensor) -> torch.Tensor:
         """Sums over the whole vocabulary from those over the columns that are here."""
         return sums_2N
 
@@ -62,14 +62,14 @@ class CrossEntropy:
         Returns:
             The loss, a scalar in nats, at least fp32; its gradient (N, v) in the dtype of the logits, or None.
         """
-        wide_Nv = logits_Nv.to(wide(logits_Nv.dtype))
-        wide_Nv.sub_(self.peaks(wide_Nv.amax(-1)).unsqueeze(1))
+        wide_Nv = logits_Nv.to(accumulation_dtype(logits_Nv.dtype))
+        wide_Nv.sub_(self.reduce_max(wide_Nv.amax(-1)).unsqueeze(1))
         row_N = labels_N - self._first_row
         here_N = (row_N >= 0) & (row_N < wide_Nv.shape[1])
         row_N1 = row_N.masked_fill(~here_N, 0).unsqueeze(1)
         label_N = wide_Nv.gather(1, row_N1).squeeze(1).masked_fill(~here_N, 0)
         exp_Nv = wide_Nv.exp_()
-        total_N, label_N = self.sums(torch.stack((exp_Nv.sum(-1), label_N)))
+        total_N, label_N = self.reduce_sum(torch.stack((exp_Nv.sum(-1), label_N)))
         counted_N = labels_N != IGNORED
         loss = (total_N.log() - label_N).masked_fill(~counted_N, 0).sum()
         if not gradient:
@@ -109,7 +109,7 @@ class _HeadLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         by_hidden, by_weight = (differentiated and needed for needed in ctx.needs_input_grad[:2])
         rows, matrix_vD = cross_entropy.chunk(weight_vD.shape[0]), weight_vD.to(hidden_ND.dtype)
-        loss = hidden_ND.new_zeros((), dtype=wide(hidden_ND.dtype))
+        loss = hidden_ND.new_zeros((), dtype=accumulation_dtype(hidden_ND.dtype))
         grad_hidden_ND = torch.empty_like(hidden_ND) if by_hidden else None
         grad_weight_vD: torch.Tensor | None = None
         for begin in range(0, len(hidden_ND), rows):
@@ -119,9 +119,9 @@ class _HeadLoss(torch.autograd.Function):
             del logits_nv
             loss += part
             if grad_hidden_ND is not None and grad_nv is not None:
-                grad_hidden_ND[begin : begin + rows] = product(grad_nv, matrix_vD)
+                grad_hidden_ND[begin : begin + rows] = matmul(grad_nv, matrix_vD)
             if by_weight and grad_nv is not None:
-                term_vD = product(grad_nv.T, hidden_nD)
+                term_vD = matmul(grad_nv.T, hidden_nD)
                 # Added up in fp32: chunks must not lose what one product over all tokens would keep.
                 grad_weight_vD = term_vD.to(loss.dtype) if grad_weight_vD is None else grad_weight_vD.add_(term_vD)
         ctx.save_for_backward(grad_hidden_ND, None if grad_weight_vD is None else grad_weight_vD.to(weight_vD.dtype))

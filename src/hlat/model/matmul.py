@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
 
-_SLOW_CPU = not has_fast_bf16(torch.device("cpu"))  # a constant, so that compiled code has no question in it
+_CPU_BF16_IS_SLOW = not has_fast_bf16(torch.device("cpu"))  # a constant, so that compiled code has no question in it
 
 
-def widened(x: torch.Tensor) -> bool:
+def needs_widening(x: torch.Tensor) -> bool:
     """Whether products of this tensor are computed in fp32 and rounded."""
-    return _SLOW_CPU and x.dtype == torch.bfloat16 and x.device.type == "cpu"
+    return _CPU_BF16_IS_SLOW and x.dtype == torch.bfloat16 and x.device.type == "cpu"
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` in their common dtype. Not differentiable where it has to be widened: for use inside of functions."""
-    return (a.float() @ b.float()).to(a.dtype) if widened(a) else a @ b
+    return (a.float() @ b.float()).to(a.dtype) if needs_widening(a) else a @ b
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -44,7 +44,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         bias: (out,).
     """
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if not widened(x):
+    if not needs_widening(x):
         return F.linear(x, weight, bias)
     out: torch.Tensor = _WideLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
@@ -88,7 +88,7 @@ def attend(
     Returns:
         (B, H, S, E), in the dtype of ``q``; softmax in fp32.
     """
-    if not widened(q):
+    if not needs_widening(q):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     if mask is not None:
         out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, enable_gqa=True)
@@ -125,8 +125,8 @@ def attention_backend(
     if isolated and device.type != "cpu":
         return "flex_attention within documents"
     within = " within documents" if isolated else ""
-    if isolated or widened(q):
-        return f"flash_attention{within}{', in fp32' if widened(q) else ''}"
+    if isolated or needs_widening(q):
+        return f"flash_attention{within}{', in fp32' if needs_widening(q) else ''}"
     chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=True)
     return SDPBackend(chosen).name.lower()
 

@@ -11,7 +11,7 @@ from hlat.config.sections import ModelConfig
 
 
 @dataclass(frozen=True)
-class ModelPart:
+class ModelShard:
     """A tensor-parallel share of a run of layers; by default the whole model.
 
     Attributes:
@@ -32,12 +32,12 @@ class ModelPart:
         return range(config.layers) if self.layers is None else self.layers
 
     @property
-    def whole(self) -> bool:
+    def has_full_layers(self) -> bool:
         """Whether nothing is left out of a layer."""
         return self.tensor_count == 1
 
 
-WHOLE = ModelPart()
+FULL_MODEL = ModelShard()
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Heads:
     owns_kv: bool
 
 
-def heads_of(config: ModelConfig, part: ModelPart) -> Heads:
+def shard_heads(config: ModelConfig, shard: ModelShard) -> Heads:
     """The heads of a share."""
-    index, count, kv_heads = part.tensor_index, part.tensor_count, config.n_kv_heads
+    index, count, kv_heads = shard.tensor_index, shard.tensor_count, config.n_kv_heads
     assert config.heads % count == 0, "the rules of a recipe require it"
     queries = config.heads // count
     if count <= kv_heads:
@@ -69,19 +69,19 @@ def heads_of(config: ModelConfig, part: ModelPart) -> Heads:
     return Heads(index * queries, queries, index // copies, 1, index % copies == 0)
 
 
-def kv_copies(config: ModelConfig, tensor_count: int) -> int:
+def kv_replication(config: ModelConfig, tensor_count: int) -> int:
     """How many neighbouring shares hold the same kv head."""
     return max(1, tensor_count // config.n_kv_heads)
 
 
-def inner_columns(config: ModelConfig, part: ModelPart) -> range:
+def intermediate_columns(config: ModelConfig, shard: ModelShard) -> range:
     """The columns of the feed-forward layer's inner activation that a share holds."""
-    assert config.intermediate_size % part.tensor_count == 0, "the rules of a recipe require it"
-    size = config.intermediate_size // part.tensor_count
-    return range(part.tensor_index * size, (part.tensor_index + 1) * size)
+    assert config.intermediate_size % shard.tensor_count == 0, "the rules of a recipe require it"
+    size = config.intermediate_size // shard.tensor_count
+    return range(shard.tensor_index * size, (shard.tensor_index + 1) * size)
 
 
-def vocabulary_rows(config: ModelConfig, part: ModelPart) -> range:
+def vocabulary_rows(config: ModelConfig, shard: ModelShard) -> range:
     """The rows of embedding and head that a share holds: as even as can be."""
-    index, count, rows = part.tensor_index, part.tensor_count, config.vocab_size
+    index, count, rows = shard.tensor_index, shard.tensor_count, config.vocab_size
     return range(index * rows // count, (index + 1) * rows // count)

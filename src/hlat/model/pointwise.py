@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which statistics of ``dtype`` are computed: fp32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -37,7 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         (..., width), in the dtype of ``x``.
     """
     if torch.compiler.is_compiling():
-        x_wide = x.to(wide(x.dtype))
+        x_wide = x.to(accumulation_dtype(x.dtype))
         scale = (x_wide.square().mean(-1, keepdim=True) + eps).rsqrt()
         return (x_wide * scale * weight.to(x.dtype)).to(x.dtype)
     out: torch.Tensor = _RMSNorm.apply(x, weight.to(x.dtype), eps)  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        x_wide = x.to(wide(x.dtype))
+        x_wide = x.to(accumulation_dtype(x.dtype))
         scale = x_wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return (x_wide * scale).mul_(weight).to(x.dtype)
@@ -80,7 +80,7 @@ def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.T
         A new contiguous-by-position tensor of the shape and dtype of ``x``.
     """
     if torch.compiler.is_compiling():
-        dtype = wide(x.dtype)
+        dtype = accumulation_dtype(x.dtype)
         a, b = x.to(dtype).chunk(2, dim=-1)
         cos, sin = cos_F.to(dtype), sin_F.to(dtype)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
@@ -102,7 +102,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, direction: int) -> torch.Tensor:
-    dtype = wide(x.dtype)
+    dtype = accumulation_dtype(x.dtype)
     halves = x.to(dtype).unflatten(-1, (2, -1))
     cos, sin = cos_F.to(dtype), sin_F.to(dtype)
     out = halves * cos.unsqueeze(-2)

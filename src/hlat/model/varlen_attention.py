@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hlat.model.matmul import widened
-from hlat.model.pointwise import wide
+from hlat.model.matmul import needs_widening
+from hlat.model.pointwise import accumulation_dtype
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-class _Piece(NamedTuple):
+class _QueryRun(NamedTuple):
     """Queries ``start <= i < stop`` of a row, which see keys ``first <= j < own`` all, and those from ``own`` on as far
     as themselves.
     """
@@ -49,7 +49,7 @@ class _Piece(NamedTuple):
             yield row_1GTE[:, :, self.first : self.own], False
 
 
-def _pieces(first_Bs: torch.Tensor, spans: Sequence[int]) -> Iterator[_Piece]:
+def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int]) -> Iterator[_QueryRun]:
     """All pieces, in the order of the queries."""
     batch, count = first_Bs.shape
     begins_Bs = torch.ones_like(first_Bs, dtype=torch.bool)
@@ -64,26 +64,26 @@ def _pieces(first_Bs: torch.Tensor, spans: Sequence[int]) -> Iterator[_Piece]:
     lengths = starts.diff(append=starts.new_tensor([batch * count]))
     column = starts % count
     table = (starts // count, column, column + lengths, first_Bs.flatten()[starts], where_s[column])
-    yield from (_Piece(*row) for row in torch.stack(table, dim=1).tolist())
+    yield from (_QueryRun(*row) for row in torch.stack(table, dim=1).tolist())
 
 
 def _results(q_BHsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sums, uninitialised, laid out position by position, as the kernel does it."""
     batch, heads, count, width = q_BHsE.shape
     out_BsHE = q_BHsE.new_empty((batch, count, heads, width))
-    sums_BsH = q_BHsE.new_empty((batch, count, heads), dtype=wide(q_BHsE.dtype))
+    sums_BsH = q_BHsE.new_empty((batch, count, heads), dtype=accumulation_dtype(q_BHsE.dtype))
     return out_BsHE.transpose(1, 2), sums_BsH.transpose(1, 2)
 
 
 def _operand(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if widened(x) else x
+    return x.float() if needs_widening(x) else x
 
 
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, sums = _results(q)
-    for piece in _pieces(first, spans):
+    for piece in _query_runs(first, spans):
         query = _operand(piece.of_queries(q))
         parts = [
             _kernel(query, _operand(keys), _operand(values), 0.0, causal)
@@ -116,7 +116,7 @@ def _attend_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v. With the log-sums of all its keys the kernel's are those of the whole piece."""
     grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
-    for piece in _pieces(first, spans):
+    for piece in _query_runs(first, spans):
         entering, query, result = (_operand(piece.of_queries(x)) for x in (grad, q, out))
         keys, values, grads_k, grads_v = (piece.of_keys(x) for x in (k, v, grad_k, grad_v))
         for (key, causal), (value, _), (into_k, _), (into_v, _) in zip(keys, values, grads_k, grads_v, strict=True):
@@ -135,27 +135,27 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
-    return *torch.ops.hlat.attend_within_backward(grad, *ctx.saved_tensors, ctx.spans), None, None
+    return *torch.ops.hlat.attend_within_documents_backward(grad, *ctx.saved_tensors, ctx.spans), None, None
 
 
 _library = torch.library.Library("hlat", "FRAGMENT")
-_library.define("attend_within(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans) -> (Tensor, Tensor)")
+_library.define("attend_within_documents(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans) -> (Tensor, Tensor)")
 _library.define(
-    "attend_within_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, Tensor first, "
+    "attend_within_documents_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, Tensor first, "
     "int[] spans) -> (Tensor, Tensor, Tensor)"
 )
-_library.impl("attend_within", _attend, "CPU")
-_library.impl("attend_within_backward", _attend_backward, "CPU")
-torch.library.register_fake("hlat::attend_within", lambda q, k, v, first, spans: _results(q), lib=_library)
+_library.impl("attend_within_documents", _attend, "CPU")
+_library.impl("attend_within_documents_backward", _attend_backward, "CPU")
+torch.library.register_fake("hlat::attend_within_documents", lambda q, k, v, first, spans: _results(q), lib=_library)
 torch.library.register_fake(
-    "hlat::attend_within_backward",
+    "hlat::attend_within_documents_backward",
     lambda grad, q, k, v, out, sums, first, spans: tuple(torch.empty_like(x) for x in (q, k, v)),
     lib=_library,
 )
-torch.library.register_autograd("hlat::attend_within", _differentiate, setup_context=_keep, lib=_library)
+torch.library.register_autograd("hlat::attend_within_documents", _differentiate, setup_context=_keep, lib=_library)
 
 
-def attend_within(
+def attend_within_documents(
     q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, first_Bs: torch.Tensor, spans: Sequence[int]
 ) -> torch.Tensor:
     """Causal softmax attention of each query to its own document.
@@ -169,5 +169,5 @@ def attend_within(
     Returns:
         (B, H, s, E), in the dtype of the queries, laid out position by position; softmax in fp32 or wider.
     """
-    out: torch.Tensor = torch.ops.hlat.attend_within(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans)[0]
+    out: torch.Tensor = torch.ops.hlat.attend_within_documents(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans)[0]
     return out

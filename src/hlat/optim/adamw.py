@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from hlat.config.sections import OptimizerConfig
-from hlat.model import HeldParameter, local
+from hlat.model import LocalParameter, local
 from hlat.optim.adamw_bf16 import Bf16AdamW
 from hlat.precision import MODES
 
@@ -17,7 +17,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def build_optimizer(
-    held: Sequence[HeldParameter], config: OptimizerConfig, mode: str = "fp32", seed: int = 0
+    held: Sequence[LocalParameter], config: OptimizerConfig, mode: str = "fp32", seed: int = 0
 ) -> torch.optim.Optimizer:
     """AdamW over what a process holds of the parameters.
 
@@ -51,16 +51,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def prepare(optimizer: torch.optim.Optimizer, held: Sequence[HeldParameter]) -> None:
+def allocate_state(optimizer: torch.optim.Optimizer, held: Sequence[LocalParameter]) -> None:
     """Create all that the first step over some parameters would leave in memory; nothing where that has been."""
     if isinstance(optimizer, Bf16AdamW):
-        optimizer.prepare()
+        optimizer.allocate_state()
     else:
         for one in held:
             _init_torch_state(optimizer, one.parameter)
 
 
-def state_tensors(optimizer: torch.optim.Optimizer, held: Sequence[HeldParameter]) -> dict[str, list[torch.Tensor]]:
+def state_tensors(optimizer: torch.optim.Optimizer, held: Sequence[LocalParameter]) -> dict[str, list[torch.Tensor]]:
     """The state of some parameters beside the step: by name, local tensors in the order of ``held``.
 
     What does not exist before the first step is created as that would: zeros.

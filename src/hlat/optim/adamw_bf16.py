@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from hlat.model import HeldParameter, local
+from hlat.model import LocalParameter, local
 from hlat.optim import adamw_reference as reference
 from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
-from hlat.optim.element_addresses import Lines, lines_of
+from hlat.optim.element_addresses import ElementAddresses, address_elements
 from hlat.precision import step_keys, stream_keys
 from hlat.runtime.distributed import in_fake_world
 
@@ -39,7 +39,7 @@ class Bf16AdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        groups: Sequence[tuple[Sequence[HeldParameter], float]],
+        groups: Sequence[tuple[Sequence[LocalParameter], float]],
         *,
         lr: float,
         betas: tuple[float, float],
@@ -69,7 +69,7 @@ class Bf16AdamW(torch.optim.Optimizer):
             for name in self.state_names:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def prepare(self) -> None:
+    def allocate_state(self) -> None:
         """Create all that the first step would leave: the state of every parameter, and tables."""
         for one in self._held:
             self.init_state(one.parameter)
@@ -84,7 +84,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.prepare()
+        self.allocate_state()
         with_gradient = [index for index, one in enumerate(self._held) if one.gradient is not None]
         if not with_gradient:
             return loss
@@ -144,24 +144,24 @@ class Bf16AdamW(torch.optim.Optimizer):
         return self._held[0].tensor.device
 
     @functools.cached_property
-    def _lines(self) -> list[Lines]:
-        lines: list[Lines] = []
+    def _lines(self) -> list[ElementAddresses]:
+        lines: list[ElementAddresses] = []
         names = 0
         for one in self._held:
-            lines.append(lines_of(one, names))
-            names += len(one.layout.parts)
+            lines.append(address_elements(one, names))
+            names += len(one.layout.tensors)
         return lines
 
     @functools.cached_property
     def _keys_2N(self) -> torch.Tensor:
-        names = [part.name for one in self._held for part in one.layout.parts]
+        names = [part.name for one in self._held for part in one.layout.tensors]
         purpose = _PURPOSE if self._mode == "bf16-sr" else _PURPOSE_OF_MOMENTS
         return stream_keys(self._seed, purpose, names, self._device)
 
     @functools.cached_property
     def _owners_N(self) -> torch.Tensor:
         """The parameter of each name."""
-        owners = [index for index, one in enumerate(self._held) for _ in one.layout.parts]
+        owners = [index for index, one in enumerate(self._held) for _ in one.layout.tensors]
         return torch.tensor(owners, device=self._device)
 
     @functools.cached_property

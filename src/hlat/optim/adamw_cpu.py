@@ -47,7 +47,7 @@ Addresses = tuple[int, ...]
 """A parameter's arguments of a function of the library, after the lines to step."""
 
 
-class CannotCompile(Exception):
+class CompilationFailed(Exception):
     """No C compiler, or it failed; says why."""
 
 
@@ -57,7 +57,7 @@ def native_kernel() -> Kernel | None:
     began = time.perf_counter()
     try:
         library = _compile()
-    except (CannotCompile, OSError) as problem:
+    except (CompilationFailed, OSError) as problem:
         _LOG.warning("AdamW over bf16 weights runs uncompiled, some 20 times slower: %s", problem)
         return None
     _LOG.info("AdamW over bf16 weights: compiled in %.1f s", time.perf_counter() - began)
@@ -67,7 +67,7 @@ def native_kernel() -> Kernel | None:
 def _compile() -> ctypes.CDLL:
     compiler = os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
-        raise CannotCompile(f"no C compiler: none of {', '.join(_COMPILERS)} is here")
+        raise CompilationFailed(f"no C compiler: none of {', '.join(_COMPILERS)} is here")
     with tempfile.TemporaryDirectory(prefix="hlat-") as folder:
         output = Path(folder) / "native.so"
         for tuning in _TUNING:
@@ -75,7 +75,7 @@ def _compile() -> ctypes.CDLL:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode == 0:
                 return _load(output)
-    raise CannotCompile(f"{compiler} failed: {result.stderr.strip()[-500:]}")
+    raise CompilationFailed(f"{compiler} failed: {result.stderr.strip()[-500:]}")
 
 
 def _load(path: Path) -> ctypes.CDLL:

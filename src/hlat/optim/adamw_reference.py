@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hlat.optim.element_addresses import Lines
+from hlat.optim.element_addresses import ElementAddresses
 from hlat.precision import element_bits, stochastic_round
 
 SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inverse_bias2", "eps")
@@ -62,7 +62,7 @@ class Operands:
     exp_avg_sq: torch.Tensor
     compensation: torch.Tensor | None
     scalars: torch.Tensor
-    lines: Lines
+    lines: ElementAddresses
 
     def part(self, start: int, stop: int) -> "Operands":
         """Some of the lines, as views."""
@@ -133,7 +133,7 @@ def square_root(values: torch.Tensor) -> torch.Tensor:
     return values.double().sqrt().float()
 
 
-def _bits(lines: Lines, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _bits(lines: ElementAddresses, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The random bits of the elements of some lines, (L, length) each."""
     first, second = keys_2N.index_select(1, lines.names_L).unsqueeze(2)
     places = torch.arange(lines.length, dtype=torch.int32, device=keys_2N.device)

@@ -1,6 +1,6 @@
 """Where the elements of a local tensor are in the canonical tensors, line by line.
 
-    HeldParameter --lines_of--> Lines: the tensor as (L, length), and for each line its canonical tensor, row and column
+    LocalParameter --lines_of--> Lines: the tensor as (L, length), and for each line its canonical tensor, row and column
 
 A line is consecutive elements of one row of one canonical tensor: a row of a matrix, or a part of a vector. Element j
 of a line is at column ``column + j`` there. So a kernel knows nothing of layouts, and whole, tensor-parallel, sharded
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.model import HeldParameter
+from hlat.model import LocalParameter
 
 
 @dataclass(frozen=True)
-class Lines:
+class ElementAddresses:
     """A local tensor as lines; ``L`` of them, which may be none.
 
     Attributes:
@@ -39,13 +39,13 @@ class Lines:
         """A local tensor (weights, gradients or moments), which has to be contiguous, as (L, length)."""
         return tensor.view(self.count, self.length)
 
-    def part(self, start: int, stop: int) -> "Lines":
+    def part(self, start: int, stop: int) -> "ElementAddresses":
         """Some of the lines."""
         rows, columns, names = (table[start:stop] for table in (self.rows_L, self.columns_L, self.names_L))
-        return Lines(self.length, rows, columns, names)
+        return ElementAddresses(self.length, rows, columns, names)
 
 
-def lines_of(held: HeldParameter, first_name: int = 0) -> Lines:
+def address_elements(held: LocalParameter, first_name: int = 0) -> ElementAddresses:
     """The lines of what is held of a parameter, on its device.
 
     Args:
@@ -54,7 +54,7 @@ def lines_of(held: HeldParameter, first_name: int = 0) -> Lines:
     """
     layout, tensor = held.layout, held.tensor
     runs = list(layout.runs(held.first_row, held.first_row + tensor.shape[0]))
-    numbers = {part.name: first_name + index for index, part in enumerate(layout.parts)}
+    numbers = {part.name: first_name + index for index, part in enumerate(layout.tensors)}
     matrix = bool(layout.columns)
     length = math.prod(layout.columns) if matrix else math.gcd(*(run.count for run in runs)) or 1
     tables: list[torch.Tensor] = [torch.empty(3, 0, dtype=torch.int64)]
@@ -68,4 +68,4 @@ def lines_of(held: HeldParameter, first_name: int = 0) -> Lines:
         assert run.canonical_start + run.count <= 1 << 31 > layout.first_column, "words of 32 bits"
         tables.append(torch.stack((rows, columns, torch.full_like(rows, numbers[run.name]))))
     table_3L = torch.cat(tables, dim=1)
-    return Lines(length, *table_3L.to(torch.int32).to(tensor.device).unbind())
+    return ElementAddresses(length, *table_3L.to(torch.int32).to(tensor.device).unbind())

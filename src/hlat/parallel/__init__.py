@@ -1,7 +1,7 @@
 """A layout, and the model in it: tensor, sequence, pipeline, context and data parallelism, composed."""
 
-from hlat.parallel.compile import compilation
+from hlat.parallel.compile import decide_compilation
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.parallel_model import ParallelModel, build_parallel
 
-__all__ = ["MicroBatch", "ParallelModel", "build_parallel", "compilation"]
+__all__ = ["MicroBatch", "ParallelModel", "build_parallel", "decide_compilation"]

@@ -40,7 +40,7 @@ class Compilation:
         return "compiled" if self.on else f"not compiled: {self.reason}"
 
 
-def compilation(recipe: Recipe, device: torch.device, world: int = 1) -> Compilation:
+def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> Compilation:
     """Decide what ``run.compile`` amounts to here. What it cannot be combined with, ``hlat check`` refuses.
 
     Args:

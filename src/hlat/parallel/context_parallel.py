@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hlat.model import Documents, LayerCache, attend
+from hlat.model import DocumentMask, LayerCache, attend
 from hlat.parallel.mesh import all_gather, reduce_scatter
 
 
@@ -39,7 +39,7 @@ class _AllGather(torch.autograd.Function):
         return reduce_scatter(grads[0], ctx.group), None
 
 
-class ContextCore:
+class ContextParallelCore:
     """Causal attention from this rank's two chunks to the whole sequence before them, or to their documents' part."""
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -53,13 +53,13 @@ class ContextCore:
         k_BGsE: torch.Tensor,
         v_BGsE: torch.Tensor,
         cache: LayerCache | None,
-        documents: Documents | None,
+        document_mask: DocumentMask | None,
     ) -> torch.Tensor:
         """(B, H, s, E), (B, G, s, E), (B, G, s, E) -> (B, H, s, E)."""
         assert cache is None, "generation runs on whole sequences"
         k_BGTE, v_BGTE = self._gather(k_BGsE, v_BGsE)
-        if documents is not None:
-            return documents.attend(q_BHsE, k_BGTE, v_BGTE)
+        if document_mask is not None:
+            return document_mask.attend(q_BHsE, k_BGTE, v_BGTE)
         outs = [
             _attend_to_prefix(q_BHCE, k_BGTE, v_BGTE, chunk)
             for q_BHCE, chunk in zip(q_BHsE.chunk(2, dim=2), self._chunks, strict=True)

@@ -20,12 +20,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from hlat.model import Decoder, HeldParameter
+from hlat.model import Decoder, LocalParameter
 from hlat.parallel.mesh import all_reduce_together
 from hlat.precision import Mode
 
 
-def shard(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
+def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
     """Shard a part of a model, on the meta device or not, over a mesh (shards,) or (replicas, shards).
 
     Parameters are gathered in the dtype that they are computed in, and gradients reduced in that of the mode.
@@ -46,7 +46,7 @@ def shard(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, which 1.0 asks for otherwise
 
 
-def before_micro_batch(model: Decoder, zero: int, last: bool) -> None:
+def configure_micro_batch(model: Decoder, zero: int, last: bool) -> None:
     """Say what the next backward pass does with gradients and parameters."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or zero >= 2)
@@ -54,7 +54,7 @@ def before_micro_batch(model: Decoder, zero: int, last: bool) -> None:
         model.set_reshard_after_backward(last or zero == 3)
 
 
-def always_reshard(model: Decoder) -> None:
+def reshard_after_every_backward(model: Decoder) -> None:
     """Stage 3 in a pipeline: drop a block's gathered parameters after every backward pass.
 
     torch's pipelines tell FSDP2 before each backward pass to keep them, so that a whole stage would stay gathered.
@@ -68,20 +68,20 @@ def _keep_setting(reshard_after_backward: bool, *, recurse: bool = True) -> None
     """In place of a setting that has been made for good."""
 
 
-def release(model: Decoder) -> None:
+def reshard(model: Decoder) -> None:
     """Drop the gathered parameters after a forward pass that no backward pass follows."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def stored(model: Decoder) -> Iterator[torch.Tensor]:
+def sharded_parameters(model: Decoder) -> Iterator[torch.Tensor]:
     """What FSDP2 keeps of parameters between steps: their shards, padded."""
     for group in _groups(model):
         yield from (one._sharded_param_data for one in group.fsdp_params)
 
 
-def gathered(model: Decoder) -> Iterator[torch.Tensor]:
+def gathered_parameters(model: Decoder) -> Iterator[torch.Tensor]:
     """What FSDP2 gathers parameters into; empty storages while it does not."""
     for group in _groups(model):
         for one in group.fsdp_params:
@@ -107,6 +107,6 @@ def _groups(model: Decoder) -> Iterator[Any]:
             yield from module._get_fsdp_state()._fsdp_param_groups
 
 
-def reduce_replicated(held: Sequence[HeldParameter], group: ProcessGroup) -> None:
+def all_reduce_gradients(held: Sequence[LocalParameter], group: ProcessGroup) -> None:
     """Stage 0: add up the gradients of parameters that every rank of the group holds whole."""
     all_reduce_together([one.gradient for one in held if one.gradient is not None], group)

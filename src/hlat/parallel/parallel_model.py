@@ -15,25 +15,25 @@ import torch.distributed as dist
 
 from hlat.activation_checkpointing import checkpoint_activations, plan_activations
 from hlat.config import Recipe
-from hlat.model import IGNORED, Decoder, ModelPart, held_parameters, initialise, remake
-from hlat.parallel.compile import check_isolation, compilation, compile_blocks
+from hlat.model import IGNORED, Decoder, ModelShard, collect_local_parameters, initialise, replace_parameters
+from hlat.parallel.compile import check_isolation, compile_blocks, decide_compilation
 from hlat.parallel.fsdp import (
-    before_micro_batch,
-    gathered,
-    reduce_replicated,
-    release,
-    shard,
-    stored,
+    all_reduce_gradients,
+    configure_micro_batch,
+    gathered_parameters,
+    reshard,
+    shard_model,
+    sharded_parameters,
     unsharded_gradients,
 )
-from hlat.parallel.gradient_sync import CopiedGradients, add_over_world, owned_rows
-from hlat.parallel.mesh import Groups, Layout, make_groups
+from hlat.parallel.gradient_sync import ReplicatedGradients, owned_rows, sum_over_world
+from hlat.parallel.mesh import Layout, ProcessGroups, create_process_groups
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.norms import clip, sum_of_squares
-from hlat.parallel.stages import Cut, held_parts
+from hlat.parallel.stages import StepShape, rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize_block
-from hlat.parallel.vocab_parallel import parallelize_ends
-from hlat.precision import MODES, Mode, check_fp8, to_fp8
+from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
+from hlat.precision import MODES, Mode, check_fp8, convert_to_fp8
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 
@@ -51,18 +51,20 @@ class ParallelModel:
         held: this rank's parameters, in the order of the data.
     """
 
-    def __init__(self, recipe: Recipe, runtime: Runtime, layout: Layout, groups: Groups, parts: list[Decoder]) -> None:
-        self.layout, self.groups, self.parts = layout, groups, parts
+    def __init__(
+        self, recipe: Recipe, runtime: Runtime, layout: Layout, groups: ProcessGroups, parts: list[Decoder]
+    ) -> None:
+        self.layout, self.groups, self.stages = layout, groups, parts
         self.config = recipe.model
         self._recipe, self._device, self._rank = recipe, runtime.device, runtime.rank
         place = layout.coordinates(runtime.rank)
         self._place = place
         # FSDP2 says itself which shard a rank holds; what is replicated is owned by the first of those that have it.
-        owned = (place.dp == 0 and place.cp == 0) or groups.shards is not None
-        self.held = [one for part in parts for one in held_parameters(part, owned)]
-        self._copies = CopiedGradients.of(self.held, layout, groups)
+        owned = (place.dp == 0 and place.cp == 0) or groups.shard_mesh is not None
+        self.local_parameters = [one for part in parts for one in collect_local_parameters(part, owned)]
+        self._copies = ReplicatedGradients.of(self.local_parameters, layout, groups)
         self._spans = layout.spans(runtime.rank, recipe.data.sequence_length)
-        wide = torch.promote_types(self.held[0].tensor.dtype, torch.float32)
+        wide = torch.promote_types(self.local_parameters[0].tensor.dtype, torch.float32)
         self._zero = torch.zeros((), dtype=wide, device=self._device)  # where losses and norms begin
         self._pipeline = self._build_pipeline() if groups.pipeline is not None else None
 
@@ -76,12 +78,12 @@ class ParallelModel:
         positions = recipe.data.sequence_length // layout.context
         handed = positions // layout.tensor if layout.sequence_parallel else positions
         return Pipeline(
-            self.parts,
+            self.stages,
             layout,
             self._rank,
             self.groups.pipeline,
             (recipe.batch.micro_batch, handed, recipe.model.hidden_size),
-            self.parts[0].compute or self.parameters[0].dtype,
+            self.stages[0].compute or self.parameters[0].dtype,
             positions,
             self._device,
         )
@@ -97,30 +99,30 @@ class ParallelModel:
         return self._place.dp
 
     @property
-    def speaks(self) -> bool:
+    def is_model_parallel_leader(self) -> bool:
         """Whether this rank speaks for all that work on the same sequences: one of them does."""
         return (self._place.pp, self._place.cp, self._place.tp) == (0, 0, 0)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """What the optimizer steps."""
-        return [one.parameter for one in self.held]
+        return [one.parameter for one in self.local_parameters]
 
-    def stored(self) -> Iterator[torch.Tensor]:
+    def stored_parameters(self) -> Iterator[torch.Tensor]:
         """The parameters, or shards of them, that this rank has between steps."""
-        yield from (one.tensor for one in self.held)
-        for part in self.parts:
-            yield from stored(part)
+        yield from (one.tensor for one in self.local_parameters)
+        for part in self.stages:
+            yield from sharded_parameters(part)
 
-    def gathered(self) -> Iterator[torch.Tensor]:
+    def gathered_parameters(self) -> Iterator[torch.Tensor]:
         """What parameters are gathered into where they are sharded; storages that are empty in between."""
-        for part in self.parts:
-            yield from gathered(part)
+        for part in self.stages:
+            yield from gathered_parameters(part)
 
     def gradients(self) -> Iterator[torch.Tensor]:
         """The gradients that there are, whole or shards, on this rank."""
-        yield from (one.gradient for one in self.held if one.gradient is not None)
-        for part in self.parts:
+        yield from (one.gradient for one in self.local_parameters if one.gradient is not None)
+        for part in self.stages:
             yield from unsharded_gradients(part)
 
     def accumulate_gradients(
@@ -143,9 +145,9 @@ class ParallelModel:
         else:
             loss = self._train_micro_batches(local.split(self._recipe.batch.micro_batch), tokens)
         enter_phase("reduce")
-        if self.groups.gradients is not None and self.groups.shards is None:
-            reduce_replicated(self.held, self.groups.gradients)
-        self._copies.add_up()
+        if self.groups.gradients is not None and self.groups.shard_mesh is None:
+            all_reduce_gradients(self.local_parameters, self.groups.gradients)
+        self._copies.all_reduce()
         return loss if self._place.tp == 0 else torch.zeros_like(loss)
 
     def _count(self, labels_BS: torch.Tensor) -> torch.Tensor | int:
@@ -167,11 +169,11 @@ class ParallelModel:
         return batch.local(self._spans, self._device)
 
     def _train_micro_batches(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | int) -> torch.Tensor:
-        (model,) = self.parts
+        (model,) = self.stages
         loss = self._zero.clone()
         for number, (inputs, labels, positions) in enumerate(batches, start=1):
             enter_phase("forward")
-            before_micro_batch(model, self.layout.zero, last=number == len(batches))
+            configure_micro_batch(model, self.layout.zero, last=number == len(batches))
             part = model(inputs, labels, positions=positions) / tokens
             enter_phase("backward")
             part.backward()
@@ -191,34 +193,36 @@ class ParallelModel:
         else:
             nats = torch.zeros((), dtype=torch.float64, device=self._device)
             for inputs, labels, positions in local:
-                nats += self.parts[0](inputs, labels, positions=positions).double()
-        for part in self.parts:
-            release(part)
+                nats += self.stages[0](inputs, labels, positions=positions).double()
+        for part in self.stages:
+            reshard(part)
         return nats if self._place.tp == 0 else torch.zeros_like(nats)
 
     @torch.no_grad()
     def reduce_loss_and_norm(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss over the global batch and the L2 norm of its gradient, each parameter counted once: scalars."""
-        gradients = [row for one in self.held if one.gradient is not None for row in owned_rows(one, one.gradient)]
+        gradients = [
+            row for one in self.local_parameters if one.gradient is not None for row in owned_rows(one, one.gradient)
+        ]
         squares = sum_of_squares(gradients, self._zero)
-        total = add_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)
+        total = sum_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)
         return total[0], total[1].sqrt()
 
     @torch.no_grad()
     def parameter_norm(self) -> torch.Tensor:
         """L2 norm over all parameters, each counted once: a scalar."""
-        rows = [row for one in self.held for row in owned_rows(one, one.tensor)]
-        return add_over_world(sum_of_squares(rows, self._zero).reshape(1), self.layout.world)[0].sqrt()
+        rows = [row for one in self.local_parameters for row in owned_rows(one, one.tensor)]
+        return sum_over_world(sum_of_squares(rows, self._zero).reshape(1), self.layout.world)[0].sqrt()
 
     @torch.no_grad()
-    def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all ranks, in place."""
-        return add_over_world(values, self.layout.world)
+        return sum_over_world(values, self.layout.world)
 
     @torch.no_grad()
     def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
         """Scale the gradients in place by min(1, limit / norm)."""
-        clip([one.gradient for one in self.held if one.gradient is not None], norm, limit)
+        clip([one.gradient for one in self.local_parameters if one.gradient is not None], norm, limit)
 
 
 def build_parallel(
@@ -242,47 +246,47 @@ def build_parallel(
         check_fp8(runtime.device)
     if recipe.data.isolate:
         check_isolation(runtime.device)
-    cut = Cut.of(recipe, runtime.world)
-    layout = cut.layout
+    step = StepShape.of(recipe, runtime.world)
+    layout = step.layout
     with host_values():  # meshes look at the ranks in them
-        groups = make_groups(layout, runtime.rank, recipe.model, runtime.device)
-    shares = held_parts(cut, runtime.rank)
+        groups = create_process_groups(layout, runtime.rank, recipe.model, runtime.device)
+    shares = rank_model_shards(step, runtime.rank)
     parts = [_build_part(recipe, layout, groups, runtime, share, mode) for share in shares]
     model = ParallelModel(recipe, runtime, layout, groups, parts)
     if seed is not None:
-        initialise(model.held, recipe.model, seed)
+        initialise(model.local_parameters, recipe.model, seed)
     return model
 
 
 def _build_part(
-    recipe: Recipe, layout: Layout, groups: Groups, runtime: Runtime, part: ModelPart, mode: Mode
+    recipe: Recipe, layout: Layout, groups: ProcessGroups, runtime: Runtime, part: ModelShard, mode: Mode
 ) -> Decoder:
     with torch.device("meta"):
         model = Decoder(recipe.model, part)
-    remake(model, lambda parameter: parameter.to(mode.weights))
+    replace_parameters(model, lambda parameter: parameter.to(mode.weights))
     model.compute = mode.compute
     if recipe.precision.mode == "fp8":
         for block in model.blocks():
-            to_fp8(block)
+            convert_to_fp8(block)
     if groups.tensor is not None:
         for block in model.blocks():
             parallelize_block(block, groups.tensor, layout.sequence_parallel)
-        parallelize_ends(model, groups.tensor, layout.sequence_parallel)
+        parallelize_embedding_and_head(model, groups.tensor, layout.sequence_parallel)
     if groups.context is not None:
         with host_values():
-            from hlat.parallel.context_parallel import ContextCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
+            from hlat.parallel.context_parallel import ContextParallelCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
 
         for block in model.blocks():
-            block.attention.core = ContextCore(groups.context)
+            block.attention.core = ContextParallelCore(groups.context)
     if runtime.world > 1:
         model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
-    if compilation(recipe, runtime.device, runtime.world).on:
+    if decide_compilation(recipe, runtime.device, runtime.world).on:
         compile_blocks(model)
     place = layout.coordinates(runtime.rank)
     checkpoint_activations(model, plan_activations(recipe, part, runtime.world, place.pp, runtime.device.type))
-    if groups.shards is not None:
-        shard(model, groups.shards, layout.zero, mode)
+    if groups.shard_mesh is not None:
+        shard_model(model, groups.shard_mesh, layout.zero, mode)
         model.to_empty(device=runtime.device)
     else:
-        remake(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
+        replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
     return model

@@ -23,7 +23,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from hlat.model import Decoder
-from hlat.parallel.fsdp import always_reshard
+from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.runtime.distributed import in_fake_world
@@ -39,7 +39,7 @@ _SEVERAL = {
 _AGREED: Any = np.int32(1)  # in place of a tensor, which in a rehearsal has no value
 
 
-class _Stage(PipelineStage):
+class _ReportingStage(PipelineStage):
     """Torch's stage, which says what it is doing."""
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ class Pipeline:
         self._wide = torch.promote_types(dtype, torch.float32)  # of losses
         if layout.zero == 3:
             for part in parts:
-                always_reshard(part)
+                reshard_after_every_backward(part)
         self._schedules: dict[int, Any] = {}
         self._divisor: torch.Tensor | int = 1
         self.has_first = 0 in self._parts
@@ -140,7 +140,7 @@ class Pipeline:
         tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
         hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=self._wide, device="meta", requires_grad=True)
-        return _Stage(
+        return _ReportingStage(
             part,
             index,
             self._layout.config.stages,

@@ -3,7 +3,7 @@
     without sequence parallelism:  x -(copy)-> share of attention or feed-forward -(sum over ranks)-> +
     with:  x, a shard of the sequence -(gather)-> share ... -(sum over ranks, each keeps its shard)-> +
 
-A rank has some heads and some inner columns of every block (``ModelPart``), so what leaves its output projection is
+A rank has some heads and some inner columns of every block (``ModelShard``), so what leaves its output projection is
 one term of a sum (Shoeybi et al. 2019, Megatron-LM, section 3). With sequence parallelism the norms, the residual
 stream and what is kept of them for backward are sharded as well, and the all-reduce becomes an all-gather and a
 reduce-scatter, which send the same number of bytes (Korthikanti et al. 2022, section 4.2.2).
@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from hlat.model import Block
+from hlat.model import DecoderBlock
 from hlat.parallel.mesh import all_gather, reduce_scatter
 
 
@@ -76,7 +76,7 @@ class _Copy(torch.autograd.Function):
         return _all_reduce(grads[0], ctx.group), None
 
 
-class _Total(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         return _all_reduce(x, group)
@@ -87,7 +87,7 @@ class _Total(torch.autograd.Function):
         return grads[0], None
 
 
-def enter(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
+def gather_or_copy(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
     """What a column-parallel layer takes: the whole sequence, (B, S, D) on every rank.
 
     Args:
@@ -100,36 +100,36 @@ def enter(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
     return out
 
 
-def leave(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
+def reduce(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
     """The sum over ranks of what a row-parallel layer gives, (B, S, D), sharded as ``enter`` takes it."""
-    function = _ScatterSumSequence if sequence else _Total
+    function = _ScatterSumSequence if sequence else _AllReduce
     out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
     return out
 
 
-def enter_before(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
+def register_input_gather(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
     """Gather (or copy) the first argument of a module."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (enter(args[0], group, sequence), *args[1:])
+        return (gather_or_copy(args[0], group, sequence), *args[1:])
 
     module.register_forward_pre_hook(hook)
 
 
-def leave_after(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
+def register_output_reduction(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
     """Sum what a module returns over the ranks."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
-        return leave(out, group, sequence)
+        return reduce(out, group, sequence)
 
     module.register_forward_hook(hook)
 
 
-def parallelize_block(block: Block, group: ProcessGroup, sequence: bool) -> None:
+def parallelize_block(block: DecoderBlock, group: ProcessGroup, sequence: bool) -> None:
     """Make a block that holds a share of heads and columns compute what the whole block would."""
     for layer, last in (
         (block.attention, block.attention.output),
         (block.feed_forward, block.feed_forward.down),
     ):
-        enter_before(layer, group, sequence)
-        leave_after(last, group, sequence)
+        register_input_gather(layer, group, sequence)
+        register_output_reduction(last, group, sequence)

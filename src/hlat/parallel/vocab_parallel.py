@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from hlat.model import CrossEntropy, Decoder, vocabulary_rows
-from hlat.parallel.tensor_parallel import enter_before, leave
+from hlat.parallel.tensor_parallel import reduce, register_input_gather
 
 
 class _EmbeddingHooks:
@@ -34,21 +34,21 @@ class _EmbeddingHooks:
         assert self._absent is not None, "before() ran"
         here = out.masked_fill(self._absent.unsqueeze(-1), 0)
         self._absent = None
-        return leave(here, self._group, self._sequence)
+        return reduce(here, self._group, self._sequence)
 
 
-def parallelize_ends(model: Decoder, group: ProcessGroup, sequence: bool) -> None:
+def parallelize_embedding_and_head(model: Decoder, group: ProcessGroup, sequence: bool) -> None:
     """Make embedding and head, as far as they are in this part, take and give what the whole ones would.
 
     The head's logits stay those of the rows that are here; its loss is that of the whole vocabulary.
     """
-    rows = vocabulary_rows(model.config, model.part)
+    rows = vocabulary_rows(model.config, model.shard)
     if model.embedding is not None:
         hooks = _EmbeddingHooks(rows, group, sequence)
         model.embedding.register_forward_pre_hook(hooks.before)
         model.embedding.register_forward_hook(hooks.after)
     if model.head is not None:
-        enter_before(model.head, group, sequence)
+        register_input_gather(model.head, group, sequence)
         most = -(-model.config.vocab_size // group.size())
         model.head.cross_entropy = ParallelCrossEntropy(rows, most, group)
 
@@ -66,12 +66,12 @@ class ParallelCrossEntropy(CrossEntropy):
         super().__init__(rows.start, most)
         self._group = group
 
-    def peaks(self, peak_N: torch.Tensor) -> torch.Tensor:
+    def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
         """In place."""
         dist.all_reduce(peak_N, op=dist.ReduceOp.MAX, group=self._group)
         return peak_N
 
-    def sums(self, sums_2N: torch.Tensor) -> torch.Tensor:
+    def reduce_sum(self, sums_2N: torch.Tensor) -> torch.Tensor:
         """In place."""
         dist.all_reduce(sums_2N, group=self._group)
         return sums_2N

@@ -13,8 +13,8 @@ Weights, moments and compensation are what a checkpoint stores. Products accumul
 RoPE tables and the loss are fp32 in all modes. Within a step mixed has a bf16 copy of the weights besides (18 bytes).
 """  # noqa: E501
 
-from hlat.precision.fp8 import check_fp8, to_fp8
-from hlat.precision.modes import AUTO, MODES, Mode, resolved_mode
+from hlat.precision.fp8 import check_fp8, convert_to_fp8
+from hlat.precision.modes import AUTO, MODES, Mode, resolve_mode
 from hlat.precision.rounding import element_bits, step_keys, stochastic_round, stream_keys
 
 __all__ = [
@@ -22,10 +22,10 @@ __all__ = [
     "MODES",
     "Mode",
     "check_fp8",
+    "convert_to_fp8",
     "element_bits",
-    "resolved_mode",
+    "resolve_mode",
     "step_keys",
     "stochastic_round",
     "stream_keys",
-    "to_fp8",
 ]

@@ -35,7 +35,7 @@ def check_fp8(device: torch.device) -> None:
         raise LaunchError(f"precision.mode=fp8: torchao is not installed: pip install 'hlat[fp8]'. {advice}")
 
 
-def to_fp8(module: nn.Module) -> None:
+def convert_to_fp8(module: nn.Module) -> None:
     """Replace the linear layers inside a module, in place; names and parameters stay.
 
     Layers whose sides are not multiples of 16 stay as they are: the kernels do not take them.

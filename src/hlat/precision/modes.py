@@ -10,7 +10,7 @@ _FP32, _BF16 = torch.float32, torch.bfloat16
 AUTO = "auto"
 
 
-def resolved_mode(mode: str, fast_bf16: bool) -> str:
+def resolve_mode(mode: str, fast_bf16: bool) -> str:
     """The mode that a recipe's ``precision.mode`` means.
 
     Args:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-_FORWARD = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, torch.ops.hlat.attend_within)
+_FORWARD = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, torch.ops.hlat.attend_within_documents)
 _BACKWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    torch.ops.hlat.attend_within_backward,
+    torch.ops.hlat.attend_within_documents_backward,
 )
 
 

@@ -16,7 +16,7 @@ from hlat.checkpoint import collect
 from hlat.config import Recipe
 from hlat.data.samples import Batch
 from hlat.model import local
-from hlat.optim import build_optimizer, prepare
+from hlat.optim import allocate_state, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.mesh import Coordinates, Layout
 from hlat.rehearsal.flop_counter import FlopCounter
@@ -78,8 +78,10 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     with memory.resizing(), scheduled_gc():
         with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
-            optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, recipe.training.seed)
-            prepare(optimizer, model.held)
+            optimizer = build_optimizer(
+                model.local_parameters, recipe.optimizer, recipe.precision.mode, recipe.training.seed
+            )
+            allocate_state(optimizer, model.local_parameters)
         storages.follow(model, optimizer)
         batch = _batch(recipe, model)
         with OperationObserver(memory.observe, counter.observe, flops.observe), _loss_marked(model, memory):
@@ -123,8 +125,8 @@ class _StateStorages:
         """Category by ``storage_key``."""
         if self._model is None:
             return {}
-        current = {storage_key(tensor): "gathered" for tensor in self._model.gathered()}
-        current |= {storage_key(tensor): "parameters" for tensor in self._model.stored()}
+        current = {storage_key(tensor): "gathered_parameters" for tensor in self._model.gathered_parameters()}
+        current |= {storage_key(tensor): "parameters" for tensor in self._model.stored_parameters()}
         current |= {storage_key(tensor): "gradients" for tensor in self._model.gradients()}
         return current | self._moments
 
@@ -148,7 +150,7 @@ def _mark_message(memory: MemoryTracker, tensor: torch.Tensor, axis: str) -> Non
 def _loss_marked(model: ParallelModel, memory: MemoryTracker) -> Iterator[None]:
     """Count tensors that head and loss create within the block as ``loss``."""
     with ExitStack() as stack:
-        for stage in model.parts:
+        for stage in model.stages:
             if stage.head is not None:
                 inside = ExitStack()
                 before = stage.head.register_forward_pre_hook(
@@ -167,5 +169,5 @@ def _checkpoint_blocks(
     with host_values():
         for entry in optimizer.state.values():
             entry["step"] = torch.ones(())  # a fake tensor has no value
-        blocks = collect(recipe.model, model.held, optimizer)
+        blocks = collect(recipe.model, model.local_parameters, optimizer)
     return [block.nbytes for block in blocks if runtime.rank == 0 or not block.replicated]

@@ -12,8 +12,8 @@ import torch
 
 from hlat.config import Problem, Recipe, RecipeError
 from hlat.parallel.mesh import Coordinates, Layout
-from hlat.parallel.stages import Cut, fullest_rank
-from hlat.precision import resolved_mode
+from hlat.parallel.stages import StepShape, peak_memory_rank
+from hlat.precision import resolve_mode
 from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import has_fast_bf16
@@ -38,11 +38,11 @@ class Rehearsal:
 def default_ranks(recipe: Recipe, world: int) -> list[int]:
     """Global ranks rehearsed by default: first, middle and last pipeline rank, and the one that needs most memory.
 
-    The latter is found by the count that also splits the stages (``hlat.parallel.stages.fullest_rank``).
+    The latter is found by the count that also splits the stages (``hlat.parallel.stages.peak_memory_rank``).
     """
-    step = Cut.of(recipe, world)
+    step = StepShape.of(recipe, world)
     layout = step.layout
-    pipeline_ranks = {0, layout.pipeline // 2, layout.pipeline - 1, fullest_rank(step)}
+    pipeline_ranks = {0, layout.pipeline // 2, layout.pipeline - 1, peak_memory_rank(step)}
     return sorted(layout.rank(Coordinates(pipeline_rank, 0, 0, 0)) for pipeline_rank in pipeline_ranks)
 
 
@@ -89,7 +89,7 @@ def rehearse(
 def _resolved(recipe: Recipe) -> Recipe:
     """The recipe with ``precision.mode`` resolved: ``auto`` as on an accelerator, unless the recipe asks for a CPU."""
     fast = recipe.run.device != "cpu" or has_fast_bf16(torch.device("cpu"))
-    return recipe.in_mode(resolved_mode(recipe.precision.mode, fast))
+    return recipe.in_mode(resolve_mode(recipe.precision.mode, fast))
 
 
 Outcome = RankReport | tuple[Problem, ...]

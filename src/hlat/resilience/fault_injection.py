@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hlat.config.sections import FaultConfig
-from hlat.model import HeldParameter
+from hlat.model import LocalParameter
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.storage import OnceMarkers
 
@@ -56,10 +56,10 @@ class FaultInjector:
         self._spikes = [fault for _, fault in numbered if fault.kind == "spike"]
         self._own_faults = [(n, fault) for n, fault in numbered if fault.rank == ranks.rank and fault.kind != "spike"]
         self._ranks, self._once, self._global_batch, self._sleep = ranks, OnceMarkers(folder), global_batch, sleep
-        self._held: Sequence[HeldParameter] = ()
+        self._held: Sequence[LocalParameter] = ()
         self._step, self._samples = 0, 0
 
-    def set_parameters(self, held: Sequence[HeldParameter]) -> None:
+    def set_parameters(self, held: Sequence[LocalParameter]) -> None:
         """Set the parameters of this rank, whose tensors and gradients faults change."""
         self._held = held
 

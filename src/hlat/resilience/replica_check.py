@@ -1,6 +1,6 @@
 """Replica check: compare the bits of weights and optimizer state that several ranks hold.
 
-    HeldParameter, Piece -> rows of canonical tensors -> pieces that are stored on more than one rank
+    LocalParameter, Piece -> rows of canonical tensors -> pieces that are stored on more than one rank
     --compare--> digests of every rank, one gather --> Mismatch with the outvoted ranks
 
 Replicas exist in data parallelism without sharding, as replicated shards, as norm weights and kv heads that tensor
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.model import HeldParameter
-from hlat.model.derived import Piece
+from hlat.model import LocalParameter
+from hlat.model.derived import RowBlock
 from hlat.optim import state_tensors
 from hlat.resilience.tensor_hash import digest
 from hlat.runtime.distributed import HostGroup, sendable
@@ -66,9 +66,9 @@ class ReplicaCheck:
         has_replicas: True if any piece is replicated; the same on every rank.
     """
 
-    def __init__(self, held: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, ranks: HostGroup) -> None:
+    def __init__(self, held: Sequence[LocalParameter], optimizer: torch.optim.Optimizer, ranks: HostGroup) -> None:
         self._held, self._optimizer, self._ranks = held, optimizer, ranks
-        local = [(index, piece) for index, parameter in enumerate(held) for piece in parameter.pieces()]
+        local = [(index, piece) for index, parameter in enumerate(held) for piece in parameter.row_blocks()]
         keys = [_key(_piece_name(held[index], piece)) for index, piece in local]
         keys_by_rank = ranks.all_gather(keys)
         count = Counter(key for rank_keys in keys_by_rank for key in rank_keys)
@@ -132,7 +132,7 @@ class ReplicaCheck:
         }
         digests = torch.zeros(len(kinds), self._width, dtype=torch.int64)
         computed = [
-            digest(_joined(self._held[index].rows_of(piece, tensors[index])))
+            digest(_joined(self._held[index].row_views(piece, tensors[index])))
             for tensors in kinds.values()
             for index, piece in self._replicated
         ]
@@ -155,7 +155,7 @@ class ReplicaCheck:
         return {key: name for rank_names in known for key, name in rank_names.items()}
 
 
-def _piece_name(held: HeldParameter, piece: Piece) -> str:
+def _piece_name(held: LocalParameter, piece: RowBlock) -> str:
     """Return canonical tensor, rows and columns of a piece, in words."""
     rows = f"rows {piece.canonical_start} to {piece.canonical_start + piece.rows - 1}"
     if not held.layout.columns:

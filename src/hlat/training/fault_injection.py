@@ -14,6 +14,6 @@ def injected_faults(state: RunState) -> Iterator[FaultInjector]:
     """Inject this rank's faults at phase changes inside the block."""
     recipe = state.recipe
     faults = FaultInjector(recipe.faults, state.runtime.ranks, fault_folder(recipe), recipe.batch.global_batch)
-    faults.set_parameters(state.model.held)
+    faults.set_parameters(state.model.local_parameters)
     with observe_phases(faults):
         yield faults

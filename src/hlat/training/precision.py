@@ -12,7 +12,7 @@ import torch
 
 from hlat.checkpoint import saved_precision_mode
 from hlat.config import Recipe
-from hlat.precision import AUTO, MODES, resolved_mode
+from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime.backend import has_fast_bf16
 from hlat.runtime.distributed import Runtime
 
@@ -33,9 +33,9 @@ def resolve_precision(
     if recipe.precision.mode != AUTO:
         return recipe, None
     fast = all(runtime.ranks.all_gather(has_fast_bf16(runtime.device)))
-    mode = resolved_mode(AUTO, fast) if saved_recipe is None else saved_precision_mode(saved_recipe)
+    mode = resolve_mode(AUTO, fast) if saved_recipe is None else saved_precision_mode(saved_recipe)
     if mode not in MODES:  # no version has written such a mode
-        return recipe.in_mode(resolved_mode(AUTO, fast)), None
+        return recipe.in_mode(resolve_mode(AUTO, fast)), None
     return recipe.in_mode(mode), f"precision.mode=auto: {_reason(mode, fast, new=saved_recipe is None)}"
 
 

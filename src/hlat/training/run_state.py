@@ -123,7 +123,7 @@ class RunState:
             "versions": software_versions(),
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
-        blocks = [*collect(self.recipe.model, self.model.held, self.optimizer), *self.training_data.state()]
+        blocks = [*collect(self.recipe.model, self.model.local_parameters, self.optimizer), *self.training_data.state()]
         return CheckpointContent(self.step, blocks, meta, files)
 
 
@@ -223,13 +223,13 @@ def build_run_state(
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
-    optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, seed)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, seed)
     if newest is not None:
-        runtime.ranks.run_on_all(lambda: restore(newest, recipe.model, model.held, optimizer))
+        runtime.ranks.run_on_all(lambda: restore(newest, recipe.model, model.local_parameters, optimizer))
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
     elif recipe.checkpoint.init_from is not None:
-        load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.held, runtime.ranks)
+        load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.local_parameters, runtime.ranks)
     return RunState(
         recipe=recipe,
         runtime=runtime,

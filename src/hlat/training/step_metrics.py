@@ -9,7 +9,7 @@ import torch
 from hlat.config.rules import recipe_notes
 from hlat.model import attention_backend
 from hlat.model.derived import count_parameters
-from hlat.parallel import compilation
+from hlat.parallel import decide_compilation
 from hlat.precision import MODES
 from hlat.runtime.backend import describe_device, peak_memory_bytes, synchronize
 from hlat.runtime.distributed import AsyncMax
@@ -34,7 +34,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     heads = (recipe.model.heads, recipe.model.n_kv_heads, recipe.model.n_head_dim)
     tracker.message(
         f"attention: {attention_backend(*heads, compute, state.runtime.device, recipe.data.isolate)}; "
-        f"blocks: {compilation(recipe, state.runtime.device, state.runtime.world)}"
+        f"blocks: {decide_compilation(recipe, state.runtime.device, state.runtime.world)}"
     )
     if state.precision_note is not None:
         tracker.message(state.precision_note)
@@ -118,7 +118,7 @@ def timing_metrics(state: RunState, steps: int, timer: PhaseTimer) -> dict[str, 
 def batch_crc32(state: RunState) -> int:
     """Return the checksum of the last global batch: the sum of its sequences' CRC-32, modulo 2^32. Collective."""
     local = 0
-    if state.last_batch is not None and state.model.speaks:
+    if state.last_batch is not None and state.model.is_model_parallel_leader:
         local = sum(zlib.crc32(row.tobytes()) for row in state.last_batch.inputs_BS.numpy())
     return int(state.runtime.ranks.all_reduce_sum(torch.tensor([local], dtype=torch.int64)).item()) & 0xFFFFFFFF
 

@@ -32,7 +32,7 @@ class LossEvaluator(Protocol):
             batches: complete sequences, on the CPU.
         """
 
-    def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over all ranks."""
 
 
@@ -52,7 +52,7 @@ class SingleProcessModel:
             nats += self._model(inputs_BS, labels_BS, positions=positions_BS).double()
         return nats
 
-    def add_over_world(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values``: there is only one process."""
         return values
 
@@ -66,7 +66,7 @@ def validate(model: ParallelModel, data: ValidationData, batch_size: int) -> Val
     ranks, index = model.layout.data, model.data_index
     rounds = -(-len(data) // (batch_size * ranks))
     batches = [data.batch((number * ranks + index) * batch_size, batch_size) for number in range(rounds)]
-    return _averages(model, [_padded(batch, batch_size) for batch in batches], model.speaks)
+    return _averages(model, [_padded(batch, batch_size) for batch in batches], model.is_model_parallel_leader)
 
 
 def validate_single_process(model: Decoder, data: ValidationData, batch_size: int) -> ValidationResult:
@@ -80,7 +80,7 @@ def _averages(model: LossEvaluator, batches: Sequence[Batch], counted: bool) -> 
     nats = model.evaluate([MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS) for batch in batches])
     tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
     text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0
-    sums = model.add_over_world(torch.stack((nats, nats.new_tensor(tokens), nats.new_tensor(text_bytes))))
+    sums = model.sum_over_world(torch.stack((nats, nats.new_tensor(tokens), nats.new_tensor(text_bytes))))
     total, all_tokens, all_bytes = sums.tolist()
     return ValidationResult(total / all_tokens, total / (math.log(2) * all_bytes), int(all_tokens))
 

@@ -20,7 +20,7 @@ from hlat.checkpoint import collect, restore
 from hlat.checkpoint.format import Disk
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, ModelPart, held_parameters
+from hlat.model import Decoder, ModelShard, collect_local_parameters
 from hlat.model.derived import parameter_layouts
 from hlat.runtime import StorageError
 from hlat.runtime.distributed import HostGroup
@@ -78,7 +78,7 @@ def finish(members: list[Any]) -> list[int]:
     return [member.exitcode for member in members]
 
 
-def sharded(config: ModelConfig, part: ModelPart, mesh: DeviceMesh) -> tuple[Decoder, Process]:
+def sharded(config: ModelConfig, part: ModelShard, mesh: DeviceMesh) -> tuple[Decoder, Process]:
     """Build a model shard under FSDP2, as training does."""
     with torch.device("meta"):
         model = Decoder(config, part)
@@ -86,21 +86,21 @@ def sharded(config: ModelConfig, part: ModelPart, mesh: DeviceMesh) -> tuple[Dec
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     model.to_empty(device="cpu")
-    return model, add_optimizer(held_parameters(model))
+    return model, add_optimizer(collect_local_parameters(model))
 
 
 def layout(name: str, config: ModelConfig, rank: int) -> tuple[Decoder, Process]:
     """Build the model shard and optimizer of one of four ranks, in one of the layouts below."""
     shards = torch.arange(4).view(2, 2)
     if name == "fsdp":
-        return sharded(config, ModelPart(), DeviceMesh("cpu", torch.arange(4)))
+        return sharded(config, ModelShard(), DeviceMesh("cpu", torch.arange(4)))
     if name == "hsdp":
-        return sharded(config, ModelPart(), DeviceMesh("cpu", shards, mesh_dim_names=("replicas", "shards")))
+        return sharded(config, ModelShard(), DeviceMesh("cpu", shards, mesh_dim_names=("replicas", "shards")))
     if name == "tensor x fsdp":
         mesh = DeviceMesh("cpu", shards.T, mesh_dim_names=("tensor", "shards"))
-        return sharded(config, ModelPart(rank % 2, 2), mesh["shards"])
+        return sharded(config, ModelShard(rank % 2, 2), mesh["shards"])
     mesh = DeviceMesh("cpu", shards, mesh_dim_names=("pipeline", "shards"))
-    ends = ModelPart(0, 1, range(2), head=False), ModelPart(0, 1, range(2, 3), embedding=False)
+    ends = ModelShard(0, 1, range(2), head=False), ModelShard(0, 1, range(2, 3), embedding=False)
     return sharded(config, ends[rank // 2], mesh["shards"])
 
 
@@ -134,7 +134,7 @@ def assert_stamped(process: Process, salt: int) -> None:
 def assert_full_parameters(model: Decoder, config: ModelConfig, salt: int) -> None:
     """Check the full parameters as FSDP2 gathers them: the rows must have been loaded in its order."""
     canonical = {name.removeprefix("model."): t for name, t in expected(config, salt).items() if name[:6] == "model."}
-    if model.part.tensor_count == 1:
+    if model.shard.tensor_count == 1:
         layouts = parameter_layouts(config, model.part)
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor)

@@ -20,7 +20,7 @@ from hlat.checkpoint import (
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify
 from hlat.config.sections import ModelConfig
-from hlat.model import build, held_parameters
+from hlat.model import build, collect_local_parameters
 from hlat.runtime import CheckpointError
 from tests.checkpoint.format.test_hostile import assert_refused, seal
 from tests.support.checkpoint.saved_states import state
@@ -139,7 +139,7 @@ def test_weights_that_do_not_fit_the_model_section_are_refused(
 ) -> None:
     """The model section is compared with the weights before the model is built."""
     model = build(TINY, device="cpu", seed=0)
-    blocks = collect(TINY, held_parameters(model))
+    blocks = collect(TINY, collect_local_parameters(model))
     meta = {"step": 1, "model": TINY.model_dump(mode="json") | fields}
     saved = CheckpointStore(tmp_path / "checkpoints", 1).save(1, blocks, meta)
     monkeypatch.setattr("hlat.checkpoint.export.build", lambda *_, **__: pytest.fail("it was built"))

@@ -24,7 +24,7 @@ def gradients(runtime: Runtime, content: dict[str, Any]) -> list[Block]:
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))
-    return blocks(model.held, gradients=True)
+    return blocks(model.local_parameters, gradients=True)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def _rows_of_both(content: dict[str, Any]) -> list[int]:
 def loss_chunks(runtime: Runtime, content: dict[str, Any]) -> tuple[int, int]:
     """Vocabulary rows that are here, and how many tokens this rank takes through the loss at a time."""
     recipe = parse_recipe(content, world=runtime.world)
-    head = build_parallel(recipe, runtime, recipe.training.seed).parts[0].head
+    head = build_parallel(recipe, runtime, recipe.training.seed).stages[0].head
     assert head is not None, "there is no pipeline"
     rows = head.matrix.shape[0]
     return rows, head.cross_entropy.chunk(rows)

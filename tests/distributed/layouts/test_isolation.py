@@ -43,8 +43,8 @@ def passed(runtime: Runtime, content: dict[str, object]) -> Passed:
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, torch.float64)
     term = accumulate_gradients(model, batch_of(model, recipe, 1))
-    loss = float(model.add_over_world(term.reshape(1)))
-    gradients = blocks(model.held, gradients=True)
+    loss = float(model.sum_over_world(term.reshape(1)))
+    gradients = blocks(model.local_parameters, gradients=True)
     return Passed(loss, validate(model, recipe), gradients)
 
 
@@ -70,12 +70,12 @@ def _one_at_a_time(case: Case) -> Passed:
     for part in _each(model, recipe, 1):
         (part / tokens).backward()
         loss += float(part.detach()) / tokens
-    return Passed(loss, validation, blocks(model.held, gradients=True))
+    return Passed(loss, validation, blocks(model.local_parameters, gradients=True))
 
 
 def _each(model: ParallelModel, recipe: Recipe, step: int) -> Iterator[torch.Tensor]:
     """Summed losses of the documents of a step."""
-    batch, (part,) = batch_of(model, recipe, step), model.parts
+    batch, (part,) = batch_of(model, recipe, step), model.stages
     for row, lengths in enumerate(documents(step, GLOBAL_BATCH, SEQUENCE_LENGTH)):
         ends = np.cumsum(lengths).tolist()
         for start, stop in zip([0, *ends], ends, strict=False):

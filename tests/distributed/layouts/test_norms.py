@@ -18,7 +18,7 @@ def numbers(runtime: Runtime, content: dict[str, Any], look: bool) -> list[tuple
     """Loss and gradient norm of some steps, the parameter norm asked for after each or not."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.held, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
     found = []
     for step in range(1, 4):
         result = update(model, optimizer, recipe, step, accumulate_gradients(model, batch_of(model, recipe, step)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hlat.config.load import parse_recipe
-from hlat.model import HeldParameter, local
+from hlat.model import LocalParameter, local
 from hlat.optim import build_optimizer, set_learning_rate, state_tensors
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
@@ -32,7 +32,7 @@ _NAMES = (
 
 
 @torch.no_grad()
-def _set_gradient(one: HeldParameter, step: int) -> None:
+def _set_gradient(one: LocalParameter, step: int) -> None:
     """Normal values that depend on the place in the canonical tensors alone."""
     one.parameter.grad = torch.zeros_like(one.parameter)
     gradient, layout = one.gradient, one.layout
@@ -44,13 +44,13 @@ def _set_gradient(one: HeldParameter, step: int) -> None:
         gradient.narrow(0, run.start - one.first_row, run.count).copy_(values.view(run.count, *layout.columns))
 
 
-def _blocks(held: list[HeldParameter], tensors: list[torch.Tensor]) -> list[Block]:
+def _blocks(held: list[LocalParameter], tensors: list[torch.Tensor]) -> list[Block]:
     """What a rank owns of the weights or of a state, as blocks of canonical tensors; fp32, which is exact."""
     found = []
     for one, tensor in zip(held, tensors, strict=True):
-        for piece in one.pieces():
+        for piece in one.row_blocks():
             if one.owned and piece.owned:
-                values = torch.cat(one.rows_of(piece, tensor)).float().numpy()
+                values = torch.cat(one.row_views(piece, tensor)).float().numpy()
                 found.append((piece.name, piece.canonical_start, one.layout.first_column, values))
     return found
 
@@ -59,15 +59,17 @@ def step(runtime: Runtime, content: dict[str, Any], mode: str) -> dict[str, list
     """The job of a rank: a few steps on given gradients; the weights and states that came out."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, torch.bfloat16)
-    optimizer = build_optimizer(model.held, recipe.optimizer, mode, recipe.training.seed)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, mode, recipe.training.seed)
     for number in range(1, STEPS + 1):
-        for one in model.held:
+        for one in model.local_parameters:
             _set_gradient(one, number)
         set_learning_rate(optimizer, 0.01 / number)
         optimizer.step()
-    states = state_tensors(optimizer, model.held) | {"weight": [local(one.parameter.detach()) for one in model.held]}
+    states = state_tensors(optimizer, model.local_parameters) | {
+        "weight": [local(one.parameter.detach()) for one in model.local_parameters]
+    }
     assert all(tensor.dtype == torch.bfloat16 for tensors in states.values() for tensor in tensors)
-    return {name: _blocks(model.held, tensors) for name, tensors in states.items()}
+    return {name: _blocks(model.local_parameters, tensors) for name, tensors in states.items()}
 
 
 @pytest.mark.parametrize("mode", MODES)

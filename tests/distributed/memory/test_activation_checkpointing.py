@@ -15,13 +15,13 @@ import torch
 
 import hlat.parallel.context_parallel
 from hlat.activation_checkpointing import plan_activations
-from hlat.activation_checkpointing.plan import Plan
+from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.model import Decoder
 from hlat.model.layers import Attention
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.parallel.stages import Cut, held_parts
+from hlat.parallel.stages import StepShape, rank_model_shards
 from hlat.runtime.backend import has_fast_bf16
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients
@@ -36,12 +36,12 @@ GIB = 1 << 30
 SPLIT_BACKWARD = tuple(case for case in CASES if case.name in ("PP2 interleaved-zero-bubble", "PP2 x DP2, ZeRO 3"))
 
 
-def plans(case: Case, content: dict[str, Any], rank: int) -> list[Plan]:
+def plans(case: Case, content: dict[str, Any], rank: int) -> list[ActivationPlan]:
     """What a rank decides for each of its parts."""
     recipe = parse_recipe(content, world=case.world)
-    cut = Cut.of(recipe, case.world)
+    cut = StepShape.of(recipe, case.world)
     place = cut.layout.coordinates(rank)
-    parts = held_parts(cut, rank)
+    parts = rank_model_shards(cut, rank)
     return [plan_activations(recipe, part, case.world, place.pp, "cpu") for part in parts]
 
 
@@ -79,7 +79,7 @@ def kept(runtime: Runtime, content: dict[str, Any]) -> list[int]:
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))  # rotation tables, and FSDP2's own first time
     with patch.object(hlat.parallel.context_parallel, "causal_lower_right", _mask):
-        return [_kept(model, part, recipe) for part in model.parts]
+        return [_kept(model, part, recipe) for part in model.stages]
 
 
 def _kept(model: ParallelModel, part: Decoder, recipe: Recipe) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hlat.config.sections import ModelConfig, ParallelConfig
 from hlat.model.derived import count_parameters
-from hlat.parallel.stages import Cut
+from hlat.parallel.stages import StepShape
 from hlat.parallel.stages.stage_layers import state_bytes
 from hlat.parallel.stages.state_bytes import StateBytes
 from tests.support.distributed.layouts import Case
@@ -74,7 +74,7 @@ def test_even_layouts_hold_what_the_textbook_says(
     counts = count_parameters(model)
     psi = (counts.total - counts.norms) // tensor + counts.norms
     ends = (counts.embedding + counts.head) // tensor + model.hidden_size
-    cut = Cut(model, parallel, world, LENGTH, data * micro_batches)
+    cut = StepShape(model, parallel, world, LENGTH, data * micro_batches)
     ranks = [state_bytes(cut, rank) for rank in cut.layout.group(world - 1, "pp")]
     found = StateBytes(*map(sum, zip(*map(astuple, ranks), strict=True)))
 
@@ -119,7 +119,7 @@ def test_shards_of_any_model_add_up(
     changes = {"vocab_size": rows, "hidden_size": width, "intermediate_size": inner, "tie_embeddings": tied}
     model = ModelConfig(**(_EVEN | changes))
     world, parallel = data * context, ParallelConfig(context=context, zero=zero)
-    parts = [state_bytes(Cut(model, parallel, world, LENGTH, data), rank) for rank in range(world)]
+    parts = [state_bytes(StepShape(model, parallel, world, LENGTH, data), rank) for rank in range(world)]
     parameters = _PARAMETERS - tied
     psi = count_parameters(model).total
     assert sum(part.optimizer for part in parts) == 8 * psi + 4 * parameters * world

@@ -13,7 +13,7 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.parallel.stages import Cut, stage_layers
+from hlat.parallel.stages import StepShape, stage_layers
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.comparing import bound
@@ -35,14 +35,14 @@ def _train(model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, f
 def _save(runtime: Runtime, model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, root: Path) -> None:
     meta = {"recipe": recipe.model_dump(mode="json")}
     store = CheckpointStore(root, keep_last=3, ranks=runtime.ranks)
-    store.save(SAVED, collect(recipe.model, model.held, optimizer), meta)
+    store.save(SAVED, collect(recipe.model, model.local_parameters, optimizer), meta)
 
 
 def train_and_save(runtime: Runtime, content: dict[str, Any], root: Path) -> list[float]:
     """Train, save, and go on."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.held, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
     _train(model, optimizer, recipe, 1, SAVED)
     _save(runtime, model, optimizer, recipe, root)
     return _train(model, optimizer, recipe, SAVED + 1, GONE_ON)
@@ -54,11 +54,11 @@ def load_and_go_on(
     """From each of some checkpoints: load it, save a copy of it as loaded, and train on."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, None)
-    optimizer = build_optimizer(model.held, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
     losses = []
     for root in roots:
         [folder] = root.glob("step-*")
-        restore(open_checkpoint(folder), recipe.model, model.held, optimizer)
+        restore(open_checkpoint(folder), recipe.model, model.local_parameters, optimizer)
         if copy is not None:
             _save(runtime, model, optimizer, recipe, copy)
         losses.append(_train(model, optimizer, recipe, SAVED + 1, GONE_ON))
@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_other_stages_than_it_began_with(pool: Pool, tmp_path
     before, now = ([2, 2, 1, 1], None)
     cases = [Case(f"PP4, {split}", 4, {"pipeline": 4, "split": split}, model) for split in (before, now)]
     contents = [recipe_content(case) for case in cases]
-    cut = Cut.of(parse_recipe(contents[1], world=4), 4)
+    cut = StepShape.of(parse_recipe(contents[1], world=4), 4)
     assert [len(layers) for layers in stage_layers(cut)] != before
     went_on = pool.run(4, train_and_save, contents[0], tmp_path)
     found = pool.run(4, load_and_go_on, contents[1], [tmp_path])

@@ -29,15 +29,18 @@ def compared(runtime: Runtime, content: dict[str, Any], flips: list[Flip]) -> li
     """Two steps; then what differs, without a flip and after each (which is undone)."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode)
-    copies = ReplicaCheck(model.held, optimizer, runtime.ranks)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode)
+    copies = ReplicaCheck(model.local_parameters, optimizer, runtime.ranks)
     for step in (1, 2):
         update(model, optimizer, recipe, step, accumulate_gradients(model, batch_of(model, recipe, step)))
     if not copies.has_replicas:
         return []
     found = [copies.compare()]
     for rank, kind, index in flips:
-        tensors = {"weights": [one.tensor for one in model.held], **state_tensors(optimizer, model.held)}[kind]
+        tensors = {
+            "weights": [one.tensor for one in model.local_parameters],
+            **state_tensors(optimizer, model.local_parameters),
+        }[kind]
         last = tensors[index].view(-1).view(torch.int32 if tensors[index].element_size() == 4 else torch.int16)
         for _ in range(2):
             if runtime.rank == rank:

@@ -7,11 +7,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
-from hlat.model import ModelPart, build
+from hlat.model import ModelShard, build
 from hlat.model.derived import (
     RECOMPUTABLE,
-    Share,
-    activations,
+    RankWorkload,
+    activation_bytes,
     count_parameters,
     flops_per_token,
     forward_flops_per_token,
@@ -101,7 +101,7 @@ def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
 def test_activations_are_what_backward_really_keeps(family: str, coalesce: bool, mode: str) -> None:
     config = config_of(family, coalesce=coalesce)
     tokens = tokens_of(config, 2, 64)
-    counted = activations(config, *tokens.shape, mode)
+    counted = activation_bytes(config, *tokens.shape, mode)
     assert counted.total == saved_bytes(config, tokens, mode)
     # and per layer: one layer more or less is exactly a layer's worth
     fewer = config.model_copy(update={"layers": config.layers - 1})
@@ -111,18 +111,18 @@ def test_activations_are_what_backward_really_keeps(family: str, coalesce: bool,
 def test_a_share_of_a_layer_is_a_share_of_its_bytes() -> None:
     """Korthikanti et al. 2022, section 4.2.2: with sequence parallelism all but the gathered inputs is divided."""
     config, ranks = config_of("llama31-gqa"), 2
-    part = ModelPart(tensor_index=1, tensor_count=ranks)
-    whole = activations(config, 2, 64, "bf16-sr").layer
-    shared = activations(config, 2, 64, "bf16-sr", share=Share(part, sequence=True)).layer
+    part = ModelShard(tensor_index=1, tensor_count=ranks)
+    whole = activation_bytes(config, 2, 64, "bf16-sr").layer
+    shared = activation_bytes(config, 2, 64, "bf16-sr", share=RankWorkload(part, sequence=True)).layer
     gathered = {"attention_input", "feed_forward_input"}
     assert {name for name, size in shared.items() if size == whole[name]} == gathered
     assert all(size * ranks == whole[name] for name, size in shared.items() if name not in gathered)
-    again = activations(config, 2, 64, "bf16-sr", gathered, Share(part, sequence=True))
+    again = activation_bytes(config, 2, 64, "bf16-sr", gathered, RankWorkload(part, sequence=True))
     freed = ("attention_input", "feed_forward_input", "attention_norm_scale", "feed_forward_norm_scale")
     assert again.per_layer * ranks == sum(whole.values()) - sum(whole[name] for name in freed)
 
 
 def test_what_is_recomputed_names_all_but_the_input_of_a_block() -> None:
     config = config_of("qwen3-norm-bias-tied")
-    everything = activations(config, 2, 64, "mixed").layer
-    assert activations(config, 2, 64, "mixed", RECOMPUTABLE).layer == {"x": everything["x"]}
+    everything = activation_bytes(config, 2, 64, "mixed").layer
+    assert activation_bytes(config, 2, 64, "mixed", RECOMPUTABLE).layer == {"x": everything["x"]}

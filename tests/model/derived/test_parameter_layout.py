@@ -9,7 +9,7 @@ from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
 from hlat.model import build
 from hlat.model.derived import RowLayout, gate_up_groups, parameter_layouts
-from hlat.model.derived.parameter_layout import Part
+from hlat.model.derived.parameter_layout import CanonicalTensor
 from hlat.model.hf import canonical_shapes
 from hlat.model.hf.names import from_canonical, to_canonical
 from hlat.runtime import CheckpointError
@@ -18,7 +18,9 @@ from tests.support.model.families import FAMILIES, config_of, our_model, tokens_
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 layouts = st.builds(
-    lambda sizes, groups, columns: RowLayout(tuple(Part(f"p{i}", n) for i, n in enumerate(sizes)), groups, columns),
+    lambda sizes, groups, columns: RowLayout(
+        tuple(CanonicalTensor(f"p{i}", n) for i, n in enumerate(sizes)), groups, columns
+    ),
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(1, 6),
     st.sampled_from([(), (1,), (3,)]),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
-from hlat.parallel.stages import Cut, fullest_rank, rank_bytes, sizes_of_ranks, stage_layers
-from hlat.parallel.stages.stage_split import Stages, balanced
+from hlat.parallel.stages import StepShape, peak_memory_rank, rank_bytes, stage_layer_counts, stage_layers
+from hlat.parallel.stages.stage_split import StageCosts, balance_layers
 
 GIB = 1 << 30
 LLAMA_3_8B = ModelConfig(
@@ -40,7 +40,7 @@ def every_split(layers: int, stages: int) -> Iterator[list[int]]:
             yield [first, *rest]
 
 
-def worth(counts: Sequence[int], given: Stages) -> tuple[float, float, float]:
+def worth(counts: Sequence[int], given: StageCosts) -> tuple[float, float, float]:
     """Time of the slowest rank, of the slowest stage, and bytes of the fullest rank."""
     ranks = set(given.ranks)
     times = [count * given.layer + extra for count, extra in zip(counts, given.extra, strict=True)]
@@ -54,7 +54,7 @@ def worth(counts: Sequence[int], given: Stages) -> tuple[float, float, float]:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[int, Stages]:
+def problems(draw: st.DrawFn) -> tuple[int, StageCosts]:
     """Up to 8 stages, in rounds or in a V, up to 10 layers; costs are whole numbers, so that sums are exact."""
     each, v = draw(st.integers(1, 3)), draw(st.booleans())
     ranks = draw(st.integers(1, 8 // each))
@@ -64,13 +64,15 @@ def problems(draw: st.DrawFn) -> tuple[int, Stages]:
     extra = [float(draw(whole)) if index in (0, len(order) - 1) else 0.0 for index in range(len(order))]
     base = draw(st.lists(whole, min_size=ranks, max_size=ranks))
     slope = draw(st.lists(st.integers(1, 9), min_size=ranks, max_size=ranks))
-    return layers, Stages(order, 4.0, extra, lambda rank, n: base[rank] + slope[rank] * n, draw(st.booleans()))
+    return layers, StageCosts(order, 4.0, extra, lambda rank, n: base[rank] + slope[rank] * n, draw(st.booleans()))
 
 
 @given(problems())
-def test_no_split_has_a_faster_slowest_rank_then_stage_then_a_smaller_fullest_rank(problem: tuple[int, Stages]) -> None:
+def test_no_split_has_a_faster_slowest_rank_then_stage_then_a_smaller_fullest_rank(
+    problem: tuple[int, StageCosts],
+) -> None:
     layers, given = problem
-    found = balanced(layers, given)
+    found = balance_layers(layers, given)
     assert sum(found) == layers and all(found) and len(found) == len(given.ranks)
     assert worth(found, given) == min(worth(other, given) for other in every_split(layers, len(given.ranks)))
 
@@ -96,7 +98,7 @@ def _most(time: float, layer: float, extra: Sequence[float]) -> float:
     return sum(counts) if min(counts) >= 1 else 0
 
 
-def flops(cut: Cut) -> tuple[float, list[float]]:
+def flops(cut: StepShape) -> tuple[float, list[float]]:
     """Of a layer and of each stage's end of the model, forward, backward and again: 2 per weight and score, by hand."""
     model = cut.model
     attention = 4 * model.hidden_size * (cut.sequence + 1) / 2
@@ -110,13 +112,13 @@ def flops(cut: Cut) -> tuple[float, list[float]]:
     return 3 * layer + again, extra
 
 
-def cut_of(model: ModelConfig, pipeline: int, schedule: Schedule, each: int, policy: str, tensor: int = 1) -> Cut:
+def cut_of(model: ModelConfig, pipeline: int, schedule: Schedule, each: int, policy: str, tensor: int = 1) -> StepShape:
     parallel = ParallelConfig(pipeline=pipeline, tensor=tensor, schedule=schedule, virtual_stages=each, zero=0)
     length = model.max_sequence_length or 4096
-    return Cut(model, parallel, pipeline * tensor, length, 4 * pipeline, 1, "mixed", policy)
+    return StepShape(model, parallel, pipeline * tensor, length, 4 * pipeline, 1, "mixed", policy)
 
 
-def need(cut: Cut, rank: int, layers: int) -> float:
+def need(cut: StepShape, rank: int, layers: int) -> float:
     return rank_bytes(cut, rank, (layers / cut.virtual,) * cut.virtual).total
 
 
@@ -132,7 +134,7 @@ def test_no_layout_is_slower_or_at_the_same_speed_fuller_than_with_earlier_stage
         cut = cut_of(model, pipeline, schedule, each, policy)
         layer, extra = flops(cut)
         ranks = [cut.layout.stage_rank(stage) for stage in range(len(extra))]
-        stages = Stages(ranks, layer, extra, partial(need, cut))
+        stages = StageCosts(ranks, layer, extra, partial(need, cut))
         found = [len(layers) for layers in stage_layers(cut)]
         assert worth(found, stages) <= worth(earlier_take_more(model.layers, layer, extra), stages), (pipeline, found)
 
@@ -148,7 +150,7 @@ def test_the_fullest_rank_needs_less_and_the_slowest_is_no_slower(
     cut = cut_of(model, pipeline, "1f1b", 1, "none", tensor)
     layer, extra = flops(cut)
     assert earlier_take_more(model.layers, layer, extra) == before
-    counts = [sum(sizes) for sizes in sizes_of_ranks(cut)]
+    counts = [sum(sizes) for sizes in stage_layer_counts(cut)]
 
     def slowest(counts: list[int]) -> float:
         return max(n * layer + e for n, e in zip(counts, extra, strict=True))
@@ -158,12 +160,12 @@ def test_the_fullest_rank_needs_less_and_the_slowest_is_no_slower(
 
     assert slowest(counts) <= slowest(before)
     assert fullest(counts) <= share * fullest(before)
-    assert fullest(counts) == rank_bytes(cut, fullest_rank(cut), (counts[fullest_rank(cut)],)).total
+    assert fullest(counts) == rank_bytes(cut, peak_memory_rank(cut), (counts[peak_memory_rank(cut)],)).total
 
 
 def test_an_explicit_split_is_taken_as_it_is() -> None:
     parallel = ParallelConfig(pipeline=2, split=(1, 31))
-    assert stage_layers(Cut(LLAMA_3_8B, parallel, 2, 128, 8)) == [range(1), range(1, 32)]
+    assert stage_layers(StepShape(LLAMA_3_8B, parallel, 2, 128, 8)) == [range(1), range(1, 32)]
 
 
 def test_what_is_computed_again_makes_the_head_cheaper_than_as_many_layers() -> None:
@@ -171,5 +173,5 @@ def test_what_is_computed_again_makes_the_head_cheaper_than_as_many_layers() -> 
     layer, _ = flops(cut_of(LLAMA_3_8B, 2, "1f1b", 1, "none"))
     vocabulary = round(5 * layer / (6 * LLAMA_3_8B.hidden_size))
     model = LLAMA_3_8B.model_copy(update={"layers": 9, "vocab_size": vocabulary})
-    found = [sizes_of_ranks(cut_of(model, 2, "1f1b", 1, policy)) for policy in ("none", "full")]
+    found = [stage_layer_counts(cut_of(model, 2, "1f1b", 1, policy)) for policy in ("none", "full")]
     assert found == [[(7,), (2,)], [(6,), (3,)]]

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import (
 
 from hlat.activation_checkpointing.in_flight import passes_in_flight
 from hlat.config.sections import ParallelConfig
-from hlat.parallel.stages import order_of
+from hlat.parallel.stages import pass_order
 from hlat.planner.cost import StageTimes, simulate_pipeline
 
 EACH = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}
@@ -92,7 +92,7 @@ def test_pass_orders_equal_those_of_torch(schedule, ranks):
                     for action in order
                     if action is not None
                 ]
-                assert order_of(schedule, rank, ranks, count, each) == torch_order
+                assert pass_order(schedule, rank, ranks, count, each) == torch_order
 
 
 @given(

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hlat.activation_checkpointing import checkpoint_activations
-from hlat.activation_checkpointing.plan import Plan
+from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, build
 from hlat.precision import MODES
@@ -51,7 +51,7 @@ def model_of(config: ModelConfig, mode: str, recomputed: list[frozenset[str]]) -
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    checkpoint_activations(model, Plan("as listed", tuple(recomputed), 0, 1, 0))
+    checkpoint_activations(model, ActivationPlan("as listed", tuple(recomputed), 0, 1, 0))
     return model
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig, OptimizerConfig
-from hlat.model import Decoder, HeldParameter, ModelPart, held_parameters, local
+from hlat.model import Decoder, LocalParameter, ModelShard, collect_local_parameters, local
 from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
 
@@ -47,11 +47,11 @@ class Layout:
     shards: int = 1
     replicas: int = 1
 
-    def model_shards(self) -> list[ModelPart]:
+    def model_shards(self) -> list[ModelShard]:
         """List the model shards, stage by stage."""
         firsts = [sum(self.stages[:index]) for index in range(len(self.stages))]
         return [
-            ModelPart(index, self.tensor, range(first, first + count), first == 0, first + count == sum(self.stages))
+            ModelShard(index, self.tensor, range(first, first + count), first == 0, first + count == sum(self.stages))
             for first, count in zip(firsts, self.stages, strict=True)
             for index in range(self.tensor)
         ]
@@ -61,7 +61,7 @@ class Layout:
 class Process:
     """Local parameters and optimizer of one process."""
 
-    held: list[HeldParameter]
+    held: list[LocalParameter]
     optimizer: torch.optim.AdamW
 
 
@@ -71,14 +71,14 @@ def processes(config: ModelConfig, layout: Layout, dtype: torch.dtype = torch.fl
     for part in layout.model_shards():
         with torch.device("meta"):
             model = Decoder(config, part).to(dtype)
-        held = held_parameters(model.to_empty(device="cpu"))
+        held = collect_local_parameters(model.to_empty(device="cpu"))
         for replica in range(layout.replicas):
             for index in range(layout.shards):
                 made.append(add_optimizer([shard(parameter, index, layout.shards, replica == 0) for parameter in held]))
     return made
 
 
-def add_optimizer(held: list[HeldParameter]) -> Process:
+def add_optimizer(held: list[LocalParameter]) -> Process:
     """Create the optimizer of local parameters, with AdamW's moments as after a step."""
     optimizer = build_optimizer(held, OptimizerConfig(lr=0.01))
     for local_parameter in held:
@@ -87,7 +87,7 @@ def add_optimizer(held: list[HeldParameter]) -> Process:
     return Process(held, optimizer)
 
 
-def shard(full: HeldParameter, index: int, count: int, owned: bool) -> HeldParameter:
+def shard(full: LocalParameter, index: int, count: int, owned: bool) -> LocalParameter:
     """Take the rows that one of ``count`` processes stores, possibly none, as a parameter of its own."""
     rows = full.tensor.shape[0]
     size = -(-rows // count)
@@ -96,7 +96,7 @@ def shard(full: HeldParameter, index: int, count: int, owned: bool) -> HeldParam
     return replace(full, parameter=parameter, first_row=first, owned=owned)
 
 
-def saved_tensors(process: Process) -> Iterable[tuple[str, HeldParameter, torch.Tensor]]:
+def saved_tensors(process: Process) -> Iterable[tuple[str, LocalParameter, torch.Tensor]]:
     """Yield every local tensor that is saved: prefix of its names, parameter, tensor."""
     for parameter in process.held:
         yield KINDS[0], parameter, parameter.tensor
@@ -111,7 +111,7 @@ def stamp(process: Process, salt: int) -> None:
         tensor.copy_(expected_local(kind, parameter, tensor, salt))
 
 
-def expected_local(kind: str, parameter: HeldParameter, tensor: torch.Tensor, salt: int) -> torch.Tensor:
+def expected_local(kind: str, parameter: LocalParameter, tensor: torch.Tensor, salt: int) -> torch.Tensor:
     """Values of a stamped local tensor."""
     out = torch.empty_like(tensor)
     width, first = (parameter.layout.columns or (1,))[0], parameter.layout.first_column

@@ -9,7 +9,7 @@ import torch
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.data.samples import Batch
-from hlat.model import IGNORED, HeldParameter
+from hlat.model import IGNORED, LocalParameter
 from hlat.optim import build_optimizer
 from hlat.parallel import MicroBatch, ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
@@ -68,15 +68,15 @@ def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
     return Batch(inputs[here], labels[here], np.asarray(rows), 0, positions)
 
 
-def blocks(held: list[HeldParameter], gradients: bool = False) -> list[Block]:
+def blocks(held: list[LocalParameter], gradients: bool = False) -> list[Block]:
     """This rank's own weights, or their gradients, as blocks of canonical tensors."""
     found = []
     for one in held:
         values_here = one.gradient if gradients else one.tensor
         assert values_here is not None, "every parameter has had a gradient"
-        for piece in one.pieces():
+        for piece in one.row_blocks():
             if one.owned and piece.owned:
-                values = torch.cat(one.rows_of(piece, values_here)).clone().numpy()
+                values = torch.cat(one.row_views(piece, values_here)).clone().numpy()
                 found.append((piece.name, piece.canonical_start, one.layout.first_column, values))
     return found
 
@@ -85,22 +85,24 @@ def train(runtime: Runtime, content: dict[str, Any], steps: int, dtype: torch.dt
     """Train some steps on made-up tokens."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, dtype)
-    optimizer = build_optimizer(model.held, recipe.optimizer)
-    initial = blocks(model.held)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
+    initial = blocks(model.local_parameters)
     losses, norms = [], []
     for step in range(1, steps + 1):
         term = accumulate_gradients(model, batch_of(model, recipe, step))
         result = update(model, optimizer, recipe, step, term)
         losses.append(float(result.loss))
         norms.append(float(result.gradient_norm))
-    return Trained(losses, norms, float(model.parameter_norm()), validate(model, recipe), initial, blocks(model.held))
+    return Trained(
+        losses, norms, float(model.parameter_norm()), validate(model, recipe), initial, blocks(model.local_parameters)
+    )
 
 
 def validate(model: ParallelModel, recipe: Recipe) -> float:
     """Summed loss of the sequences of step 0, forward only."""
     batch = batch_of(model, recipe, 0)
     whole = MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
-    return float(model.add_over_world(model.evaluate(whole.split(recipe.batch.micro_batch))))
+    return float(model.sum_over_world(model.evaluate(whole.split(recipe.batch.micro_batch))))
 
 
 def assemble(parts: list[list[Block]]) -> dict[str, np.ndarray]:

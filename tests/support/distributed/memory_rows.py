@@ -21,7 +21,7 @@ import hlat.parallel.parallel_model
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.parallel.stages import Cut
+from hlat.parallel.stages import StepShape
 from hlat.parallel.stages.stage_layers import state_bytes
 from hlat.parallel.stages.state_bytes import StateBytes
 from hlat.runtime.distributed import Runtime
@@ -95,7 +95,7 @@ def content_of(row: Case) -> dict[str, Any]:
 def expected(row: Case) -> list[StateBytes]:
     """What the formula says, by rank."""
     recipe = parse_recipe(content_of(row), world=row.world)
-    cut = Cut.of(recipe, row.world)
+    cut = StepShape.of(recipe, row.world)
     return [state_bytes(cut, rank) for rank in range(row.world)]
 
 
@@ -103,7 +103,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> StateBytes:
     """The job of a rank: train two steps; what it held during and after the second."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.held, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
     update(model, optimizer, recipe, 1, accumulate_gradients(model, batch_of(model, recipe, 1)))
     assert not _messages(model), "FSDP2 keeps the buffer of a collective between steps"
     within = (0, 0)
@@ -134,13 +134,15 @@ def _after_passes(model: ParallelModel, look: Callable[[], None]) -> Iterator[No
         return wrapped
 
     with ExitStack() as stack:
-        for part in model.parts:  # after FSDP2's own hook, which was registered first
+        for part in model.stages:  # after FSDP2's own hook, which was registered first
             handle = part.register_forward_hook(lambda *_: look())
             stack.callback(handle.remove)
         for name in ("backward_one_chunk", "backward_weight_one_chunk"):
             stack.enter_context(patch.object(PipelineStage, name, then_look(getattr(PipelineStage, name))))
-        before = hlat.parallel.parallel_model.before_micro_batch  # is after the backward pass of the micro-batch before
-        stack.enter_context(patch.object(hlat.parallel.parallel_model, "before_micro_batch", then_look(before)))
+        before = (
+            hlat.parallel.parallel_model.configure_micro_batch
+        )  # is after the backward pass of the micro-batch before
+        stack.enter_context(patch.object(hlat.parallel.parallel_model, "configure_micro_batch", then_look(before)))
         yield
         look()  # after the last; in a pipeline, gradients have been reduced by then
 
@@ -180,13 +182,13 @@ def measure_gathered(runtime: Runtime, content: dict[str, Any]) -> tuple[int, in
 
 def _sharded_groups(model: ParallelModel) -> list[Any]:
     """FSDP2's groups of parameters, one per block and one for the rest of each part."""
-    modules = [module for part in model.parts for module in part.modules() if isinstance(module, FSDPModule)]
+    modules = [module for part in model.stages for module in part.modules() if isinstance(module, FSDPModule)]
     return [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
 
 
 def _parameters(model: ParallelModel) -> Iterator[torch.Tensor]:
-    yield from (one.parameter for one in model.held)
-    yield from (parameter for part in model.parts for parameter in part.parameters())
+    yield from (one.parameter for one in model.local_parameters)
+    yield from (parameter for part in model.stages for parameter in part.parameters())
     for group in _sharded_groups(model):
         for one in group.fsdp_params:
             yield one._sharded_param_data
@@ -194,8 +196,8 @@ def _parameters(model: ParallelModel) -> Iterator[torch.Tensor]:
 
 
 def _gradients(model: ParallelModel) -> Iterator[torch.Tensor | None]:
-    yield from (one.parameter.grad for one in model.held)
-    yield from (parameter.grad for part in model.parts for parameter in part.parameters())
+    yield from (one.parameter.grad for one in model.local_parameters)
+    yield from (parameter.grad for part in model.stages for parameter in part.parameters())
     for group in _sharded_groups(model):
         yield group._partial_reduce_output
         for one in group.fsdp_params:

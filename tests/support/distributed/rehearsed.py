@@ -147,9 +147,9 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
     with scheduled_gc(), _Storages() as storages:
         with _meshes_unseen():
             model = build_parallel(recipe, runtime, seed=None)
-        for one in model.held:
+        for one in model.local_parameters:
             torch.nn.init.ones_(one.tensor)
-        optimizer = build_optimizer(model.held, recipe.optimizer, recipe.precision.mode, 3)
+        optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3)
         update(model, optimizer, recipe, 1, accumulate_gradients(model, _batch(model, recipe, 1)))
         batch = _batch(model, recipe, 2)
         storages.peak = 0
@@ -159,7 +159,11 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
         del batch, whole
         peak, between = storages.peak, storages.now()
     flops = _flops(model, recipe, 3)
-    blocks = [one for one in collect(recipe.model, model.held, optimizer) if runtime.rank == 0 or not one.replicated]
+    blocks = [
+        one
+        for one in collect(recipe.model, model.local_parameters, optimizer)
+        if runtime.rank == 0 or not one.replicated
+    ]
     return Step(peak, between, traffic, (len(blocks), sum(one.nbytes for one in blocks)), flops)
 
 
@@ -207,7 +211,7 @@ def _flops(model: ParallelModel, recipe: Recipe, step: int) -> int:
 def _meshes_unseen() -> Iterator[None]:
     """They are tensors on the host; the shards that are made with them are on the meta device then."""
     with ExitStack() as stack:
-        for name in ("make_groups", "shard"):
+        for name in ("create_process_groups", "shard_model"):
             function = getattr(hlat.parallel.parallel_model, name)
             stack.enter_context(patch.object(hlat.parallel.parallel_model, name, _unseen(function)))
         yield

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hlat.config import Recipe
 from hlat.model.derived import count_parameters
 from hlat.parallel.mesh import Layout
-from hlat.parallel.stages import Cut, stage_layers
+from hlat.parallel.stages import StepShape, stage_layers
 from tests.support.distributed.traffic import MICRO_BATCHES as M
 from tests.support.distributed.traffic import Traffic
 
@@ -72,7 +72,7 @@ class _Stage:
 
     @classmethod
     def of(cls, recipe: Recipe, layout: Layout, rank: int) -> "_Stage":
-        layers = stage_layers(Cut.of(recipe, layout.world))
+        layers = stage_layers(StepShape.of(recipe, layout.world))
         (index,) = layout.stages_of(layout.coordinates(rank).pp)
         return cls(len(layers[index]), index == 0, index == len(layers) - 1)
 

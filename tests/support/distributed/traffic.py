@@ -119,7 +119,7 @@ def count(runtime: Runtime, content: dict[str, Any]) -> Traffic:
     """The job of a rank: train two steps, and count the messages of the second."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.held, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
     update(model, optimizer, recipe, 1, accumulate_gradients(model, batch_of(model, recipe, 1)))
     with counted() as traffic:
         update(model, optimizer, recipe, 2, accumulate_gradients(model, batch_of(model, recipe, 2)))

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, HeldParameter, ModelPart, held_parameters
+from hlat.model import Decoder, LocalParameter, ModelShard, collect_local_parameters
 from hlat.model.derived import RowLayout
-from hlat.model.derived.parameter_layout import Part
+from hlat.model.derived.parameter_layout import CanonicalTensor
 from hlat.model.hf import canonical_shapes
 from hlat.runtime.randomness import normal_block, stream_key
 
@@ -23,26 +23,30 @@ def config_of(**changes: object) -> ModelConfig:
     return ModelConfig.model_validate(BIASED | changes)
 
 
-def plain_held(net: nn.Module) -> list[HeldParameter]:
+def plain_held(net: nn.Module) -> list[LocalParameter]:
     """The parameters of any module, each a canonical tensor of its own name."""
     return [
-        HeldParameter(
-            name, parameter, RowLayout((Part(name, parameter.shape[0]),), 1, tuple(parameter.shape[1:])), 0, True
+        LocalParameter(
+            name,
+            parameter,
+            RowLayout((CanonicalTensor(name, parameter.shape[0]),), 1, tuple(parameter.shape[1:])),
+            0,
+            True,
         )
         for name, parameter in net.named_parameters()
     ]
 
 
-def share(config: ModelConfig, part: ModelPart, cuts: Sequence[float] = ()) -> list[list[HeldParameter]]:
+def share(config: ModelConfig, part: ModelShard, cuts: Sequence[float] = ()) -> list[list[LocalParameter]]:
     """The parameters of a part of a model in bf16, each cut by rows at these fractions: a list for each process."""
     with torch.device("meta"):
         model = Decoder(config, part).to(torch.bfloat16)
-    held = held_parameters(model.to_empty(device="cpu"))
+    held = collect_local_parameters(model.to_empty(device="cpu"))
     edges = [0.0, *sorted(cuts), 1.0]
     return [[_rows(one, low, high) for one in held] for low, high in pairwise(edges)]
 
 
-def _rows(one: HeldParameter, low: float, high: float) -> HeldParameter:
+def _rows(one: LocalParameter, low: float, high: float) -> LocalParameter:
     """The rows between two fractions of all; there may be none."""
     rows = one.tensor.shape[0]
     first, stop = round(low * rows), round(high * rows)
@@ -52,7 +56,7 @@ def _rows(one: HeldParameter, low: float, high: float) -> HeldParameter:
 _normals = functools.cache(normal_block)
 
 
-def fill(one: HeldParameter, tensor: torch.Tensor, purpose: str, scale: float = 1.0) -> None:
+def fill(one: LocalParameter, tensor: torch.Tensor, purpose: str, scale: float = 1.0) -> None:
     """Give a tensor of the local shape normal values that depend on the place in the canonical tensors alone."""
     layout = one.layout
     columns = layout.columns[0] if layout.columns else 1
@@ -64,13 +68,13 @@ def fill(one: HeldParameter, tensor: torch.Tensor, purpose: str, scale: float = 
 
 
 @torch.no_grad()
-def fill_weights(held: Sequence[HeldParameter]) -> None:
+def fill_weights(held: Sequence[LocalParameter]) -> None:
     for one in held:
         fill(one, one.tensor, "weights", 0.1)
 
 
 @torch.no_grad()
-def fill_gradients(held: Sequence[HeldParameter], step: int) -> None:
+def fill_gradients(held: Sequence[LocalParameter], step: int) -> None:
     for one in held:
         one.parameter.grad = torch.empty_like(one.parameter)
         fill(one, one.parameter.grad, f"gradients of {step}")
@@ -81,8 +85,8 @@ Tensors = dict[str, torch.Tensor]
 
 def canonical(
     config: ModelConfig,
-    held: Sequence[HeldParameter],
-    tensor_of: Callable[[HeldParameter], torch.Tensor],
+    held: Sequence[LocalParameter],
+    tensor_of: Callable[[LocalParameter], torch.Tensor],
     into: Tensors,
 ) -> Tensors:
     """Put local tensors where they belong in canonical ones, beside what is there of other shares already.

@@ -1,16 +1,16 @@
 """Facts computed from the model section: row layout of parameters, parameter and FLOP counts, activation bytes."""
 
-from hlat.model.derived.activations import RECOMPUTABLE, Share, activations
+from hlat.model.derived.activations import RECOMPUTABLE, RankWorkload, activation_bytes
 from hlat.model.derived.counts import count_parameters, flops_per_token, forward_flops_per_token
-from hlat.model.derived.parameter_layout import Piece, RowLayout, Run, gate_up_groups, parameter_layouts
+from hlat.model.derived.parameter_layout import RowBlock, RowLayout, RowRun, gate_up_groups, parameter_layouts
 
 __all__ = [
     "RECOMPUTABLE",
-    "Piece",
+    "RankWorkload",
+    "RowBlock",
     "RowLayout",
-    "Run",
-    "Share",
-    "activations",
+    "RowRun",
+    "activation_bytes",
     "count_parameters",
     "flops_per_token",
     "forward_flops_per_token",

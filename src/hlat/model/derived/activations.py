@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hlat.config.sections import ModelConfig
-from hlat.model.model_shard import WHOLE, ModelPart, heads_of, inner_columns, vocabulary_rows
+from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads, vocabulary_rows
 from hlat.precision import MODES
 
 _FP32 = 4
@@ -43,7 +43,7 @@ RECOMPUTABLE: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Share:
+class RankWorkload:
     """What a rank has of a model and of the tokens.
 
     Attributes:
@@ -57,7 +57,7 @@ class Share:
             has rotations of its own.
     """
 
-    part: ModelPart = field(default=WHOLE)
+    shard: ModelShard = field(default=FULL_MODEL)
     sequence: bool = False
     context: int = 1
     weight_copies: bool = True
@@ -66,7 +66,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Activations:
+class ActivationBytes:
     """Bytes kept for backward by one micro-batch.
 
     Attributes:
@@ -91,14 +91,14 @@ class Activations:
         return self.layers * self.per_layer + sum(self.ends.values())
 
 
-def activations(
+def activation_bytes(
     config: ModelConfig,
     batch: int,
     sequence_length: int,
     mode: str = "fp32",
     recomputed: Collection[str] = (),
-    share: Share = Share(),
-) -> Activations:
+    workload: RankWorkload = RankWorkload(),
+) -> ActivationBytes:
     """Bytes kept by a forward pass over ``batch`` sequences of ``sequence_length`` tokens on one device, loss included.
 
     Args:
@@ -106,8 +106,8 @@ def activations(
         recomputed: names of ``RECOMPUTABLE``, in every block.
         share: of the rank.
     """
-    sizes = _Sizes.of(config, batch, sequence_length, mode, share)
-    return Activations(sizes.layer(frozenset(recomputed)), sizes.ends(), len(share.part.layer_range(config)))
+    sizes = _Sizes.of(config, batch, sequence_length, mode, workload)
+    return ActivationBytes(sizes.layer(frozenset(recomputed)), sizes.ends(), len(workload.shard.layer_range(config)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Sizes:
     """Sizes on a rank: positions with and without sequence parallelism, and widths."""
 
     config: ModelConfig
-    share: Share
+    workload: RankWorkload
     batch: int
     length: int
     tokens: int
@@ -125,25 +125,29 @@ class _Sizes:
     stored: int  # bytes of a weight element as it comes
 
     @classmethod
-    def of(cls, config: ModelConfig, batch: int, length: int, mode: str, share: Share) -> "_Sizes":
+    def of(cls, config: ModelConfig, batch: int, length: int, mode: str, workload: RankWorkload) -> "_Sizes":
         item = MODES[mode].compute.itemsize
-        stored = MODES[mode].weights.itemsize if share.weight_copies else item
-        tokens = batch * length // share.context
-        between = tokens // share.part.tensor_count if share.sequence else tokens
+        stored = MODES[mode].weights.itemsize if workload.weight_copies else item
+        tokens = batch * length // workload.context
+        between = tokens // workload.shard.tensor_count if workload.sequence else tokens
         copied = item if item != stored else 0
-        return cls(config, share, batch, length, tokens, between, item, copied, stored)
+        return cls(config, workload, batch, length, tokens, between, item, copied, stored)
 
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
         """Bytes of one block by tensor, those that are kept."""
         freed = {tensor for name in recomputed for tensor in RECOMPUTABLE[name]}
         kept = {**self._tensors(), **self._weight_copies()}
-        if self.share.context > 1:
+        if self.workload.context > 1:
             kept |= self._context_tensors(recomputed)
         return {name: size for name, size in kept.items() if size and name not in freed}
 
     def _tensors(self) -> dict[str, int]:
-        config, item, here = self.config, self.item, heads_of(self.config, self.share.part)
-        width, head, inner = config.hidden_size, config.n_head_dim, len(inner_columns(config, self.share.part))
+        config, item, here = self.config, self.item, shard_heads(self.config, self.workload.shard)
+        width, head, inner = (
+            config.hidden_size,
+            config.n_head_dim,
+            len(intermediate_columns(config, self.workload.shard)),
+        )
         kept = {
             "x": self.between * item * width,
             "attention_norm_scale": self.between * _FP32,
@@ -168,23 +172,27 @@ class _Sizes:
 
     def _context_tensors(self, recomputed: frozenset[str]) -> dict[str, int]:
         """What attention to the positions of other ranks keeps, and no longer keeps."""
-        config, here, ranks = self.config, heads_of(self.config, self.share.part), self.share.context
+        config, here, ranks = self.config, shard_heads(self.config, self.workload.shard), self.workload.context
         local = self.tokens * self.item * here.kvs * config.n_head_dim
         # Its own keys and values are kept for gathering them again only.
         again = bool(recomputed & {"attention_log_sum", "attention_output"})
         gathered = {"k": local * again, "v": local * again, "gathered_keys_values": 2 * ranks * local}
-        if self.share.isolated:
+        if self.workload.isolated:
             return gathered
         chunk = self.length // (2 * ranks)
         return gathered | {
             "attention_chunks": self.tokens * self.item * here.queries * config.n_head_dim,
             # of two chunks, to the i + 1 and 2 ranks - i chunks up to them
-            "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.share.materialised_masks,
+            "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.workload.materialised_masks,
         }
 
     def _weight_copies(self) -> dict[str, int]:
-        config, here = self.config, heads_of(self.config, self.share.part)
-        width, head, inner = config.hidden_size, config.n_head_dim, len(inner_columns(config, self.share.part))
+        config, here = self.config, shard_heads(self.config, self.workload.shard)
+        width, head, inner = (
+            config.hidden_size,
+            config.n_head_dim,
+            len(intermediate_columns(config, self.workload.shard)),
+        )
         elements = {
             "attention_norm": width,
             "qk_norm": 2 * head if config.qk_norm else 0,
@@ -198,19 +206,19 @@ class _Sizes:
 
     def ends(self) -> dict[str, int]:
         """Bytes of what is not in a block, by tensor."""
-        config, part = self.config, self.share.part
+        config, shard = self.config, self.workload.shard
         width, ends = config.hidden_size, {}
-        if part.embedding:
+        if shard.embedding:
             # Cut by vocabulary: ids of the rows that are here, and which they are.
-            ends["token_ids"] = self.tokens * (8 if part.whole else 9)
-        if self.share.isolated:
+            ends["token_ids"] = self.tokens * (8 if shard.has_full_layers else 9)
+        if self.workload.isolated:
             ends["rotation_tables"] = self.tokens * config.n_head_dim * _FP32
             ends["document_starts"] = self.tokens * _INT64
-        elif self.share.context > 1:
+        elif self.workload.context > 1:
             # Of positions that are not one run: put together for this pass.
-            ends["rotation_tables"] = self.length // self.share.context * config.n_head_dim * _FP32
-        if part.head:
+            ends["rotation_tables"] = self.length // self.workload.context * config.n_head_dim * _FP32
+        if shard.head:
             ends["final_norm"] = self.between * (self.item * width + _FP32) + self.copied * width
             ends["loss_by_hidden"] = self.tokens * self.item * width
-            ends["loss_by_head"] = self.stored * len(vocabulary_rows(config, part)) * width
+            ends["loss_by_head"] = self.stored * len(vocabulary_rows(config, shard)) * width
         return ends

@@ -42,12 +42,12 @@ class SpecialIds:
     pad: TokenIds = None
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "SpecialIds":
+    def from_json(cls, content: Mapping[str, Any]) -> "SpecialIds":
         """Those that a file names; anything that is no token id is left out."""
         return cls(*(_token_ids(content.get(f"{name}_token_id")) for name in ("bos", "eos", "pad")))
 
     @property
-    def words(self) -> dict[str, TokenIds]:
+    def as_json(self) -> dict[str, TokenIds]:
         """As the files name them; those that there are."""
         named = {"bos_token_id": self.bos, "eos_token_id": self.eos, "pad_token_id": self.pad}
         return {name: value for name, value in named.items() if value is not None}
@@ -107,7 +107,7 @@ def config_json(
         "use_cache": True,
         "bos_token_id": None,
         "eos_token_id": None,
-        **SpecialIds(bos_id, eos_id, pad_id).words,
+        **SpecialIds(bos_id, eos_id, pad_id).as_json,
         "torch_dtype": DTYPE_NAMES[dtype],
         **_rope(config),
     }

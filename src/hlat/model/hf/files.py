@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary sibling of ``target`` that takes its name once the block has ended well and all is on the disk.
 
     Raises:

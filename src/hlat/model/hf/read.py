@@ -76,9 +76,9 @@ def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
         CheckpointError: a file is damaged.
     """
     folder = Path(hf_dir)
-    special = SpecialIds.of(read_json(folder / "config.json"))
+    special = SpecialIds.from_json(read_json(folder / "config.json"))
     generation = folder / "generation_config.json"
-    return special, SpecialIds.of(read_json(generation)) if generation.is_file() else special
+    return special, SpecialIds.from_json(read_json(generation)) if generation.is_file() else special
 
 
 def _find_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:

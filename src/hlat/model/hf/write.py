@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from hlat.config.sections import ModelConfig
 from hlat.model.hf.config import SpecialIds, TokenIds, architecture, config_json
-from hlat.model.hf.files import INDEX, TOKENIZER_FILES, WEIGHTS, read_json, shard_name, whole_folder, write_json
+from hlat.model.hf.files import INDEX, TOKENIZER_FILES, WEIGHTS, atomic_folder, read_json, shard_name, write_json
 from hlat.model.hf.names import canonical_shapes, check_canonical
 from hlat.runtime import CheckpointError, StorageError
 
@@ -59,14 +59,14 @@ def write_hf(
     """
     target = Path(out_dir)
     pairs = canonical.items() if isinstance(canonical, Mapping) else canonical
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         if tokenizer_dir is not None:
             _copy_tokenizer(Path(tokenizer_dir), folder, eos_id, bos_id)
         config_json(config, torch.float32, eos_id, bos_id, pad_id)  # refuses before anything large is written
         stored = _write_weights(folder, config, _cast(_with_zero_biases(config, pairs), dtype), max_shard_bytes)
         write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id, pad_id))
         generation = generation or SpecialIds(bos_id, eos_id, pad_id)
-        write_json(folder / "generation_config.json", generation.words)
+        write_json(folder / "generation_config.json", generation.as_json)
     return target
 
 

@@ -2,6 +2,14 @@
 
 from hlat.parallel.mesh.collectives import all_gather, all_reduce_together, reduce_scatter
 from hlat.parallel.mesh.mesh_layout import Coordinates, Layout
-from hlat.parallel.mesh.process_groups import Groups, make_groups
+from hlat.parallel.mesh.process_groups import ProcessGroups, create_process_groups
 
-__all__ = ["Coordinates", "Groups", "Layout", "all_gather", "all_reduce_together", "make_groups", "reduce_scatter"]
+__all__ = [
+    "Coordinates",
+    "Layout",
+    "ProcessGroups",
+    "all_gather",
+    "all_reduce_together",
+    "create_process_groups",
+    "reduce_scatter",
+]

@@ -100,7 +100,7 @@ class Layout:
         index = self.coordinates(rank).dp % size
         return tuple(r for r in self.group(rank, "dp") if self.coordinates(r).dp % size == index)
 
-    def neighbours(self, rank: int, count: int) -> tuple[int, ...]:
+    def tensor_subgroup(self, rank: int, count: int) -> tuple[int, ...]:
         """The block of ``count`` neighbours in the tensor group that ``rank`` belongs to."""
         group = self.group(rank, "tp")
         first = self.coordinates(rank).tp // count * count
@@ -115,7 +115,7 @@ class Layout:
         """The stages that a pipeline rank runs, ascending."""
         return [stage for stage in range(self.config.stages) if self.stage_rank(stage) == pipeline_rank]
 
-    def neighbours_of_stages(self, pipeline_rank: int) -> list[tuple[int, list[int]]]:
+    def remote_neighbour_stages(self, pipeline_rank: int) -> list[tuple[int, list[int]]]:
         """The stages of a pipeline rank, each with the stages on other ranks that it talks to.
 
         The two at the turn of a V share a rank, and send each other nothing.
@@ -128,7 +128,7 @@ class Layout:
     def _elsewhere(self, stage: int, pipeline_rank: int) -> bool:
         return 0 <= stage < self.config.stages and self.stage_rank(stage) != pipeline_rank
 
-    def ends(self, rank: int) -> tuple[int, ...]:
+    def embedding_ranks(self, rank: int) -> tuple[int, ...]:
         """The ranks, in the pipeline of ``rank``, of the first and of the last stage; one where they are the same."""
         group = self.group(rank, "pp")
         return tuple(sorted({group[0], group[self.stage_rank(self.config.stages - 1)]}))

@@ -15,13 +15,13 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from hlat.config.sections import ModelConfig
-from hlat.model import kv_copies
+from hlat.model import kv_replication
 from hlat.parallel.mesh.mesh_layout import AXES, Layout
 from hlat.runtime.distributed import call_interruptibly
 
 
 @dataclass(frozen=True)
-class Groups:
+class ProcessGroups:
     """What a rank talks over; None where it would talk to itself.
 
     Attributes:
@@ -39,12 +39,12 @@ class Groups:
     context: ProcessGroup | None
     data: ProcessGroup | None
     gradients: ProcessGroup | None
-    shards: DeviceMesh | None
+    shard_mesh: DeviceMesh | None
     kv: ProcessGroup | None
-    ends: ProcessGroup | None
+    embedding: ProcessGroup | None
 
 
-ALONE = Groups(None, None, None, None, None, None, None, None, None)
+ALONE = ProcessGroups(None, None, None, None, None, None, None, None, None)
 
 
 class _Maker:
@@ -65,7 +65,7 @@ class _Maker:
         return self(ranks) if len(ranks) > 1 else None
 
 
-def make_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.device) -> Groups:
+def create_process_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.device) -> ProcessGroups:
     """Create the groups of this rank. All ranks call it together, before anything else is sent.
 
     Args:
@@ -86,21 +86,21 @@ def make_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.dev
         mesh.get_group(axis) if size > 1 else None for axis, size in zip(AXES, layout.sizes, strict=True)
     )
     tied = model.tie_embeddings and layout.pipeline > 1
-    ends = layout.ends(rank)
-    return Groups(
+    embedding_ranks = layout.embedding_ranks(rank)
+    return ProcessGroups(
         mesh=mesh,
         pipeline=pipeline,
         tensor=tensor,
         context=context,
         data=data,
         gradients=make.unless_alone(layout.group(rank, "dp", "cp")),
-        shards=_shard_mesh(layout, rank, make, device) if layout.zero else None,
-        kv=make.unless_alone(layout.neighbours(rank, kv_copies(model, layout.tensor))),
-        ends=make.unless_alone(ends) if tied and rank in ends else None,
+        shard_mesh=_build_shard_mesh(layout, rank, make, device) if layout.zero else None,
+        kv=make.unless_alone(layout.tensor_subgroup(rank, kv_replication(model, layout.tensor))),
+        embedding=make.unless_alone(embedding_ranks) if tied and rank in embedding_ranks else None,
     )
 
 
-def _shard_mesh(layout: Layout, rank: int, make: _Maker, device: torch.device) -> DeviceMesh | None:
+def _build_shard_mesh(layout: Layout, rank: int, make: _Maker, device: torch.device) -> DeviceMesh | None:
     shards, replicas = layout.state_shards(rank), layout.state_replicas(rank)
     if len(shards) == 1:
         return None

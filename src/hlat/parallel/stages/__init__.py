@@ -1,27 +1,34 @@
 """Pipeline stages: the layers of each, the order of its passes, and the bytes that a rank needs for them."""
 
-from hlat.parallel.stages.pipeline_order import Kind, Order, order_of
-from hlat.parallel.stages.rank_memory import RankBytes, ends_of, fullest_moment, rank_bytes, state_in_mode, stored
-from hlat.parallel.stages.stage_layers import fullest_rank, held_parts, sizes_of_ranks, stage_layers
-from hlat.parallel.stages.state_bytes import state_of
-from hlat.parallel.stages.step_shape import Cut
+from hlat.parallel.stages.pipeline_order import PassKind, PassOrder, pass_order
+from hlat.parallel.stages.rank_memory import (
+    RankBytes,
+    has_embedding_and_head,
+    peak_rank_bytes,
+    rank_bytes,
+    state_bytes_in_mode,
+    state_sizes,
+)
+from hlat.parallel.stages.stage_layers import peak_memory_rank, rank_model_shards, stage_layer_counts, stage_layers
+from hlat.parallel.stages.state_bytes import state_bytes_of_shards
+from hlat.parallel.stages.step_shape import StepShape
 from hlat.parallel.stages.transient_memory import layer_weights
 
 __all__ = [
-    "Cut",
-    "Kind",
-    "Order",
+    "PassKind",
+    "PassOrder",
     "RankBytes",
-    "ends_of",
-    "fullest_moment",
-    "fullest_rank",
-    "held_parts",
+    "StepShape",
+    "has_embedding_and_head",
     "layer_weights",
-    "order_of",
+    "pass_order",
+    "peak_memory_rank",
+    "peak_rank_bytes",
     "rank_bytes",
-    "sizes_of_ranks",
+    "rank_model_shards",
+    "stage_layer_counts",
     "stage_layers",
-    "state_in_mode",
-    "state_of",
-    "stored",
+    "state_bytes_in_mode",
+    "state_bytes_of_shards",
+    "state_sizes",
 ]

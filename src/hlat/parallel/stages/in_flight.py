@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hlat.config.sections import Schedule
-from hlat.parallel.stages.pipeline_order import order_of
+from hlat.parallel.stages.pipeline_order import pass_order
 
 _ROUNDS = 4  # of as many micro-batches as there are ranks: more of them are like the last
 
@@ -42,7 +42,7 @@ class Instant:
 
 
 @lru_cache(maxsize=4096)
-def instants(
+def peak_instants(
     schedule: Schedule,
     rank: int,
     ranks: int,
@@ -81,7 +81,7 @@ def _walk(
     def counted(numbers: list[int]) -> float:
         return sum(number * size for number, size in zip(numbers, sizes, strict=True)) * each / whole
 
-    for kind, stage, _ in order_of(schedule, rank, ranks, count, each):
+    for kind, stage, _ in pass_order(schedule, rank, ranks, count, each):
         turn = stage // ranks
         results, gradients = talks[turn]
         if kind == "forward":

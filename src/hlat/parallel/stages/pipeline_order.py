@@ -12,13 +12,13 @@ from typing import Literal
 
 from hlat.config.sections import Schedule
 
-Kind = Literal["forward", "backward", "input", "weight"]
+PassKind = Literal["forward", "backward", "input", "weight"]
 """``backward`` whole; where it is taken apart, ``input``, for which the stage before waits, and ``weight``."""
 
-Order = list[tuple[Kind, int, int]]
+PassOrder = list[tuple[PassKind, int, int]]
 
 
-def order_of(schedule: Schedule, rank: int, ranks: int, count: int, each: int) -> Order:
+def pass_order(schedule: Schedule, rank: int, ranks: int, count: int, each: int) -> PassOrder:
     """The passes of a rank.
 
     Args:
@@ -35,7 +35,7 @@ def order_of(schedule: Schedule, rank: int, ranks: int, count: int, each: int) -
         # zero bubble starts backward as soon as it can.
         step = 2 if schedule == "interleaved-1f1b" else 1
         first = min(total, step * (ranks - rank - 1) + (each - 1) * _round(count, ranks))
-    forwards: Order = [("forward", *_place(index, rank, ranks, count, each, True)) for index in range(total)]
+    forwards: PassOrder = [("forward", *_place(index, rank, ranks, count, each, True)) for index in range(total)]
     places = [_place(index, rank, ranks, count, each, False) for index in range(total)]
     order = forwards[:first]
     split = schedule == "interleaved-zero-bubble"
@@ -48,15 +48,15 @@ def order_of(schedule: Schedule, rank: int, ranks: int, count: int, each: int) -
     return order + ([("weight", *place) for place in places[max(0, total - rank) :]] if split else [])
 
 
-def _in_a_v(rank: int, ranks: int, count: int) -> Order:
+def _in_a_v(rank: int, ranks: int, count: int) -> PassOrder:
     """A rank's first stage lies on the way down, its second on the way back up."""
     down, up = rank, 2 * ranks - 1 - rank
     # It is laid out for so many that the pipeline fills; what there is not is left out.
     whole = max(count, 2 * ranks - 1)
-    order: Order = []
-    done: Counter[tuple[Kind, int]] = Counter()
+    order: PassOrder = []
+    done: Counter[tuple[PassKind, int]] = Counter()
 
-    def run(*passes: tuple[Kind, int]) -> None:
+    def run(*passes: tuple[PassKind, int]) -> None:
         for kind, stage in passes:
             order.append((kind, stage, done[kind, stage]))
             done[kind, stage] += 1

@@ -24,7 +24,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageCosts:
     """Stages that layers are dealt out to.
 
     Attributes:
@@ -42,27 +42,27 @@ class Stages:
     later: bool = False
 
 
-def balanced(layers: int, stages: Stages) -> tuple[int, ...]:
+def balance_layers(layers: int, stages: StageCosts) -> tuple[int, ...]:
     """Layers of each stage, at least one.
 
     Args:
         layers: of the model, at least as many as there are stages.
     """
-    loads = _Loads(stages)
-    slowest_rank = loads.deal(layers, loads.rank_time)
-    slowest_stage = loads.deal(layers, loads.stage_time, slowest_rank)
+    loads = _Assignment(stages)
+    slowest_rank = loads.assign(layers, loads.rank_time)
+    slowest_stage = loads.assign(layers, loads.stage_time, slowest_rank)
     limits = slowest_rank, slowest_stage
-    loads.deal(layers + 1, loads.times, *limits)
+    loads.assign(layers + 1, loads.times, *limits)
     if sum(loads.counts) > layers:  # else every rank is at its limit, and no bytes have to be counted
-        fullest = loads.deal(layers, loads.bytes, *limits)
-        loads.deal(layers, loads.times, *limits, fullest)
+        fullest = loads.assign(layers, loads.bytes, *limits)
+        loads.assign(layers, loads.times, *limits, fullest)
     return tuple(loads.counts)
 
 
-class _Loads:
+class _Assignment:
     """Layers dealt out so far, by stage in ``counts``, and what stages cost with them, or with some ``more``."""
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: StageCosts) -> None:
         self._stages = stages
         self.counts: list[int] = []
         self._of_ranks: list[int] = []
@@ -93,7 +93,7 @@ class _Loads:
             self._bytes[key] = self._stages.need(*key)
         return self._bytes[key]
 
-    def deal(
+    def assign(
         self,
         layers: int,
         cost: Callable[..., Any],

@@ -35,9 +35,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hlat.model import ModelPart
+from hlat.model import ModelShard
 from hlat.model.derived import RowLayout, parameter_layouts
-from hlat.parallel.stages.step_shape import Cut
+from hlat.parallel.stages.step_shape import StepShape
 
 _COUNTER_BYTES = 4  # AdamW's step, a scalar in fp32 per parameter
 _GATHERED_STAGES = 3  # torch's pipelines gather the parameters of so many of a rank's stages at a time (ZeRO 1)
@@ -62,10 +62,10 @@ class StateBytes:
     optimizer: int
 
 
-def state_of(
-    cut: Cut,
+def state_bytes_of_shards(
+    step: StepShape,
     rank: int,
-    parts: Sequence[ModelPart],
+    parts: Sequence[ModelShard],
     parameter_bytes: int = 4,
     gradient_bytes: int = 4,
     moment_bytes: int = 8,
@@ -84,14 +84,14 @@ def state_of(
         parameter_bytes, gradient_bytes: per element.
         moment_bytes: both moments of an element together.
     """
-    shards = cut.layout.state_shards(rank) if cut.sharded else (rank,)
-    stages = [_Stage.of(parameter_layouts(cut.model, part), shards.index(rank), len(shards)) for part in parts]
+    shards = step.layout.state_shards(rank) if step.sharded else (rank,)
+    stages = [_StageElements.of(parameter_layouts(step.model, part), shards.index(rank), len(shards)) for part in parts]
     held = sum(stage.held for stage in stages)
     whole = sum(stage.whole for stage in stages)
-    keeps_whole = not cut.sharded or cut.layout.pipeline > 1 or (cut.layout.zero == 1 and cut.micro_batches > 1)
+    keeps_whole = not step.sharded or step.layout.pipeline > 1 or (step.layout.zero == 1 and step.micro_batches > 1)
     return StateBytes(
         parameters=held * parameter_bytes,
-        parameters_within_step=(held + _gathered(stages, cut)) * parameter_bytes,
+        parameters_within_step=(held + _gathered(stages, step)) * parameter_bytes,
         gradients_accumulating=(whole if keeps_whole else held) * gradient_bytes,
         gradients=held * gradient_bytes,
         optimizer=sum(stage.rows * moment_bytes + stage.count * _COUNTER_BYTES for stage in stages),
@@ -99,7 +99,7 @@ def state_of(
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StageElements:
     """Elements of one part of a model on a rank.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Stage:
     count: int
 
     @classmethod
-    def of(cls, layouts: dict[str, RowLayout], index: int, count: int) -> "_Stage":
+    def of(cls, layouts: dict[str, RowLayout], index: int, count: int) -> "_StageElements":
         """The shard of this index, of ``count``."""
         sizes = {name: _Shards(one.rows, prod(one.columns), count) for name, one in layouts.items()}
         return cls(
@@ -150,10 +150,10 @@ class _Shards:
         return max(0, min(size, self.rows - index * size)) * self.columns
 
 
-def _gathered(stages: Sequence[_Stage], cut: Cut) -> int:
+def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
     """Elements of gathered copies that stay after a pass."""
-    if not cut.sharded:
+    if not step.sharded:
         return 0
-    if cut.layout.zero == 3:
+    if step.layout.zero == 3:
         return sum(stage.ends for stage in stages)
     return sum(sorted((stage.gathered for stage in stages), reverse=True)[:_GATHERED_STAGES])

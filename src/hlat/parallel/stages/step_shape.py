@@ -15,7 +15,7 @@ from hlat.parallel.mesh import Layout
 
 
 @dataclass(frozen=True)
-class Cut:
+class StepShape:
     """One step of a model in a layout.
 
     Attributes:
@@ -42,7 +42,7 @@ class Cut:
     isolated: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe, world: int) -> "Cut":
+    def of(cls, recipe: Recipe, world: int) -> "StepShape":
         """The step of a recipe that is valid for ``world`` processes."""
         memory = recipe.memory
         return cls(

@@ -11,8 +11,8 @@ communication volume (comm_time.py) with these counts.
 from dataclasses import replace
 
 from hlat.config.sections import ZERO_BUBBLE
-from hlat.model import ModelPart
-from hlat.parallel.stages import held_parts, state_of
+from hlat.model import ModelShard
+from hlat.parallel.stages import rank_model_shards, state_bytes_of_shards
 from hlat.planner.problem import Candidate, PlanRequest
 from hlat.precision import MODES
 
@@ -23,7 +23,7 @@ def exchanged_bytes(request: PlanRequest, candidate: Candidate, pipeline_rank: i
     """Bytes exchanged in a step, by axis. ``data`` includes the context axis, over which FSDP stages too."""
     step = candidate.step_shape(request)
     rank = step.first_rank(pipeline_rank)
-    stages = held_parts(step, rank)
+    stages = rank_model_shards(step, rank)
     return {
         "tensor": _tensor(request, candidate, stages),
         "context": _context(request, candidate, stages),
@@ -38,11 +38,11 @@ def _hidden(request: PlanRequest, candidate: Candidate) -> float:
     return tokens * request.model.hidden_size * MODES[request.mode].compute.itemsize
 
 
-def _layers(request: PlanRequest, stages: list[ModelPart]) -> int:
+def _layers(request: PlanRequest, stages: list[ModelShard]) -> int:
     return sum(len(stage.layer_range(request.model)) for stage in stages)
 
 
-def _tensor(request: PlanRequest, candidate: Candidate, stages: list[ModelPart]) -> float:
+def _tensor(request: PlanRequest, candidate: Candidate, stages: list[ModelShard]) -> float:
     """Tensor-parallel bytes: each half of a block gathers its input and scatters its output, forward and backward."""
     if candidate.tensor == 1:
         return 0.0
@@ -60,7 +60,7 @@ def _tensor(request: PlanRequest, candidate: Candidate, stages: list[ModelPart])
     return candidate.accumulation(request.global_batch) * messages * _hidden(request, candidate)
 
 
-def _context(request: PlanRequest, candidate: Candidate, stages: list[ModelPart]) -> float:
+def _context(request: PlanRequest, candidate: Candidate, stages: list[ModelShard]) -> float:
     """Context-parallel bytes: keys and values gathered forward, and again unless kept; their gradients scattered."""
     if candidate.context == 1:
         return 0.0
@@ -74,11 +74,11 @@ def _context(request: PlanRequest, candidate: Candidate, stages: list[ModelPart]
 
 def _pipeline(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> float:
     """Bytes that a rank sends: activations to the next stage, gradients to the previous one."""
-    sends = sum(len(others) for _, others in candidate.step_shape(request).layout.neighbours_of_stages(pipeline_rank))
+    sends = sum(len(others) for _, others in candidate.step_shape(request).layout.remote_neighbour_stages(pipeline_rank))
     return candidate.accumulation(request.global_batch) * sends * _hidden(request, candidate) / candidate.tensor
 
 
-def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[ModelPart]) -> float:
+def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[ModelShard]) -> float:
     """Data-parallel bytes: ZeRO 0 all-reduces all gradients once; FSDP2 gathers weights and scatters gradients."""
     if candidate.data * candidate.context == 1:
         return 0.0
@@ -87,7 +87,7 @@ def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[Mo
 
     def state(zero: int) -> tuple[float, float]:
         """Elements of the parameters stored on the rank, and of those added when all blocks are gathered."""
-        counted = state_of(replace(candidate, zero=zero).step_shape(request), rank, stages, 1, 1, 0)
+        counted = state_bytes_of_shards(replace(candidate, zero=zero).step_shape(request), rank, stages, 1, 1, 0)
         return float(counted.parameters), float(counted.parameters_within_step - counted.parameters)
 
     if candidate.zero == 0:

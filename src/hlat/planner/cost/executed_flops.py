@@ -8,8 +8,8 @@ rehearsals; they are equal.
 """
 
 from hlat.config.sections import ZERO_BUBBLE
-from hlat.model import ModelPart, vocabulary_rows
-from hlat.parallel.stages import held_parts
+from hlat.model import ModelShard, vocabulary_rows
+from hlat.parallel.stages import rank_model_shards
 from hlat.planner.problem import Candidate, PlanRequest
 
 _CORE = {"forward": 2, "backward": 5}  # flash attention's products of (queries x positions x head width)
@@ -19,14 +19,14 @@ def executed_flops(request: PlanRequest, candidate: Candidate, pipeline_rank: in
     """FLOPs of a step on the first rank of a pipeline rank."""
     model = request.model
     step = candidate.step_shape(request)
-    stages = held_parts(step, step.first_rank(pipeline_rank))
+    stages = rank_model_shards(step, step.first_rank(pipeline_rank))
     layers = sum(len(stage.layer_range(model)) for stage in stages)
     # Both halves of a split backward pass recompute; the first stage has only one half.
     split = [stage for stage in stages if not stage.embedding] if _recomputes_twice(candidate) else []
     twice = sum(len(stage.layer_range(model)) for stage in split)
     heads = sum(stage.head for stage in stages)
     tokens = candidate.micro_batch * request.sequence / candidate.context
-    rows = len(vocabulary_rows(model, ModelPart(0, candidate.tensor)))
+    rows = len(vocabulary_rows(model, ModelShard(0, candidate.tensor)))
     head = 6 * tokens * rows * model.hidden_size
     blocks = layers * _layer(request, candidate, tokens) + twice * _recomputed(request, candidate, tokens)
     return candidate.accumulation(request.global_batch) * (blocks + heads * head)

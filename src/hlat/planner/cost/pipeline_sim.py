@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlat.config.sections import ZERO_BUBBLE, Schedule
-from hlat.parallel.stages import Kind, Order, order_of
+from hlat.parallel.stages import PassKind, PassOrder, pass_order
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Pass:
     rank: int
     stage: int
     micro_batch: int
-    kind: Kind
+    kind: PassKind
     start: float
     stop: float
 
@@ -58,7 +58,7 @@ class StageTimes:
     weight: Sequence[float]
     message: float = 0.0
 
-    def duration(self, kind: Kind, stage: int) -> float:
+    def duration(self, kind: PassKind, stage: int) -> float:
         """Seconds of one pass of this kind."""
         if kind == "forward":
             return self.forward[stage]
@@ -77,14 +77,14 @@ def simulate_pipeline(schedule: Schedule, ranks: int, micro_batches: int, times:
         times: seconds of each pass; its length is the number of stages, a multiple of ``ranks``.
     """
     stages_per_rank = len(times.forward) // ranks
-    orders = [order_of(schedule, rank, ranks, micro_batches, stages_per_rank) for rank in range(ranks)]
+    orders = [pass_order(schedule, rank, ranks, micro_batches, stages_per_rank) for rank in range(ranks)]
     rank_of_stage = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
     return _run(orders, rank_of_stage, times, "input" if schedule in ZERO_BUBBLE else "backward")
 
 
-def _run(orders: list[Order], rank_of_stage: dict[int, int], times: StageTimes, backward: Kind) -> Timeline:
+def _run(orders: list[PassOrder], rank_of_stage: dict[int, int], times: StageTimes, backward: PassKind) -> Timeline:
     """Advance every rank as far as its inputs allow, until all ranks have finished."""
-    finished: dict[tuple[Kind, int, int], float] = {}
+    finished: dict[tuple[PassKind, int, int], float] = {}
     free_at = [0.0] * len(orders)
     position = [0] * len(orders)
     timeline: list[list[Pass]] = [[] for _ in orders]
@@ -112,7 +112,7 @@ def _run(orders: list[Order], rank_of_stage: dict[int, int], times: StageTimes, 
     return Timeline(tuple(map(tuple, timeline)))
 
 
-def _input_of(kind: Kind, stage: int, batch: int, last: int, backward: Kind) -> tuple[Kind, int, int] | None:
+def _input_of(kind: PassKind, stage: int, batch: int, last: int, backward: PassKind) -> tuple[PassKind, int, int] | None:
     """The pass whose output this pass needs; None for the first stage's forward pass."""
     if kind == "forward":
         return None if stage == 0 else ("forward", stage - 1, batch)

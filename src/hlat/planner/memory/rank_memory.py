@@ -1,6 +1,6 @@
 """Memory of a rank, in bytes: state, activations kept for backward, transient buffers, device runtime.
 
-    PlanRequest, Candidate, pipeline rank -> parallel.fullest_moment -> plus runtime and allocator -> RankMemory
+    PlanRequest, Candidate, pipeline rank -> parallel.peak_rank_bytes -> plus runtime and allocator -> RankMemory
 
 State and transient memory are counted by ``hlat.parallel.stages`` (state_bytes.py, transient_memory.py), which also
 splits the layers into stages. This module adds the memory of the device's runtime and allocator. A test compares the
@@ -11,14 +11,14 @@ from dataclasses import dataclass, fields
 
 from hlat.parallel.stages import (
     RankBytes,
-    ends_of,
-    fullest_moment,
-    held_parts,
+    has_embedding_and_head,
     layer_weights,
+    peak_rank_bytes,
     rank_bytes,
-    sizes_of_ranks,
-    state_in_mode,
-    stored,
+    rank_model_shards,
+    stage_layer_counts,
+    state_bytes_in_mode,
+    state_sizes,
 )
 from hlat.planner.problem import Candidate, PlanRequest
 from hlat.precision import MODES
@@ -80,16 +80,16 @@ def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) 
     """Memory of the first rank of a pipeline rank, counted exactly from the shapes of the model's parameters."""
     step = candidate.step_shape(request)
     rank = step.first_rank(pipeline_rank)
-    stages = held_parts(step, rank)
+    stages = rank_model_shards(step, rank)
     sizes = tuple(len(stage.layer_range(request.model)) for stage in stages)
-    state = stored(step, state_in_mode(step, rank, stages))
-    return _on_device(request, fullest_moment(step, pipeline_rank, sizes, state, _on_cpu(request)))
+    state = state_sizes(step, state_bytes_in_mode(step, rank, stages))
+    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _on_cpu(request)))
 
 
 def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
     """Estimate of ``rank_memory`` from numbers of parameters alone, as if all divided evenly; fast, for a search."""
     model, mode, step = request.model, MODES[request.mode], candidate.step_shape(request)
-    first, last = ends_of(step, pipeline_rank)
+    first, last = has_embedding_and_head(step, pipeline_rank)
     layers = -(-model.layers // candidate.pipeline)
     if last and model.layers % candidate.pipeline:
         layers -= 1
@@ -116,7 +116,7 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
     """Pipeline ranks to report: the first two, the last, and the one that needs most memory."""
     step = candidate.step_shape(request)
-    counts = [rank_bytes(step, rank, sizes) for rank, sizes in enumerate(sizes_of_ranks(step))]
+    counts = [rank_bytes(step, rank, sizes) for rank, sizes in enumerate(stage_layer_counts(step))]
     needs = [_on_device(request, counted).total for counted in counts]
     return sorted({0, min(1, candidate.pipeline - 1), needs.index(max(needs)), candidate.pipeline - 1})
 
@@ -132,7 +132,7 @@ def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:
     share = 0.0 if family == "measured" else _ALLOCATOR_SHARE
     transient = {
         **dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0),
-        **counted.moving,
+        **counted.transient,
     }
     slack = share * (sum(transient.values()) - transient["gradients"])
     return RankMemory(

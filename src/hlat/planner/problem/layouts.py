@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from hlat.config.rules import LAYOUT_CHECKS, Check, Values, divisors, holds
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, ParallelConfig, Schedule, default_virtual_stages
-from hlat.parallel.stages import Cut
+from hlat.parallel.stages import StepShape
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, StepLayout
 from hlat.runtime import PlanError
@@ -64,9 +64,9 @@ class Candidate:
         """The recipe's ``parallel`` section."""
         return _parallel(self.tensor, self.pipeline, self.context, self.virtual, self.schedule, self.zero)
 
-    def step_shape(self, request: PlanRequest) -> Cut:
+    def step_shape(self, request: PlanRequest) -> StepShape:
         """Input of the stage split and of the byte counts in ``hlat.parallel.stages``."""
-        return Cut(
+        return StepShape(
             request.model,
             self.parallel,
             self.world,

@@ -15,7 +15,7 @@ from hlat.config.files import hf_to_model, read_config_json
 from hlat.config.sections import ModelConfig
 from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model.derived import count_parameters
-from hlat.precision import AUTO, MODES, resolved_mode
+from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime import HardwareError, PlanError
 
 _TOKENS_PER_PARAMETER = 20  # default budget: Hoffmann et al. 2022, table 3
@@ -110,7 +110,7 @@ def resolve_request(
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
             assumed.append(f"{tokens:.3g} tokens, 20 per parameter (--tokens)")
     requested = mode or (recipe.precision.mode if recipe else AUTO)
-    mode = resolved_mode(requested, _has_fast_bf16(cluster.chip))
+    mode = resolve_mode(requested, _has_fast_bf16(cluster.chip))
     if requested == AUTO:
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # from a recipe; _problems checks the option

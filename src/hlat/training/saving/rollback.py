@@ -46,7 +46,7 @@ def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | O
     else:
         assert checkpoint.step < undone, "a step is saved only after its anomaly check"
         state.runtime.ranks.run_on_all(
-            lambda: restore(checkpoint, state.recipe.model, state.model.held, state.optimizer)
+            lambda: restore(checkpoint, state.recipe.model, state.model.local_parameters, state.optimizer)
         )
     state.training_data.restore(checkpoint)
     state.anomalies.roll_back(checkpoint.meta.get("anomalies") if checkpoint is not None else None)
@@ -63,7 +63,7 @@ def _reset_to_start(state: RunState) -> None:
     recipe = state.recipe
     seed_generators(recipe.training.seed)
     if recipe.checkpoint.init_from is None:
-        initialise(state.model.held, recipe.model, recipe.training.seed)
+        initialise(state.model.local_parameters, recipe.model, recipe.training.seed)
     else:
-        load_weights(Path(recipe.checkpoint.init_from), recipe.model, state.model.held, state.runtime.ranks)
+        load_weights(Path(recipe.checkpoint.init_from), recipe.model, state.model.local_parameters, state.runtime.ranks)
     state.optimizer.state.clear()
