@@ -106,6 +106,6 @@ def test_recipes_have_the_same_bounds(name: str, number: int | None) -> None:
 
 def test_layers_are_counted_before_their_names_are_made() -> None:
     config = ModelConfig(vocab_size=8, layers=10_000, hidden_size=8, intermediate_size=8, heads=2)
-    with pytest.raises(CheckpointError, match="it has 10,000 layers, and there are 9,999 tensors"):
+    with pytest.raises(CheckpointError, match="the model has 10,000 layers, but there are only 9,999 tensors"):
         check_layers(config, 9_999, "these weights")
     check_layers(config, 10_000, "these weights")

@@ -56,7 +56,7 @@ def test_a_full_cache_refuses_before_anything_is_stored() -> None:
     config = config_of("llama2-mha")
     model, cache = our_model(config), cache_for(config, 8)
     model(tokens_of(config, 2, 6), cache=cache)
-    with pytest.raises(ValueError, match="holds 8 positions, 6 are taken, 3 more"):
+    with pytest.raises(ValueError, match="has room for 8 positions, 6 are in use, 3 more"):
         model(tokens_of(config, 2, 3), cache=cache)
     assert cache.length == 6
 

@@ -1,4 +1,4 @@
-"""The LLaMA-family decoder: its modules, its initial weights, its names, its counts, and its Hugging Face form."""
+"""The LLaMA-family decoder: modules, initial weights, parameter layout, counts and Hugging Face import and export."""
 
 from hlat.model.build import build, replace_parameters
 from hlat.model.decoder import Decoder

@@ -1,4 +1,4 @@
-"""A whole decoder on one device: made on the meta device, allocated once, filled from the seed."""
+"""Build an unsharded decoder on one device: created on the meta device, allocated once, initialised from the seed."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,13 @@ from hlat.model.local_parameters import collect_local_parameters
 def build(
     config: ModelConfig, *, device: torch.device | str, seed: int | None, dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """A decoder on ``device``, made on the meta device first so that no weight exists twice.
+    """Build a decoder on ``device``. It is created on the meta device first, so that no weight is allocated twice.
 
     Args:
         config: the model.
-        device: where its weights go; "meta" for none at all.
-        seed: of the initial weights; None leaves them uninitialised, to be loaded.
-        dtype: of the weights.
+        device: device of the weights; "meta" allocates none.
+        seed: seed of the initial weights; None leaves them uninitialised, to be loaded later.
+        dtype: dtype of the weights.
     """
     with torch.device("meta"):
         model = Decoder(config)
@@ -34,10 +34,10 @@ def build(
 
 
 def replace_parameters(model: Decoder, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Put in the place of every parameter what a function makes of it.
+    """Replace every parameter by ``function`` of its detached tensor.
 
-    ``nn.Module.to`` and ``to_empty`` do the same, but where tensors are a rehearsal's they exchange the contents, which
-    torch forbids for some of them.
+    ``nn.Module.to`` and ``to_empty`` do the same for real tensors. For the fake tensors of a rehearsal they swap the
+    tensors' contents, which torch forbids for some of them.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

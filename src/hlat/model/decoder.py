@@ -1,6 +1,6 @@
-"""The decoder.
+"""The decoder: a LLaMA-family language model, complete or one shard of it.
 
-    tokens -> embedding -> blocks -> norm -> head -> logits, or with labels the loss
+    tokens -> embedding -> blocks -> norm -> head -> logits, or the loss if labels are given
 
 Tensor suffixes: B batch, S sequence, D model width, V vocabulary.
 """
@@ -21,17 +21,16 @@ from hlat.model.rope import Rope
 
 
 class Decoder(nn.Module):
-    """A LLaMA-family language model, or the part of one that a process holds.
+    """A LLaMA-family language model, or the shard of one that a process builds.
 
     Attributes:
-        config: what it was built from.
-        part: which part of that model this is.
-        embedding, layers ("0", "1", ...), norm, head: its parts, in the order of the data; embedding, norm and head
-            are None where they are not in this part.
-        spans: the positions of the tokens of a sequence that come here, as (start, stop) pairs; None for all of them,
-            as many as there are.
-        compute: the dtype of the activations, hence of the products; None for that of the weights. Norm statistics,
-            rotations, softmax and loss are fp32 or wider whatever it is.
+        config: the complete model.
+        shard: the layers, heads and columns of it that this module has.
+        embedding, layers ("0", "1", ...), norm, head: the submodules, in order of execution. Embedding, norm and head
+            are None if they are not in this shard.
+        spans: (start, stop) pairs of the sequence positions that this process computes; None for all positions.
+        compute: dtype of the activations, and so of the matrix products; None for the dtype of the weights. Norm
+            statistics, rotations, softmax and loss are always computed in fp32 or wider.
     """
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
@@ -52,29 +51,30 @@ class Decoder(nn.Module):
         return Head(rows, self.config.hidden_size)
 
     def blocks(self) -> Iterator[DecoderBlock]:
-        """Its decoder blocks, in order."""
+        """Iterate over the decoder blocks, in order."""
         for block in self.layers.values():
-            assert isinstance(block, DecoderBlock), "nothing else is put there"
+            assert isinstance(block, DecoderBlock), "layers has decoder blocks only"
             yield block
 
     def hidden(
         self, x: torch.Tensor, *, positions: torch.Tensor | None = None, cache: KVCache | None = None
     ) -> torch.Tensor:
-        """From what enters to what the head takes, or to what leaves the last block where there is no head.
+        """Compute the hidden states: the input of the head, or of the next stage if this shard has no head.
 
         Args:
-            x: token ids (B, S), int64; or, where there is no embedding, what left the block before, (B, S, D).
-            positions: place of each token in its document, int64, of the tokens that come here: (B, S), also where x is
-                a shard of them. Every 0 begins a document that sees only itself, and so does every row.
-            cache: the tokens follow those it has seen, and are stored in it; not together with positions.
+            x: token ids (B, S), int64; if this shard has no embedding, the hidden states (B, S, D) of the stage before.
+            positions: position of each token within its document, int64 (B, S), for all positions of ``spans``, also if
+                x is a shard of the sequence. Every 0 starts a document, and attention stays within documents. Every
+                row starts a document.
+            cache: keys and values of earlier tokens; the new ones are appended. Not together with ``positions``.
 
         Returns:
-            (B, S, D), normed where there is a head.
+            (B, S, D), normalised by the final norm if this shard has the head.
 
         Raises:
-            ValueError: the cache has no room for so many tokens.
+            ValueError: the cache has no room for the new tokens.
         """
-        assert positions is None or cache is None, "generation is of one document"
+        assert positions is None or cache is None, "generation continues a single document"
         spans = self._spans(x, cache)
         tables = self.rope.tables(spans, x.device, positions)
         document_mask = DocumentMask.from_positions(positions, spans) if positions is not None else None
@@ -104,17 +104,19 @@ class Decoder(nn.Module):
         positions: torch.Tensor | None = None,
         cache: KVCache | None = None,
     ) -> torch.Tensor:
-        """What enters, as for ``hidden``, to logits (B, S, V) in the dtype of the activations.
-
-        Without a head: to what the next part takes, (B, S, D), whether there are labels or not.
+        """Compute logits (B, S, V) in the dtype of the activations, or the loss if labels are given.
 
         Args:
-            x: as for ``hidden``.
-            labels: (B, S), int64: return their summed cross-entropy instead of logits, a scalar; see ``head_loss``.
-            positions, cache: as for ``hidden``.
+            x: see ``hidden``.
+            labels: token ids (B, S), int64. If given, return their summed cross-entropy, a scalar; see ``head_loss``.
+            positions: see ``hidden``.
+            cache: see ``hidden``.
+
+        Returns:
+            Logits or loss; hidden states (B, S, D) if this shard has no head, with or without labels.
 
         Raises:
-            ValueError: the cache has no room for so many tokens.
+            ValueError: the cache has no room for the new tokens.
         """
         hidden_BSD = self.hidden(x, positions=positions, cache=cache)
         out: torch.Tensor = self.head(hidden_BSD, labels) if self.head is not None else hidden_BSD

@@ -1,4 +1,4 @@
-"""Keys and values of the positions seen so far, for generation.
+"""KV cache: keys and values of all positions so far, for generation.
 
     prompt (S tokens) -> keys, values 0..S-1 stored -> token S attends to them -> stored -> token S+1 ...
 
@@ -13,14 +13,14 @@ from hlat.config.sections import ModelConfig
 
 
 class KVCache:
-    """Memory for ``max_length`` positions of every layer, allocated once.
+    """Storage for keys and values of ``max_length`` positions of every layer, allocated once.
 
     Args:
         config: the model.
-        batch: sequences generated together; they all have the same number of tokens.
-        max_length: positions at most, prompt included.
-        device: where the model runs.
-        dtype: of the stored keys and values.
+        batch: number of sequences generated together; all have the same number of tokens.
+        max_length: maximum number of positions, prompt included.
+        device: device of the model.
+        dtype: dtype of the stored keys and values.
     """
 
     def __init__(
@@ -32,33 +32,31 @@ class KVCache:
         self.length = 0
 
     def layer(self, index: int) -> "LayerCache":
-        """The keys and values of one layer."""
+        """View of the keys and values of one layer."""
         keys, values = self._memory[index]
         return LayerCache(keys, values, self.length)
 
     def advance(self, count: int) -> None:
-        """``count`` more positions have been stored in every layer."""
+        """Record that ``count`` more positions have been stored in every layer."""
         self.length += count
 
     def check_room(self, count: int) -> None:
-        """Raises ValueError if ``count`` more positions do not fit."""
+        """Raise ValueError if ``count`` more positions do not fit."""
         if self.length + count > self.max_length:
-            message = (
-                f"the KV cache holds {self.max_length} positions, {self.length} are taken, {count} more do not fit"
-            )
-            raise ValueError(message)
+            used = f"room for {self.max_length} positions, {self.length} are in use"
+            raise ValueError(f"the KV cache has {used}, {count} more do not fit")
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's part of a cache."""
+    """Keys and values of one layer, as views of the cache."""
 
     keys_BKTE: torch.Tensor
     values_BKTE: torch.Tensor
     length: int  # positions stored before this call
 
     def append(self, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new positions; returns keys and values of all positions so far."""
+        """Store the new positions and return keys and values of all positions so far."""
         stop = self.length + k_BKSE.shape[2]
         self.keys_BKTE[:, :, self.length : stop] = k_BKSE
         self.values_BKTE[:, :, self.length : stop] = v_BKSE

@@ -1,14 +1,14 @@
-"""The parts of a decoder block.
+"""The decoder block: RMSNorm, attention and SwiGLU feed-forward.
 
     x -> norm -> attention -> + -> norm -> feed-forward -> +
     |_________________________|  |_________________________|
 
-Nothing here knows of ranks. A block holds the heads and inner columns of its ``ModelShard`` (see ``layout.py`` for the
-rows of the fused matrices); what leaves its attention and its feed-forward is then one of several terms of a sum, which
-``hlat.parallel`` adds up.
+This code has no notion of ranks. A block has the heads and intermediate columns of its ``ModelShard``
+(``derived/parameter_layout.py`` lists the rows of fused matrices). With tensor parallelism, the outputs of its
+attention and feed-forward are partial sums; ``hlat.parallel`` reduces them over the ranks.
 
 Tensor suffixes: B batch, S sequence, D model width, G kv groups (= kv heads), R query heads per group, H = G R query
-heads, E head width, F = E / 2, T positions attended to, N blocks of gate and up, I rows of gate (or of up) per block.
+heads, E head width, F = E / 2, T key positions, N blocks of gate and up rows, I rows of gate (or of up) per block.
 """
 
 from typing import Protocol
@@ -24,8 +24,8 @@ from hlat.model.matmul import Linear, attend
 from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads
 from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
 
-Tables = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin of the positions of this call, (S, F) each, or (B, S, F) where the rows' documents differ."""
+RopeTables = tuple[torch.Tensor, torch.Tensor]
+"""Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents."""
 
 
 class RMSNorm(nn.Module):
@@ -37,14 +37,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., width) -> (..., width); see ``ops.rms_norm`` for the dtype."""
+        """(..., width) -> (..., width); see ``pointwise.rms_norm`` for the dtype."""
         return rms_norm(x, self.weight, self.eps)
 
 
 class AttentionCore(Protocol):
-    """Softmax attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E).
+    """Interface of core attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E).
 
-    With documents each query sees its own only; then there is no cache.
+    With a document mask each query attends to its own document only, and there is no cache.
     """
 
     def __call__(
@@ -55,11 +55,13 @@ class AttentionCore(Protocol):
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
         /,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Attend from each query to the keys that it may see."""
+        ...
 
 
 class CausalCore:
-    """Attention of the new positions to themselves and, with a cache, to all before."""
+    """Causal attention of the new positions to themselves and, with a cache, to all positions before them."""
 
     def __call__(
         self,
@@ -76,10 +78,10 @@ class CausalCore:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
             return attend(q_BHSE, k_BGSE, v_BGSE)
-        k_BGTE, v_BGTE = (seen.to(q_BHSE.dtype) for seen in cache.append(k_BGSE, v_BGSE))
-        new, seen = q_BHSE.shape[2], k_BGTE.shape[2]
-        # Position length + i sees everything up to itself.
-        mask_ST = torch.ones(new, seen, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
+        k_BGTE, v_BGTE = (cached.to(q_BHSE.dtype) for cached in cache.append(k_BGSE, v_BGSE))
+        new, total = q_BHSE.shape[2], k_BGTE.shape[2]
+        # Position length + i attends to every position up to itself.
+        mask_ST = torch.ones(new, total, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
         return attend(q_BHSE, k_BGTE, v_BGTE, mask_ST)
 
 
@@ -105,21 +107,21 @@ class Attention(nn.Module):
     def forward(
         self,
         x_BSD: torch.Tensor,
-        rope: Tables,
+        tables: RopeTables,
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
-        """(B, S, D) -> (B, S, D). With a cache, the S positions follow those it holds and are stored in it."""
-        out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, rope), cache, document_mask))
+        """(B, S, D) -> (B, S, D). With a cache, the S positions follow the cached ones and are appended to it."""
+        out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, tables), cache, document_mask))
         return out
 
-    def project(self, x_BSD: torch.Tensor, rope: Tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(B, S, D) -> queries (B, H, S, E), keys and values (B, G, S, E), rotated."""
+    def project(self, x_BSD: torch.Tensor, tables: RopeTables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Project and rotate: (B, S, D) -> queries (B, H, S, E), keys and values (B, G, S, E)."""
         q_BSGRE, k_BSG1E, v_BSG1E = self._project(x_BSD)
-        cos_S11F, sin_S11F = (table[..., None, None, :] for table in rope)
+        cos_S11F, sin_S11F = (table[..., None, None, :] for table in tables)
         q_BSGRE = rotate(self.q_norm(q_BSGRE), cos_S11F, sin_S11F)
         k_BSG1E = rotate(self.k_norm(k_BSG1E), cos_S11F, sin_S11F)
-        # A copy of v alone: as a view it would keep the whole fused projection alive until backward.
+        # A copy of v: as a view it would keep the complete fused projection alive until backward.
         v_BSGE = v_BSG1E.squeeze(3).contiguous()
         return q_BSGRE.flatten(2, 3).transpose(1, 2), k_BSG1E.squeeze(3).transpose(1, 2), v_BSGE.transpose(1, 2)
 
@@ -131,7 +133,7 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
-        """Core attention, its heads side by side: (B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, S, H E)."""
+        """Core attention, heads concatenated: (B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, S, H E)."""
         return self.core(q_BHSE, k_BGSE, v_BGSE, cache, document_mask).transpose(1, 2).flatten(2)
 
     def _project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -165,13 +167,13 @@ class FeedForward(nn.Module):
         return out
 
     def project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(B, S, D) -> gate and up: fused (B, S, N, 2, I), or two of (B, S, N I)."""
+        """Project (B, S, D) to gate and up: one fused tensor (B, S, N, 2, I), or two tensors (B, S, N I)."""
         if self.coalesce:
             return (self.gate_up(x_BSD).unflatten(-1, (-1, 2, self.block)),)
         return self.gate(x_BSD), self.up(x_BSD)
 
     def activate(self, *gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, from what ``project`` gives: -> (B, S, N I)."""
+        """Compute silu(gate) * up from the result of ``project``: -> (B, S, N I)."""
         return swiglu_fused(*gate_up).flatten(2) if self.coalesce else swiglu(*gate_up)
 
 
@@ -188,11 +190,11 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x_BSD: torch.Tensor,
-        rope: Tables,
+        tables: RopeTables,
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rope, cache, document_mask)
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables, cache, document_mask)
         out: torch.Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
         return out

@@ -1,14 +1,14 @@
 """Next-token cross-entropy, summed, in fp32, without the logits of a whole batch.
 
-    hidden --some rows at a time--> logits -> loss and its gradient by logits -> gradients by hidden and head weight
+    hidden --a chunk of tokens--> logits -> loss and its gradient by logits -> gradients by hidden and head weight
 
 The logits of a batch are its largest tensor: 8,192 tokens x 128 k vocabulary are 4 GiB in fp32, and torch's
-cross-entropy keeps them twice. Here a chunk of rows goes through head, loss and the gradient of both before the next
-one begins, so that what is alive does not grow with the tokens, for the three matrix products that the plain loss needs
-too (the Liger kernels, Hsu et al. 2024, chunk it likewise). The gradients are of the summed loss; backward multiplies
-them by what arrives.
+cross-entropy keeps them twice. Here each chunk of tokens runs through head, loss and their gradients before the next
+chunk starts, so that memory does not grow with the number of tokens. It takes the same three matrix products as the
+plain loss (the Liger kernels, Hsu et al. 2024, use chunks likewise). Gradients of the summed loss are computed in the
+forward pass; backward multiplies them by the incoming gradient.
 
-Tensor suffixes: N tokens, D width, V vocabulary, v the vocabulary rows whose logits are here, n tokens of a chunk.
+Tensor suffixes: N tokens, D width, V vocabulary, v local vocabulary rows (all, or this rank's), n tokens of a chunk.
 """
 
 from typing import Any
@@ -22,45 +22,47 @@ from hlat.model.pointwise import accumulation_dtype
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
 
-_CHUNK_BYTES = 64 << 20  # of fp32 logits
-_SMALLEST_CHUNK = 256  # rows: below, the products lose speed
+_CHUNK_BYTES = 64 << 20  # bytes of fp32 logits
+_SMALLEST_CHUNK = 256  # tokens: smaller matrix products are slower
 
 
 class CrossEntropy:
-    """Cross-entropy of some rows of logits, and its gradient; the vocabulary may be cut over processes.
+    """Cross-entropy of a chunk of logits, and its gradient; the vocabulary may be sharded over processes.
+
+    Subclasses reduce over the shards of the vocabulary; here it is not sharded.
 
     Args:
-        first_row: the vocabulary row of the first column of the logits.
-        columns: the most columns that any process has; None for as many as here.
+        first_row: vocabulary row of the first column of the logits.
+        columns: largest number of columns of any process; None if all have as many as this one.
     """
 
     def __init__(self, first_row: int = 0, columns: int | None = None) -> None:
         self._first_row, self._columns = first_row, columns
 
     def chunk(self, columns: int) -> int:
-        """How many tokens to bring at a time, where so many columns are here: the same number for every process."""
+        """Number of tokens of a chunk if the logits have this many columns; the same on every process."""
         return max(_SMALLEST_CHUNK, _CHUNK_BYTES // (4 * (self._columns or columns)))
 
     def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
-        """The largest logit of each token over the whole vocabulary, from that of the columns that are here."""
+        """Reduce each token's largest local logit to the largest over the complete vocabulary."""
         return peak_N
 
     def reduce_sum(self, sums_2N: torch.Tensor) -> torch.Tensor:
-        """Sums over the whole vocabulary from those over the columns that are here."""
+        """Reduce two sums per token over the local columns to sums over the complete vocabulary."""
         return sums_2N
 
     def __call__(
         self, logits_Nv: torch.Tensor, labels_N: torch.Tensor, gradient: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sum of log(sum(exp(logits))) - logit of the label, over the tokens whose label is not ``IGNORED``.
+        """Sum log(sum(exp(logits))) - logit of the label over all tokens whose label is not ``IGNORED``.
 
         Args:
-            logits_Nv: overwritten where they are fp32 or wider.
-            labels_N: rows of the whole vocabulary, int64.
-            gradient: whether the gradient is asked for.
+            logits_Nv: logits of the local vocabulary rows; overwritten if fp32 or wider.
+            labels_N: rows of the complete vocabulary, int64.
+            gradient: True to compute the gradient too.
 
         Returns:
-            The loss, a scalar in nats, at least fp32; its gradient (N, v) in the dtype of the logits, or None.
+            The loss, a scalar in nats, fp32 or wider; and its gradient (N, v) in the dtype of the logits, or None.
         """
         wide_Nv = logits_Nv.to(accumulation_dtype(logits_Nv.dtype))
         wide_Nv.sub_(self.reduce_max(wide_Nv.amax(-1)).unsqueeze(1))
@@ -82,15 +84,15 @@ class CrossEntropy:
 def head_loss(
     hidden: torch.Tensor, weight_vD: torch.Tensor, labels: torch.Tensor, cross_entropy: CrossEntropy
 ) -> torch.Tensor:
-    """Summed cross-entropy of ``hidden @ weight.T``: a scalar in nats, at least fp32, in bounded memory.
+    """Compute the summed cross-entropy of ``hidden @ weight.T``: a scalar in nats, fp32 or wider, in bounded memory.
 
-    A sum, so that micro-batches and ranks can be added up and divided once by the tokens of the whole batch.
+    It is a sum, so that micro-batches and ranks can be added and divided once by the tokens of the global batch.
 
     Args:
         hidden: (..., D), in the compute dtype.
-        weight_vD: the head's rows that are here, in any floating dtype.
-        labels: (...), int64; ``IGNORED`` where there is no target.
-        cross_entropy: what is done with the logits of a chunk.
+        weight_vD: local rows of the head, in any floating dtype.
+        labels: (...), int64; ``IGNORED`` for positions without a target.
+        cross_entropy: loss of a chunk of logits.
     """
     arguments = (hidden.flatten(0, -2), weight_vD, labels.flatten(), cross_entropy, torch.is_grad_enabled())
     out: torch.Tensor = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -115,14 +117,14 @@ class _HeadLoss(torch.autograd.Function):
         for begin in range(0, len(hidden_ND), rows):
             hidden_nD = hidden_ND[begin : begin + rows]
             logits_nv = linear(hidden_nD, matrix_vD)
-            part, grad_nv = cross_entropy(logits_nv, labels_N[begin : begin + rows], by_hidden or by_weight)
+            chunk_loss, grad_nv = cross_entropy(logits_nv, labels_N[begin : begin + rows], by_hidden or by_weight)
             del logits_nv
-            loss += part
+            loss += chunk_loss
             if grad_hidden_ND is not None and grad_nv is not None:
                 grad_hidden_ND[begin : begin + rows] = matmul(grad_nv, matrix_vD)
             if by_weight and grad_nv is not None:
                 term_vD = matmul(grad_nv.T, hidden_nD)
-                # Added up in fp32: chunks must not lose what one product over all tokens would keep.
+                # Accumulated in fp32, as a single product over all tokens would be.
                 grad_weight_vD = term_vD.to(loss.dtype) if grad_weight_vD is None else grad_weight_vD.add_(term_vD)
         ctx.save_for_backward(grad_hidden_ND, None if grad_weight_vD is None else grad_weight_vD.to(weight_vD.dtype))
         return loss
@@ -130,12 +132,12 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        by_hidden, by_weight = (None if kept is None else kept * grads[0] for kept in ctx.saved_tensors)
+        by_hidden, by_weight = (None if saved is None else saved * grads[0] for saved in ctx.saved_tensors)
         return by_hidden, by_weight, None, None, None
 
 
 class Head(nn.Module):
-    """The output projection: logits, or, given labels, the loss without them."""
+    """The output projection: logits, or the loss if labels are given, without building all logits."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -144,7 +146,7 @@ class Head(nn.Module):
 
     @property
     def matrix(self) -> torch.Tensor:
-        """(vocabulary rows here, width)."""
+        """The weight matrix, (local vocabulary rows, width)."""
         return self.weight
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
@@ -155,15 +157,15 @@ class Head(nn.Module):
 
 
 class TiedHead(Head):
-    """The head that is the embedding matrix. It has no parameter of its own and follows the embedding's."""
+    """The head with tied weights: it has no parameter of its own and uses the embedding matrix."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         nn.Module.__init__(self)
-        # In a tuple, so that the embedding is not registered as a submodule a second time.
+        # A tuple, so that the embedding is not registered as a submodule a second time.
         self._embedding = (embedding,)
         self.cross_entropy = CrossEntropy()
 
     @property
     def matrix(self) -> torch.Tensor:
-        """The embedding's rows."""
+        """The weight matrix of the embedding."""
         return self._embedding[0].weight

@@ -1,11 +1,11 @@
-"""Matrix products and attention in the dtype of the activations.
+"""Matrix products, attention and embedding lookup in the dtype of the activations.
 
-    weight, stored in fp32 or bf16 --to the dtype of x--> product, accumulated in fp32, rounded once
+    weight, stored in fp32 or bf16 --cast to the dtype of x--> product, accumulated in fp32, rounded once
 
-Weights follow the activations: a model computes in bf16 because what leaves its embedding is bf16, whatever its weights
-are stored in. On a CPU without bf16 instructions torch multiplies bf16 numbers one by one, a hundred times slower than
-fp32. There the operands are widened, the product is computed in fp32 and rounded once, as tensor cores do: the speed is
-that of fp32, what is kept for backward is bf16 all the same.
+The dtype of the activations decides: a model computes in bf16 because the output of its embedding is cast to bf16, in
+whatever dtype its weights are stored. On a CPU without bf16 instructions torch multiplies bf16 numbers one by one, a
+hundred times slower than fp32. There the operands are widened to fp32, and the product is rounded once to bf16, as on
+tensor cores: speed is that of fp32, while the tensors saved for backward stay bf16.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
 
-_CPU_BF16_IS_SLOW = not has_fast_bf16(torch.device("cpu"))  # a constant, so that compiled code has no question in it
+_CPU_BF16_IS_SLOW = not has_fast_bf16(torch.device("cpu"))  # a constant, so that torch.compile needs no guard
 
 
 def needs_widening(x: torch.Tensor) -> bool:
-    """Whether products of this tensor are computed in fp32 and rounded."""
+    """Return True if products of this tensor have to be computed in fp32 and rounded."""
     return _CPU_BF16_IS_SLOW and x.dtype == torch.bfloat16 and x.device.type == "cpu"
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in their common dtype. Not differentiable where it has to be widened: for use inside of functions."""
+    """Compute ``a @ b`` in their common dtype. For use inside autograd functions: not meant to be differentiated."""
     return (a.float() @ b.float()).to(a.dtype) if needs_widening(a) else a @ b
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x @ weight.T + bias`` in the dtype of ``x``; gradients come in the dtype of what they are of.
+    """Compute ``x @ weight.T + bias`` in the dtype of ``x``; each gradient has the dtype of its input.
 
     Args:
         x: (..., in).
-        weight: (out, in), of any floating dtype.
+        weight: (out, in), any floating dtype.
         bias: (out,).
     """
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
@@ -78,12 +78,13 @@ class Linear(nn.Linear):
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None" = None
 ) -> torch.Tensor:
-    """Softmax attention by torch's fused kernels; query heads share kv heads in order.
+    """Softmax attention by torch's fused kernels; consecutive query heads share a kv head.
 
     Args:
         q: (B, H, S, E).
-        k, v: (B, G, T, E), H a multiple of G.
-        mask: which of the T positions each query sees; None for the causal mask of S = T.
+        k: keys (B, G, T, E), H a multiple of G.
+        v: values (B, G, T, E).
+        mask: the T positions that each query attends to; None for the causal mask of S = T.
 
     Returns:
         (B, H, S, E), in the dtype of ``q``; softmax in fp32.
@@ -98,7 +99,7 @@ def attend(
 
 
 class _WideCausalAttention(torch.autograd.Function):
-    """The fused CPU kernel on widened operands; it keeps what the kernel of a CPU with bf16 instructions keeps."""
+    """The fused CPU kernel on widened operands; it saves the same tensors as the kernel of a CPU with bf16."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -120,7 +121,7 @@ class _WideCausalAttention(torch.autograd.Function):
 def attention_backend(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, isolated: bool = False
 ) -> str:
-    """Which of torch's fused kernels computes causal attention of such heads here, over rows or within documents."""
+    """Name torch's kernel for causal attention of such heads on a device; ``isolated`` means within documents."""
     q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
     if isolated and device.type != "cpu":
         return "flex_attention within documents"
@@ -132,10 +133,10 @@ def attention_backend(
 
 
 def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Rows of a matrix, (...) -> (..., width); the gradient of a row is added up in fp32 or wider.
+    """Look up rows of a matrix, (...) -> (..., width); the gradient of a row is accumulated in fp32 or wider.
 
-    torch's CPU kernel adds up in the dtype of the weight: a frequent token's gradient, thousands of terms in one
-    micro-batch, would stop growing in bf16.
+    torch's CPU kernel accumulates in the dtype of the weight: in bf16 the gradient of a frequent token, a sum of
+    thousands of terms per micro-batch, would stop growing.
     """
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
         return F.embedding(ids, weight)
@@ -160,7 +161,7 @@ class _WideEmbedding(torch.autograd.Function):
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose gradient is added up in fp32."""
+    """An embedding whose gradient is accumulated in fp32."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids (...), int64 -> (..., width), in the dtype of the weights."""

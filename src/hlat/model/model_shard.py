@@ -1,8 +1,8 @@
-"""Which part of a model one process builds: the whole, or a share of its heads, rows and layers.
+"""The shard of a model that one process builds: all of it, or a tensor-parallel shard of some layers.
 
-    model, part -> the layers it holds; of each layer the query heads, kv heads, inner columns and vocabulary rows
+    model, shard -> its layers; of each layer the query heads, kv heads, intermediate columns and vocabulary rows
 
-A part is arithmetic over the model only: it neither knows nor cares how many processes there are or who they are.
+A shard is defined by indices into the model only. It does not depend on the number of processes or on ranks.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from hlat.config.sections import ModelConfig
 
 @dataclass(frozen=True)
 class ModelShard:
-    """A tensor-parallel share of a run of layers; by default the whole model.
+    """A tensor-parallel shard of consecutive layers; by default the complete model.
 
     Attributes:
-        tensor_index, tensor_count: which share of every layer, of how many.
-        layers: the decoder blocks it holds, by index; None for all of them.
-        embedding: whether it begins with token ids.
-        head: whether it ends with the final norm and the head.
+        tensor_index, tensor_count: index of the tensor-parallel shard, and the number of shards of every layer.
+        layers: indices of its decoder blocks; None for all of them.
+        embedding: True if it has the embedding, so that its input is token ids.
+        head: True if it has the final norm and the head.
     """
 
     tensor_index: int = 0
@@ -28,12 +28,12 @@ class ModelShard:
     head: bool = True
 
     def layer_range(self, config: ModelConfig) -> range:
-        """The blocks it holds."""
+        """Indices of its decoder blocks."""
         return range(config.layers) if self.layers is None else self.layers
 
     @property
     def has_full_layers(self) -> bool:
-        """Whether nothing is left out of a layer."""
+        """True if its layers are not sharded by tensor parallelism."""
         return self.tensor_count == 1
 
 
@@ -42,10 +42,10 @@ FULL_MODEL = ModelShard()
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention heads of one share.
+    """The attention heads of a shard: two ranges of heads, by first head and number.
 
-    Where there are more shares than kv heads, each kv head is held by several neighbouring shares, and each of them
-    has a part of its query heads. The first of them ``owns`` it: it is counted and saved there.
+    If there are more shards than kv heads, several neighbouring shards hold a copy of the same kv head, each with some
+    of its query heads. The first of them owns it (``owns_kv``): only there it is counted and saved.
     """
 
     first_query: int
@@ -56,32 +56,32 @@ class Heads:
 
 
 def shard_heads(config: ModelConfig, shard: ModelShard) -> Heads:
-    """The heads of a share."""
+    """Return the heads of a shard."""
     index, count, kv_heads = shard.tensor_index, shard.tensor_count, config.n_kv_heads
-    assert config.heads % count == 0, "the rules of a recipe require it"
+    assert config.heads % count == 0, "recipe validation checks this"
     queries = config.heads // count
     if count <= kv_heads:
-        assert kv_heads % count == 0, "the rules of a recipe require it"
+        assert kv_heads % count == 0, "recipe validation checks this"
         kvs = kv_heads // count
         return Heads(index * queries, queries, index * kvs, kvs, True)
-    assert count % kv_heads == 0, "the rules of a recipe require it"
+    assert count % kv_heads == 0, "recipe validation checks this"
     copies = count // kv_heads
     return Heads(index * queries, queries, index // copies, 1, index % copies == 0)
 
 
 def kv_replication(config: ModelConfig, tensor_count: int) -> int:
-    """How many neighbouring shares hold the same kv head."""
+    """Number of neighbouring tensor-parallel shards that hold a copy of the same kv head."""
     return max(1, tensor_count // config.n_kv_heads)
 
 
 def intermediate_columns(config: ModelConfig, shard: ModelShard) -> range:
-    """The columns of the feed-forward layer's inner activation that a share holds."""
-    assert config.intermediate_size % shard.tensor_count == 0, "the rules of a recipe require it"
+    """Columns of the feed-forward layer's intermediate activation that a shard has."""
+    assert config.intermediate_size % shard.tensor_count == 0, "recipe validation checks this"
     size = config.intermediate_size // shard.tensor_count
     return range(shard.tensor_index * size, (shard.tensor_index + 1) * size)
 
 
 def vocabulary_rows(config: ModelConfig, shard: ModelShard) -> range:
-    """The rows of embedding and head that a share holds: as even as can be."""
+    """Rows of embedding and head that a shard has; shards differ by at most one row."""
     index, count, rows = shard.tensor_index, shard.tensor_count, config.vocab_size
     return range(index * rows // count, (index + 1) * rows // count)

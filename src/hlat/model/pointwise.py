@@ -1,14 +1,14 @@
-"""The three pointwise pieces of the decoder, each with the backward pass written out.
+"""Pointwise operations of the decoder (RMSNorm, rotary embedding, SwiGLU) with hand-written backward passes.
 
-    rms_norm     x -> x / rms(x) * weight     keeps x and one number per row
-    rotate       x -> x rotated by position   keeps nothing of its own
-    swiglu       gate, up -> silu(gate) * up  keeps its inputs only
+    rms_norm     x -> x / rms(x) * weight     saves x and one number per row
+    rotate       x -> x rotated by position   saves no activation
+    swiglu       gate, up -> silu(gate) * up  saves its inputs only
 
-Autograd would keep every intermediate (x / rms(x), silu(gate)) and would assemble the gradient of a fused projection
-from separate pieces. Written out, a LLaMA layer keeps almost a quarter less for backward, and on a CPU RMSNorm, forward
-and backward, takes under half the time of ``F.rms_norm``. Statistics and rotations are computed in fp32, or in float64
-where the input is; what comes out has the dtype of what came in.
-Under ``torch.compile`` the plain formulas are used: the compiler fuses them and chooses itself what to keep.
+Autograd would save every intermediate (x / rms(x), silu(gate)) and would assemble the gradient of a fused projection
+from separate tensors. With these functions a LLaMA layer saves almost a quarter fewer bytes for backward, and RMSNorm
+on a CPU, forward and backward, takes less than half the time of ``F.rms_norm``. Statistics and rotations are computed
+in fp32, or in float64 for float64 inputs; the output has the dtype of the input. Under ``torch.compile`` the plain
+formulas are used: the compiler fuses them and chooses what to save.
 
 Tensor suffixes: F half a head, I intermediate width; "..." any leading dimensions.
 """
@@ -21,16 +21,16 @@ from torch.autograd.function import once_differentiable
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which statistics of ``dtype`` are computed: fp32, or float64 for float64."""
+    """Return the dtype in which statistics of ``dtype`` tensors are computed: fp32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang and Sennrich 2019).
+    """Compute ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang and Sennrich 2019).
 
     Args:
         x: (..., width), any floating dtype and strides.
-        weight: (width,); follows the dtype of ``x``, as the weights of products do.
+        weight: (width,); cast to the dtype of ``x``, like the weights of matrix products.
         eps: added to the mean square.
 
     Returns:
@@ -60,7 +60,7 @@ class _RMSNorm(torch.autograd.Function):
         normal = x * scale
         product = grad * normal
         weight_wide = weight.to(scale.dtype)
-        # mean(grad * weight * normal): the part of the gradient that only rescales x, which the norm undoes
+        # mean(grad * weight * normal): the component of the gradient along x, which normalisation removes
         along = torch.matmul(product, weight_wide).div_(x.shape[-1]).unsqueeze(-1)
         grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
         grad_weight = product.flatten(0, -2).sum(0)
@@ -68,16 +68,17 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:
-    """Rotate the first against the second half of the last dimension: (a, b) -> (a cos - b sin, b cos + a sin).
+    """Rotate pairs of the two halves of the last dimension: (a, b) -> (a cos - b sin, b cos + a sin).
 
     This is RoPE (Su et al. 2021) with the pairs (i, i + width / 2), the convention of Hugging Face weights.
 
     Args:
         x: (..., 2 F), any strides.
-        cos_F, sin_F: fp32, last dimension F, the others broadcast against those of ``x``.
+        cos_F: fp32, last dimension F; the others broadcast against those of ``x``.
+        sin_F: like ``cos_F``.
 
     Returns:
-        A new contiguous-by-position tensor of the shape and dtype of ``x``.
+        A new dense tensor of the shape and dtype of ``x``, stored position by position.
     """
     if torch.compiler.is_compiling():
         dtype = accumulation_dtype(x.dtype)
@@ -108,12 +109,12 @@ def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, directio
     out = halves * cos.unsqueeze(-2)
     out[..., 0, :].addcmul_(halves[..., 1, :], sin, value=-direction)
     out[..., 1, :].addcmul_(halves[..., 0, :], sin, value=direction)
-    turned: torch.Tensor = out.flatten(-2).to(x.dtype)
-    return turned
+    rotated: torch.Tensor = out.flatten(-2).to(x.dtype)
+    return rotated
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` (Shazeer 2020) of two tensors of one shape."""
+    """Compute ``silu(gate) * up`` (Shazeer 2020) of two tensors of one shape."""
     if torch.compiler.is_compiling():
         return F.silu(gate) * up
     out: torch.Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]
@@ -121,7 +122,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_fused(gate_up: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` of one tensor (..., 2, I) that holds gate and up side by side; returns (..., I)."""
+    """Compute ``silu(gate) * up`` of one tensor (..., 2, I) of gate and up; returns (..., I)."""
     if torch.compiler.is_compiling():
         gate, up = gate_up.unbind(-2)
         return F.silu(gate) * up

@@ -1,15 +1,15 @@
-"""Attention within documents on a CPU: the fused kernel, document by document.
+"""Variable-length (intra-document) attention on a CPU: the fused kernel, document by document.
 
-    q, k, v of whole rows, where each query's document begins -> pieces -> the kernel on slices -> one output
+    q, k, v of complete rows, start of each query's document -> query runs -> the kernel on slices -> one output
 
-A piece is what a run of queries shares: a row, a document, and under context parallelism a chunk. Its queries attend to
-the part of the document before them, all of it, and to themselves, causally: two calls where there is such a part, put
-together by their log-sums (Milakov and Gimelshein 2018), so that no mask exists. The cost is that of the documents, the
-sum of the squares of their lengths.
+A query run is a range of consecutive queries of one row, one document and, under context parallelism, one chunk. Its
+queries attend to all tokens of the document before the run, and causally to each other. If there are tokens before,
+that takes two kernel calls, combined by their log-sum-exp (Milakov and Gimelshein 2018). So no mask is built, and the
+cost is proportional to the sum of the squared document lengths.
 
-It is one operation to torch, not a function of autograd that loops: ``torch.compile`` takes it as it is, whatever the
-documents. For backward it keeps q, k, v, the output and the log-sums, as the kernel on whole rows does. On a CPU
-without bf16 instructions the slices are widened, see ``products.py``.
+It is registered as one torch operator, not as an autograd function with a loop: ``torch.compile`` does not trace into
+it, whatever the documents. For backward it saves q, k, v, the output and the log-sum-exp, as the kernel on complete
+rows does. On a CPU without bf16 instructions the slices are widened to fp32, see ``matmul.py``.
 
 Tensor suffixes: B batch, s queries of a row, T keys of a row, H query heads, G kv heads, E head width.
 """
@@ -27,8 +27,14 @@ _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 
 class _QueryRun(NamedTuple):
-    """Queries ``start <= i < stop`` of a row, which see keys ``first <= j < own`` all, and those from ``own`` on as far
-    as themselves.
+    """Consecutive queries of a row, document and chunk.
+
+    Attributes:
+        row: index in the batch.
+        start, stop: range of the queries, as indices of the query tensor.
+        first: row offset of the first key of the document.
+        own: row offset of the first query. All queries attend to keys ``first <= j < own``, and to those from ``own``
+            on up to themselves.
     """
 
     row: int
@@ -37,12 +43,12 @@ class _QueryRun(NamedTuple):
     first: int
     own: int
 
-    def of_queries(self, x_BHsE: torch.Tensor) -> torch.Tensor:
-        """Its part of what belongs to queries, (1, H, its queries, ...)."""
+    def query_slice(self, x_BHsE: torch.Tensor) -> torch.Tensor:
+        """Slice a tensor of all queries: (1, H, queries of the run, ...)."""
         return x_BHsE[self.row : self.row + 1, :, self.start : self.stop]
 
-    def of_keys(self, x_BGTE: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Its parts of what belongs to keys, (1, G, some of them, E), each with whether it is causal."""
+    def key_slices(self, x_BGTE: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
+        """Slice a tensor of all keys: one or two of (1, G, keys, E), each with True if attention to it is causal."""
         row_1GTE = x_BGTE[self.row : self.row + 1]
         yield row_1GTE[:, :, self.own : self.own + self.stop - self.start], True
         if self.first < self.own:
@@ -50,25 +56,25 @@ class _QueryRun(NamedTuple):
 
 
 def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int]) -> Iterator[_QueryRun]:
-    """All pieces, in the order of the queries."""
+    """Iterate over all query runs, in the order of the queries."""
     batch, count = first_Bs.shape
-    begins_Bs = torch.ones_like(first_Bs, dtype=torch.bool)
-    begins_Bs[:, 1:] = first_Bs[:, 1:] != first_Bs[:, :-1]
-    places, offset = [], 0
+    starts_run_Bs = torch.ones_like(first_Bs, dtype=torch.bool)
+    starts_run_Bs[:, 1:] = first_Bs[:, 1:] != first_Bs[:, :-1]
+    ranges, index = [], 0
     for start, stop in zip(spans[::2], spans[1::2], strict=True):
-        begins_Bs[:, offset] = True
-        places.append(torch.arange(start, stop))
-        offset += stop - start
-    where_s = torch.cat(places)
-    starts = begins_Bs.flatten().nonzero().squeeze(1)
+        starts_run_Bs[:, index] = True
+        ranges.append(torch.arange(start, stop))
+        index += stop - start
+    offsets_s = torch.cat(ranges)
+    starts = starts_run_Bs.flatten().nonzero().squeeze(1)
     lengths = starts.diff(append=starts.new_tensor([batch * count]))
     column = starts % count
-    table = (starts // count, column, column + lengths, first_Bs.flatten()[starts], where_s[column])
+    table = (starts // count, column, column + lengths, first_Bs.flatten()[starts], offsets_s[column])
     yield from (_QueryRun(*row) for row in torch.stack(table, dim=1).tolist())
 
 
-def _results(q_BHsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sums, uninitialised, laid out position by position, as the kernel does it."""
+def _allocate_results(q_BHsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate output and log-sum-exp, uninitialised, with the kernel's memory layout (position by position)."""
     batch, heads, count, width = q_BHsE.shape
     out_BsHE = q_BHsE.new_empty((batch, count, heads, width))
     sums_BsH = q_BHsE.new_empty((batch, count, heads), dtype=accumulation_dtype(q_BHsE.dtype))
@@ -82,25 +88,25 @@ def _operand(x: torch.Tensor) -> torch.Tensor:
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, sums = _results(q)
-    for piece in _query_runs(first, spans):
-        query = _operand(piece.of_queries(q))
-        parts = [
+    out, log_sums = _allocate_results(q)
+    for run in _query_runs(first, spans):
+        query = _operand(run.query_slice(q))
+        results = [
             _kernel(query, _operand(keys), _operand(values), 0.0, causal)
-            for (keys, causal), (values, _) in zip(piece.of_keys(k), piece.of_keys(v), strict=True)
+            for (keys, causal), (values, _) in zip(run.key_slices(k), run.key_slices(v), strict=True)
         ]
-        found, log_sum = parts[0] if len(parts) == 1 else _together(*parts)
-        piece.of_queries(out).copy_(found)
-        piece.of_queries(sums).copy_(log_sum)
-    return out, sums
+        result, log_sum = results[0] if len(results) == 1 else _combine(*results)
+        run.query_slice(out).copy_(result)
+        run.query_slice(log_sums).copy_(log_sum)
+    return out, log_sums
 
 
-def _together(
-    one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+def _combine(
+    first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to two sets of keys, from the attention to each."""
-    log_sum = torch.logaddexp(one[1], other[1])
-    out, more = (found * (part - log_sum).exp().unsqueeze(-1) for found, part in (one, other))
+    """Combine attention to two sets of keys, each given as output and log-sum-exp."""
+    log_sum = torch.logaddexp(first[1], second[1])
+    out, more = (result * (own_sum - log_sum).exp().unsqueeze(-1) for result, own_sum in (first, second))
     return out + more, log_sum
 
 
@@ -110,28 +116,28 @@ def _attend_backward(
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
-    sums: torch.Tensor,
+    log_sums: torch.Tensor,
     first: torch.Tensor,
     spans: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v. With the log-sums of all its keys the kernel's are those of the whole piece."""
+    """Compute gradients of q, k and v. The log-sum-exp is over all keys of a run, so slices of keys add up exactly."""
     grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
-    for piece in _query_runs(first, spans):
-        entering, query, result = (_operand(piece.of_queries(x)) for x in (grad, q, out))
-        keys, values, grads_k, grads_v = (piece.of_keys(x) for x in (k, v, grad_k, grad_v))
-        for (key, causal), (value, _), (into_k, _), (into_v, _) in zip(keys, values, grads_k, grads_v, strict=True):
-            operands = (query, _operand(key), _operand(value), result, piece.of_queries(sums))
-            by_q, by_k, by_v = _kernel_backward(entering, *operands, 0.0, causal)
-            piece.of_queries(grad_q).add_(by_q)
-            into_k.add_(by_k)
-            into_v.add_(by_v)
+    for run in _query_runs(first, spans):
+        grad_out, query, result = (_operand(run.query_slice(x)) for x in (grad, q, out))
+        keys, values, grads_k, grads_v = (run.key_slices(x) for x in (k, v, grad_k, grad_v))
+        for (key, causal), (value, _), (sum_k, _), (sum_v, _) in zip(keys, values, grads_k, grads_v, strict=True):
+            operands = (query, _operand(key), _operand(value), result, run.query_slice(log_sums))
+            by_q, by_k, by_v = _kernel_backward(grad_out, *operands, 0.0, causal)
+            run.query_slice(grad_q).add_(by_q)
+            sum_k.add_(by_k)
+            sum_v.add_(by_v)
     return grad_q, grad_k, grad_v
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, first, ctx.spans = inputs
     ctx.save_for_backward(q, k, v, *output, first)
-    ctx.set_materialize_grads(False)  # nobody differentiates the log-sums
+    ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
@@ -141,18 +147,22 @@ def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor 
 _library = torch.library.Library("hlat", "FRAGMENT")
 _library.define("attend_within_documents(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans) -> (Tensor, Tensor)")
 _library.define(
-    "attend_within_documents_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, Tensor first, "
-    "int[] spans) -> (Tensor, Tensor, Tensor)"
+    "attend_within_documents_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, "
+    "Tensor first, int[] spans) -> (Tensor, Tensor, Tensor)"
 )
 _library.impl("attend_within_documents", _attend, "CPU")
 _library.impl("attend_within_documents_backward", _attend_backward, "CPU")
-torch.library.register_fake("hlat::attend_within_documents", lambda q, k, v, first, spans: _results(q), lib=_library)
+torch.library.register_fake(
+    "hlat::attend_within_documents", lambda q, k, v, first, spans: _allocate_results(q), lib=_library
+)
 torch.library.register_fake(
     "hlat::attend_within_documents_backward",
     lambda grad, q, k, v, out, sums, first, spans: tuple(torch.empty_like(x) for x in (q, k, v)),
     lib=_library,
 )
-torch.library.register_autograd("hlat::attend_within_documents", _differentiate, setup_context=_keep, lib=_library)
+torch.library.register_autograd(
+    "hlat::attend_within_documents", _differentiate, setup_context=_save_for_backward, lib=_library
+)
 
 
 def attend_within_documents(
@@ -162,12 +172,13 @@ def attend_within_documents(
 
     Args:
         q_BHsE: queries, on a CPU.
-        k_BGTE, v_BGTE: keys and values of whole rows, H a multiple of G.
-        first_Bs: place in the row of the first token of the query's document, int64.
-        spans: start and stop of each run of places that the queries have in their row, one after another.
+        k_BGTE: keys of complete rows, H a multiple of G.
+        v_BGTE: values of complete rows.
+        first_Bs: row offset of the first token of each query's document, int64.
+        spans: start and stop of each range of row offsets of the queries, flattened, ascending.
 
     Returns:
-        (B, H, s, E), in the dtype of the queries, laid out position by position; softmax in fp32 or wider.
+        (B, H, s, E), in the dtype of the queries, stored position by position; softmax in fp32 or wider.
     """
     out: torch.Tensor = torch.ops.hlat.attend_within_documents(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans)[0]
     return out

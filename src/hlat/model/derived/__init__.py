@@ -1,4 +1,4 @@
-"""Facts computed from the model section: row layout of parameters, parameter and FLOP counts, activation bytes."""
+"""Quantities derived from the model section: row layout of parameters, parameter and FLOP counts, activation bytes."""
 
 from hlat.model.derived.activations import RECOMPUTABLE, RankWorkload, activation_bytes
 from hlat.model.derived.counts import count_parameters, flops_per_token, forward_flops_per_token

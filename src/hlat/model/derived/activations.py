@@ -1,15 +1,18 @@
-"""What the forward pass keeps for the backward pass, tensor by tensor, and what of it can be recomputed.
+"""Activation memory: bytes saved for backward, tensor by tensor, and which of these tensors can be recomputed.
 
-This is our implementation counted, not a formula from the literature: the pointwise functions keep what ``ops.py``
-says, fused attention keeps its inputs, its output and one log-sum per row, a linear layer keeps its input, the loss the
-gradients of what enters it. A tensor kept by two consumers is counted once. Everything has the dtype of the
-activations, but statistics and log-sums, which are fp32; where the weights are stored in another dtype, a copy of each
-lives until backward.
+    model section, micro-batch, precision mode, rank workload, recomputed steps --activation_bytes--> ActivationBytes
 
-With T tensor-parallel and C context-parallel ranks a rank has 1 / C of the positions and 1 / T of heads and inner
-columns. What lies between blocks ("x", "residual" and their norms' scales) is sharded over the T ranks too with
-sequence parallelism; the inputs of the two halves are whole in any case, since they are kept as gathered (Korthikanti
-et al. 2022, section 4.2.2, gather them again: that is to recompute them).
+The numbers count this implementation; they are no formula from the literature. Pointwise functions save what
+``pointwise.py`` lists, fused attention saves its inputs, its output and one log-sum-exp per row, a linear layer saves
+its input, and the loss saves the gradients of its inputs. A tensor saved by two consumers is counted once. All have the
+dtype of the activations, except for norm statistics and log-sum-exp (fp32). If the weights are stored in another dtype,
+a cast copy of each stays alive until backward.
+
+With T tensor-parallel and C context-parallel ranks, a rank has 1 / C of the positions and 1 / T of the heads and
+intermediate columns. With sequence parallelism the tensors between blocks ("x", "residual" and the scales of their
+norms) are sharded over the T ranks too. The inputs of attention and feed-forward are unsharded all the same: they are
+saved as gathered. (Korthikanti et al. 2022, section 4.2.2, gather them again in backward; here that is to recompute
+them.)
 """
 
 from collections.abc import Collection
@@ -39,22 +42,22 @@ RECOMPUTABLE: dict[str, tuple[str, ...]] = {
     "inner": ("inner",),
     "down_weight_copy": ("down_weight_copy",),
 }
-"""What a block may recompute, and the tensors that are then not kept: all but what enters it, "x"."""
+"""Steps of a block that can be recomputed, each with the tensors that are then not saved. All but the input, "x"."""
 
 
 @dataclass(frozen=True)
 class RankWorkload:
-    """What a rank has of a model and of the tokens.
+    """A rank's shard of the model and of the tokens, and what else decides its activation memory.
 
     Attributes:
-        part: its layers, heads and columns.
-        sequence: whether what lies between blocks is sharded over the tensor-parallel ranks.
-        context: context-parallel ranks.
-        weight_copies: whether weights come in the dtype that they are stored in, and are copied to that of the
-            activations: not where FSDP2 gathers them in it.
-        materialised_masks: whether attention to the positions of other ranks builds a mask, as on CPUs.
-        isolated: whether documents see only themselves: no mask is built, a rank's chunks are one call, and every token
-            has rotations of its own.
+        shard: its layers, heads and columns.
+        sequence: True if tensors between blocks are sharded over the tensor-parallel ranks (sequence parallelism).
+        context: number of context-parallel ranks.
+        weight_copies: True if weights are cast from their stored dtype to that of the activations. False if FSDP2
+            gathers them in the dtype of the activations.
+        materialised_masks: True if attention to positions of other ranks builds a mask, as on CPUs.
+        isolated: True for intra-document attention: no mask is built, the two chunks of a rank are one call, and every
+            token has its own cos and sin.
     """
 
     shard: ModelShard = field(default=FULL_MODEL)
@@ -67,12 +70,12 @@ class RankWorkload:
 
 @dataclass(frozen=True)
 class ActivationBytes:
-    """Bytes kept for backward by one micro-batch.
+    """Bytes saved for backward by one micro-batch.
 
     Attributes:
-        layer: of one decoder block, by tensor; "x" names what enters and "residual" what leaves its attention half.
-        ends: of what is not in a block, by tensor: token ids, the final norm, and the loss's gradients by the head's
-            input and by the head's weight.
+        layer: bytes of one decoder block, by tensor. "x" is its input, "residual" the sum after attention.
+        ends: bytes outside of the blocks, by tensor: token ids, the final norm, and the gradients of the loss by the
+            head's input and weight.
         layers: number of blocks.
     """
 
@@ -99,12 +102,15 @@ def activation_bytes(
     recomputed: Collection[str] = (),
     workload: RankWorkload = RankWorkload(),
 ) -> ActivationBytes:
-    """Bytes kept by a forward pass over ``batch`` sequences of ``sequence_length`` tokens on one device, loss included.
+    """Count the bytes that a rank saves in a forward pass over ``batch`` sequences, loss included.
 
     Args:
-        mode: of precision.
-        recomputed: names of ``RECOMPUTABLE``, in every block.
-        share: of the rank.
+        config: the complete model.
+        batch: sequences of a micro-batch.
+        sequence_length: tokens of a sequence, over all context-parallel ranks.
+        mode: precision mode.
+        recomputed: names of ``RECOMPUTABLE`` that every block recomputes.
+        workload: the rank's shard of the model and of the tokens.
     """
     sizes = _Sizes.of(config, batch, sequence_length, mode, workload)
     return ActivationBytes(sizes.layer(frozenset(recomputed)), sizes.ends(), len(workload.shard.layer_range(config)))
@@ -112,7 +118,16 @@ def activation_bytes(
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes on a rank: positions with and without sequence parallelism, and widths."""
+    """Sizes on a rank that bytes are computed from.
+
+    Attributes:
+        config, workload, batch, length: as in ``activation_bytes``.
+        tokens: tokens of a micro-batch on the rank, inside of attention and feed-forward.
+        between: tokens of a micro-batch on the rank between blocks (fewer with sequence parallelism).
+        item: bytes of an activation element.
+        copied: bytes of an element of a cast weight copy; 0 if weights are not copied.
+        stored: bytes of a weight element as it reaches the module.
+    """
 
     config: ModelConfig
     workload: RankWorkload
@@ -121,8 +136,8 @@ class _Sizes:
     tokens: int
     between: int
     item: int
-    copied: int  # bytes of a copied weight element; 0 where there are no copies
-    stored: int  # bytes of a weight element as it comes
+    copied: int
+    stored: int
 
     @classmethod
     def of(cls, config: ModelConfig, batch: int, length: int, mode: str, workload: RankWorkload) -> "_Sizes":
@@ -134,7 +149,7 @@ class _Sizes:
         return cls(config, workload, batch, length, tokens, between, item, copied, stored)
 
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
-        """Bytes of one block by tensor, those that are kept."""
+        """Bytes of the saved tensors of one block, by name."""
         freed = {tensor for name in recomputed for tensor in RECOMPUTABLE[name]}
         kept = {**self._tensors(), **self._weight_copies()}
         if self.workload.context > 1:
@@ -164,17 +179,17 @@ class _Sizes:
             "inner": self.tokens * item * inner,
         }
         if config.qk_norm:
-            # The norms keep their inputs; fused, these are slices that keep the whole projection alive.
+            # The norms save their inputs. If fused, these are slices that keep the complete projection alive.
             projected = here.queries + (2 if config.coalesce else 1) * here.kvs
             kept["qk_norm_input"] = self.tokens * item * projected * head
             kept["qk_norm_scale"] = self.tokens * _FP32 * (here.queries + here.kvs)
         return kept
 
     def _context_tensors(self, recomputed: frozenset[str]) -> dict[str, int]:
-        """What attention to the positions of other ranks keeps, and no longer keeps."""
+        """Bytes of tensors that context parallelism adds or replaces, by name."""
         config, here, ranks = self.config, shard_heads(self.config, self.workload.shard), self.workload.context
         local = self.tokens * self.item * here.kvs * config.n_head_dim
-        # Its own keys and values are kept for gathering them again only.
+        # Local keys and values are saved only if they will be gathered again.
         again = bool(recomputed & {"attention_log_sum", "attention_output"})
         gathered = {"k": local * again, "v": local * again, "gathered_keys_values": 2 * ranks * local}
         if self.workload.isolated:
@@ -182,7 +197,7 @@ class _Sizes:
         chunk = self.length // (2 * ranks)
         return gathered | {
             "attention_chunks": self.tokens * self.item * here.queries * config.n_head_dim,
-            # of two chunks, to the i + 1 and 2 ranks - i chunks up to them
+            # two chunks of queries attend to i + 1 and to 2 ranks - i chunks of keys
             "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.workload.materialised_masks,
         }
 
@@ -205,17 +220,17 @@ class _Sizes:
         return {f"{name}_weight_copy": self.copied * count for name, count in elements.items()}
 
     def ends(self) -> dict[str, int]:
-        """Bytes of what is not in a block, by tensor."""
+        """Bytes of the saved tensors outside of the blocks, by name."""
         config, shard = self.config, self.workload.shard
         width, ends = config.hidden_size, {}
         if shard.embedding:
-            # Cut by vocabulary: ids of the rows that are here, and which they are.
+            # With a sharded vocabulary: shifted ids (int64), and a mask of the ids of other ranks (1 byte).
             ends["token_ids"] = self.tokens * (8 if shard.has_full_layers else 9)
         if self.workload.isolated:
             ends["rotation_tables"] = self.tokens * config.n_head_dim * _FP32
             ends["document_starts"] = self.tokens * _INT64
         elif self.workload.context > 1:
-            # Of positions that are not one run: put together for this pass.
+            # The rank's positions are two ranges, so the tables are concatenated for this pass.
             ends["rotation_tables"] = self.length // self.workload.context * config.n_head_dim * _FP32
         if shard.head:
             ends["final_norm"] = self.between * (self.item * width + _FP32) + self.copied * width

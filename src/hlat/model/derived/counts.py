@@ -1,15 +1,15 @@
-"""How many parameters a model has, and how many floating-point operations a token costs.
+"""Parameter counts and FLOPs per token.
 
-Everything that reports MFU, plans memory or predicts time asks here. Notation: L layers, D hidden size, I intermediate
-size, H query heads, K kv heads, E head width, V vocabulary, S sequence length.
+Reported MFU, memory plans and time predictions all use these functions. Notation: L layers, D hidden size, I
+intermediate size, H query heads, K kv heads, E head width, V vocabulary, S sequence length.
 
 Training FLOPs per token, forward and backward (Kaplan et al. 2020; PaLM, Chowdhery et al. 2022, appendix B): every
 weight of a matrix product costs 2 FLOPs forward and 4 backward, and so does every product of attention:
 
     full    6 N + 12 L H E S            each token attends to all S positions, as PaLM and most MFU figures count
-    causal  6 N + 12 L H E (S + 1) / 2  each token attends to itself and those before, which is what has to be done
+    causal  6 N + 12 L H E (S + 1) / 2  each token attends to itself and those before: the work that is necessary
 
-N counts the weights of matrix products, the head included (also where it is tied), the embedding lookup not.
+N counts the weights of matrix products. It includes the head, also if tied, but not the embedding lookup.
 Recomputation is never counted: these are the FLOPs of the model, not of an implementation.
 """
 
@@ -28,18 +28,18 @@ class ParameterCount:
     embedding: int
     attention: int  # q, k, v and output projections with their biases
     feed_forward: int
-    norms: int  # all of them, q and k norms included
-    head: int  # 0 where it is the embedding
-    matmul: int  # weights of matrix products, the head counted also where it is tied: the N of the FLOP formulas
+    norms: int  # all norms, including q and k norms
+    head: int  # 0 if tied to the embedding
+    matmul: int  # weights of matrix products, including the head also if tied: the N of the FLOP formulas
 
     @property
     def total(self) -> int:
-        """All parameters, each once."""
+        """Number of all parameters, each counted once."""
         return self.embedding + self.attention + self.feed_forward + self.norms + self.head
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
-    """Parameters of ``Decoder(config)``."""
+    """Count the parameters of ``Decoder(config)``."""
     layers, width, head_dim = config.layers, config.hidden_size, config.n_head_dim
     qkv_rows = (config.heads + 2 * config.n_kv_heads) * head_dim
     attention = layers * (qkv_rows + config.heads * head_dim) * width
@@ -56,7 +56,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
 
 def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
-    """FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens.
+    """Count the FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens.
 
     Raises:
         ValueError: an unknown convention.
@@ -66,13 +66,13 @@ def forward_flops_per_token(config: ModelConfig, sequence_length: int, conventio
     elif convention == "causal":
         attended = (sequence_length + 1) / 2
     else:
-        raise ValueError(f"no FLOP convention {convention!r}; there are 'causal' and 'full'")
+        raise ValueError(f"unknown FLOP convention {convention!r}; use 'causal' or 'full'")
     per_position = 4 * config.layers * config.heads * config.n_head_dim  # one row of Q K^T and one of P V
     return 2 * count_parameters(config).matmul + per_position * attended
 
 
 def flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
-    """FLOPs of training, forward and backward, per token; backward costs twice forward.
+    """Count the FLOPs of training per token, forward and backward; backward costs twice as much as forward.
 
     Raises:
         ValueError: an unknown convention.

@@ -1,17 +1,17 @@
-"""Which row of which Hugging Face tensor is row i of one of our parameters. The one place that knows.
+"""Row layout of parameters: the canonical (Hugging Face) tensor and row that each row of a parameter is.
 
     our parameter                     Hugging Face (canonical) tensors
     layers.0.attention.qkv.weight <-> model.layers.0.self_attn.{q,k,v}_proj.weight
     embedding.weight              <-> model.embed_tokens.weight
 
-A fused matrix is laid out group by group; a group takes the next rows of each of its parts:
+A fused matrix consists of groups; each group has the next rows of each of its canonical tensors:
 
     qkv      one group per kv head:  [q heads of group 0 | k of group 0 | v of group 0 | q heads of group 1 | ...]
-    gate_up  ``gate_up_groups``:     [block 0 of gate | block 0 of up | block 1 of gate | ...]
+    gate_up  ``gate_up_groups``:     [rows of gate in group 0 | rows of up in group 0 | rows of gate in group 1 | ...]
 
-A tensor-parallel share (``ModelShard``) has layouts of its own, whose parts begin somewhere in the canonical tensors. It
-meets the same columns of the output projections as an unfused share would. Initialisation, checkpoints, export and
-sharding all go through ``RowLayout``, never through arithmetic of their own.
+A tensor-parallel shard (``ModelShard``) has its own layouts, whose rows start at an offset in the canonical tensors.
+The order of its fused columns is that of the rows of its output projection, as without fusing. Initialisation,
+checkpoints, export and sharding all use ``RowLayout``; no other module computes row indices.
 """
 
 import math
@@ -23,34 +23,34 @@ import torch
 from hlat.config.sections import ModelConfig
 from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads, vocabulary_rows
 
-_MOST_GROUPS = 64
-_SMALLEST_BLOCK = 128
+_MAX_GROUPS = 64
+_MIN_GROUP_ROWS = 128
 
 
 def gate_up_groups(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> int:
-    """Number of blocks into which gate and up, or a share's rows of them, are cut where they are one matrix.
+    """Number of groups of the fused gate and up matrix of a shard.
 
-    For the whole: starts at the gcd of kv heads and intermediate size and is doubled as long as it divides the
-    intermediate size, up to 64. A block stays at 128 rows or more in doing so: the activation reads gate and up with a
-    stride of a block, which down to 128 costs nothing measurable on a CPU and at 96 twice the time in bf16. A share
-    has its part of these blocks, or one block where they cannot be shared out.
+    The complete model has gcd(kv heads, intermediate size) groups, doubled while the number divides the intermediate
+    size, is at most 64, and a group has at least 128 rows each of gate and up. The activation function reads gate and
+    up with a stride of a group: down to 128 rows that costs nothing measurable on a CPU, at 96 it takes twice the time
+    in bf16. A shard has its fraction of these groups, or one group if they cannot be divided evenly.
     """
     inner = config.intermediate_size
     groups = math.gcd(config.n_kv_heads, inner)
-    while 2 * groups <= _MOST_GROUPS and inner % (2 * groups) == 0 and inner // (2 * groups) >= _SMALLEST_BLOCK:
+    while 2 * groups <= _MAX_GROUPS and inner % (2 * groups) == 0 and inner // (2 * groups) >= _MIN_GROUP_ROWS:
         groups *= 2
     return groups // shard.tensor_count if groups % shard.tensor_count == 0 else 1
 
 
 @dataclass(frozen=True)
 class CanonicalTensor:
-    """A canonical tensor and the rows of it that a parameter holds.
+    """A canonical tensor, and the rows of it that a parameter has.
 
     Attributes:
-        name: the canonical name.
-        rows_per_group: how many of its rows a group holds.
-        first_row: which of its rows comes first here.
-        owned: whether they are counted and saved here; of several shares that hold the same rows one owns them.
+        name: canonical (Hugging Face) name.
+        rows_per_group: number of its rows in each group of the parameter.
+        first_row: first of its rows in the parameter.
+        owned: True if this shard counts and saves the rows; if several shards have copies, one of them owns them.
     """
 
     name: str
@@ -61,7 +61,7 @@ class CanonicalTensor:
 
 @dataclass(frozen=True)
 class RowRun:
-    """``count`` consecutive rows of a parameter that are consecutive rows of a canonical tensor too."""
+    """``count`` rows that are consecutive both in a parameter (from ``start``) and in a canonical tensor."""
 
     name: str
     canonical_start: int
@@ -71,10 +71,10 @@ class RowRun:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows of a parameter that are one block of a canonical tensor.
+    """Consecutive rows of a canonical tensor, and the runs of parameter rows that they are stored in.
 
-    A range of a parameter's rows takes of each of its canonical tensors rows that follow one another, because in both
-    the rows of a tensor come in the same order; here they lie in ``runs``.
+    Any range of a parameter's rows has consecutive rows of each of its canonical tensors, since their order is the same
+    in both. Within the parameter they are separate ``runs`` if it is fused.
     """
 
     name: str
@@ -84,20 +84,20 @@ class RowBlock:
 
     @property
     def rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return sum(run.count for run in self.runs)
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """One parameter of ours as rows of canonical tensors.
+    """The rows of a parameter, described as rows of canonical tensors.
 
     Attributes:
         tensors: the canonical tensors, in their order within a group.
-        groups: how often the tensors repeat.
-        columns: the size of every dimension but the first; () for vectors.
-        first_column: where these columns begin in the canonical tensors.
-        row_size: elements of a row of the canonical tensors; None for as many as here.
+        groups: number of groups.
+        columns: size of every dimension except the first; () for vectors.
+        first_column: column of the canonical tensors that the parameter's first column is.
+        row_size: elements of a row of the canonical tensors; None if the same as in the parameter.
     """
 
     tensors: tuple[CanonicalTensor, ...]
@@ -108,7 +108,7 @@ class RowLayout:
 
     @property
     def rows(self) -> int:
-        """Rows of the parameter."""
+        """Number of rows of the parameter."""
         return self.groups * sum(tensor.rows_per_group for tensor in self.tensors)
 
     @property
@@ -118,11 +118,11 @@ class RowLayout:
 
     @property
     def canonical_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of what is here of each canonical tensor."""
+        """Shape of the rows and columns of each canonical tensor that the parameter has, by name."""
         return {tensor.name: (self.groups * tensor.rows_per_group, *self.columns) for tensor in self.tensors}
 
     def runs(self, start: int, stop: int) -> Iterator[RowRun]:
-        """The rows ``start <= row < stop`` of the parameter, in order, as runs of canonical rows."""
+        """Iterate over the rows ``start <= row < stop`` of the parameter, in order, as runs of canonical rows."""
         period = self.rows // self.groups
         for group in range(start // period, -(-stop // period)):
             first = group * period
@@ -134,15 +134,17 @@ class RowLayout:
                 first += tensor.rows_per_group
 
     def row_blocks(self, start: int, stop: int) -> list[RowBlock]:
-        """The rows ``start <= row < stop`` of the parameter as blocks of canonical tensors, at most one of each."""
-        found: dict[str, list[RowRun]] = {}
+        """Group the rows ``start <= row < stop`` of the parameter into at most one block per canonical tensor."""
+        runs_by_name: dict[str, list[RowRun]] = {}
         for run in self.runs(start, stop):
-            found.setdefault(run.name, []).append(run)
+            runs_by_name.setdefault(run.name, []).append(run)
         owned = {tensor.name: tensor.owned for tensor in self.tensors}
-        return [RowBlock(name, runs[0].canonical_start, tuple(runs), owned[name]) for name, runs in found.items()]
+        return [
+            RowBlock(name, runs[0].canonical_start, tuple(runs), owned[name]) for name, runs in runs_by_name.items()
+        ]
 
     def split(self, fused: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The canonical tensors of a whole parameter; the parameter itself where it has one tensor, else copies."""
+        """Split a complete parameter into its canonical tensors: copies, or the parameter itself if it is only one."""
         if len(self.tensors) == 1:
             return {self.tensors[0].name: fused}
         grouped = fused.unflatten(0, (self.groups, -1))
@@ -152,7 +154,7 @@ class RowLayout:
         }
 
     def fuse(self, canonical: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The whole parameter from its canonical tensors; the inverse of ``split``."""
+        """Build the complete parameter from its canonical tensors; the inverse of ``split``."""
         if len(self.tensors) == 1:
             return canonical[self.tensors[0].name]
         pieces = [canonical[tensor.name].unflatten(0, (self.groups, -1)) for tensor in self.tensors]
@@ -160,8 +162,8 @@ class RowLayout:
 
 
 def parameter_layouts(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> dict[str, RowLayout]:
-    """The layout of every parameter of ``Decoder(config, shard)``, by its name there, in the order of the data."""
-    first = shard.tensor_index == 0  # of the copies that the tensor group holds of a norm, it owns its own
+    """Return the layout of every parameter of ``Decoder(config, shard)``, by name, in order of execution."""
+    first = shard.tensor_index == 0  # the first rank of the tensor group owns replicated norm weights
     width, rows = config.hidden_size, vocabulary_rows(config, shard)
     layouts: dict[str, RowLayout] = {}
     if shard.embedding:
@@ -176,7 +178,7 @@ def parameter_layouts(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> di
         layouts["norm.weight"] = _vector("model.norm.weight", width, first)
         if not config.tie_embeddings:
             layouts["head.weight"] = _rows("lm_head.weight", rows, width)
-        elif not shard.embedding:  # a copy of the embedding, which is elsewhere
+        elif not shard.embedding:  # a copy of the embedding, which another stage owns
             layouts["head.weight"] = _rows("model.embed_tokens.weight", rows, width, owned=False)
     return layouts
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders and parameter names: config.json, safetensors files, and canonical tensors."""
+"""Hugging Face model folders: read and write config.json and safetensors files; canonical tensor names and shapes."""
 
 from hlat.model.hf.config import SpecialIds
 from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers

@@ -1,9 +1,9 @@
-"""A model as a Hugging Face config.json: which architecture says exactly this, and in which words.
+"""Hugging Face config.json of a model: the transformers architecture that computes the same, and its fields.
 
     no bias, no q/k norm -> LlamaForCausalLM
     q/k/v bias           -> Qwen2ForCausalLM
     q/k norm             -> Qwen3ForCausalLM
-    both                 -> Qwen3ForCausalLM with attention_bias, whose output bias we write as zeros
+    both                 -> Qwen3ForCausalLM with attention_bias; its output bias is exported as zeros
 
 The inverse is ``hlat.config.files.hf_to_model``.
 """
@@ -26,16 +26,16 @@ class Architecture:
 
     model_type: str
     class_name: str
-    zero_output_bias: bool = False  # whether it wants an o_proj.bias that our models do not have
+    zero_output_bias: bool = False  # True if it has an o_proj.bias, which hlat's models do not
 
 
 TokenIds = int | list[int] | None
-"""One special token, several that mean the same (a chat model has several ends of text), or none."""
+"""A special token id, several with the same meaning (a chat model has several end-of-text tokens), or None."""
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The special tokens that config.json or generation_config.json names."""
+    """Special token ids of config.json or generation_config.json."""
 
     bos: TokenIds = None
     eos: TokenIds = None
@@ -43,23 +43,23 @@ class SpecialIds:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "SpecialIds":
-        """Those that a file names; anything that is no token id is left out."""
+        """Read them from a file's content; a value that is not a token id counts as None."""
         return cls(*(_token_ids(content.get(f"{name}_token_id")) for name in ("bos", "eos", "pad")))
 
     @property
     def as_json(self) -> dict[str, TokenIds]:
-        """As the files name them; those that there are."""
+        """Fields of the JSON file; a token that is None has no field."""
         named = {"bos_token_id": self.bos, "eos_token_id": self.eos, "pad_token_id": self.pad}
         return {name: value for name, value in named.items() if value is not None}
 
 
 def _token_ids(value: Any) -> TokenIds:
-    given = value if isinstance(value, list) else [value]
-    return value if given and all(type(item) is int and item >= 0 for item in given) else None
+    items = value if isinstance(value, list) else [value]
+    return value if items and all(type(item) is int and item >= 0 for item in items) else None
 
 
 def architecture(config: ModelConfig) -> Architecture:
-    """The class that computes exactly what our model does."""
+    """Return the transformers class that computes the same function as the model."""
     if config.qk_norm:
         return Architecture("qwen3", "Qwen3ForCausalLM", zero_output_bias=config.qkv_bias)
     if config.qkv_bias:
@@ -70,21 +70,28 @@ def architecture(config: ModelConfig) -> Architecture:
 def config_json(
     config: ModelConfig, dtype: torch.dtype, eos_id: TokenIds, bos_id: TokenIds, pad_id: TokenIds = None
 ) -> dict[str, Any]:
-    """The content of config.json.
+    """Build the content of config.json.
 
-    RoPE is given in the words of transformers 5 (``rope_parameters``) and of 4 (``rope_theta``, ``rope_scaling``), so
-    that both read it.
+    RoPE is written in the fields of transformers 5 (``rope_parameters``) and of 4 (``rope_theta``, ``rope_scaling``),
+    so that both can read it.
+
+    Args:
+        config: the model.
+        dtype: dtype of the exported weights.
+        eos_id: end-of-text token, or several.
+        bos_id: beginning-of-text token.
+        pad_id: padding token.
 
     Raises:
-        RecipeError: the model has no maximum sequence length, or a dtype without a name.
+        RecipeError: the model has no maximum sequence length, or config.json has no name for the dtype.
     """
     problems = []
     if config.max_sequence_length is None:
-        reason = "config.json has to claim a longest context."
+        reason = "config.json needs a maximum context length."
         problems.append(Problem("model.max_sequence_length", reason, "Set it, for instance to data.sequence_length."))
     if dtype not in DTYPE_NAMES:
         remedy = f"Use {', '.join(DTYPE_NAMES.values())}."
-        problems.append(Problem("dtype", f"{dtype} cannot be named in config.json.", remedy))
+        problems.append(Problem("dtype", f"config.json has no name for {dtype}.", remedy))
     if problems:
         raise RecipeError(problems, "export to Hugging Face")
     target = architecture(config)
@@ -123,9 +130,9 @@ def config_json(
 def _rope(config: ModelConfig) -> dict[str, Any]:
     scaling = config.rope.scaling
     if scaling is None:
-        words: dict[str, Any] = {"rope_type": "default"}
+        fields: dict[str, Any] = {"rope_type": "default"}
     elif isinstance(scaling, Llama3Scaling):
-        words = {
+        fields = {
             "rope_type": "llama3",
             "factor": scaling.factor,
             "low_freq_factor": scaling.low_freq_factor,
@@ -133,10 +140,10 @@ def _rope(config: ModelConfig) -> dict[str, Any]:
             "original_max_position_embeddings": scaling.original_max_position,
         }
     else:
-        words = {"rope_type": "linear", "factor": scaling.factor}
+        fields = {"rope_type": "linear", "factor": scaling.factor}
     theta = config.rope.theta
     return {
         "rope_theta": theta,
-        "rope_scaling": words if scaling is not None else None,
-        "rope_parameters": {"rope_theta": theta, **words},
+        "rope_scaling": fields if scaling is not None else None,
+        "rope_parameters": {"rope_theta": theta, **fields},
     }

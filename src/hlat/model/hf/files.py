@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder: names, JSON, and a folder that appears whole or not at all."""
+"""Files of a Hugging Face folder: names, JSON, and a folder that is created atomically."""
 
 import errno
 import json
@@ -27,12 +27,12 @@ TOKENIZER_FILES = (
 
 
 def shard_name(number: int, count: int) -> str:
-    """The name of shard ``number`` (from 1) of ``count``, as transformers names it."""
+    """Return the file name of shard ``number`` (from 1) of ``count``, as transformers names it."""
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON as transformers does: indented, keys in the given order, a newline at the end."""
+    """Write JSON as transformers does: indented, keys in the given order, newline at the end."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -40,31 +40,31 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        CheckpointError: the file is missing, or is no JSON object.
+        CheckpointError: the file is missing, unreadable, or not a JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: there is no such file. Name a folder that holds a Hugging Face model."
-        ) from None
+        raise CheckpointError(f"{path}: no such file. Name a folder that contains a Hugging Face model.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}. Get the file again from where it came.") from error
+        raise CheckpointError(f"{path}: cannot be read: {error}. Download or copy the file again.") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds no JSON object. Get the file again from where it came.")
+        raise CheckpointError(f"{path}: not a JSON object. Download or copy the file again.")
     return content
 
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary sibling of ``target`` that takes its name once the block has ended well and all is on the disk.
+    """Yield a temporary folder next to ``target``; rename it to ``target`` after the block has ended without an error.
+
+    Files and folders are fsynced before the rename.
 
     Raises:
         CheckpointError: the target exists and is not an empty folder.
-        StorageError: the disk refused; nothing is left behind.
+        StorageError: the folder cannot be written; nothing is left behind.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
+        raise CheckpointError(f"{target}: already exists and is not empty. Name a new folder.")
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
         temporary.mkdir(parents=True)

@@ -1,9 +1,9 @@
-"""Between the parameters of a module and canonical tensors: Hugging Face names, never fused.
+"""Convert between a module's parameters and canonical tensors (Hugging Face names, unfused).
 
-    module names, coalesced or not --to_canonical--> Hugging Face names --from_canonical--> module names, either way
+    module names, coalesced or not --to_canonical--> Hugging Face names --from_canonical--> module names
 
-The same functions serve weights, gradients and Adam moments, which have the shapes of the weights. Only rows move;
-no value is computed, so both directions are exact in every dtype.
+The same functions convert weights, gradients and Adam moments, which have the shapes of the weights. They only reorder
+rows, so both directions are exact in every dtype.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ from hlat.config.sections import ModelConfig
 from hlat.model.derived import parameter_layouts
 from hlat.runtime import CheckpointError
 
-_FEW_LAYERS = 1_000
-_LISTED = 100  # at most so many problems are listed in an error
+_MANY_LAYERS = 1_000
+_MAX_LISTED = 100  # problems listed in an error
 
 
 def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every canonical tensor of a model, in the order of the data. Tied heads have none."""
+    """Return name and shape of every canonical tensor of a model, in order of execution. Tied heads have none."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layout in parameter_layouts(config).values():
         shapes |= layout.canonical_shapes
@@ -27,22 +27,22 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def to_canonical(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Canonical tensors from tensors under module parameter names.
+    """Convert tensors under module parameter names to canonical tensors.
 
     Args:
-        config: the model whose names they are.
-        named: whole (unsharded) tensors of the parameters' shapes; a subset of the parameters is fine.
+        config: the model that the names belong to.
+        named: complete (unsharded) tensors with the parameters' shapes; they may be a subset of the parameters.
 
     Returns:
-        Tensors by canonical name: the given ones where nothing is fused, else copies.
+        Tensors by canonical name: the given tensors, or copies if they were fused.
 
     Raises:
-        CheckpointError: names that the model does not have, or tensors of another shape; all of them are listed.
+        CheckpointError: names that the model does not have, or tensors of another shape; lists all (up to 100).
     """
     layouts = parameter_layouts(config)
     problems = [f"{name}: the model has no such parameter" for name in named if name not in layouts]
     problems += _wrong_shapes(named, {name: layout.shape for name, layout in layouts.items()})
-    _refuse(problems, "these tensors are not the parameters of this model")
+    _raise_if_any(problems, "these tensors are not the parameters of this model")
     canonical: dict[str, torch.Tensor] = {}
     for name, layout in layouts.items():
         if name in named:
@@ -51,40 +51,39 @@ def to_canonical(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> dict
 
 
 def from_canonical(config: ModelConfig, canonical: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under module parameter names from canonical tensors; the inverse of ``to_canonical``.
+    """Convert canonical tensors to tensors under module parameter names; the inverse of ``to_canonical``.
 
     Raises:
-        CheckpointError: names missing, unexpected, or of another shape; all of them are listed.
+        CheckpointError: tensors missing, unexpected, or of another shape; lists all (up to 100).
     """
     check_canonical(canonical_shapes(config), {name: tuple(tensor.shape) for name, tensor in canonical.items()})
     return {name: layout.fuse(canonical) for name, layout in parameter_layouts(config).items()}
 
 
 def check_layers(config: ModelConfig, found: int, source: str) -> None:
-    """See that a model may have so many tensors, before the names of all of its layers are made.
+    """Check that a model with so many layers can fit the number of tensors, before listing the names of all layers.
 
     Args:
         config: the model.
-        found: number of tensors that there are.
-        source: what errors call them.
+        found: number of tensors.
+        source: name of the tensors in errors.
 
     Raises:
-        CheckpointError: it has more layers than there are tensors, of which each layer has several, and so many that
-            it would take long to name what is missing.
+        CheckpointError: the model has more than 1,000 layers and more layers than there are tensors, although each
+            layer has several. Listing every missing name would take too long.
     """
-    if config.layers > max(found, _FEW_LAYERS):
-        raise CheckpointError(
-            f"{source} do not fit the model: it has {config.layers:,} layers, and there are {found:,} tensors."
-        )
+    if config.layers > max(found, _MANY_LAYERS):
+        reason = f"the model has {config.layers:,} layers, but there are only {found:,} tensors"
+        raise CheckpointError(f"{source} do not fit the model: {reason}.")
 
 
 def check_canonical(
     expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], source: str = "these weights"
 ) -> None:
-    """Compare names and shapes.
+    """Check that tensors have the names and shapes of the model.
 
     Raises:
-        CheckpointError: every name missing, unexpected, or of another shape; the first of them where they are many.
+        CheckpointError: tensors missing, unexpected, or of another shape; lists all (up to 100).
     """
     problems = [f"{name}: missing, expected {_size(shape)}" for name, shape in expected.items() if name not in found]
     problems += [f"{name}: unexpected, the model has no such tensor" for name in found if name not in expected]
@@ -93,7 +92,7 @@ def check_canonical(
         for name, shape in expected.items()
         if name in found and found[name] != shape
     ]
-    _refuse(problems, f"{source} do not fit the model")
+    _raise_if_any(problems, f"{source} do not fit the model")
 
 
 def _wrong_shapes(named: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -108,8 +107,8 @@ def _size(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape)) or "a scalar"
 
 
-def _refuse(problems: list[str], head: str) -> None:
+def _raise_if_any(problems: list[str], head: str) -> None:
     if problems:
-        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
-        listed = [f"  {problem}" for problem in [*problems[:_LISTED], *more]]
+        more = [f"and {len(problems) - _MAX_LISTED} more"] if len(problems) > _MAX_LISTED else []
+        listed = [f"  {problem}" for problem in [*problems[:_MAX_LISTED], *more]]
         raise CheckpointError("\n".join([f"{head}: {len(problems)} problem(s)", *listed]))

@@ -1,9 +1,9 @@
-"""A Hugging Face folder as model fields and tensors under canonical names.
+"""Read a Hugging Face folder: model fields, and tensors under canonical names.
 
     config.json -> hf_to_model -> fields -> expected names and shapes
-    *.safetensors -> headers -> found names and shapes -> all differences at once -> tensors, read when asked for
+    *.safetensors -> headers -> found names and shapes -> all differences at once -> tensors, read on access
 
-Only safetensors are read: a ``.bin`` file is a pickle, and a pickle can run code.
+Only safetensors files are read: a ``.bin`` file is a pickle, and loading a pickle can run code.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from hlat.runtime import CheckpointError
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors in safetensors files, each read when it is asked for, in the order of the data."""
+    """Tensors in safetensors files by name, each read on access, in order of execution."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = dict(files)
@@ -46,14 +46,14 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
     """Read a model folder.
 
     Args:
-        hf_dir: a folder with config.json and model.safetensors, or shards and their index.
+        hf_dir: a folder with config.json, and model.safetensors or shards and their index.
 
     Returns:
-        The fields of ``ModelConfig``, and the canonical tensors, unread, in the dtype they are stored in.
+        The fields of ``ModelConfig``, and the canonical tensors, not read yet, in their stored dtype.
 
     Raises:
-        RecipeError: config.json describes something we do not compute; everything at once.
-        CheckpointError: files missing or damaged; tensors missing, unexpected or of another shape, all at once.
+        RecipeError: config.json has settings that hlat does not support; lists all.
+        CheckpointError: files missing or damaged; tensors missing, unexpected or of another shape; lists all.
     """
     folder = Path(hf_dir)
     fields = hf_to_model(read_json(folder / "config.json"))
@@ -70,7 +70,7 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
 
 
 def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
-    """The special tokens that config.json names, and those of generation_config.json (without one, the same).
+    """Read the special tokens of config.json, and of generation_config.json (the same if there is no such file).
 
     Raises:
         CheckpointError: a file is damaged.
@@ -82,7 +82,7 @@ def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
 
 
 def _find_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
-    """File and shape of every tensor, from the headers; an index is held against what the files really contain."""
+    """Find file and shape of every tensor from the file headers, and check the index against them."""
     indexed: dict[str, str] = {}
     if (folder / INDEX).is_file():
         indexed = _weight_map(folder / INDEX)
@@ -93,72 +93,72 @@ def _find_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, .
         raise _no_weights(folder)
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
-        raise CheckpointError(f"{folder}: shards that the index names are missing: {', '.join(absent)}.")
+        raise CheckpointError(f"{folder}: shards listed in the index are missing: {', '.join(absent)}.")
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in paths:
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 if indexed and indexed.get(name) != path.name:
-                    continue  # a name the index places elsewhere; if nowhere, transformers ignores it as well
+                    continue  # listed in another file; if the index does not list it, transformers ignores it as well
                 files[name], shapes[name] = path, tuple(file.get_slice(name).get_shape())
     return files, shapes
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise CheckpointError(f"{index}: has no weight_map. Get the file again from where it came.")
-    for name, place in places.items():
-        if not isinstance(place, str) or Path(place).name != place or not place.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: weight_map[{name!r}] = {place!r} is no safetensors file of this folder.")
-    return places
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise CheckpointError(f"{index}: no weight_map. Download or copy the file again.")
+    for name, file in files.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(f"{index}: weight_map[{name!r}] = {file!r} is not a safetensors file in this folder.")
+    return files
 
 
 def _drop_redundant(
     config: ModelConfig, tensors: LazyTensors, files: dict[str, Path], shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    """Leave out what old files store besides the weights, where leaving it out changes nothing."""
+    """Remove tensors that old files store in addition to the weights, if that does not change the model."""
     redundant = [name for name in files if name.endswith("rotary_emb.inv_freq")]
     if config.qkv_bias:
-        # attention_bias of llama and qwen3 means an output bias too, which our models do not have
+        # attention_bias of llama and qwen3 includes an output bias, which hlat's models do not have
         biases = [name for name in files if name.endswith("o_proj.bias")]
-        _refuse_unless(
-            biases, lambda name: not bool(tensors[name].any()), "is not zero, and hlat computes no output bias"
+        _raise_unless(
+            biases, lambda name: not bool(tensors[name].any()), "is not zero, but hlat's models have no output bias"
         )
         redundant += biases
     if config.tie_embeddings and "lm_head.weight" in files:
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
         same = embedding in files and torch.equal(tensors[head], tensors[embedding])
-        _refuse_unless([head], lambda _: same, "differs from the embedding, though config.json ties them")
+        _raise_unless([head], lambda _: same, "differs from the embedding, although config.json ties them")
         redundant.append(head)
     for name in redundant:
         del files[name], shapes[name]
 
 
-def _refuse_unless(names: list[str], harmless: Callable[[str], bool], reason: str) -> None:
+def _raise_unless(names: list[str], harmless: Callable[[str], bool], reason: str) -> None:
     wrong = [f"  {name}: {reason}" for name in names if not harmless(name)]
     if wrong:
-        raise CheckpointError("\n".join(["these tensors cannot be read into a model of hlat:", *wrong]))
+        raise CheckpointError("\n".join(["these tensors do not fit any model that hlat supports:", *wrong]))
 
 
 def _no_weights(folder: Path) -> CheckpointError:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
         return CheckpointError(
-            f"{folder}: has only pickled weights (.bin, .pth), which can run code when read. Convert them where you "
-            "trust them: transformers.AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
+            f"{folder}: only pickled weights (.bin, .pth); loading a pickle can run code. Convert them on a machine "
+            "where you trust them: transformers.AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
         )
     return CheckpointError(
-        f"{folder}: has neither {WEIGHTS} nor {INDEX}. Name a folder that holds a Hugging Face model."
+        f"{folder}: has neither {WEIGHTS} nor {INDEX}. Name a folder that contains a Hugging Face model."
     )
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """``safe_open`` whose failures, also while reading, are CheckpointErrors that name the file."""
+    """Open a file with ``safe_open``; raise any error, also while reading, as a CheckpointError that names the file."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        remedy = "Get the file again from where it came."
+        remedy = "Download or copy the file again."
         raise CheckpointError(f"{path}: damaged or truncated ({error}). {remedy}") from error

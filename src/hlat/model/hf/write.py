@@ -1,9 +1,9 @@
-"""A model as a folder that ``transformers.AutoModelForCausalLM.from_pretrained`` loads.
+"""Write a model as a folder that ``transformers.AutoModelForCausalLM.from_pretrained`` can load.
 
     canonical tensors -> cast -> shards of at most max_shard_bytes -> + index, config, generation config, tokenizer
                       -> temporary folder -> renamed
 
-At most one shard is in memory besides what the caller holds.
+Memory in addition to the caller's tensors: at most one shard.
 """
 
 import shutil
@@ -37,17 +37,19 @@ def write_hf(
     generation: SpecialIds | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> Path:
-    """Write a model in Hugging Face form.
+    """Write a model as a Hugging Face folder.
 
     Args:
-        out_dir: the folder to make; an existing one must be empty.
+        out_dir: the folder to create; an existing one must be empty.
         config: the model; needs ``max_sequence_length``.
-        canonical: its tensors by canonical name, or pairs of them one after another.
-        dtype: of the files; None keeps each tensor's own.
-        tokenizer_dir: folder whose tokenizer files are copied.
-        eos_id, bos_id, pad_id: special tokens for config.json.
-        generation: those for generation_config.json; None for the same.
-        max_shard_bytes: size of a safetensors file at most, unless one tensor is larger.
+        canonical: its tensors by canonical name, or an iterable of (name, tensor) pairs.
+        dtype: dtype of the files; None keeps the dtype of each tensor.
+        tokenizer_dir: folder to copy the tokenizer files from.
+        eos_id: end-of-text token for config.json, or several.
+        bos_id: beginning-of-text token for config.json.
+        pad_id: padding token for config.json.
+        generation: special tokens for generation_config.json; None for the same.
+        max_shard_bytes: maximum size of a safetensors file, unless a single tensor is larger.
 
     Returns:
         The folder.
@@ -55,14 +57,14 @@ def write_hf(
     Raises:
         RecipeError: config.json cannot express the model.
         CheckpointError: tensors missing, unexpected or of another shape; the folder exists; no tokenizer files.
-        StorageError: the disk refused. Nothing is left behind.
+        StorageError: the folder cannot be written; nothing is left behind.
     """
     target = Path(out_dir)
     pairs = canonical.items() if isinstance(canonical, Mapping) else canonical
     with atomic_folder(target) as folder:
         if tokenizer_dir is not None:
             _copy_tokenizer(Path(tokenizer_dir), folder, eos_id, bos_id)
-        config_json(config, torch.float32, eos_id, bos_id, pad_id)  # refuses before anything large is written
+        config_json(config, torch.float32, eos_id, bos_id, pad_id)  # raises before anything large is written
         stored = _write_weights(folder, config, _cast(_with_zero_biases(config, pairs), dtype), max_shard_bytes)
         write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id, pad_id))
         generation = generation or SpecialIds(bos_id, eos_id, pad_id)
@@ -76,16 +78,16 @@ def _cast(pairs: Iterable[Named], dtype: torch.dtype | None) -> Iterator[Named]:
 
 
 def _with_zero_biases(config: ModelConfig, pairs: Iterable[Named]) -> Iterator[Named]:
-    """The given tensors, and the output biases that the target class wants and our models do not have."""
-    wanted = architecture(config).zero_output_bias
+    """Add the output biases that the target class has and hlat's models do not, as zeros."""
+    has_bias = architecture(config).zero_output_bias
     for name, tensor in pairs:
         yield name, tensor
-        if wanted and name.endswith("o_proj.weight"):
+        if has_bias and name.endswith("o_proj.weight"):
             yield name.removesuffix("weight") + "bias", torch.zeros(config.hidden_size, dtype=tensor.dtype)
 
 
 def _write_weights(folder: Path, config: ModelConfig, pairs: Iterable[Named], max_shard_bytes: int) -> torch.dtype:
-    """Write shards and index; returns the dtype of the embedding, which config.json names."""
+    """Write shards and index; return the dtype of the embedding, for config.json."""
     expected = canonical_shapes(config)
     if architecture(config).zero_output_bias:
         weights = [name for name in expected if name.endswith("o_proj.weight")]
@@ -104,8 +106,8 @@ def _write_weights(folder: Path, config: ModelConfig, pairs: Iterable[Named], ma
     for number, name in enumerate(names, start=1):
         (folder / f"{number}.shard").rename(folder / name)
     if len(shards) > 1:
-        where = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))})
+        weight_map = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
     return dtype
 
 
@@ -124,7 +126,7 @@ def _shards(pairs: Iterable[Named], max_bytes: int) -> Iterator[dict[str, torch.
 def _save(path: Path, shard: dict[str, torch.Tensor]) -> None:
     try:
         save_file(shard, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # its way of saying that the disk refused
+    except SafetensorError as error:  # raised for an error of the disk
         raise StorageError(
             f"{path.parent}: cannot be written: {error}. Free some space, or name another folder."
         ) from error
@@ -133,7 +135,7 @@ def _save(path: Path, shard: dict[str, torch.Tensor]) -> None:
 def _copy_tokenizer(source: Path, folder: Path, eos_id: TokenIds, bos_id: TokenIds) -> None:
     files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not files:
-        raise CheckpointError(f"{source}: holds no tokenizer files ({', '.join(TOKENIZER_FILES[:2])}, ...).")
+        raise CheckpointError(f"{source}: no tokenizer files ({', '.join(TOKENIZER_FILES[:2])}, ...).")
     for file in files:
         shutil.copyfile(file, folder / file.name)
     names = {file.name for file in files}
@@ -142,14 +144,14 @@ def _copy_tokenizer(source: Path, folder: Path, eos_id: TokenIds, bos_id: TokenI
 
 
 def _tokenizer_config(file: Path, eos_id: TokenIds, bos_id: TokenIds) -> dict[str, Any]:
-    """Says that tokenizer.json is all there is to it; otherwise transformers takes the model family's own class."""
+    """Build a tokenizer_config.json, without which transformers would use the tokenizer class of the model family."""
     content = read_json(file)
     tokens = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
     special = {"bos_token": tokens.get(_first(bos_id)), "eos_token": tokens.get(_first(eos_id))}
-    given = {name: token for name, token in special.items() if token is not None}
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **given}
+    known = {name: token for name, token in special.items() if token is not None}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **known}
 
 
 def _first(ids: TokenIds) -> int | None:
-    """Of several ends of text the first, which is the pre-trained model's."""
+    """Return the first of several end-of-text ids, which is the pre-trained model's."""
     return ids[0] if isinstance(ids, list) else ids
