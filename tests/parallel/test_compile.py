@@ -132,7 +132,7 @@ def test_what_cannot_be_compiled_is_refused(parallel: dict[str, int]) -> None:
 
 def test_documents_are_isolated_only_where_that_can_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_isolation(CPU)
-    with pytest.raises(LaunchError, match=r"data\.isolate.*does not know the device mps.*data\.isolate=false"):
+    with pytest.raises(LaunchError, match=r"data\.isolate.*does not support the device mps.*data\.isolate=false"):
         check_isolation(torch.device("mps"))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)

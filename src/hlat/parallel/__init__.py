@@ -1,4 +1,4 @@
-"""A layout, and the model in it: tensor, sequence, pipeline, context and data parallelism, composed."""
+"""Tensor, sequence, pipeline, context and data parallelism, composed and applied to a model."""
 
 from hlat.parallel.compile import decide_compilation
 from hlat.parallel.micro_batch import MicroBatch

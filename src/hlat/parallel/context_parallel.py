@@ -1,16 +1,16 @@
-"""Context parallelism: one sequence over several ranks.
+"""Context parallelism: a sequence sharded over several ranks.
 
     chunks of a sequence   0 1 2 3 4 5 6 7   over 4 ranks, load-balanced for the causal mask:
-    rank                   0 1 2 3 3 2 1 0   each rank attends to the same number of positions in all
+    rank                   0 1 2 3 3 2 1 0   each rank computes the same number of query-key pairs
 
-Only attention looks beyond a token. Every rank gathers all keys and values (after RoPE, so they know their positions)
-and attends from its own two chunks to the positions up to them; gradients of keys and values go back by a
-reduce-scatter. These are the bytes of a ring of sends, in one collective per layer and direction. Llama 3 was trained
-this way (Grattafiori et al. 2024, section 3.3.2): with grouped-query attention keys and values are small beside the
-attention itself.
+Attention is the only operation that needs other tokens. Every rank all-gathers all keys and values (after RoPE, so that
+positions are already applied) and attends from the queries of its two chunks to all positions up to them. Gradients of
+keys and values return by a reduce-scatter. This sends the same number of bytes as ring attention, in one collective per
+layer and direction. Llama 3 was trained this way (Grattafiori et al. 2024, section 3.3.2): with grouped-query
+attention, keys and values are small compared to the attention computation.
 
-Tensor suffixes: B batch, H query heads, G kv heads, s positions of this rank, C of a chunk, T of the whole sequence, E
-head width, R ranks.
+Tensor suffixes: B batch, H query heads, G kv heads, s positions of this rank, C positions of a chunk, T positions of
+the complete sequence, E head width, R ranks.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from hlat.parallel.mesh import all_gather, reduce_scatter
 
 
 class _AllGather(torch.autograd.Function):
-    """(...) on every rank -> (R, ...) on every rank; backward adds up and keeps this rank's."""
+    """All-gather with autograd: (...) -> (R, ...) on every rank; backward is a reduce-scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
@@ -40,7 +40,7 @@ class _AllGather(torch.autograd.Function):
 
 
 class ContextParallelCore:
-    """Causal attention from this rank's two chunks to the whole sequence before them, or to their documents' part."""
+    """Causal attention of this rank's two chunks to all earlier positions, or to those of the same documents."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -56,7 +56,7 @@ class ContextParallelCore:
         document_mask: DocumentMask | None,
     ) -> torch.Tensor:
         """(B, H, s, E), (B, G, s, E), (B, G, s, E) -> (B, H, s, E)."""
-        assert cache is None, "generation runs on whole sequences"
+        assert cache is None, "generation does not shard sequences"
         k_BGTE, v_BGTE = self._gather(k_BGsE, v_BGsE)
         if document_mask is not None:
             return document_mask.attend(q_BHsE, k_BGTE, v_BGTE)
@@ -67,10 +67,10 @@ class ContextParallelCore:
         return torch.cat(outs, dim=2)
 
     def _gather(self, k_BGsE: torch.Tensor, v_BGsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all positions, in order."""
+        """All-gather keys and values and restore the order of positions."""
         both_2BGsE = torch.stack((k_BGsE, v_BGsE))
         all_R2BGsE: torch.Tensor = _AllGather.apply(both_2BGsE, self._group)  # type: ignore[no-untyped-call]
-        early, late = all_R2BGsE.chunk(2, dim=4)  # chunk i of rank i, chunk 2 R - 1 - i of rank i
+        early, late = all_R2BGsE.chunk(2, dim=4)  # chunks i and 2 R - 1 - i of each rank i
         in_order = torch.cat((early, late.flip(0)))
         k_BGTE, v_BGTE = in_order.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
         return k_BGTE, v_BGTE
@@ -82,7 +82,7 @@ def _attend_to_prefix(q_BHCE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.
     k, v = k_BGTE[:, :, :stop], v_BGTE[:, :, :stop]
     if chunk == 0:
         return attend(q_BHCE, k, v)
-    # The queries are the last positions of the prefix; kernels that know this alignment build no mask.
-    with _disable_current_modes():  # none of them can look at such a tensor while it is made
+    # The queries are the last positions of the prefix; kernels that support this alignment build no mask.
+    with _disable_current_modes():  # dispatch modes cannot handle this tensor subclass during construction
         mask = causal_lower_right(size, stop)
     return attend(q_BHCE, k, v, mask)

@@ -1,15 +1,16 @@
-"""Data parallelism: who holds what of parameters, gradients and optimizer state (ZeRO, Rajbhandari et al. 2020).
+"""Data parallelism: sharding of parameters, gradients and optimizer state (ZeRO, Rajbhandari et al. 2020) with FSDP2.
 
-    stage  between steps                     within a step, besides                         communication of gradients
-    0      everything everywhere             nothing                                        one all-reduce a step
-    1      a shard of all three              all parameters, all gradients                  one reduce-scatter a step
+    ZeRO   stored between steps              additionally within a step                     gradient communication
+    0      all three, unsharded              nothing                                        one all-reduce per step
+    1      a shard of all three              all parameters, all gradients                  one reduce-scatter per step
     2      a shard of all three              all parameters                                 one per micro-batch
-    3      a shard of all three              parameters of a block, and of the ends         one per micro-batch
+    3      a shard of all three              parameters of a block, embedding and head      one per micro-batch
 
-Stages 1 to 3 are FSDP2 (``fully_shard``): each block, and what is not in a block, gathers its parameters before it
-runs. Between steps it keeps shards of the parameters at every stage. In a pipeline, gradients stay whole until the last
-micro-batch at every stage, and so are sent once a step. Gradients are summed, never averaged: the loss is divided by
-the tokens of the global batch.
+ZeRO stages 1 to 3 use FSDP2 (``fully_shard``): each block, and the rest of the model (embedding, norm, head), gathers
+its parameters before it runs. FSDP2 stores only shards of the parameters between steps at all three ZeRO stages. In a
+pipeline, gradients stay unsharded until the last micro-batch at every ZeRO stage, and so are sent once per step.
+Gradients
+are summed, never averaged: the loss is divided by the tokens of the global batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,38 +27,51 @@ from hlat.precision import Mode
 
 
 def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
-    """Shard a part of a model, on the meta device or not, over a mesh (shards,) or (replicas, shards).
+    """Shard a model shard, on the meta device or not, over a mesh (shards,) or (replicas, shards).
 
-    Parameters are gathered in the dtype that they are computed in, and gradients reduced in that of the mode.
+    Args:
+        model: the pipeline stage, or the complete model.
+        mesh: device mesh with one or two dimensions.
+        zero: ZeRO stage, 1 to 3.
+        mode: precision mode. Parameters are gathered in its compute dtype, gradients reduced in its reduction dtype.
     """
     narrow = mode.compute if mode.compute != mode.weights else None
     policy = MixedPrecisionPolicy(
         param_dtype=narrow,
         reduce_dtype=mode.reduction if narrow else None,
-        cast_forward_inputs=False,  # the model casts what it has to
+        cast_forward_inputs=False,  # the model casts its inputs itself
     )
     for block in model.blocks():
         fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
-    # What is not in a block (embedding, norm, head) is used at both ends of a step: gathered once at stage 3 too.
+    # Embedding, norm and head are used at the start and end of a step: gathered once per step at ZeRO 3 too.
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, which 1.0 asks for otherwise
+            module.set_force_sum_reduction_for_comms(
+                True
+            )  # a factor of 1.0 would use a scaled sum, which gloo does not have
 
 
 def configure_micro_batch(model: Decoder, zero: int, last: bool) -> None:
-    """Say what the next backward pass does with gradients and parameters."""
+    """Set FSDP2's handling of gradients and parameters in the next backward pass.
+
+    Args:
+        model: a model that may be sharded.
+        zero: ZeRO stage.
+        last: True for the last micro-batch of a step.
+    """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or zero >= 2)
-        model.set_requires_all_reduce(last)  # over replicas: what a replica has added up is sent once a step
+        model.set_requires_all_reduce(last)  # between replicas: once per step
         model.set_reshard_after_backward(last or zero == 3)
 
 
 def reshard_after_every_backward(model: Decoder) -> None:
-    """Stage 3 in a pipeline: drop a block's gathered parameters after every backward pass.
+    """For ZeRO 3 in a pipeline: always free a block's gathered parameters after its backward pass.
 
-    torch's pipelines tell FSDP2 before each backward pass to keep them, so that a whole stage would stay gathered.
+    torch's pipeline schedules tell FSDP2 before each backward pass to keep them, so that a complete pipeline stage
+    would stay gathered.
     """
     if isinstance(model, FSDPModule):
         model.set_reshard_after_backward(True)
@@ -65,48 +79,48 @@ def reshard_after_every_backward(model: Decoder) -> None:
 
 
 def _keep_setting(reshard_after_backward: bool, *, recurse: bool = True) -> None:
-    """In place of a setting that has been made for good."""
+    """Ignore a call; replaces ``set_reshard_after_backward``, whose setting must not change any more."""
 
 
 def reshard(model: Decoder) -> None:
-    """Drop the gathered parameters after a forward pass that no backward pass follows."""
+    """Free the gathered parameters after a forward pass without a backward pass."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def sharded_parameters(model: Decoder) -> Iterator[torch.Tensor]:
-    """What FSDP2 keeps of parameters between steps: their shards, padded."""
+    """Iterate over the padded parameter shards that FSDP2 stores between steps."""
     for group in _groups(model):
-        yield from (one._sharded_param_data for one in group.fsdp_params)
+        yield from (parameter._sharded_param_data for parameter in group.fsdp_params)
 
 
 def gathered_parameters(model: Decoder) -> Iterator[torch.Tensor]:
-    """What FSDP2 gathers parameters into; empty storages while it does not."""
+    """Iterate over the tensors that FSDP2 gathers parameters into; their storages are empty while not gathered."""
     for group in _groups(model):
-        for one in group.fsdp_params:
-            yield from one.all_gather_outputs
+        for parameter in group.fsdp_params:
+            yield from parameter.all_gather_outputs
 
 
 def unsharded_gradients(model: Decoder) -> Iterator[torch.Tensor]:
-    """The gradients that FSDP2 has and has not yet reduced to shards, and those that it has reduced within replicas."""
+    """Iterate over gradients not yet reduced to shards, and gradients reduced within a replica only."""
     for group in _groups(model):
         if group._partial_reduce_output is not None:
             yield group._partial_reduce_output
-        for one in group.fsdp_params:
-            if one.unsharded_accumulated_grad is not None:
-                yield one.unsharded_accumulated_grad
-            if hasattr(one, "_unsharded_param") and one._unsharded_param.grad is not None:
-                yield one._unsharded_param.grad
+        for parameter in group.fsdp_params:
+            if parameter.unsharded_accumulated_grad is not None:
+                yield parameter.unsharded_accumulated_grad
+            if hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None:
+                yield parameter._unsharded_param.grad
 
 
 def _groups(model: Decoder) -> Iterator[Any]:
-    """FSDP2's groups of parameters, one per block and one for the rest of each part."""
+    """Iterate over FSDP2's parameter groups: one per block, and one for embedding, norm and head."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             yield from module._get_fsdp_state()._fsdp_param_groups
 
 
-def all_reduce_gradients(held: Sequence[LocalParameter], group: ProcessGroup) -> None:
-    """Stage 0: add up the gradients of parameters that every rank of the group holds whole."""
-    all_reduce_together([one.gradient for one in held if one.gradient is not None], group)
+def all_reduce_gradients(parameters: Sequence[LocalParameter], group: ProcessGroup) -> None:
+    """For ZeRO 0: sum the gradients of unsharded parameters over the ranks of the group."""
+    all_reduce_together([each.gradient for each in parameters if each.gradient is not None], group)

@@ -1,12 +1,12 @@
-"""Gradient reductions that remain after backward, and the rows that a rank counts in a norm.
+"""Gradient reductions of replicated parameters after backward, and the rows that a rank counts in a norm.
 
-    copies of a parameter on several ranks that saw different parts of the computation: sum over those ranks
-        norm weights under sequence parallelism      each tensor rank saw its shard of the sequence
-        q and k norms under tensor parallelism       each tensor rank saw its heads
-        k and v rows of a replicated kv head         each copy saw its query heads
-        a tied embedding on two pipeline stages      one saw the lookup, the other the head
+    replicated parameters whose ranks computed different terms of the gradient -> sum over those ranks
+        norm weights with sequence parallelism       each tensor rank has the term of its shard of the sequence
+        q and k norms with tensor parallelism        each tensor rank has the term of its heads
+        k and v rows of a replicated kv head         each copy has the term of its query heads
+        a tied embedding on two pipeline stages      one has the term of the lookup, the other that of the head
 
-A sum over ranks gives every copy the same bits, so copies that start equal stay equal. Once per step, not per
+An all-reduce gives every copy the same bits, so copies that start equal stay equal. It runs once per step, not per
 micro-batch.
 """
 
@@ -25,28 +25,37 @@ _KV = ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias")
 
 @dataclass(frozen=True)
 class ReplicatedGradients:
-    """Which gradients of a rank have copies elsewhere that have to be added up."""
+    """Parameters of a rank whose gradients must be summed over several ranks.
+
+    Attributes:
+        over_tensor: parameters to reduce over the tensor group.
+        over_kv: parameters with k or v rows to reduce over the ranks that share a kv head.
+        tied: this rank's copies of a tied embedding.
+        groups: process groups of the rank.
+    """
 
     over_tensor: Sequence[LocalParameter]
     over_kv: Sequence[LocalParameter]
-    tied: Sequence[LocalParameter]  # this rank's copies of a tied embedding
+    tied: Sequence[LocalParameter]
     groups: ProcessGroups
 
     @classmethod
-    def of(cls, held: Sequence[LocalParameter], layout: Layout, groups: ProcessGroups) -> "ReplicatedGradients":
-        """Sort out a rank's parameters."""
+    def of(cls, parameters: Sequence[LocalParameter], layout: Layout, groups: ProcessGroups) -> "ReplicatedGradients":
+        """Select the parameters to reduce from all local parameters of a rank."""
 
         def partial(name: str) -> bool:
             is_norm = name.endswith("norm.weight")
             return name.endswith(_HEAD_NORMS) or (is_norm and layout.sequence_parallel)
 
-        over_tensor = [one for one in held if groups.tensor is not None and partial(one.name)]
+        over_tensor = [each for each in parameters if groups.tensor is not None and partial(each.name)]
         over_kv = [
-            one for one in held if groups.kv is not None and any(p.name.endswith(_KV) for p in one.layout.tensors)
+            each
+            for each in parameters
+            if groups.kv is not None and any(tensor.name.endswith(_KV) for tensor in each.layout.tensors)
         ]
-        ends = [one for one in held if one.layout.tensors[0].name == "model.embed_tokens.weight"]
-        is_tied = groups.embedding is not None or len(ends) > 1
-        return cls(over_tensor, over_kv, ends if is_tied else [], groups)
+        tied = [each for each in parameters if each.layout.tensors[0].name == "model.embed_tokens.weight"]
+        is_tied = groups.embedding is not None or len(tied) > 1
+        return cls(over_tensor, over_kv, tied if is_tied else [], groups)
 
     def all_reduce(self) -> None:
         """Sum the gradients of all copies, in place."""
@@ -55,37 +64,37 @@ class ReplicatedGradients:
         if self.over_kv and self.groups.kv is not None:
             rows = [
                 view
-                for one in self.over_kv
-                for piece in one.row_blocks()
-                if piece.name.endswith(_KV) and one.gradient is not None
-                for view in one.row_views(piece, one.gradient)
+                for parameter in self.over_kv
+                for block in parameter.row_blocks()
+                if block.name.endswith(_KV) and parameter.gradient is not None
+                for view in parameter.row_views(block, parameter.gradient)
             ]
             all_reduce_together(rows, self.groups.kv)
         tied = list(_gradients(self.tied))
-        if len(tied) == 2:  # both ends of the pipeline are here
+        if len(tied) == 2:  # this rank has both the embedding and the head
             tied[0].add_(tied[1])
             tied[1].copy_(tied[0])
         elif tied and self.groups.embedding is not None:
             all_reduce_together(tied, self.groups.embedding)
 
 
-def _gradients(held: Sequence[LocalParameter]) -> Iterator[torch.Tensor]:
-    for one in held:
-        if one.gradient is not None:
-            yield one.gradient
+def _gradients(parameters: Sequence[LocalParameter]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        if parameter.gradient is not None:
+            yield parameter.gradient
 
 
-def owned_rows(one: LocalParameter, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The rows, of a tensor of the parameter's local shape, that no other rank counts."""
-    if not one.owned or tensor.numel() == 0:
+def owned_rows(parameter: LocalParameter, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return views of the rows of ``tensor`` (local shape of the parameter) that this rank owns and counts in norms."""
+    if not parameter.owned or tensor.numel() == 0:
         return []
-    if all(part.owned for part in one.layout.tensors):
+    if all(canonical.owned for canonical in parameter.layout.tensors):
         return [tensor]
-    return [view for piece in one.row_blocks() if piece.owned for view in one.row_views(piece, tensor)]
+    return [view for block in parameter.row_blocks() if block.owned for view in parameter.row_views(block, tensor)]
 
 
 def sum_over_world(values: torch.Tensor, world: int) -> torch.Tensor:
-    """The sum of a tensor over all ranks, in place."""
+    """Sum a tensor over all ranks, in place."""
     if world > 1:
         dist.all_reduce(values)
     return values

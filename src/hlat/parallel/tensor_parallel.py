@@ -1,15 +1,16 @@
 """Tensor and sequence parallelism of the decoder blocks.
 
-    without sequence parallelism:  x -(copy)-> share of attention or feed-forward -(sum over ranks)-> +
-    with:  x, a shard of the sequence -(gather)-> share ... -(sum over ranks, each keeps its shard)-> +
+    without sequence parallelism:  x -(copy)-> shard of attention or feed-forward -(all-reduce)-> +
+    with:  x, a shard of the sequence -(all-gather)-> shard of attention or feed-forward -(reduce-scatter)-> +
 
-A rank has some heads and some inner columns of every block (``ModelShard``), so what leaves its output projection is
-one term of a sum (Shoeybi et al. 2019, Megatron-LM, section 3). With sequence parallelism the norms, the residual
-stream and what is kept of them for backward are sharded as well, and the all-reduce becomes an all-gather and a
-reduce-scatter, which send the same number of bytes (Korthikanti et al. 2022, section 4.2.2).
+A rank has some of the heads and intermediate columns of every block (``ModelShard``), so the output of its output
+projection is one term of a sum over ranks (Shoeybi et al. 2019, Megatron-LM, section 3). With sequence parallelism the
+norms, the residual stream and their saved activations are sharded as well, and the all-reduce is replaced by an
+all-gather and a reduce-scatter, which send the same number of bytes (Korthikanti et al. 2022, section 4.2.2).
 
-The collectives are attached to the modules of the model as hooks; the tensors are plain local ones. Each function below
-is its counterpart's backward: gather / scatter_sum, copy / total.
+The collectives are attached to the model's modules as hooks; all tensors are plain local tensors. The autograd
+functions
+are pairs, each the backward pass of the other: gather / reduce-scatter, copy / all-reduce.
 """
 
 from typing import Any
@@ -25,12 +26,12 @@ from hlat.parallel.mesh import all_gather, reduce_scatter
 
 
 def all_gather_sequence(x_BsX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Shards (B, S / ranks, ...) -> the whole (B, S, ...) on every rank."""
+    """All-gather the shards (B, S / ranks, ...) of a sequence into (B, S, ...) on every rank."""
     return all_gather(x_BsX, group).transpose(0, 1).flatten(1, 2)
 
 
 def reduce_scatter_sequence(x_BSX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Terms (B, S, ...) on every rank -> this rank's shard (B, S / ranks, ...) of their sum."""
+    """Sum terms (B, S, ...) over the ranks, and return this rank's shard (B, S / ranks, ...) of the sum."""
     return reduce_scatter(x_BSX.unflatten(1, (group.size(), -1)).transpose(0, 1), group)
 
 
@@ -46,7 +47,7 @@ class _GatherSequence(torch.autograd.Function):
         return reduce_scatter_sequence(grads[0], ctx.group), None
 
 
-class _ScatterSumSequence(torch.autograd.Function):
+class _ReduceScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         ctx.group = group
@@ -88,12 +89,12 @@ class _AllReduce(torch.autograd.Function):
 
 
 def gather_or_copy(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
-    """What a column-parallel layer takes: the whole sequence, (B, S, D) on every rank.
+    """Prepare the input of a column-parallel layer: the complete sequence, (B, S, D), on every rank.
 
     Args:
         x: (B, S, D), the same on every rank; or with sequence parallelism this rank's shard (B, S / ranks, D).
         group: the tensor group.
-        sequence: whether the input is sharded by sequence.
+        sequence: True if the input is sharded by sequence.
     """
     function = _GatherSequence if sequence else _Copy
     out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
@@ -101,14 +102,14 @@ def gather_or_copy(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torc
 
 
 def reduce(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
-    """The sum over ranks of what a row-parallel layer gives, (B, S, D), sharded as ``enter`` takes it."""
-    function = _ScatterSumSequence if sequence else _AllReduce
+    """Sum the output (B, S, D) of a row-parallel layer over ranks; the result is sharded like ``gather_or_copy``'s input."""
+    function = _ReduceScatterSequence if sequence else _AllReduce
     out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
     return out
 
 
 def register_input_gather(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
-    """Gather (or copy) the first argument of a module."""
+    """Register a hook that gathers (or copies) the first argument of a module."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (gather_or_copy(args[0], group, sequence), *args[1:])
@@ -117,7 +118,7 @@ def register_input_gather(module: nn.Module, group: ProcessGroup, sequence: bool
 
 
 def register_output_reduction(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
-    """Sum what a module returns over the ranks."""
+    """Register a hook that sums the output of a module over the ranks."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
         return reduce(out, group, sequence)
@@ -126,7 +127,7 @@ def register_output_reduction(module: nn.Module, group: ProcessGroup, sequence: 
 
 
 def parallelize_block(block: DecoderBlock, group: ProcessGroup, sequence: bool) -> None:
-    """Make a block that holds a share of heads and columns compute what the whole block would."""
+    """Attach collectives to a tensor-parallel shard of a block, so that it computes the result of the complete block."""
     for layer, last in (
         (block.attention, block.attention.output),
         (block.feed_forward, block.feed_forward.down),

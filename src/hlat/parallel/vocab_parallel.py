@@ -1,7 +1,7 @@
-"""The vocabulary cut over the tensor group: embedding, head and loss.
+"""Vocabulary parallelism: embedding, head and loss with the vocabulary sharded over the tensor group.
 
-    token ids -> rows that are here, zeros for the others -> sum over ranks
-    hidden -> logits of the rows that are here -> cross-entropy from their maxima and sums; no rank has all logits
+    token ids -> lookup in the local rows, zeros for other ids -> sum over ranks
+    hidden -> logits of the local rows -> cross-entropy from reduced maxima and sums; no rank has all logits
 
 Tensor suffix: N tokens of a chunk.
 """
@@ -18,60 +18,60 @@ from hlat.parallel.tensor_parallel import reduce, register_input_gather
 
 
 class _EmbeddingHooks:
-    """Looks up only the ids whose rows are here."""
+    """Hooks of an embedding shard: look up ids of local rows only, and sum over the ranks."""
 
     def __init__(self, rows: range, group: ProcessGroup, sequence: bool) -> None:
         self._rows, self._group, self._sequence = rows, group, sequence
-        self._absent: torch.Tensor | None = None
+        self._is_remote: torch.Tensor | None = None
 
-    def before(self, _: nn.Module, args: tuple[Any, ...]) -> torch.Tensor:
+    def mask_ids(self, _: nn.Module, args: tuple[Any, ...]) -> torch.Tensor:
         ids = args[0]
-        self._absent = (ids < self._rows.start) | (ids >= self._rows.stop)
-        shifted: torch.Tensor = (ids - self._rows.start).masked_fill(self._absent, 0)
+        self._is_remote = (ids < self._rows.start) | (ids >= self._rows.stop)
+        shifted: torch.Tensor = (ids - self._rows.start).masked_fill(self._is_remote, 0)
         return shifted
 
-    def after(self, _: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
-        assert self._absent is not None, "before() ran"
-        here = out.masked_fill(self._absent.unsqueeze(-1), 0)
-        self._absent = None
-        return reduce(here, self._group, self._sequence)
+    def reduce_output(self, _: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
+        assert self._is_remote is not None, "mask_ids() ran before"
+        local = out.masked_fill(self._is_remote.unsqueeze(-1), 0)
+        self._is_remote = None
+        return reduce(local, self._group, self._sequence)
 
 
 def parallelize_embedding_and_head(model: Decoder, group: ProcessGroup, sequence: bool) -> None:
-    """Make embedding and head, as far as they are in this part, take and give what the whole ones would.
+    """Attach collectives to embedding and head (if in this shard), so that they compute the unsharded result.
 
-    The head's logits stay those of the rows that are here; its loss is that of the whole vocabulary.
+    Only the head's logits stay restricted to the local rows; its loss is that of the complete vocabulary.
     """
     rows = vocabulary_rows(model.config, model.shard)
     if model.embedding is not None:
         hooks = _EmbeddingHooks(rows, group, sequence)
-        model.embedding.register_forward_pre_hook(hooks.before)
-        model.embedding.register_forward_hook(hooks.after)
+        model.embedding.register_forward_pre_hook(hooks.mask_ids)
+        model.embedding.register_forward_hook(hooks.reduce_output)
     if model.head is not None:
         register_input_gather(model.head, group, sequence)
-        most = -(-model.config.vocab_size // group.size())
-        model.head.cross_entropy = ParallelCrossEntropy(rows, most, group)
+        most_rows = -(-model.config.vocab_size // group.size())
+        model.head.cross_entropy = ParallelCrossEntropy(rows, most_rows, group)
 
 
 class ParallelCrossEntropy(CrossEntropy):
-    """Cross-entropy of logits whose vocabulary is cut over a group: two all-reduces of one and two numbers per token.
+    """Cross-entropy of logits sharded by vocabulary: two all-reduces, of one and of two numbers per token.
 
     Args:
-        rows: the vocabulary rows whose logits are here.
-        most: the most rows that a rank has.
+        rows: vocabulary rows of the local logits.
+        most_rows: largest number of rows of any rank.
         group: the tensor group.
     """
 
-    def __init__(self, rows: range, most: int, group: ProcessGroup) -> None:
-        super().__init__(rows.start, most)
+    def __init__(self, rows: range, most_rows: int, group: ProcessGroup) -> None:
+        super().__init__(rows.start, most_rows)
         self._group = group
 
     def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
-        """In place."""
+        """Take the maximum over the ranks, in place."""
         dist.all_reduce(peak_N, op=dist.ReduceOp.MAX, group=self._group)
         return peak_N
 
     def reduce_sum(self, sums_2N: torch.Tensor) -> torch.Tensor:
-        """In place."""
+        """Sum over the ranks, in place."""
         dist.all_reduce(sums_2N, group=self._group)
         return sums_2N

@@ -1,4 +1,4 @@
-"""Coordinates of ranks on the axes of a layout, their process groups, and collectives over them."""
+"""The mesh: coordinates of ranks on the axes of a parallel layout, process groups, and collectives."""
 
 from hlat.parallel.mesh.collectives import all_gather, all_reduce_together, reduce_scatter
 from hlat.parallel.mesh.mesh_layout import Coordinates, Layout

@@ -1,4 +1,4 @@
-"""The two collectives that torch renamed, under one name each, and a sum of many tensors in few messages."""
+"""Collectives: all-gather and reduce-scatter under one name in all torch versions, and a bucketed all-reduce."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-_BUCKET_BYTES = 64 << 20  # many tensors are sent in pieces of about this, so that the copy beside them stays small
+_BUCKET_BYTES = 64 << 20  # about the size of a bucket; bounds the memory of the flat copy
 
-# all_gather_into_tensor and reduce_scatter_tensor until torch 2.12
+# called all_gather_into_tensor and reduce_scatter_tensor up to torch 2.12
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_gather(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """(...) on every rank -> all of them, (ranks, ...), on every rank."""
+    """All-gather (...) of every rank into (ranks, ...) on every rank."""
     x = x.contiguous()
     out_R = x.new_empty((group.size(), *x.shape))
     _all_gather(out_R.view(-1), x.view(-1), group=group)
@@ -23,7 +23,7 @@ def all_gather(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
 
 
 def reduce_scatter(terms_R: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """(ranks, ...) on every rank -> (...), the sum over ranks of the one that has this rank's index."""
+    """Sum (ranks, ...) over all ranks, and return entry i of the sum, (...), on rank i."""
     terms_R = terms_R.contiguous()
     out = torch.empty_like(terms_R[0])
     _reduce_scatter(out.view(-1), terms_R.view(-1), group=group)
@@ -31,16 +31,18 @@ def reduce_scatter(terms_R: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
 
 
 def all_reduce_together(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
-    """Sum each tensor over a group, in place."""
+    """Sum each tensor over a group, in place; tensors are sent in buckets."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.flatten() for tensor in bucket])
         dist.all_reduce(flat, group=group)
         sums = flat.split([tensor.numel() for tensor in bucket])
-        torch._foreach_copy_(bucket, [part.view(tensor.shape) for part, tensor in zip(sums, bucket, strict=True)])
+        torch._foreach_copy_(
+            bucket, [flat_sum.view(tensor.shape) for flat_sum, tensor in zip(sums, bucket, strict=True)]
+        )
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors in runs of about ``_BUCKET_BYTES`` and of one dtype."""
+    """Split a list of tensors into buckets of about ``_BUCKET_BYTES`` and a single dtype."""
     bucket: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:

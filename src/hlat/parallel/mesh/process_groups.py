@@ -2,9 +2,9 @@
 
     layout, rank -> the groups this rank belongs to -> DeviceMesh (pp, dp, cp, tp)
 
-A rank creates only the groups that it is in, and groups of the same ranks once: their number does not grow with the
-world, so neither does the time it takes beyond what joining the world costs. (Every rank creating every group is
-quadratic in all; HLAT had to patch it.)
+A rank creates only the groups that it belongs to, and a group of the same ranks only once. So the number of groups of a
+rank does not grow with the world size, nor does the time to create them, apart from joining the world. (If every rank
+creates every group, the total is quadratic; HLAT had to patch that.)
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from hlat.runtime.distributed import call_interruptibly
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """What a rank talks over; None where it would talk to itself.
+    """Process groups of a rank; None for a group of one rank.
 
     Attributes:
         mesh: all ranks, on the axes pp, dp, cp, tp.
         pipeline, tensor, context, data: this rank's group on each axis.
-        gradients: everyone who holds the same parameters and sees other tokens (dp x cp).
-        shards: the mesh over which FSDP2 shards: (shards,) or, with several replicas, (replicas, shards).
-        kv: the tensor-parallel ranks that hold the same kv head.
-        ends: first and last stage, which share a tied embedding.
+        gradients: the ranks with the same parameters and other tokens (dp x cp).
+        shard_mesh: the mesh over which FSDP2 shards: (shards,) or, with several replicas, (replicas, shards).
+        kv: the tensor-parallel ranks with a copy of the same kv head.
+        embedding: the ranks of first and last stage, which share a tied embedding.
     """
 
     mesh: DeviceMesh | None
@@ -44,42 +44,42 @@ class ProcessGroups:
     embedding: ProcessGroup | None
 
 
-ALONE = ProcessGroups(None, None, None, None, None, None, None, None, None)
+SINGLE_PROCESS = ProcessGroups(None, None, None, None, None, None, None, None, None)
 
 
-class _Maker:
-    """Makes each group once."""
+class _GroupFactory:
+    """Create each process group once, by its ranks."""
 
     def __init__(self, world: int) -> None:
-        assert dist.group.WORLD is not None, "the default process group exists"
-        self._known: dict[tuple[int, ...], ProcessGroup] = {tuple(range(world)): dist.group.WORLD}
+        assert dist.group.WORLD is not None, "the default process group was initialised before"
+        self._groups: dict[tuple[int, ...], ProcessGroup] = {tuple(range(world)): dist.group.WORLD}
 
     def __call__(self, ranks: tuple[int, ...]) -> ProcessGroup:
-        if ranks not in self._known:
+        if ranks not in self._groups:
             group = call_interruptibly(lambda: dist.new_group(list(ranks), use_local_synchronization=True))
             assert isinstance(group, ProcessGroup), "this rank is a member"
-            self._known[ranks] = group
-        return self._known[ranks]
+            self._groups[ranks] = group
+        return self._groups[ranks]
 
-    def unless_alone(self, ranks: tuple[int, ...]) -> ProcessGroup | None:
+    def unless_single(self, ranks: tuple[int, ...]) -> ProcessGroup | None:
         return self(ranks) if len(ranks) > 1 else None
 
 
 def create_process_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.device) -> ProcessGroups:
-    """Create the groups of this rank. All ranks call it together, before anything else is sent.
+    """Create the process groups of this rank. All ranks have to call it together, before any other communication.
 
     Args:
-        layout: of all ranks.
-        rank: this one.
-        model: says how many tensor-parallel ranks share a kv head, and whether the embedding is tied.
+        layout: layout of all ranks.
+        rank: this rank.
+        model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
         device: decides the backend of the meshes.
     """
     if layout.world == 1:
-        return ALONE
-    make = _Maker(layout.world)
-    # Every rank asks in the same order: a group's members wait for each other when it is made. And torch names a group
-    # by how many its members have made before, so what only some ranks make (``ends``) comes last.
-    axes = [make(layout.group(rank, axis)) for axis in AXES]
+        return SINGLE_PROCESS
+    create = _GroupFactory(layout.world)
+    # All ranks create groups in the same order, since the members of a group wait for each other. And torch names a
+    # group by the number of groups its members created before, so a group of only some ranks (embedding) comes last.
+    axes = [create(layout.group(rank, axis)) for axis in AXES]
     grid = torch.arange(layout.world).view(layout.sizes)
     mesh = DeviceMesh.from_group(axes, device.type, mesh=grid, mesh_dim_names=AXES)
     pipeline, data, context, tensor = (
@@ -93,20 +93,20 @@ def create_process_groups(layout: Layout, rank: int, model: ModelConfig, device:
         tensor=tensor,
         context=context,
         data=data,
-        gradients=make.unless_alone(layout.group(rank, "dp", "cp")),
-        shard_mesh=_build_shard_mesh(layout, rank, make, device) if layout.zero else None,
-        kv=make.unless_alone(layout.tensor_subgroup(rank, kv_replication(model, layout.tensor))),
-        embedding=make.unless_alone(embedding_ranks) if tied and rank in embedding_ranks else None,
+        gradients=create.unless_single(layout.group(rank, "dp", "cp")),
+        shard_mesh=_build_shard_mesh(layout, rank, create, device) if layout.zero else None,
+        kv=create.unless_single(layout.tensor_subgroup(rank, kv_replication(model, layout.tensor))),
+        embedding=create.unless_single(embedding_ranks) if tied and rank in embedding_ranks else None,
     )
 
 
-def _build_shard_mesh(layout: Layout, rank: int, make: _Maker, device: torch.device) -> DeviceMesh | None:
+def _build_shard_mesh(layout: Layout, rank: int, create: _GroupFactory, device: torch.device) -> DeviceMesh | None:
     shards, replicas = layout.state_shards(rank), layout.state_replicas(rank)
     if len(shards) == 1:
         return None
     if len(replicas) == 1:
-        return DeviceMesh.from_group(make(shards), device.type, mesh_dim_names=("shards",))
+        return DeviceMesh.from_group(create(shards), device.type, mesh_dim_names=("shards",))
     grid = torch.tensor([layout.state_shards(replica) for replica in replicas])
     return DeviceMesh.from_group(
-        [make(replicas), make(shards)], device.type, mesh=grid, mesh_dim_names=("replicas", "shards")
+        [create(replicas), create(shards)], device.type, mesh=grid, mesh_dim_names=("replicas", "shards")
     )
