@@ -1,9 +1,9 @@
-"""A model in a layout: what one rank holds of it, and how all ranks together train and evaluate it.
+"""Parallel model: one rank's stages of a model, and the collective operations to train and evaluate it.
 
     recipe, layout, rank -> this rank's stages on the meta device -> tensor, sequence, context parallelism attached
-        -> compiled, activation checkpointing -> sharded by FSDP2 -> memory for this rank's share -> initial weights
+        -> compiled, activation checkpointing -> sharded by FSDP2 -> memory allocated for this rank -> initial weights
 
-One process with everything at 1 is a layout like any other: nothing is attached, and the model is the plain decoder.
+A single process is a layout like any other: nothing is attached, and the model is the plain decoder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,47 +42,47 @@ if TYPE_CHECKING:
 
 
 class ParallelModel:
-    """What a rank holds of a model, and the collective operations on it; every rank calls them together.
+    """One rank's shard of a model, and collective operations on the model; all ranks have to call these together.
 
     Attributes:
-        layout, groups: who does what, and over which links.
-        config: the whole model.
-        parts: this rank's stages; the whole model where there is no pipeline.
-        held: this rank's parameters, in the order of the data.
+        layout, groups: parallel layout, and the process groups of this rank.
+        config: the complete model.
+        stages: this rank's pipeline stages; without a pipeline one, with all layers.
+        local_parameters: this rank's parameters, in order of execution.
     """
 
     def __init__(
-        self, recipe: Recipe, runtime: Runtime, layout: Layout, groups: ProcessGroups, parts: list[Decoder]
+        self, recipe: Recipe, runtime: Runtime, layout: Layout, groups: ProcessGroups, stages: list[Decoder]
     ) -> None:
-        self.layout, self.groups, self.stages = layout, groups, parts
+        self.layout, self.groups, self.stages = layout, groups, stages
         self.config = recipe.model
         self._recipe, self._device, self._rank = recipe, runtime.device, runtime.rank
-        place = layout.coordinates(runtime.rank)
-        self._place = place
-        # FSDP2 says itself which shard a rank holds; what is replicated is owned by the first of those that have it.
-        owned = (place.dp == 0 and place.cp == 0) or groups.shard_mesh is not None
-        self.local_parameters = [one for part in parts for one in collect_local_parameters(part, owned)]
-        self._copies = ReplicatedGradients.of(self.local_parameters, layout, groups)
+        here = layout.coordinates(runtime.rank)
+        self._coordinates = here
+        # FSDP2 itself decides which rank owns a shard; replicated parameters are owned by the first rank that has them.
+        owned = (here.dp == 0 and here.cp == 0) or groups.shard_mesh is not None
+        self.local_parameters = [each for stage in stages for each in collect_local_parameters(stage, owned)]
+        self._replicated = ReplicatedGradients.of(self.local_parameters, layout, groups)
         self._spans = layout.spans(runtime.rank, recipe.data.sequence_length)
         wide = torch.promote_types(self.local_parameters[0].tensor.dtype, torch.float32)
-        self._zero = torch.zeros((), dtype=wide, device=self._device)  # where losses and norms begin
+        self._zero = torch.zeros((), dtype=wide, device=self._device)  # initial value of losses and norms
         self._pipeline = self._build_pipeline() if groups.pipeline is not None else None
 
     def _build_pipeline(self) -> "Pipeline":
-        # Imported where there is a pipeline: torch's schedules load its compiler, which takes most of a second.
-        with host_values():  # modules of torch make tensors of their own when they are loaded
+        # Imported only if there is a pipeline: torch's schedules import its compiler, which takes most of a second.
+        with host_values():  # torch modules create tensors when they are imported
             from hlat.parallel.pipeline_parallel import Pipeline  # noqa: PLC0415
 
         recipe, layout = self._recipe, self.layout
         assert self.groups.pipeline is not None, "there is a pipeline"
         positions = recipe.data.sequence_length // layout.context
-        handed = positions // layout.tensor if layout.sequence_parallel else positions
+        sent = positions // layout.tensor if layout.sequence_parallel else positions
         return Pipeline(
             self.stages,
             layout,
             self._rank,
             self.groups.pipeline,
-            (recipe.batch.micro_batch, handed, recipe.model.hidden_size),
+            (recipe.batch.micro_batch, sent, recipe.model.hidden_size),
             self.stages[0].compute or self.parameters[0].dtype,
             positions,
             self._device,
@@ -90,49 +90,50 @@ class ParallelModel:
 
     @property
     def rows(self) -> range:
-        """Which sequences of a global batch this rank takes."""
+        """Indices of the sequences of a global batch that this rank computes."""
         return self.layout.rows(self._rank, self._recipe.batch.global_batch)
 
     @property
     def data_index(self) -> int:
-        """This rank's place on the data axis."""
-        return self._place.dp
+        """This rank's index on the data axis."""
+        return self._coordinates.dp
 
     @property
     def is_model_parallel_leader(self) -> bool:
-        """Whether this rank speaks for all that work on the same sequences: one of them does."""
-        return (self._place.pp, self._place.cp, self._place.tp) == (0, 0, 0)
+        """True for one of the ranks that compute the same sequences; only it reports values that all of them have."""
+        return (self._coordinates.pp, self._coordinates.cp, self._coordinates.tp) == (0, 0, 0)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What the optimizer steps."""
-        return [one.parameter for one in self.local_parameters]
+        """Parameters that the optimizer updates."""
+        return [each.parameter for each in self.local_parameters]
 
     def stored_parameters(self) -> Iterator[torch.Tensor]:
-        """The parameters, or shards of them, that this rank has between steps."""
-        yield from (one.tensor for one in self.local_parameters)
-        for part in self.stages:
-            yield from sharded_parameters(part)
+        """Iterate over the parameters, or shards of them, that this rank stores between steps."""
+        yield from (each.tensor for each in self.local_parameters)
+        for stage in self.stages:
+            yield from sharded_parameters(stage)
 
     def gathered_parameters(self) -> Iterator[torch.Tensor]:
-        """What parameters are gathered into where they are sharded; storages that are empty in between."""
-        for part in self.stages:
-            yield from gathered_parameters(part)
+        """Iterate over the tensors that sharded parameters are gathered into; their storages are empty in between."""
+        for stage in self.stages:
+            yield from gathered_parameters(stage)
 
     def gradients(self) -> Iterator[torch.Tensor]:
-        """The gradients that there are, whole or shards, on this rank."""
-        yield from (one.gradient for one in self.local_parameters if one.gradient is not None)
-        for part in self.stages:
-            yield from unsharded_gradients(part)
+        """Iterate over all existing gradients of this rank, sharded or not."""
+        yield from (each.gradient for each in self.local_parameters if each.gradient is not None)
+        for stage in self.stages:
+            yield from unsharded_gradients(stage)
 
     def accumulate_gradients(
         self, inputs_BS: torch.Tensor, labels_BS: torch.Tensor, positions_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Leave in ``.grad`` the gradient of the mean loss over the global batch; returns this rank's term of it.
+        """Accumulate the gradient of the mean loss over the global batch in ``.grad``; return this rank's loss term.
 
         Args:
-            inputs_BS, labels_BS: the sequences ``rows`` of the global batch, whole, int64, on the CPU.
-            positions_BS: place of each token in its document, likewise, where the recipe isolates documents.
+            inputs_BS: token ids of the complete sequences ``rows`` of the global batch, int64, on the CPU.
+            labels_BS: their next tokens, likewise.
+            positions_BS: position of each token within its document, likewise, if the recipe has data.isolate=true.
 
         Returns:
             A detached scalar; the terms of all ranks add up to the mean loss in nats.
@@ -147,25 +148,25 @@ class ParallelModel:
         enter_phase("reduce")
         if self.groups.gradients is not None and self.groups.shard_mesh is None:
             all_reduce_gradients(self.local_parameters, self.groups.gradients)
-        self._copies.all_reduce()
-        return loss if self._place.tp == 0 else torch.zeros_like(loss)
+        self._replicated.all_reduce()
+        return loss if self._coordinates.tp == 0 else torch.zeros_like(loss)
 
     def _count(self, labels_BS: torch.Tensor) -> torch.Tensor | int:
-        """Labelled tokens of the global batch; stays on the device where other ranks have to be asked."""
+        """Count the labelled tokens of the global batch; a device tensor if it is a sum over ranks."""
         with host_values():
-            here = int((labels_BS != IGNORED).sum())
+            count = int((labels_BS != IGNORED).sum())
         if self.groups.data is None:
-            return here
-        tokens = torch.tensor(here, device=self._device)
+            return count
+        tokens = torch.tensor(count, device=self._device)
         dist.all_reduce(tokens, group=self.groups.data)
         return tokens
 
     def _local(self, batch: MicroBatch) -> MicroBatch:
-        """The positions of some sequences that this rank has, on its device."""
-        places = batch.positions_BS
-        assert (places is not None) == self._recipe.data.isolate, "what memory and compiled code are planned for"
+        """Select this rank's positions of complete sequences, on its device."""
+        positions = batch.positions_BS
+        assert (positions is not None) == self._recipe.data.isolate, "memory and compiled code depend on it"
         with host_values():
-            assert places is None or not places[:, 0].any(), "every row begins a document"
+            assert positions is None or not positions[:, 0].any(), "every row starts a document"
         return batch.local(self._spans, self._device)
 
     def _train_micro_batches(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | int) -> torch.Tensor:
@@ -174,35 +175,42 @@ class ParallelModel:
         for number, (inputs, labels, positions) in enumerate(batches, start=1):
             enter_phase("forward")
             configure_micro_batch(model, self.layout.zero, last=number == len(batches))
-            part = model(inputs, labels, positions=positions) / tokens
+            term = model(inputs, labels, positions=positions) / tokens
             enter_phase("backward")
-            part.backward()
-            loss += part.detach()
+            term.backward()
+            loss += term.detach()
         return loss
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """This rank's term of the summed loss over some micro-batches, forward only: float64, in nats.
+        """Compute this rank's term of the summed loss over some micro-batches, forward only: float64, in nats.
 
         Args:
-            batches: whole sequences, on the CPU, for this rank's data-parallel index; as many for every rank.
+            batches: complete sequences on the CPU for this rank's data-parallel index; the same number on every rank.
         """
-        local = (self._local(batch) for batch in batches)  # one after another: the device holds what is computed now
+        local = (self._local(batch) for batch in batches)  # lazily: only the current micro-batch is on the device
         if self._pipeline is not None:
             nats = self._pipeline.evaluate(local)
         else:
             nats = torch.zeros((), dtype=torch.float64, device=self._device)
             for inputs, labels, positions in local:
                 nats += self.stages[0](inputs, labels, positions=positions).double()
-        for part in self.stages:
-            reshard(part)
-        return nats if self._place.tp == 0 else torch.zeros_like(nats)
+        for stage in self.stages:
+            reshard(stage)
+        return nats if self._coordinates.tp == 0 else torch.zeros_like(nats)
 
     @torch.no_grad()
     def reduce_loss_and_norm(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean loss over the global batch and the L2 norm of its gradient, each parameter counted once: scalars."""
+        """Compute the mean loss over the global batch and the L2 norm of its gradient, both scalars, over all ranks.
+
+        Args:
+            loss: this rank's term, from ``accumulate_gradients``.
+        """
         gradients = [
-            row for one in self.local_parameters if one.gradient is not None for row in owned_rows(one, one.gradient)
+            row
+            for each in self.local_parameters
+            if each.gradient is not None
+            for row in owned_rows(each, each.gradient)
         ]
         squares = sum_of_squares(gradients, self._zero)
         total = sum_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)
@@ -210,34 +218,34 @@ class ParallelModel:
 
     @torch.no_grad()
     def parameter_norm(self) -> torch.Tensor:
-        """L2 norm over all parameters, each counted once: a scalar."""
-        rows = [row for one in self.local_parameters for row in owned_rows(one, one.tensor)]
+        """Compute the L2 norm over all parameters of all ranks, each counted once: a scalar."""
+        rows = [row for each in self.local_parameters for row in owned_rows(each, each.tensor)]
         return sum_over_world(sum_of_squares(rows, self._zero).reshape(1), self.layout.world)[0].sqrt()
 
     @torch.no_grad()
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all ranks, in place."""
+        """Sum a tensor over all ranks, in place."""
         return sum_over_world(values, self.layout.world)
 
     @torch.no_grad()
     def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
         """Scale the gradients in place by min(1, limit / norm)."""
-        clip([one.gradient for one in self.local_parameters if one.gradient is not None], norm, limit)
+        clip([each.gradient for each in self.local_parameters if each.gradient is not None], norm, limit)
 
 
 def build_parallel(
     recipe: Recipe, runtime: Runtime, seed: int | None, dtype: torch.dtype | None = None
 ) -> ParallelModel:
-    """Build this rank's share of a model in the recipe's layout.
+    """Build this rank's stages of a model in the recipe's layout.
 
     Args:
-        recipe: validated for this number of processes.
-        runtime: this process.
-        seed: of the initial weights; None leaves them uninitialised, to be loaded.
-        dtype: of the weights; None for that of the precision mode.
+        recipe: a recipe validated for this number of processes.
+        runtime: rank, device and world of this process.
+        seed: seed of the initial weights; None leaves them uninitialised, to be loaded later.
+        dtype: dtype of the weights; None for that of the precision mode.
 
     Raises:
-        LaunchError: this device cannot do what the recipe asks for.
+        LaunchError: this device does not support what the recipe requires.
     """
     mode = MODES[recipe.precision.mode]
     if dtype is not None:
@@ -248,21 +256,21 @@ def build_parallel(
         check_isolation(runtime.device)
     step = StepShape.of(recipe, runtime.world)
     layout = step.layout
-    with host_values():  # meshes look at the ranks in them
+    with host_values():  # a device mesh reads the values of its rank tensor
         groups = create_process_groups(layout, runtime.rank, recipe.model, runtime.device)
-    shares = rank_model_shards(step, runtime.rank)
-    parts = [_build_part(recipe, layout, groups, runtime, share, mode) for share in shares]
-    model = ParallelModel(recipe, runtime, layout, groups, parts)
+    shards = rank_model_shards(step, runtime.rank)
+    stages = [_build_stage(recipe, layout, groups, runtime, shard, mode) for shard in shards]
+    model = ParallelModel(recipe, runtime, layout, groups, stages)
     if seed is not None:
         initialise(model.local_parameters, recipe.model, seed)
     return model
 
 
-def _build_part(
-    recipe: Recipe, layout: Layout, groups: ProcessGroups, runtime: Runtime, part: ModelShard, mode: Mode
+def _build_stage(
+    recipe: Recipe, layout: Layout, groups: ProcessGroups, runtime: Runtime, shard: ModelShard, mode: Mode
 ) -> Decoder:
     with torch.device("meta"):
-        model = Decoder(recipe.model, part)
+        model = Decoder(recipe.model, shard)
     replace_parameters(model, lambda parameter: parameter.to(mode.weights))
     model.compute = mode.compute
     if recipe.precision.mode == "fp8":
@@ -274,7 +282,7 @@ def _build_part(
         parallelize_embedding_and_head(model, groups.tensor, layout.sequence_parallel)
     if groups.context is not None:
         with host_values():
-            from hlat.parallel.context_parallel import ContextParallelCore  # noqa: PLC0415  (loads torch's compiler, as the pipeline does)
+            from hlat.parallel.context_parallel import ContextParallelCore  # noqa: PLC0415  (imports torch's compiler, like the pipeline)
 
         for block in model.blocks():
             block.attention.core = ContextParallelCore(groups.context)
@@ -282,8 +290,8 @@ def _build_part(
         model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
     if decide_compilation(recipe, runtime.device, runtime.world).on:
         compile_blocks(model)
-    place = layout.coordinates(runtime.rank)
-    checkpoint_activations(model, plan_activations(recipe, part, runtime.world, place.pp, runtime.device.type))
+    pipeline_rank = layout.coordinates(runtime.rank).pp
+    checkpoint_activations(model, plan_activations(recipe, shard, runtime.world, pipeline_rank, runtime.device.type))
     if groups.shard_mesh is not None:
         shard_model(model, groups.shard_mesh, layout.zero, mode)
         model.to_empty(device=runtime.device)

@@ -2,8 +2,8 @@
 
     stages, micro-batches -> torch.distributed.pipelining -> loss of each micro-batch
 
-A stage is built with its own layers only. What it hands on is the residual stream, (micro-batch, positions, width), of
-the positions that the rank has (a shard of the sequence under sequence parallelism).
+A stage is built with its own layers only. It sends the residual stream, (micro-batch, positions, width), of the rank's
+positions (a shard of the sequence with sequence parallelism).
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,18 +29,18 @@ from hlat.parallel.micro_batch import MicroBatch
 from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import enter_phase
 
-_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_SEVERAL = {
+_SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_MULTI_STAGE = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,
     "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
 
-_AGREED: Any = np.int32(1)  # in place of a tensor, which in a rehearsal has no value
+_AGREEMENT: Any = np.int32(1)  # instead of a tensor, which has no value in a rehearsal
 
 
 class _ReportingStage(PipelineStage):
-    """Torch's stage, which says what it is doing."""
+    """Torch's pipeline stage; also reports the phase (forward or backward) of this process."""
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         enter_phase("forward")
@@ -54,31 +54,33 @@ class _ReportingStage(PipelineStage):
         enter_phase("backward")
         return super().backward_weight_one_chunk(*args, **kwargs)
 
-    # Before the first step the stages vote on whether all know the shapes of what they exchange. Ours do; in a
-    # rehearsal, where nobody answers, that is the result.
+    # Before the first step torch's stages vote whether all know the shapes of their messages. They do; in a rehearsal,
+    # which has no other ranks, the result is given.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
-        return _AGREED if in_fake_world() else super()._warmup_forward_vote(has_backward, received_acc)
+        return _AGREEMENT if in_fake_world() else super()._warmup_forward_vote(has_backward, received_acc)
 
     def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
-        return _AGREED if in_fake_world() else super()._warmup_backward_result(received_result)
+        return _AGREEMENT if in_fake_world() else super()._warmup_backward_result(received_result)
 
 
 class Pipeline:
-    """The stages of this rank, and how micro-batches go through them.
+    """The stages of this rank, and the schedules that run micro-batches through them.
 
     Args:
-        parts: this rank's stages, ascending.
-        layout, rank: its place.
-        group: its pipeline.
-        shape: of what one stage hands to the next: (micro-batch, positions, width).
-        dtype: of that.
-        positions: tokens of a sequence that come to this rank.
+        stages: this rank's stages, ascending.
+        layout: parallel layout of all ranks.
+        rank: this rank.
+        group: process group of this rank's pipeline.
+        shape: shape of the messages between stages: (micro-batch, positions, width).
+        dtype: dtype of the messages.
+        positions: tokens of a sequence that this rank computes.
+        device: device of the stages.
     """
 
     def __init__(
         self,
-        parts: Sequence[Decoder],
+        stages: Sequence[Decoder],
         layout: Layout,
         rank: int,
         group: ProcessGroup,
@@ -88,60 +90,63 @@ class Pipeline:
         device: torch.device,
     ) -> None:
         self._layout, self._group, self._device = layout, group, device
-        self._parts = dict(zip(layout.stages_of(layout.coordinates(rank).pp), parts, strict=True))
+        self._stages = dict(zip(layout.stages_of(layout.coordinates(rank).pp), stages, strict=True))
         self._shape, self._dtype, self._positions = shape, dtype, positions
-        self._wide = torch.promote_types(dtype, torch.float32)  # of losses
+        self._wide = torch.promote_types(dtype, torch.float32)  # dtype of losses
         if layout.zero == 3:
-            for part in parts:
-                reshard_after_every_backward(part)
+            for stage in stages:
+                reshard_after_every_backward(stage)
         self._schedules: dict[int, Any] = {}
         self._divisor: torch.Tensor | int = 1
-        self.has_first = 0 in self._parts
-        self.has_last = layout.config.stages - 1 in self._parts
+        self.has_first = 0 in self._stages
+        self.has_last = layout.config.stages - 1 in self._stages
 
     def train(self, batch: MicroBatch, tokens: torch.Tensor | int) -> torch.Tensor:
-        """Forward and backward over all micro-batches; returns the summed loss / tokens, zero but on the last stage.
+        """Run forward and backward over all micro-batches.
 
         Args:
-            batch: all sequences of this rank's step, of the positions it has.
-            tokens: what losses are divided by.
+            batch: all sequences of a step, with this rank's positions.
+            tokens: divisor of the loss.
+
+        Returns:
+            The summed loss / tokens on the rank of the last stage, zero on others.
         """
         self._divisor = tokens
         losses: list[torch.Tensor] = []
         schedule = self._schedule(batch.inputs_BS.shape[0] // self._shape[0])
-        # The last stage's model computes the loss itself; every stage's attention asks where documents begin.
-        along = {"labels": batch.labels_BS} if self.has_last else {}
+        # The model of the last stage computes the loss; attention of every stage needs the starts of documents.
+        kwargs = {"labels": batch.labels_BS} if self.has_last else {}
         if batch.positions_BS is not None:
-            along["positions"] = batch.positions_BS
+            kwargs["positions"] = batch.positions_BS
         schedule.step(
             *((batch.inputs_BS,) if self.has_first else ()),
             target=batch.labels_BS if self.has_last else None,
             losses=losses,
             return_outputs=False,
-            **along,
+            **kwargs,
         )
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._wide, device=self._device)
 
     def _schedule(self, micro_batches: int) -> Any:
         if micro_batches not in self._schedules:
             config = self._layout.config
-            stages: list[Any] = [self._stage(index, part) for index, part in self._parts.items()]
-            kwargs: dict[str, Any] = {"loss_fn": self._divided, "scale_grads": False}
-            if config.schedule in _SINGLE:
-                schedule: Any = _SINGLE[config.schedule](stages[0], micro_batches, **kwargs)
+            stages: list[Any] = [self._build_stage(index, model) for index, model in self._stages.items()]
+            options: dict[str, Any] = {"loss_fn": self._scale_loss, "scale_grads": False}
+            if config.schedule in _SINGLE_STAGE:
+                schedule: Any = _SINGLE_STAGE[config.schedule](stages[0], micro_batches, **options)
             else:
-                schedule = _SEVERAL[config.schedule](stages, micro_batches, **kwargs)
+                schedule = _MULTI_STAGE[config.schedule](stages, micro_batches, **options)
             self._schedules[micro_batches] = schedule
         return self._schedules[micro_batches]
 
-    def _stage(self, index: int, part: Decoder) -> PipelineStage:
-        """Shapes are given, so that torch does not run the stage once to find them."""
+    def _build_stage(self, index: int, model: Decoder) -> PipelineStage:
+        """Build torch's stage with given shapes, so that torch does not run it once to find them."""
         sequences = self._shape[0]
         tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
         hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=self._wide, device="meta", requires_grad=True)
         return _ReportingStage(
-            part,
+            model,
             index,
             self._layout.config.stages,
             self._device,
@@ -150,47 +155,47 @@ class Pipeline:
             group=self._group,
         )
 
-    def _divided(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+    def _scale_loss(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         return loss / self._divisor
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> torch.Tensor:
-        """Summed loss in float64 of micro-batches, forward only; zero but on the last stage."""
+        """Compute the summed loss of micro-batches in float64, forward only; zero except on the last stage."""
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
-        pending: list[tuple[dist.Work, torch.Tensor]] = []  # what is being sent must stay alive
-        handed: dict[tuple[int, int], torch.Tensor] = {}
-        # Micro-batches outermost: both ends of a link then see its messages in one order, in which NCCL runs them, and
-        # only a few activations are alive.
+        pending: list[tuple[dist.Work, torch.Tensor]] = []  # keeps tensors alive while they are sent
+        local: dict[tuple[int, int], torch.Tensor] = {}
+        # The outer loop is over micro-batches: sender and receiver then issue messages in the same order, as NCCL
+        # requires, and only a few activations are alive.
         for number, (inputs_BS, labels_BS, positions_BS) in enumerate(batches):
-            for index, part in self._parts.items():
-                x = inputs_BS if index == 0 else self._receive(index, number, handed)
-                out = part(x, labels_BS, positions=positions_BS)
+            for index, model in self._stages.items():
+                x = inputs_BS if index == 0 else self._receive(index, number, local)
+                out = model(x, labels_BS, positions=positions_BS)
                 if index == self._layout.config.stages - 1:
                     nats += out.double()
                 else:
-                    self._hand_on(index, number, out, handed, pending)
+                    self._send(index, number, out, local, pending)
             while len(pending) > self._layout.pipeline:
                 pending.pop(0)[0].wait()
         for work, _ in pending:
             work.wait()
         return nats
 
-    def _receive(self, stage: int, number: int, handed: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
-        if (stage, number) in handed:
-            return handed.pop((stage, number))
+    def _receive(self, stage: int, number: int, local: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+        if (stage, number) in local:
+            return local.pop((stage, number))
         buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         dist.recv(buffer, group=self._group, group_src=self._layout.stage_rank(stage - 1))
         return buffer
 
-    def _hand_on(
+    def _send(
         self,
         stage: int,
         number: int,
         out: torch.Tensor,
-        handed: dict[tuple[int, int], torch.Tensor],
+        local: dict[tuple[int, int], torch.Tensor],
         pending: list[tuple[dist.Work, torch.Tensor]],
     ) -> None:
-        if stage + 1 in self._parts:
-            handed[(stage + 1, number)] = out
+        if stage + 1 in self._stages:
+            local[(stage + 1, number)] = out
             return
         out = out.contiguous()
         work = dist.isend(out, group=self._group, group_dst=self._layout.stage_rank(stage + 1))

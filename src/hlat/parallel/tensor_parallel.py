@@ -102,7 +102,7 @@ def gather_or_copy(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torc
 
 
 def reduce(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
-    """Sum the output (B, S, D) of a row-parallel layer over ranks; the result is sharded like ``gather_or_copy``'s input."""
+    """Sum the output (B, S, D) of a row-parallel layer over ranks; shard the sum like ``gather_or_copy``'s input."""
     function = _ReduceScatterSequence if sequence else _AllReduce
     out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
     return out
@@ -127,7 +127,7 @@ def register_output_reduction(module: nn.Module, group: ProcessGroup, sequence: 
 
 
 def parallelize_block(block: DecoderBlock, group: ProcessGroup, sequence: bool) -> None:
-    """Attach collectives to a tensor-parallel shard of a block, so that it computes the result of the complete block."""
+    """Attach collectives to a tensor-parallel shard of a block, so that it computes the complete block's output."""
     for layer, last in (
         (block.attention, block.attention.output),
         (block.feed_forward, block.feed_forward.down),

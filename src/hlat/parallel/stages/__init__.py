@@ -1,4 +1,4 @@
-"""Pipeline stages: the layers of each, the order of its passes, and the bytes that a rank needs for them."""
+"""Pipeline stages: split of layers into stages, order of passes, and memory of a rank."""
 
 from hlat.parallel.stages.pipeline_order import PassKind, PassOrder, pass_order
 from hlat.parallel.stages.rank_memory import (

@@ -1,11 +1,11 @@
-"""What passes of a pipeline rank wait for something at the instants of a step: the order walked through, once.
+"""Passes in flight: replay a pipeline schedule and keep the instants at which memory can peak.
 
-    schedule, rank, ranks, micro-batches -> at each pass: how many forward passes are alive, how many backward passes
-        wait for their weights' part, how many messages have been sent, how many stages have gradients
-        -> the instants that no other exceeds in all of these
+    schedule, rank, ranks, micro-batches -> after each pass: number of forward passes alive, of backward passes whose
+        weight gradients are not computed yet, of messages sent, of stages with gradients
+        -> the instants that no other instant exceeds in all of these numbers
 
-Messages of a rank with several stages are kept until its step ends (torch waits for them then); with one stage, until
-what was sent runs backward.
+The messages that a rank with several stages has sent are kept until the step ends, when torch waits for them; with one
+stage, until the backward pass of the message's micro-batch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,22 +15,22 @@ from functools import lru_cache
 from hlat.config.sections import Schedule
 from hlat.parallel.stages.pipeline_order import pass_order
 
-_ROUNDS = 4  # of as many micro-batches as there are ranks: more of them are like the last
+_ROUNDS = 4  # rounds of as many micro-batches as ranks to replay; later rounds repeat the last
 
 
 @dataclass(frozen=True)
 class Instant:
-    """A moment of a step, on one rank.
+    """Numbers that decide the memory of a rank at an instant of a step.
+
+    Passes and stages are weighted by the size of their stage; one of mean size counts 1.
 
     Attributes:
-        forward: whether a forward pass has just run, and not a backward one.
-        alive: forward passes whose gradients of weights have not been made, over all stages.
-        waiting: of these, those that have run backward by their inputs; the first stage does nothing there.
-        earlier: of these, all but the one that runs.
-        sent: messages that are kept.
-        stages: that have made gradients before.
-
-    Passes and stages are counted by the size of their stage; one of mean size counts 1.
+        forward: True after a forward pass, False during a backward pass.
+        alive: forward passes whose weight gradients are not computed yet, over all stages.
+        waiting: those of ``alive`` whose input gradients are computed; none for the first stage, which has no inputs.
+        earlier: those of ``waiting`` except for the current pass.
+        sent: messages sent whose buffers are still kept.
+        stages: stages that have gradients from earlier passes.
     """
 
     forward: bool
@@ -47,71 +47,73 @@ def peak_instants(
     rank: int,
     ranks: int,
     count: int,
-    talks: tuple[tuple[bool, bool], ...],
+    sends: tuple[tuple[bool, bool], ...],
     sizes: tuple[float, ...],
 ) -> tuple[Instant, ...]:
-    """The instants that can need most memory.
+    """Find the instants of a step at which memory can peak.
 
     Args:
-        rank, ranks: of the pipeline.
+        schedule: pipeline schedule.
+        rank: pipeline rank.
+        ranks: number of pipeline ranks.
         count: micro-batches of a step.
-        talks: for each stage of the rank, whether it sends results, and gradients, to another rank.
+        sends: for each stage of the rank, whether it sends activations, and gradients, to another rank.
         sizes: layers of each stage of the rank, or any numbers in proportion.
     """
-    walked = min(count, _ROUNDS * ranks)
-    found = list(_walk(schedule, rank, ranks, walked, talks, sizes))
-    if len(sizes) > 1 and count > walked:
-        more = (count - walked) * sum(map(sum, talks))
-        found = [replace(one, sent=one.sent + more) for one in found]
-    return tuple(_largest(found))
+    replayed = min(count, _ROUNDS * ranks)
+    found = list(_replay(schedule, rank, ranks, replayed, sends, sizes))
+    if len(sizes) > 1 and count > replayed:
+        more = (count - replayed) * sum(map(sum, sends))
+        found = [replace(instant, sent=instant.sent + more) for instant in found]
+    return tuple(_pareto_front(found))
 
 
-def _walk(
+def _replay(
     schedule: Schedule,
     rank: int,
     ranks: int,
     count: int,
-    talks: tuple[tuple[bool, bool], ...],
+    sends: tuple[tuple[bool, bool], ...],
     sizes: tuple[float, ...],
 ) -> Iterator[Instant]:
-    each, whole = len(sizes), sum(sizes)
-    passes, waits, made = [0] * each, [0] * each, [0] * each
+    each, total = len(sizes), sum(sizes)
+    passes, waits, has_gradients = [0] * each, [0] * each, [0] * each
     sent = 0
 
-    def counted(numbers: list[int]) -> float:
-        return sum(number * size for number, size in zip(numbers, sizes, strict=True)) * each / whole
+    def weighted(numbers: list[int]) -> float:
+        return sum(number * size for number, size in zip(numbers, sizes, strict=True)) * each / total
 
     for kind, stage, _ in pass_order(schedule, rank, ranks, count, each):
-        turn = stage // ranks
-        results, gradients = talks[turn]
+        index = stage // ranks
+        activations, gradients = sends[index]
         if kind == "forward":
-            passes[turn] += 1
-            sent += results
+            passes[index] += 1
+            sent += activations
         elif kind != "weight":
             sent += gradients
-            waits[turn] += kind == "input" and stage > 0
-        kept = sent if each > 1 else passes[0] * results
-        waiting = counted(waits)
-        earlier = waiting - (sizes[turn] * each / whole if waits[turn] else 0.0)
-        yield Instant(kind == "forward", counted(passes), waiting, earlier, kept, counted(made))
+            waits[index] += kind == "input" and stage > 0
+        kept = sent if each > 1 else passes[0] * activations
+        waiting = weighted(waits)
+        earlier = waiting - (sizes[index] * each / total if waits[index] else 0.0)
+        yield Instant(kind == "forward", weighted(passes), waiting, earlier, kept, weighted(has_gradients))
         if kind in ("backward", "weight"):
-            made[turn] = 1
-            passes[turn] -= 1
-            waits[turn] -= kind == "weight" and stage > 0
+            has_gradients[index] = 1
+            passes[index] -= 1
+            waits[index] -= kind == "weight" and stage > 0
 
 
-def _largest(found: Iterable[Instant]) -> Iterator[Instant]:
-    """Those that no other exceeds in everything."""
-    kept: list[Instant] = []
-    for one in sorted(set(found), key=_sizes, reverse=True):
-        if not any(other.forward == one.forward and _exceeds(other, one) for other in kept):
-            kept.append(one)
-    return iter(kept)
+def _pareto_front(instants: Iterable[Instant]) -> Iterator[Instant]:
+    """Select the instants that no other exceeds in all numbers."""
+    front: list[Instant] = []
+    for instant in sorted(set(instants), key=_numbers, reverse=True):
+        if not any(other.forward == instant.forward and _exceeds(other, instant) for other in front):
+            front.append(instant)
+    return iter(front)
 
 
-def _sizes(one: Instant) -> tuple[float, ...]:
-    return one.alive, one.waiting, one.earlier, one.sent, one.stages
+def _numbers(instant: Instant) -> tuple[float, ...]:
+    return instant.alive, instant.waiting, instant.earlier, instant.sent, instant.stages
 
 
-def _exceeds(one: Instant, other: Instant) -> bool:
-    return all(a >= b for a, b in zip(_sizes(one), _sizes(other), strict=True))
+def _exceeds(first: Instant, second: Instant) -> bool:
+    return all(a >= b for a, b in zip(_numbers(first), _numbers(second), strict=True))

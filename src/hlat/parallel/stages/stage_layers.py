@@ -1,8 +1,9 @@
-"""Which layers a pipeline stage has, and with them a rank.
+"""Layers of each pipeline stage and rank.
 
-    cut -> FLOPs of layers and ends, bytes of ranks -> split.py -> layers of each stage -> parts of the model, bytes
+    step shape -> FLOPs of layers, embedding, head; bytes of ranks -> stage_split.py -> layers of each stage
+        -> model shards and state bytes of a rank
 
-A pure function of recipe and world: training, rehearsal and plan ask it, and so find the same stages.
+The result is a pure function of recipe and world size, so that training, rehearsal and planner get the same stages.
 """
 
 from functools import lru_cache
@@ -15,62 +16,62 @@ from hlat.parallel.stages.stage_split import StageCosts, balance_layers
 from hlat.parallel.stages.state_bytes import StateBytes, state_bytes_of_shards
 from hlat.parallel.stages.step_shape import StepShape
 
-_PASSES = 3  # backward is twice the work of forward
+_PASSES = 3  # forward and backward, in units of the forward FLOPs
 
 
 def stage_layers(step: StepShape) -> list[range]:
-    """The layers of each stage, as the recipe lists them or as they are balanced."""
+    """Return the layers of each stage: ``parallel.split`` of the recipe, or balanced automatically."""
     counts = step.parallel.split or _balanced(step)
     stops = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [range(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
 
 
 def rank_model_shards(step: StepShape, rank: int) -> list[ModelShard]:
-    """The parts of a model that a rank builds: one per stage, ascending, or the one that a model without stages is."""
+    """Return the model shards that a rank builds: one per stage, ascending; one without a pipeline."""
     layout, stages, layers = step.layout, step.parallel.stages, stage_layers(step)
-    place = layout.coordinates(rank)
+    coordinates = layout.coordinates(rank)
     return [
-        ModelShard(place.tp, layout.tensor, layers[stage], embedding=stage == 0, head=stage == stages - 1)
-        for stage in layout.stages_of(place.pp)
+        ModelShard(coordinates.tp, layout.tensor, layers[stage], embedding=stage == 0, head=stage == stages - 1)
+        for stage in layout.stages_of(coordinates.pp)
     ]
 
 
 def state_bytes(
     step: StepShape, rank: int, parameter_bytes: int = 4, gradient_bytes: int = 4, moment_bytes: int = 8
 ) -> StateBytes:
-    """Bytes of state on a rank; the arguments are those of ``state_bytes_of_shards``."""
+    """Compute the bytes of state of a rank; see ``state_bytes_of_shards`` for the arguments."""
     return state_bytes_of_shards(
         step, rank, rank_model_shards(step, rank), parameter_bytes, gradient_bytes, moment_bytes
     )
 
 
 def stage_layer_counts(step: StepShape) -> list[tuple[int, ...]]:
-    """Layers of each stage of each pipeline rank."""
+    """Return the number of layers of each stage of each pipeline rank."""
     layers = stage_layers(step)
-    return [tuple(len(layers[one]) for one in step.layout.stages_of(rank)) for rank in range(step.layout.pipeline)]
+    return [tuple(len(layers[stage]) for stage in step.layout.stages_of(rank)) for rank in range(step.layout.pipeline)]
 
 
 def peak_memory_rank(step: StepShape) -> int:
-    """The pipeline rank that needs most memory in a step; the first of several."""
+    """Return the pipeline rank with the highest peak memory; the first if several are equal."""
     needs = [rank_bytes(step, rank, sizes).total for rank, sizes in enumerate(stage_layer_counts(step))]
     return needs.index(max(needs))
 
 
 @lru_cache(maxsize=1024)
 def _balanced(step: StepShape) -> tuple[int, ...]:
-    """Layers of each stage by FLOPs and bytes.
+    """Balance the layers of stages by FLOPs and bytes.
 
-    FLOPs are those per token, causal, of forward, backward and what is computed again. The head is dear (a vocabulary
-    of 128 k costs as much as several layers); looking up and adding to a row of the embedding is a handful of
-    operations per element. How much is computed again to keep within a budget follows from the split, and is left out.
+    FLOPs are per token (causal): forward, backward and recomputation. The head is expensive (a vocabulary of 128 k
+    costs as much as several layers); the embedding lookup and its gradient are a few operations per element.
+    Recomputation under a memory budget is left out, since it depends on the split.
     """
     count = step.parallel.stages
     if count == 1:
         return (step.model.layers,)
     layer, attention, head = _forward_flops(step)
     schedule = step.parallel.schedule
-    # Each part of a backward pass that is taken apart needs a block's products again, but attention only the first.
-    again = {"full": layer * (2 if schedule in ZERO_BUBBLE else 1), "selective": attention}.get(step.policy, 0.0)
+    # Each half of a split backward pass recomputes a block's matrix products, but only the first its attention.
+    recomputed = {"full": layer * (2 if schedule in ZERO_BUBBLE else 1), "selective": attention}.get(step.policy, 0.0)
     extra = [0.0] * count
     extra[0] = _PASSES * 4.0 * step.model.hidden_size
     extra[-1] += _PASSES * head
@@ -78,17 +79,17 @@ def _balanced(step: StepShape) -> tuple[int, ...]:
         step.model.layers,
         StageCosts(
             ranks=[step.layout.stage_rank(stage) for stage in range(count)],
-            layer=_PASSES * layer + again,
+            layer=_PASSES * layer + recomputed,
             extra=extra,
             need=lambda rank, layers: rank_bytes(step, rank, (layers / step.virtual,) * step.virtual).total,
-            # Interleaved, the last stages of all ranks take turns with that which has the head, and wait for it.
+            # With interleaving, the last stages of all ranks alternate with the one that has the head, and wait for it.
             later=schedule in INTERLEAVED,
         ),
     )
 
 
 def _forward_flops(step: StepShape) -> tuple[float, float, float]:
-    """FLOPs per token of a layer, of the attention within it, and of the head."""
+    """Compute forward FLOPs per token of a layer, of its core attention, and of the head."""
     one, two = (step.model.model_copy(update={"layers": layers}) for layers in (1, 2))
     first, second = (forward_flops_per_token(model, step.sequence) for model in (one, two))
     layer = second - first

@@ -1,19 +1,18 @@
-"""How many layers each stage of a pipeline takes, where the recipe does not say.
+"""Balance layers over pipeline stages, for recipes without ``parallel.split``.
 
-    time of a layer and of the ends, bytes of a rank by its layers -> layers of each stage
+    time of a layer, embedding and head; bytes of a rank by its layers -> layers of each stage
 
-Chosen is, in this order, the split
+The criteria of the best split are, in this order:
 
-1. whose slowest rank is fastest: a rank's stages take turns, so that a step is as long as its slowest rank;
-2. whose slowest stage is fastest;
-3. whose fullest rank is smallest: the first ranks have the most micro-batches in flight;
-4. whose ranks and stages are about equally slow, earlier ranks taking what is left over: the earlier the slowest rank
-   is, the sooner has it something to do.
+1. The slowest rank is as fast as possible: a rank runs its stages in turn, so a step takes as long as its slowest rank.
+2. The slowest stage is as fast as possible.
+3. The peak memory of the fullest rank is as low as possible: the first ranks have the most micro-batches in flight.
+4. Ranks and stages have about equal times, and earlier ranks get the remaining layers: they start earlier in a step.
 
-Each is found by dealing out layers one by one to where one more costs least. What a rank or a stage costs grows with
-its own layers only, and a stage belongs to one rank, so that no other way of dealing has a lower largest cost
-(Federgruen & Groenevelt 1986: greedy is optimal for increasing costs under nested limits). What one round finds is a
-limit in the next.
+Each criterion is optimised greedily, by assigning layers one by one to the stage where one more costs least. The cost
+of a rank or stage increases with its own layers only, and a stage belongs to one rank, so no other assignment has a
+lower maximum cost (Federgruen & Groenevelt 1986: greedy is optimal for increasing costs under nested limits). The
+maximum of each criterion is a limit for the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,14 +24,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Stages that layers are dealt out to.
+    """Costs of pipeline stages as functions of their layers.
 
     Attributes:
-        ranks: the pipeline rank of each stage.
-        layer: time of a layer.
-        extra: time of what a stage has besides layers, by stage; in the same unit.
-        need: bytes of a rank, by rank and layers; grows with these.
-        later: whether of equally slow stages of a rank the later takes a layer that is left over, and not the earlier.
+        ranks: pipeline rank of each stage.
+        layer: time of a layer, in any unit.
+        extra: time of each stage in addition to its layers (embedding, head), in the same unit.
+        need: bytes of a rank, by rank and number of layers; increases with the layers.
+        later: True if the later of equally slow stages of a rank gets a remaining layer; False for the earlier.
     """
 
     ranks: Sequence[int]
@@ -43,52 +42,53 @@ class StageCosts:
 
 
 def balance_layers(layers: int, stages: StageCosts) -> tuple[int, ...]:
-    """Layers of each stage, at least one.
+    """Return the number of layers of each stage, at least one.
 
     Args:
-        layers: of the model, at least as many as there are stages.
+        layers: layers of the model, at least as many as stages.
+        stages: costs of the stages.
     """
-    loads = _Assignment(stages)
-    slowest_rank = loads.assign(layers, loads.rank_time)
-    slowest_stage = loads.assign(layers, loads.stage_time, slowest_rank)
+    assignment = _Assignment(stages)
+    slowest_rank = assignment.assign(layers, assignment.rank_time)
+    slowest_stage = assignment.assign(layers, assignment.stage_time, slowest_rank)
     limits = slowest_rank, slowest_stage
-    loads.assign(layers + 1, loads.times, *limits)
-    if sum(loads.counts) > layers:  # else every rank is at its limit, and no bytes have to be counted
-        fullest = loads.assign(layers, loads.bytes, *limits)
-        loads.assign(layers, loads.times, *limits, fullest)
-    return tuple(loads.counts)
+    assignment.assign(layers + 1, assignment.times, *limits)
+    if sum(assignment.counts) > layers:  # otherwise every rank is at its limit, and memory does not matter
+        fullest = assignment.assign(layers, assignment.bytes, *limits)
+        assignment.assign(layers, assignment.times, *limits, fullest)
+    return tuple(assignment.counts)
 
 
 class _Assignment:
-    """Layers dealt out so far, by stage in ``counts``, and what stages cost with them, or with some ``more``."""
+    """Layers assigned so far, by stage in ``counts``, and costs of a stage with them, or with ``more`` layers added."""
 
     def __init__(self, stages: StageCosts) -> None:
         self._stages = stages
         self.counts: list[int] = []
-        self._of_ranks: list[int] = []
+        self._layers_of_ranks: list[int] = []
         self._extra_of_ranks = [0.0] * (max(stages.ranks) + 1)
         for rank, extra in zip(stages.ranks, stages.extra, strict=True):
             self._extra_of_ranks[rank] += extra
         self._bytes: dict[tuple[int, int], float] = {}
 
     def rank_time(self, stage: int, more: int = 0) -> float:
-        """Time of the rank of a stage."""
+        """Time of the rank that runs a stage."""
         rank = self._stages.ranks[stage]
-        return self._extra_of_ranks[rank] + (self._of_ranks[rank] + more) * self._stages.layer
+        return self._extra_of_ranks[rank] + (self._layers_of_ranks[rank] + more) * self._stages.layer
 
     def stage_time(self, stage: int, more: int = 0) -> float:
         """Time of a stage."""
         return self._stages.extra[stage] + (self.counts[stage] + more) * self._stages.layer
 
     def times(self, stage: int, more: int = 0) -> tuple[float, float, int, int]:
-        """Time of the rank of a stage, and of the stage, and which of equally slow ones comes first."""
-        place = -stage if self._stages.later else stage
-        return self.rank_time(stage, more), self.stage_time(stage, more), self._stages.ranks[stage], place
+        """Sort key: time of the stage's rank, time of the stage, and the priority of equally slow ones."""
+        priority = -stage if self._stages.later else stage
+        return self.rank_time(stage, more), self.stage_time(stage, more), self._stages.ranks[stage], priority
 
     def bytes(self, stage: int, more: int = 0) -> float:
-        """Bytes of the rank of a stage."""
+        """Peak bytes of the rank that runs a stage."""
         rank = self._stages.ranks[stage]
-        key = rank, self._of_ranks[rank] + more
+        key = rank, self._layers_of_ranks[rank] + more
         if key not in self._bytes:
             self._bytes[key] = self._stages.need(*key)
         return self._bytes[key]
@@ -101,37 +101,39 @@ class _Assignment:
         slowest_stage: float = inf,
         fullest: float = inf,
     ) -> Any:
-        """Deal out layers anew, each to the stage where ``cost(stage, 1)`` is lowest, the first of several.
+        """Assign all layers anew, each to the stage with the lowest ``cost(stage, 1)``, the first if several are equal.
 
         Args:
-            layers: as many, or as many as the limits allow.
-            cost: one of the methods above; of the stage alone, or of its rank.
-            slowest_rank, slowest_stage, fullest: limits of the three costs.
+            layers: number of layers to assign; fewer are assigned if the limits do not allow more.
+            cost: one of the methods above: a cost of the stage or of its rank.
+            slowest_rank: limit of ``rank_time``.
+            slowest_stage: limit of ``stage_time``.
+            fullest: limit of ``bytes``.
 
         Returns:
             The largest cost of any stage.
         """
-        every = range(len(self._stages.ranks))
-        self.counts = [1] * len(every)
-        self._of_ranks = [0] * len(self._extra_of_ranks)
+        stages = range(len(self._stages.ranks))
+        self.counts = [1] * len(stages)
+        self._layers_of_ranks = [0] * len(self._extra_of_ranks)
         for rank in self._stages.ranks:
-            self._of_ranks[rank] += 1
-        left = layers - len(every)
-        heap = [(cost(stage, 1), stage) for stage in every]
+            self._layers_of_ranks[rank] += 1
+        remaining = layers - len(stages)
+        heap = [(cost(stage, 1), stage) for stage in stages]
         heapify(heap)
-        while heap and left:
-            known, stage = heappop(heap)
-            now = cost(stage, 1)
-            if now != known:  # another stage of its rank has grown
-                heappush(heap, (now, stage))
+        while heap and remaining:
+            queued, stage = heappop(heap)
+            current = cost(stage, 1)
+            if current != queued:  # another stage of its rank has got a layer meanwhile
+                heappush(heap, (current, stage))
             elif self._fits(stage, slowest_rank, slowest_stage, fullest):
                 self.counts[stage] += 1
-                self._of_ranks[self._stages.ranks[stage]] += 1
-                left -= 1
+                self._layers_of_ranks[self._stages.ranks[stage]] += 1
+                remaining -= 1
                 heappush(heap, (cost(stage, 1), stage))
-        return max(cost(stage) for stage in every)
+        return max(cost(stage) for stage in stages)
 
     def _fits(self, stage: int, slowest_rank: float, slowest_stage: float, fullest: float) -> bool:
-        """Whether a stage can take one layer more within these limits."""
+        """Return True if a stage can get one more layer within the limits."""
         in_time = self.rank_time(stage, 1) <= slowest_rank and self.stage_time(stage, 1) <= slowest_stage
         return in_time and (fullest == inf or self.bytes(stage, 1) <= fullest)
