@@ -1,4 +1,4 @@
-"""What is kept of the forward pass for backward, and what is computed again."""
+"""Activation checkpointing: the activations that blocks save for backward, and those that they recompute."""
 
 from hlat.activation_checkpointing.apply import checkpoint_activations
 from hlat.activation_checkpointing.plan import POLICIES, plan_activations

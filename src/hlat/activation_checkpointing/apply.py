@@ -1,9 +1,9 @@
-"""Activation checkpointing: keep less of the forward pass, compute it again in backward (Chen et al. 2016).
+"""Apply activation checkpointing to a model: save fewer activations, recompute them in backward (Chen et al. 2016).
 
-none       everything that backward needs is kept
-selective  core attention and the SwiGLU product are computed again (HLAT; Korthikanti et al. 2022, section 5)
-full       per block only its input is kept
-budget     the cheapest choice, tensor by tensor and block by block, that fits (``plan.py``)
+none       everything that backward needs is saved
+selective  core attention and the SwiGLU product are recomputed (HLAT; Korthikanti et al. 2022, section 5)
+full       only the input of each block is saved
+budget     the cheapest choice of tensors, block by block, that fits into a memory budget (``plan.py``)
 """
 
 from collections.abc import Callable
@@ -16,18 +16,21 @@ from hlat.model import Decoder, DecoderBlock
 
 
 def checkpoint_activations(model: Decoder, plan: ActivationPlan) -> None:
-    """Make every block of a model, or of a part of one, follow the plan for that part.
+    """Make the blocks of a model or pipeline stage recompute what the plan says.
 
     The forward method is wrapped, not the module: hooks around a block (gathering sharded weights) run once, those
-    inside (collectives of tensor parallelism) run again with what they belong to. No name in the model changes.
+        inside
+    (collectives of tensor parallelism) run again with the step that they belong to. No parameter name changes.
     """
     last = LastRecomputed()
     for block, recomputed in zip(model.blocks(), plan.recomputed, strict=True):
         if recomputed:
-            block.forward = _applied(block, recomputed, last)  # type: ignore[method-assign]
+            block.forward = _recomputing_forward(block, recomputed, last)  # type: ignore[method-assign]
 
 
-def _applied(block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed) -> Callable[..., torch.Tensor]:
+def _recomputing_forward(
+    block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed
+) -> Callable[..., torch.Tensor]:
     forward: Callable[..., torch.Tensor] = RecomputingForward(block, recomputed, last)
-    # Compiled before or after, it is one graph.
+    # If the block is compiled, compile the wrapper: block and recomputation are one graph.
     return torch.compile(forward, dynamic=False) if hasattr(block.forward, "_torchdynamo_orig_callable") else forward

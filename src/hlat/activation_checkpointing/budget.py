@@ -1,11 +1,11 @@
-"""The least recomputation with which what is kept fits into a budget.
+"""Budget solver: the cheapest recomputation with which the saved activations fit into a memory budget.
 
-    ways to treat a block, each with bytes kept and cost -> for every block a way, together within the budget
+    candidate policies of a block, each with bytes saved and recomputation cost -> a policy for every block
 
-The blocks are alike, so the relaxed problem (fractions of blocks) is solved by the lower convex hull of the ways: all
-blocks take one of two neighbours on it. Whole blocks cost less than one step between these neighbours more than that:
-one block at most is left between them, and takes the cheapest way that still fits. Few kinds of blocks are worth
-something by themselves: each is compiled once.
+All blocks are alike. So the relaxed problem (fractions of blocks) is solved by the lower convex hull of the policies:
+all blocks use one of two neighbouring policies on the hull. With an integer number of blocks, at most one block is left
+between the two, and gets the cheapest policy that still fits. The cost exceeds the optimum by less than the difference
+of the two neighbours. Few different policies are an advantage of their own: each is compiled once.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BlockPolicy:
-    """One way to treat a block.
+    """A candidate activation checkpointing policy of a block.
 
     Attributes:
         recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
-        kept: bytes.
-        cost: of what is computed again; 0 for nothing.
+        kept: bytes of activations saved by the block.
+        cost: cost of the recomputation; 0 for none.
     """
 
     recomputed: frozenset[str]
@@ -27,47 +27,51 @@ class BlockPolicy:
     cost: float
 
 
-def cheapest(ways: Sequence[BlockPolicy], blocks: int, budget: int) -> list[BlockPolicy] | None:
-    """A way for each block, those that keep least first: they are recomputed when later blocks have been freed.
+def cheapest(policies: Sequence[BlockPolicy], blocks: int, budget: int) -> list[BlockPolicy] | None:
+    """Choose a policy for each block, those that save least first: they recompute when later blocks are freed already.
 
-    The cost is less than the difference of two neighbours on the hull above the least possible; with one block it is
-    the least possible.
+    The cost exceeds the minimum by less than the difference of two neighbouring policies on the hull; with one block it
+    is the minimum.
 
     Args:
-        ways: at least one.
-        blocks: at least one.
+        policies: candidate policies, at least one.
+        blocks: number of blocks, at least one.
         budget: bytes for all blocks together.
 
     Returns:
-        None where nothing fits.
+        One policy per block; None if nothing fits.
     """
-    hull = _hull(ways)
-    dear = max((way for way in hull if way.kept * blocks <= budget), key=lambda way: way.kept, default=None)
-    if dear is None:
+    hull = _lower_hull(policies)
+    smaller = max(
+        (policy for policy in hull if policy.kept * blocks <= budget), key=lambda policy: policy.kept, default=None
+    )
+    if smaller is None:
         return None
-    above = [way for way in hull if way.kept > dear.kept]
+    above = [policy for policy in hull if policy.kept > smaller.kept]
     if not above:
-        return [dear] * blocks
-    cheap = above[0]
-    many = (budget - dear.kept * blocks) // (cheap.kept - dear.kept)
-    room = budget - dear.kept * (blocks - many - 1) - cheap.kept * many
-    between = min((way for way in ways if way.kept <= room), key=lambda way: (way.cost, way.kept))
-    return sorted([dear] * (blocks - many - 1) + [between] + [cheap] * many, key=lambda way: way.kept)
+        return [smaller] * blocks
+    larger = above[0]
+    many = (budget - smaller.kept * blocks) // (larger.kept - smaller.kept)
+    remaining = budget - smaller.kept * (blocks - many - 1) - larger.kept * many
+    between = min(
+        (policy for policy in policies if policy.kept <= remaining), key=lambda policy: (policy.cost, policy.kept)
+    )
+    return sorted([smaller] * (blocks - many - 1) + [between] + [larger] * many, key=lambda policy: policy.kept)
 
 
-def _hull(ways: Sequence[BlockPolicy]) -> list[BlockPolicy]:
-    """The lower convex hull of cost over bytes, from the fewest bytes to the least cost."""
+def _lower_hull(policies: Sequence[BlockPolicy]) -> list[BlockPolicy]:
+    """Return the lower convex hull of cost over bytes, from the fewest bytes to the lowest cost."""
     hull: list[BlockPolicy] = []
-    for way in sorted(ways, key=lambda way: (way.kept, way.cost)):
-        if hull and way.cost >= hull[-1].cost:
+    for policy in sorted(policies, key=lambda policy: (policy.kept, policy.cost)):
+        if hull and policy.cost >= hull[-1].cost:
             continue
-        while len(hull) > 1 and _above(hull[-2], hull[-1], way):
+        while len(hull) > 1 and _above(hull[-2], hull[-1], policy):
             hull.pop()
-        hull.append(way)
+        hull.append(policy)
     return hull
 
 
 def _above(left: BlockPolicy, middle: BlockPolicy, right: BlockPolicy) -> bool:
-    """Whether a point lies on or above the line between its neighbours."""
+    """Return True if a point lies on or above the line between its neighbours."""
     by_middle = (middle.cost - left.cost) * (right.kept - left.kept)
     return by_middle >= (right.cost - left.cost) * (middle.kept - left.kept)

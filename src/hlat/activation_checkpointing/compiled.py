@@ -1,11 +1,11 @@
-"""The same choice for a block that goes through ``torch.compile``: torch's selective checkpointing, in its graph.
+"""Activation checkpointing of compiled blocks: torch's selective checkpointing within the graph.
 
-    names of what is recomputed -> which products and attentions of the graph are saved -> the compiler's partitioner
+    names of recomputed steps -> matrix products and attention of the graph to save -> the compiler's partitioner
 
-Hooks cannot look into a compiled graph. There pointwise operations are fused into what is around them, so that to
-compute them again is nearly free: only products and attention are saved, each unless the plan computes it again. What
-is kept is then what the plan says or less: never a norm's output, SwiGLU's product or the sum of a residual, and q, k
-and v as they leave their product. Attention is saved with its log-sums: the kernel gives both or none.
+Hooks on saved tensors do not work in a compiled graph. There pointwise operations are fused with their neighbours, so
+recomputing them is nearly free: only matrix products and attention are saved, each unless the plan recomputes it. So a
+block saves what the plan says or less: never the output of a norm, of SwiGLU or of a residual addition; and q, k and v
+as outputs of their product, before rotation. Attention is saved with its log-sum-exp: the kernel returns both.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,21 +33,21 @@ Contexts = Callable[[], Any]
 
 @cache
 def contexts(recomputed: frozenset[str], coalesced: bool) -> Contexts:
-    """For ``torch.utils.checkpoint.checkpoint(context_fn=...)``; the same for the same choice, so that graphs are too.
+    """Build the ``context_fn`` of ``torch.utils.checkpoint.checkpoint``; cached, so that equal choices share a graph.
 
     Args:
         recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
-        coalesced: whether q, k, v are one product and gate, up another.
+        coalesced: True if q, k, v are one matrix product, and gate, up another.
     """
 
-    def fresh() -> Any:
+    def new_contexts() -> Any:
         return create_selective_checkpoint_contexts(_policy(recomputed, coalesced))
 
-    return fresh
+    return new_contexts
 
 
 def _policy(recomputed: frozenset[str], coalesced: bool) -> Callable[..., CheckpointPolicy]:
-    products = {again: _names(coalesced) for again in (False, True)}
+    products = {is_recompute: _product_names(coalesced) for is_recompute in (False, True)}
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if operation in _PRODUCTS:
@@ -56,13 +56,13 @@ def _policy(recomputed: frozenset[str], coalesced: bool) -> Callable[..., Checkp
             name = "attention_output"
         else:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        kept = name and name not in recomputed
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        saved = name and name not in recomputed
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return policy
 
 
-def _names(coalesced: bool) -> Iterator[str]:
-    """What the products of a block give, in the order of the data; nothing that backward needs after the last."""
+def _product_names(coalesced: bool) -> Iterator[str]:
+    """Iterate over the names of a block's matrix products, in order of execution; "" for those never saved."""
     order = ("qkv", "residual", "gate_up", "") if coalesced else ("qkv",) * 3 + ("residual",) + ("gate_up",) * 2 + ("",)
     return chain(order, repeat(""))

@@ -1,6 +1,6 @@
-"""What each block of a rank's part of the model keeps and computes again, and how many bytes that is.
+"""Activation plan: the steps that each block of a rank recomputes, and the bytes that it saves.
 
-recipe, part, world -> share of the rank, micro-batches in flight -> ways to treat a block -> Plan
+recipe, model shard, world size -> workload of the rank, passes in flight -> candidate policies -> ActivationPlan
 """
 
 from collections import Counter
@@ -17,28 +17,28 @@ from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes
 
 _GIB = 1 << 30
 
-# What is computed again where attention's output is, besides.
-_WITHIN = {"attention_log_sum": "attention_output"}
+# A step whose recomputation is included in that of another step.
+_INCLUDED_IN = {"attention_log_sum": "attention_output"}
 
 POLICIES: dict[str, frozenset[str]] = {
     "none": frozenset(),
     "selective": frozenset({"attention_log_sum", "inner"}),
-    "full": frozenset(RECOMPUTABLE) - set(_WITHIN),
+    "full": frozenset(RECOMPUTABLE) - set(_INCLUDED_IN),
 }
-"""What each block computes again: names of RECOMPUTABLE. HLAT's ``selective`` computes core attention
-and the SwiGLU product again (section 3.4 of the paper, after Korthikanti et al. 2022, section 5)."""
+"""Steps that each block recomputes, by policy: names of RECOMPUTABLE. HLAT's ``selective`` recomputes core attention
+and the SwiGLU product (section 3.4 of the paper, after Korthikanti et al. 2022, section 5)."""
 
 
 @dataclass(frozen=True)
 class ActivationPlan:
-    """What a rank keeps of the forward passes through one part of the model.
+    """Activations that a rank saves and recomputes in one model shard.
 
     Attributes:
-        policy: as in the recipe.
-        recomputed: for each block, in order.
-        kept: bytes per micro-batch, the ends of the model included.
-        in_flight: the most passes whose backward pass is to come.
-        again: the most bytes that are alive, besides, while a block is computed again.
+        policy: policy of the recipe.
+        recomputed: names of the recomputed steps of each block, in order.
+        kept: bytes saved per micro-batch, including embedding, head and loss.
+        in_flight: maximum number of passes waiting for their backward pass.
+        again: maximum of additional bytes while a block is recomputed.
     """
 
     policy: str
@@ -48,10 +48,10 @@ class ActivationPlan:
     again: int
 
     def __str__(self) -> str:
-        """One line for people."""
-        flight = f"{self.in_flight} in flight x {_written(self.kept)} = " if self.in_flight > 1 else ""
-        total = f"{flight}{_written(self.kept * self.in_flight)}"
-        again = f", and up to {_written(self.again)} while a block is computed again" if self.again else ""
+        """Summarise the plan in one line."""
+        flight = f"{self.in_flight} in flight x {_size(self.kept)} = " if self.in_flight > 1 else ""
+        total = f"{flight}{_size(self.kept * self.in_flight)}"
+        again = f", and up to {_size(self.again)} while a block is recomputed" if self.again else ""
         return f"activation checkpointing {self.policy}: keeps {total}{again}; {self._blocks()}"
 
     def _blocks(self) -> str:
@@ -69,23 +69,24 @@ def _names(recomputed: frozenset[str]) -> str:
     return " + ".join(name for name in RECOMPUTABLE if name in recomputed) or "nothing"
 
 
-def _written(count: int) -> str:
+def _size(count: int) -> str:
     return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / (1 << 20):.1f} MiB"
 
 
 def plan_activations(
     recipe: Recipe, shard: ModelShard, world: int, pipeline_rank: int, device_type: str
 ) -> ActivationPlan:
-    """Decide for every block of a part what it computes again. The same for all ranks that share its layers.
+    """Decide what every block of a model shard recomputes. The result is the same for all ranks with these layers.
 
     Args:
-        recipe: validated for ``world`` processes.
-        part: what the rank builds.
-        world, pipeline_rank: how many processes, and which place in the pipeline.
-        device_type: where it runs, such as "cpu".
+        recipe: a recipe validated for ``world`` processes.
+        shard: model shard that the rank builds.
+        world: number of processes.
+        pipeline_rank: index on the pipeline axis.
+        device_type: device type, such as "cpu".
 
     Raises:
-        RecipeError: the budget is too small for anything; says what would do.
+        RecipeError: the budget is too small even with full recomputation; suggests a budget that fits.
     """
     return _Planner(recipe, shard, world, pipeline_rank, device_type).plan()
 
@@ -110,49 +111,49 @@ class _Planner:
         return ActivationPlan(memory.activation_checkpointing, recomputed, kept, self._in_flight(), again)
 
     def _within_budget(self) -> tuple[frozenset[str], ...]:
-        found = cheapest(list(self._ways()), len(self._layers), self._room(self._micro_batch))
+        found = cheapest(list(self._candidates()), len(self._layers), self._room(self._micro_batch))
         if found is None:
             raise RecipeError([self._too_small()])
-        return tuple(way.recomputed for way in found)
+        return tuple(policy.recomputed for policy in found)
 
-    def _ways(self) -> Iterator[BlockPolicy]:
+    def _candidates(self) -> Iterator[BlockPolicy]:
         price = RecomputeCosts(self.recipe.model, self._micro_batch, self._length, self._mode, self.workload).by_name()
         subsets = chain.from_iterable(combinations(RECOMPUTABLE, count) for count in range(len(RECOMPUTABLE) + 1))
         for names in map(frozenset, subsets):
-            if not any(inner in names and outer in names for inner, outer in _WITHIN.items()):
+            if not any(inner in names and outer in names for inner, outer in _INCLUDED_IN.items()):
                 yield BlockPolicy(names, self._layer(names), sum(price[name] for name in names))
 
     def _room(self, micro_batch: int) -> int:
-        """Bytes for all blocks in one micro-batch of this size."""
-        assert self.recipe.memory.budget_gib is not None, "the rules of a recipe require it"
+        """Bytes available for all blocks in one micro-batch of this size."""
+        assert self.recipe.memory.budget_gib is not None, "recipe validation checks this"
         return int(self.recipe.memory.budget_gib * _GIB) // self._in_flight(micro_batch) - self._ends_of(micro_batch)
 
     def _too_small(self) -> Problem:
         path, micro_batch = "memory.budget_gib", self._micro_batch
         kept = self._least(micro_batch) + self._ends
         least = kept * self._in_flight()
-        # In hundredths of a GiB, rounded up; thousandths for what is smaller than that.
+        # Round up to hundredths of a GiB; to thousandths below 0.1 GiB.
         step = 100 if least > _GIB // 10 else 1000
         gib = -(-least * step // _GIB) / step
         fixes = [Fix(path, gib), *self._smaller_micro_batches()]
         where = f" on pipeline rank {self.pipeline_rank}" if self.recipe.parallel.pipeline > 1 else ""
         reason = (
-            f"with every block computed again{where} {_written(least)} are kept: {self._in_flight()} in flight x "
-            f"{_written(kept)} for a micro-batch of {micro_batch} x {self._length} tokens."
+            f"with every block recomputed{where}, {_size(least)} are saved: {self._in_flight()} in flight x "
+            f"{_size(kept)} for a micro-batch of {micro_batch} x {self._length} tokens."
         )
         smaller = f", batch.micro_batch={fixes[1].value}" if len(fixes) > 1 else ""
         remedy = f"Try {gib}{smaller}, or a larger parallel.tensor (with parallel.sequence) or parallel.context."
         return Problem(path, reason, remedy, self.recipe.memory.budget_gib, True, tuple(fixes))
 
     def _smaller_micro_batches(self) -> list[Fix]:
-        """The largest micro-batch that would fit."""
+        """Suggest the largest micro-batch that fits; empty if none does."""
         for size in range(self._micro_batch - 1, 0, -1):
             if self._micro_batch % size == 0 and self._least(size) <= self._room(size):
                 return [Fix("batch.micro_batch", size)]
         return []
 
     def _least(self, micro_batch: int) -> int:
-        """Bytes of all blocks with everything computed again."""
+        """Bytes of all blocks with full recomputation."""
         return self._layer(POLICIES["full"], micro_batch) * len(self._layers)
 
     def _layer(self, recomputed: frozenset[str], micro_batch: int | None = None) -> int:
@@ -175,7 +176,7 @@ class _Planner:
 
     @property
     def workload(self) -> RankWorkload:
-        """What the rank has of the model and of the tokens."""
+        """The rank's shard of the model and of the tokens."""
         parallel = self.recipe.parallel
         shards = self.recipe.data_parallel(self.world) // parallel.replicas * parallel.context
         return RankWorkload(

@@ -1,21 +1,23 @@
-"""A decoder block that keeps less: some steps of its forward pass are run again in backward.
+"""Recomputation in eager mode: a block's forward pass, of which chosen steps run again in backward.
 
     x -> attention_input -> qkv -> attention_output -> residual -> feed_forward_input -> gate_up -> inner -> down
            norm, gather    product   core attention   product, +      norm, gather        product   SwiGLU   product, +
 
-For each recomputed step, what others keep of its results and what it keeps itself (norm scales, attention's log-sums,
-narrow copies of weights) is replaced, when autograd saves it, by a note of the step. The first note that backward asks
-for runs the step again, from what is kept or from the steps before it; every result waits for the others that will ask,
-so that nothing runs twice in one backward pass. Whatever is not recomputed goes through untouched.
+When autograd saves a result of a recomputed step, or a tensor that the step saves for its own backward (norm scales,
+attention's log-sum-exp, cast copies of weights), a placeholder is stored instead. The first placeholder that backward
+unpacks runs the step again, from saved tensors or from earlier recomputed steps. All its results stay until the last
+placeholder of the step is unpacked, so that a step runs only once in a backward pass. Other saved tensors are
+unchanged.
 
-Why hooks on saved tensors (``torch.autograd.graph.saved_tensors_hooks``), and not torch's selective checkpointing: that
-dispatches every operation of a block through Python, twice, forbids operations in place, and knows operations, not what
-they are for; here only saved tensors are looked at, and a step is exactly a piece of the block. (Compiled, the price is
-paid once: ``compiled.py``.) And not torch's ``checkpoint``, which knows single passes over a block: schedules that
-split backward ask twice and in another order, and it would compute a block again for each of its parameters.
+Why hooks on saved tensors (``torch.autograd.graph.saved_tensors_hooks``) and not torch's selective checkpointing? That
+dispatches every operation of a block through Python, twice, forbids in-place operations, and selects by operation, not
+by its role in the block. Here only saved tensors cost time, and steps are functions of the block. (If compiled, the
+overhead occurs once: ``compiled.py``.) Why not ``torch.utils.checkpoint``? It supports a single backward pass over a
+block. Schedules that split the backward pass unpack tensors twice and in another order, and it would recompute the
+block for each of its parameters.
 
-What is computed again calls the same functions with the same shapes, strides and flags, hence the same kernels: the
-bits are those of the first time. Collectives inside a step (the gathers of sequence and context parallelism, the sum
+A recomputed step calls the same functions with the same shapes, strides and flags, hence the same kernels: the bits are
+the same as in forward. Collectives inside a step (the all-gathers of sequence and context parallelism, the reduction
 after the output projection) run again with it, on every rank in the same order.
 """
 
@@ -32,26 +34,27 @@ from torch.utils.checkpoint import checkpoint
 from hlat.activation_checkpointing.compiled import contexts
 from hlat.model import DecoderBlock, DocumentMask, LayerCache
 
-Rope = tuple[torch.Tensor, torch.Tensor]
+RopeTables = tuple[torch.Tensor, torch.Tensor]
 
 
-class _Enough(Exception):
-    """All that a step has to give again is there; the rest of it need not run."""
+class _StopEarly(Exception):
+    """Stops a recomputed step when all required tensors exist."""
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """What tensors that share memory have in common; where the memory itself is, tensors of a rehearsal cannot say."""
+    """Return the identity of a tensor's storage. Its address would not do: fake tensors of a rehearsal have none."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class _Step:
-    """One recomputed step of one forward pass.
+    """A recomputed step of one forward pass.
 
     Args:
-        passes: of the block, shared by its steps.
-        function: what it does.
-        inputs: where its arguments come from, and whether they require a gradient.
-        results: whether its results are computed again, or only what it keeps for its own backward.
+        passes: state of the backward passes over the block, shared by its steps.
+        function: the step.
+        inputs: for each argument its source (a tensor, or a step and the index of its result), and True if it requires
+            a gradient.
+        results: True if the results are recomputed; False if only the tensors saved for the step's own backward are.
     """
 
     def __init__(
@@ -62,108 +65,108 @@ class _Step:
         results: bool,
     ) -> None:
         self._passes, self._function, self._inputs, self.results = passes, function, inputs, results
-        self.internals = 0  # tensors that it keeps itself
-        self.notes = 0  # saved tensors that are replaced by a note
-        self._waiting = 0  # notes that have not been asked for since it ran again
+        self.internals = 0  # number of tensors saved for its own backward
+        self.placeholders = 0  # number of saved tensors replaced by a placeholder
+        self._pending = 0  # placeholders not unpacked since the step ran again
         self._runs = 0
-        self._again: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+        self._recomputed: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     def take(self, internal: bool, index: int) -> torch.Tensor:
-        """A tensor that a note stands for."""
-        found = self._both()[internal][index]
-        self._waiting -= 1
-        if self._waiting <= 0 and not self._passes.several:
-            self._again = None
-        return found
+        """Return the tensor of a placeholder, recomputed if necessary."""
+        tensor = self._recompute()[internal][index]
+        self._pending -= 1
+        if self._pending <= 0 and not self._passes.several:
+            self._recomputed = None
+        return tensor
 
-    def forget(self) -> None:
-        """Give back what has been computed again."""
-        self._again = None
+    def free(self) -> None:
+        """Free the recomputed tensors."""
+        self._recomputed = None
 
-    def _both(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Its results and what it keeps itself."""
-        if self._again is not None:
-            return self._again
+    def _recompute(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the results of the step and the tensors saved for its own backward; run it if they are not stored."""
+        if self._recomputed is not None:
+            return self._recomputed
         self._passes.begin(second=self._runs > 0)
-        again = self._run()
+        recomputed = self._run()
         self._runs += 1
-        self._waiting = self.notes
-        if self.notes:
-            self._again = again
-        return again
+        self._pending = self.placeholders
+        if self.placeholders:
+            self._recomputed = recomputed
+        return recomputed
 
     def _run(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         arguments = self._arguments()
         known = {_storage(argument) for argument in arguments} | self._passes.parameters()
         internals: list[torch.Tensor] = []
 
-        def note(tensor: torch.Tensor) -> None:
+        def collect(tensor: torch.Tensor) -> None:
             if _storage(tensor) not in known:
                 internals.append(tensor.detach())
                 if not self.results and len(internals) == self.internals:
-                    raise _Enough
+                    raise _StopEarly
 
         outputs: Any = ()
-        # With gradients, though none is asked for: kernels are chosen by whether one will be.
-        with torch.enable_grad(), saved_tensors_hooks(note, _never), suppress(_Enough):
+        # Gradients are enabled, though never computed, since the choice of kernels depends on it.
+        with torch.enable_grad(), saved_tensors_hooks(collect, _never_unpack), suppress(_StopEarly):
             outputs = self._function(*arguments)
         if len(internals) != self.internals:
-            message = f"a step kept {self.internals} tensors in forward and {len(internals)} when it ran again"
+            message = f"a step saved {self.internals} tensors in forward, but {len(internals)} when recomputed"
             raise RuntimeError(message)
-        return [output.detach() for output in _several(outputs)], internals
+        return [output.detach() for output in _as_tuple(outputs)], internals
 
     def _arguments(self) -> list[torch.Tensor]:
-        fresh: dict[_Step, list[torch.Tensor]] = {}
+        by_step: dict[_Step, list[torch.Tensor]] = {}
         arguments = []
         for source, differentiable in self._inputs:
             if isinstance(source, torch.Tensor):
                 tensor = source
             else:
                 step, index = source
-                if step not in fresh:
-                    fresh[step] = step._both()[0]
-                tensor = fresh[step][index]
+                if step not in by_step:
+                    by_step[step] = step._recompute()[0]
+                tensor = by_step[step][index]
             arguments.append(tensor.detach().requires_grad_(differentiable))
         return arguments
 
 
-def _several(outputs: Any) -> tuple[torch.Tensor, ...]:
+def _as_tuple(outputs: Any) -> tuple[torch.Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _never(_: Any) -> torch.Tensor:
-    raise AssertionError("the graph of a step that ran again is not differentiated")
+def _never_unpack(_: Any) -> torch.Tensor:
+    raise AssertionError("the graph of a recomputed step is not differentiated")
 
 
-class _Note:
-    """Stands for a saved tensor: the result of a step, or what it keeps itself, seen with a certain geometry."""
+class _Placeholder:
+    """Stands for a saved tensor: a view of a result of a step, or of a tensor saved for the step's own backward."""
 
     def __init__(self, step: _Step, internal: bool, index: int, tensor: torch.Tensor) -> None:
         self._step, self._internal, self._index = step, internal, index
         self._geometry = (tensor.shape, tensor.stride(), tensor.storage_offset())
-        step.notes += 1
+        step.placeholders += 1
 
     def tensor(self) -> torch.Tensor:
-        """That tensor again."""
+        """Return the saved tensor, recomputed."""
         return self._step.take(self._internal, self._index).as_strided(*self._geometry)
 
 
-def _unpack(saved: "torch.Tensor | _Note") -> torch.Tensor:
-    return saved.tensor() if isinstance(saved, _Note) else saved
+def _unpack(saved: "torch.Tensor | _Placeholder") -> torch.Tensor:
+    return saved.tensor() if isinstance(saved, _Placeholder) else saved
 
 
 class LastRecomputed:
-    """Which block's steps ran again last, of all blocks of a model."""
+    """The block of a model that recomputed last."""
 
     def __init__(self) -> None:
         self.passes: ref[_Passes] | None = None
 
 
 class _Passes:
-    """What the steps of one forward pass of a block know of the backward passes over it.
+    """State of the backward passes over one forward pass of a block, shared by its steps.
 
-    In the usual single pass a result is given back when all have had it. A schedule that splits backward comes back for
-    the weights' gradients, in an order of its own: then results stay until another block has its turn.
+    In a single backward pass, recomputed tensors are freed when all placeholders are unpacked. A split backward pass
+    returns for the weight gradients, in another order: then recomputed tensors stay until another block recomputes.
     """
 
     def __init__(self, block: DecoderBlock, last: LastRecomputed) -> None:
@@ -172,127 +175,127 @@ class _Passes:
         self.several = False
 
     def parameters(self) -> set[int]:
-        """Where the parameters lie at this moment: sharded ones come and go."""
+        """Return the current storages of the parameters; those of sharded parameters change."""
         return {_storage(parameter) for parameter in self._block.parameters()}
 
     def begin(self, second: bool) -> None:
-        """A step is about to run again."""
+        """Record that a step is about to run again; ``second`` if not for the first time."""
         self.several = self.several or second
         previous = self._last.passes() if self._last.passes is not None else None
         if previous is not self:
             if previous is not None and previous.several:
-                previous.forget()
+                previous.free()
             self._last.passes = ref(self)
 
-    def forget(self) -> None:
-        """Give back all that has been computed again."""
-        for step in self.steps:
-            here = step()
-            if here is not None:
-                here.forget()
+    def free(self) -> None:
+        """Free all recomputed tensors of the block."""
+        for reference in self.steps:
+            step = reference()
+            if step is not None:
+                step.free()
 
 
 class _Forward:
-    """One forward pass of a block: runs its steps and notes what need not be kept."""
+    """One forward pass of a block: runs its steps, and replaces saved tensors of recomputed steps by placeholders."""
 
     def __init__(self, block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed) -> None:
         self._recomputed = recomputed
         self._passes = _Passes(block, last)
         self._parameters = self._passes.parameters()
-        self._results: dict[int, tuple[_Step, int]] = {}  # by storage; all of them are alive
+        self._results: dict[int, tuple[_Step, int]] = {}  # by storage; these tensors are all alive
         self._inside: _Step | None = None
         self._entered: set[int] = set()
 
     def step(self, name: str, function: Callable[..., Any], *inputs: torch.Tensor, own: str = "") -> Any:
-        """Run a step, to run again in backward where its results, by name, or what it keeps itself, are not kept."""
+        """Run a step; register it for recomputation if ``name`` (its results) or ``own`` (its saved tensors) says so."""
         results = name in self._recomputed
         if not results and own not in self._recomputed:
             return function(*inputs)
-        sources = [(self._source(one), one.requires_grad) for one in inputs]
+        sources = [(self._source(tensor), tensor.requires_grad) for tensor in inputs]
         step = self._inside = _Step(self._passes, function, sources, results)
-        self._entered = {_storage(one) for one in inputs}
+        self._entered = {_storage(tensor) for tensor in inputs}
         try:
             outputs = function(*inputs)
         finally:
             self._inside = None
         self._passes.steps.append(ref(step))
         if results:
-            for index, output in enumerate(_several(outputs)):
+            for index, output in enumerate(_as_tuple(outputs)):
                 self._results[_storage(output)] = (step, index)
         return outputs
 
     def _source(self, tensor: torch.Tensor) -> Any:
         return self._results.get(_storage(tensor), tensor.detach())
 
-    def pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Note":
-        """What autograd keeps in place of a tensor."""
+    def pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Placeholder":
+        """Return what autograd stores in place of a tensor: itself or a placeholder."""
         storage = _storage(tensor)
         if storage in self._results:
             step, index = self._results[storage]
-            return _Note(step, False, index, tensor)
-        step_inside = self._inside
-        if step_inside is None or storage in self._entered or storage in self._parameters:
+            return _Placeholder(step, False, index, tensor)
+        inside = self._inside
+        if inside is None or storage in self._entered or storage in self._parameters:
             return tensor
-        step_inside.internals += 1
-        return _Note(step_inside, True, step_inside.internals - 1, tensor)
+        inside.internals += 1
+        return _Placeholder(inside, True, inside.internals - 1, tensor)
 
-    def forget_but(self, tensor: torch.Tensor) -> None:
-        """Of the results so far only this one goes on: the memory of the others may soon be that of something else."""
+    def forget_all_but(self, tensor: torch.Tensor) -> None:
+        """Forget all tracked storages but that of ``tensor``: others may be freed and their identities reused."""
         storage = _storage(tensor)
-        self._results = {here: result for here, result in self._results.items() if here == storage}
+        self._results = {key: result for key, result in self._results.items() if key == storage}
 
 
 class RecomputingForward:
-    """A block's forward pass that keeps less, for ``block.forward``.
+    """A block's forward pass with recomputation, to replace ``block.forward``.
 
     Args:
-        block: its modules are called with all hooks that there are, apart from hooks after ``attention`` and
-            ``feed_forward`` themselves, of which there may be none.
+        block: the block. All hooks of its modules are called, except for forward hooks of ``attention`` and
+            ``feed_forward`` themselves, which are not supported.
         recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
-        last: shared by the blocks of a model.
+        last: shared by all blocks of a model.
     """
 
     def __init__(self, block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed) -> None:
-        assert not block.attention._forward_hooks and not block.feed_forward._forward_hooks, "they would not run"
+        assert not block.attention._forward_hooks and not block.feed_forward._forward_hooks, "these hooks would not run"
         self._block, self.recomputed, self._last = block, recomputed, last
-        # A compiled forward method is traced from the start, with what it recomputes inside.
+        # If the forward method is compiled, use the original: the wrapper is compiled with recomputation inside.
         self._plain = getattr(block.forward, "_torchdynamo_orig_callable", block.forward)
         self._contexts = contexts(recomputed, block.attention.coalesce)
 
     def __call__(
         self,
         x_BSD: torch.Tensor,
-        rope: Rope,
+        tables: RopeTables,
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
         if not torch.is_grad_enabled():
-            return self._plain(x_BSD, rope, cache, document_mask)
+            return self._plain(x_BSD, tables, cache, document_mask)
         assert cache is None, "generation needs no gradients"
         if torch.compiler.is_compiling():
-            kept: torch.Tensor = checkpoint(
-                lambda x, rope: self._plain(x, rope, None, document_mask),  # what is no tensor may not be an argument
+            out: torch.Tensor = checkpoint(
+                lambda x, tables: self._plain(x, tables, None, document_mask),  # arguments have to be tensors
                 x_BSD,
-                rope,
+                tables,
                 use_reentrant=False,
                 preserve_rng_state=False,
                 context_fn=self._contexts,
             )
-            return kept
+            return out
         forward = _Forward(self._block, self.recomputed, self._last)
         with saved_tensors_hooks(forward.pack, _unpack):
-            residual_BSD = _attention(self._block, forward, x_BSD, rope, document_mask)
-            forward.forget_but(residual_BSD)
+            residual_BSD = _attention(self._block, forward, x_BSD, tables, document_mask)
+            forward.forget_all_but(residual_BSD)
             return _feed_forward(self._block, forward, residual_BSD)
 
 
 def _attention(
-    block: DecoderBlock, run: _Forward, x_BSD: torch.Tensor, rope: Rope, document_mask: DocumentMask | None
+    block: DecoderBlock, run: _Forward, x_BSD: torch.Tensor, tables: RopeTables, document_mask: DocumentMask | None
 ) -> torch.Tensor:
     attention = block.attention
-    entering = run.step("attention_input", lambda x: _entered(attention, block.attention_norm(x)), x_BSD)
-    q, k, v = run.step("qkv", lambda x: attention.project(x, rope), entering)
+    normed = run.step("attention_input", lambda x: _run_pre_hooks(attention, block.attention_norm(x)), x_BSD)
+    q, k, v = run.step("qkv", lambda x: attention.project(x, tables), normed)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention.attend(q, k, v, None, document_mask)
@@ -304,15 +307,15 @@ def _attention(
 
 def _feed_forward(block: DecoderBlock, run: _Forward, residual_BSD: torch.Tensor) -> torch.Tensor:
     layer = block.feed_forward
-    entering = run.step("feed_forward_input", lambda x: _entered(layer, block.feed_forward_norm(x)), residual_BSD)
-    gate_up = run.step("gate_up", layer.project, entering)
+    normed = run.step("feed_forward_input", lambda x: _run_pre_hooks(layer, block.feed_forward_norm(x)), residual_BSD)
+    gate_up = run.step("gate_up", layer.project, normed)
     inner = run.step("inner", layer.activate, *gate_up)
     out: torch.Tensor = residual_BSD + run.step("", layer.down, inner, own="down_weight_copy")
     return out
 
 
-def _entered(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What the hooks of a module make of its input: under sequence parallelism they gather it."""
+def _run_pre_hooks(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Apply a module's forward pre-hooks to its input; with sequence parallelism they gather it."""
     for hook in module._forward_pre_hooks.values():
         (x,) = hook(module, (x,))
     return x

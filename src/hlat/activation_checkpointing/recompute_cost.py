@@ -1,11 +1,12 @@
-"""What it costs to compute a piece of a block again, in FLOPs and what takes as long.
+"""Cost of recomputing each step of a block, in FLOPs or their equivalent in time.
 
-    sizes of a rank, name -> FLOPs of products + bytes through memory x 300 + bytes over links x 2,000
+    sizes of a rank, step -> FLOPs of matrix products + bytes of memory traffic x 300 + bytes over links x 2,000
 
-The two factors are a machine's balance: an H100 does 989 TFLOP/s in bf16, reads 3.35 TB/s and is linked by NVLink at
+The factors are the balance of a machine: an H100 has 989 TFLOP/s in bf16, 3.35 TB/s of memory bandwidth and NVLink with
 450 GB/s in each direction (NVIDIA's data sheet), hence 295 and 2,200 FLOPs in the time of a byte; an A100 156 and
-1,040. They only order the choices: per byte freed in bf16, a norm or the SwiGLU product costs 600 to 900 FLOPs, a
-product as many as the model is wide, attention as many as the sequence is long.
+1,040.
+They matter only for the order of choices: per byte freed in bf16, a norm or the SwiGLU product costs 600 to 900 FLOPs,
+a matrix product about the model width, and attention about the sequence length.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ _LINK = 2000.0
 
 @dataclass(frozen=True)
 class RecomputeCosts:
-    """Costs of one micro-batch in one block on a rank."""
+    """Recomputation costs of one micro-batch in one block on a rank; see ``activation_bytes`` for the attributes."""
 
     config: ModelConfig
     batch: int
@@ -30,7 +31,7 @@ class RecomputeCosts:
     workload: RankWorkload
 
     def by_name(self) -> dict[str, float]:
-        """FLOPs, or what takes as long, of each of ``hlat.model.derived.RECOMPUTABLE``."""
+        """Return the cost of each name of ``hlat.model.derived.RECOMPUTABLE``, in FLOPs or their equivalent."""
         config, shard = self.config, self.workload.shard
         here, inner = shard_heads(config, shard), config.intermediate_size // shard.tensor_count
         width, heads = config.hidden_size, here.queries * config.n_head_dim
@@ -38,7 +39,7 @@ class RecomputeCosts:
         entering = self._pointwise(2 * width) / self._shards + self._link(width if self._shards > 1 else 0)
         gathered = keys_and_values * self.workload.context if self.workload.context > 1 else 0
         attention = 2.0 * self._tokens * heads * (self.sequence_length + 1) + self._link(gathered)
-        # An all-reduce sends each number twice, a reduce-scatter once.
+        # An all-reduce sends each element twice, a reduce-scatter once.
         summed = 0 if shard.has_full_layers else width if self.workload.sequence else 2 * width
         adding = self._pointwise(3 * width) / self._shards + self._link(summed)
         return {
@@ -65,7 +66,7 @@ class RecomputeCosts:
         return 2.0 * self._tokens * width * rows + self._cast(width * rows)
 
     def _cast(self, elements: int) -> float:
-        """Weights in the dtype of the activations, where they are stored in another."""
+        """Cost of casting weights to the dtype of the activations; 0 if they are stored in it."""
         mode = MODES[self.mode]
         if mode.weights == mode.compute or not self.workload.weight_copies:
             return 0.0

@@ -1,7 +1,9 @@
-"""AdamW over parameters, in two groups: decayed and not.
+"""Build AdamW with two parameter groups, with and without weight decay, and access its state.
 
-Decayed are matrices and embeddings. Norm weights and biases are decayed only where the recipe says so
-(``optimizer.decay_norms``), as HLAT did; its paper found little difference.
+    local parameters, optimizer section, precision mode --build_optimizer--> torch's AdamW or Bf16AdamW
+
+Matrices and embeddings are decayed. Norm weights and biases are decayed only with ``optimizer.decay_norms``, as HLAT
+did; its paper found little difference.
 """
 
 from collections.abc import Sequence
@@ -17,69 +19,71 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def build_optimizer(
-    held: Sequence[LocalParameter], config: OptimizerConfig, mode: str = "fp32", seed: int = 0
+    parameters: Sequence[LocalParameter], config: OptimizerConfig, mode: str = "fp32", seed: int = 0
 ) -> torch.optim.Optimizer:
-    """AdamW over what a process holds of the parameters.
+    """Build AdamW for the local parameters of a process.
 
-    Its state does not exist before the first step. The rate of a step is set by ``set_learning_rate``.
+    Its state does not exist before the first step. ``set_learning_rate`` sets the rate of a step.
 
     Args:
-        held: the parameters; bf16 in the modes whose weights are.
-        config: rate, betas, eps, decay.
-        mode: the precision mode. In those with bf16 weights it is ``Bf16AdamW``, in the others torch's AdamW, the
-            fused kernel where the device has one.
-        seed: of stochastic rounding.
+        parameters: the local parameters; bf16 in precision modes with bf16 weights.
+        config: learning rate, betas, eps, weight decay.
+        mode: precision mode. Modes with bf16 weights use ``Bf16AdamW``, others torch's AdamW, with the fused kernel if
+            the device has one.
+        seed: seed of stochastic rounding.
     """
-    matrices = [one for one in held if one.parameter.ndim >= 2]
-    vectors = [one for one in held if one.parameter.ndim < 2]
+    matrices = [each for each in parameters if each.parameter.ndim >= 2]
+    vectors = [each for each in parameters if each.parameter.ndim < 2]
     groups = [(matrices, config.weight_decay), (vectors, config.weight_decay if config.decay_norms else 0.0)]
-    groups = [(ones, decay) for ones, decay in groups if ones]
+    groups = [(members, decay) for members, decay in groups if members]
     if MODES[mode].weights == torch.bfloat16:
         return Bf16AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, mode=mode, seed=seed)
     return torch.optim.AdamW(
-        [{"params": [one.parameter for one in ones], "weight_decay": decay} for ones, decay in groups],
+        [{"params": [each.parameter for each in members], "weight_decay": decay} for members, decay in groups],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        fused=all(one.parameter.device.type in ("cpu", "cuda") for one in held),
+        fused=all(each.parameter.device.type in ("cpu", "cuda") for each in parameters),
     )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use ``rate`` for the next step, in every group."""
+    """Set the learning rate of the next step in every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def allocate_state(optimizer: torch.optim.Optimizer, held: Sequence[LocalParameter]) -> None:
-    """Create all that the first step over some parameters would leave in memory; nothing where that has been."""
+def allocate_state(optimizer: torch.optim.Optimizer, parameters: Sequence[LocalParameter]) -> None:
+    """Allocate all state that the first step would allocate, unless it exists."""
     if isinstance(optimizer, Bf16AdamW):
         optimizer.allocate_state()
     else:
-        for one in held:
-            _init_torch_state(optimizer, one.parameter)
+        for each in parameters:
+            _init_torch_state(optimizer, each.parameter)
 
 
-def state_tensors(optimizer: torch.optim.Optimizer, held: Sequence[LocalParameter]) -> dict[str, list[torch.Tensor]]:
-    """The state of some parameters beside the step: by name, local tensors in the order of ``held``.
+def state_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[LocalParameter]
+) -> dict[str, list[torch.Tensor]]:
+    """Return the state tensors, without the step counter: by name, a local tensor per parameter, in order.
 
-    What does not exist before the first step is created as that would: zeros.
+    State that does not exist before the first step is created: zeros.
     """
     names = optimizer.state_names if isinstance(optimizer, Bf16AdamW) else _MOMENTS
-    for one in held:
+    for each in parameters:
         if isinstance(optimizer, Bf16AdamW):
-            optimizer.init_state(one.parameter)
+            optimizer.init_state(each.parameter)
         else:
-            _init_torch_state(optimizer, one.parameter)
-    return {name: [local(optimizer.state[one.parameter][name]) for one in held] for name in names}
+            _init_torch_state(optimizer, each.parameter)
+    return {name: [local(optimizer.state[each.parameter][name]) for each in parameters] for name in names}
 
 
 def _init_torch_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-    """The state of a parameter as torch's AdamW makes it at its first step; nothing where there is one."""
+    """Create the state of a parameter as torch's AdamW does at its first step, unless it exists."""
     state = optimizer.state[parameter]
     if state:
         return
-    group = next(group for group in optimizer.param_groups if any(one is parameter for one in group["params"]))
+    group = next(group for group in optimizer.param_groups if any(member is parameter for member in group["params"]))
     device = parameter.device if group["fused"] or group["capturable"] else "cpu"
     state["step"] = torch.zeros((), dtype=torch.float32, device=device)
     for name in _MOMENTS:

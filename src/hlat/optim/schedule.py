@@ -1,7 +1,7 @@
 """The learning rate as a pure function of the step, so that a resumed run needs no scheduler state.
 
-Steps are counted from 1: ``learning_rate(step=1)`` is the rate of the first update, one part of the warm-up,
-never zero.
+Steps are counted from 1: ``learning_rate(step=1)`` is the rate of the first update, 1 / warmup_steps of the peak, never
+zero.
 """
 
 import math
@@ -10,12 +10,12 @@ from hlat.config.sections import ScheduleConfig
 
 
 def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int) -> float:
-    """Learning rate of one optimizer step.
+    """Compute the learning rate of an optimizer step.
 
     Args:
-        config: kind, warm-up and floor.
+        config: kind, warm-up steps and minimum ratio.
         peak: rate at the end of the warm-up.
-        horizon: step at which the schedule ends; from there on the last rate stays.
+        horizon: step at which the schedule ends; the last rate is used from there on.
         step: 1 for the first update.
     """
     if step <= config.warmup_steps:
@@ -24,7 +24,7 @@ def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: in
 
 
 def _cosine_wave(config: ScheduleConfig, horizon: int, step: int) -> float:
-    """From 1 at the end of the warm-up to 0 at the horizon."""
+    """Half cosine wave from 1 at the end of the warm-up to 0 at the horizon."""
     progress = (step - config.warmup_steps) / max(1, horizon - config.warmup_steps)
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
@@ -34,7 +34,7 @@ def _cosine(config: ScheduleConfig, horizon: int, step: int) -> float:
 
 
 def _cosine_clipped(config: ScheduleConfig, horizon: int, step: int) -> float:
-    """HLAT's form: an unscaled cosine cut off at the floor, which it reaches well before the horizon."""
+    """HLAT's schedule: a cosine clipped at the minimum, which it reaches well before the horizon."""
     return max(config.min_ratio, _cosine_wave(config, horizon, step))
 
 
@@ -43,10 +43,10 @@ def _constant(config: ScheduleConfig, horizon: int, step: int) -> float:
 
 
 def _wsd(config: ScheduleConfig, horizon: int, step: int) -> float:
-    """Warm-up, stable, linear decay to the floor over the last share (Hu et al. 2024, MiniCPM)."""
+    """Warm-up, stable, linear decay to the minimum over the last fraction of steps (Hu et al. 2024, MiniCPM)."""
     decay = max(1, round(config.decay_fraction * horizon))
-    passed = max(0, step - (horizon - decay)) / decay
-    return 1.0 - (1.0 - config.min_ratio) * passed
+    progress = max(0, step - (horizon - decay)) / decay
+    return 1.0 - (1.0 - config.min_ratio) * progress
 
 
 _SHAPES = {"cosine": _cosine, "cosine-clipped": _cosine_clipped, "constant": _constant, "wsd": _wsd}

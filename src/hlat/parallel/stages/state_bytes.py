@@ -1,34 +1,41 @@
-"""How many bytes of parameters, gradients and optimizer state a rank holds, and when.
+"""Bytes of parameters, gradients and optimizer state of a rank at several instants of a step.
 
-    cut, rank, the parts that it builds -> rows of each parameter -> bytes at five instants of a step
+    step shape, rank, its model shards -> rows of each parameter -> StateBytes
 
-Counted from the shapes that the model itself is built from (``parameter_layouts``), parameter by parameter. Where
-everything divides evenly, with Psi parameters of the model on a rank's share (those of the model / (T P) with T tensor-
-parallel and P pipeline ranks), N ranks over which a replica of the state is sharded, and p, g, m bytes per parameter,
-gradient and its moments, it is the textbook's count (Rajbhandari et al. 2020, ZeRO, section 5):
+Bytes are counted parameter by parameter, from the shapes that the model is built with (``parameter_layouts``). If
+everything divides evenly, they are the numbers of Rajbhandari et al. 2020 (ZeRO, section 5). Psi is the number of
+parameters of a rank's model shard (those of the model / (T P) with T tensor-parallel and P pipeline ranks), N the
+number of ranks that the state is sharded over, and p, g, m are bytes per parameter, per gradient and for both moments:
 
-    stage   parameters between steps   within a step   gradients: accumulating   at the optimizer's step   moments
+    ZeRO    parameters between steps   within a step   gradients: accumulating   at the optimizer's step   moments
     0       p Psi                      p Psi           g Psi                     g Psi                     m Psi
     1       p Psi / N                  p Psi (1 + 1/N) g Psi                     g Psi / N                 m Psi / N
     2       p Psi / N                  p Psi (1 + 1/N) g Psi / N                 g Psi / N                 m Psi / N
     3       p Psi / N                  p Psi / N (*)   g Psi / N                 g Psi / N                 m Psi / N
 
-and where not, what storage really is:
+Otherwise actual storage is counted:
 
-- Norm weights, and kv heads of which there are fewer than tensor-parallel ranks, are whole on each of these ranks; the
-  vocabulary's rows are as even as can be; a tied embedding is held at both ends of a pipeline.
-- FSDP2 shards by rows and pads each parameter to N equal shards of ceil(rows / N), in parameters and gradients, sharded
-  and gathered. Moments have no padding. AdamW keeps a counter per parameter besides.
-- Within a step the shards stay beside the gathered copy, which is another tensor, at stages 1 and 2 too. (In the paper
-  stages 1 and 2 keep one whole copy all the time, and the shards are fp32 masters beside a bf16 copy.)
-- (*) At stage 3 what is not in a block (embedding, norm, head) stays gathered from its forward to the end of its
-  backward pass. Of the blocks, one is gathered at a time, while it is at work.
-- A step of one micro-batch accumulates nothing, and stage 1 then sends a gradient as soon as it is known, as stage 2.
-- A pipeline adds up whole gradients until its last micro-batch at every stage. Schedules with several stages per rank
-  gather a stage as a whole when it is first needed, at stage 3 too.
+- Norm weights are replicated on all tensor-parallel ranks, and kv heads on several if there are fewer kv heads than
+such
+  ranks. Shards of the vocabulary differ by at most one row. A tied embedding is stored on first and last pipeline
+  stage.
+- FSDP2 shards by rows and pads each parameter to N equal shards of ceil(rows / N) rows, for parameters and gradients,
+  sharded and gathered. Moments have no padding. AdamW stores a step counter per parameter in addition.
+- Within a step the shards stay in memory in addition to the gathered copy, at ZeRO 1 and 2 too. (In the paper ZeRO 1
+and
+  2 always keep one complete copy, and the shards are fp32 master weights in addition to a bf16 copy.)
+- (*) At ZeRO 3, embedding, norm and head stay gathered from their forward to the end of their backward pass. Blocks are
+  gathered one at a time, while they run.
+- With one micro-batch per step nothing is accumulated; ZeRO 1 then reduces each gradient as soon as it is computed,
+like
+  ZeRO 2.
+- A pipeline accumulates unsharded gradients until its last micro-batch at every ZeRO stage. Schedules with several
+stages
+  per rank gather all parameters of a pipeline stage when it is first needed, at ZeRO 3 too.
 
-Not counted are the buffers of FSDP2's collectives while a pass runs, each as large as the block (or what is not in a
-block) that it gathers or reduces.
+The buffers of FSDP2's collectives during a pass are not counted. Each has the size of the parameters or gradients that
+it
+gathers or reduces: those of a block, or of embedding, norm and head.
 """
 
 from collections.abc import Sequence
@@ -39,20 +46,20 @@ from hlat.model import ModelShard
 from hlat.model.derived import RowLayout, parameter_layouts
 from hlat.parallel.stages.step_shape import StepShape
 
-_COUNTER_BYTES = 4  # AdamW's step, a scalar in fp32 per parameter
-_GATHERED_STAGES = 3  # torch's pipelines gather the parameters of so many of a rank's stages at a time (ZeRO 1)
+_COUNTER_BYTES = 4  # AdamW's step counter, an fp32 scalar per parameter
+_GATHERED_STAGES = 3  # stages of a rank whose parameters torch's pipelines gather at a time (ZeRO 1)
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes that a rank holds.
+    """Bytes of state of a rank.
 
     Attributes:
-        parameters: between steps.
-        parameters_within_step: the most that stay after a forward or backward pass of a micro-batch.
-        gradients_accumulating: the most that stay after a backward pass of a micro-batch.
-        gradients: when the optimizer steps.
-        optimizer: its state, from the first step on.
+        parameters: parameters between steps.
+        parameters_within_step: maximum after a forward or backward pass of a micro-batch, gathered copies included.
+        gradients_accumulating: gradients after a backward pass of a micro-batch, maximum over the step.
+        gradients: gradients at the optimizer's step.
+        optimizer: optimizer state, from the first step on.
     """
 
     parameters: int
@@ -65,66 +72,72 @@ class StateBytes:
 def state_bytes_of_shards(
     step: StepShape,
     rank: int,
-    parts: Sequence[ModelShard],
+    shards: Sequence[ModelShard],
     parameter_bytes: int = 4,
     gradient_bytes: int = 4,
     moment_bytes: int = 8,
 ) -> StateBytes:
-    """Bytes of state on a rank that builds these parts of a model.
+    """Count the bytes of state of a rank with these model shards.
 
-    Exact, except that two numbers are upper bounds where a sharded pipeline rank has several stages, since they depend
-    on the order in which the schedule takes them: ``parameters_within_step`` with more than three stages, of which
-    three are gathered at a time (here the largest); ``gradients_accumulating`` with less than two rounds
-    of micro-batches (2 x pipeline), where one stage's gradients are reduced before the next stage has any.
+    The count is exact, except for two upper bounds if a sharded pipeline rank has several stages, where the number
+    depends on the order of the schedule. ``parameters_within_step``: of more than three stages, three are gathered at a
+    time (here the largest are counted). ``gradients_accumulating``: with fewer than two rounds of micro-batches (2 x
+    pipeline), the gradients of one stage are reduced before the next stage has any.
 
     Args:
-        cut: the step, and the layout of all ranks.
-        rank: which of them.
-        parts: one per stage.
-        parameter_bytes, gradient_bytes: per element.
-        moment_bytes: both moments of an element together.
+        step: model, layout and batch of a training step.
+        rank: the rank.
+        shards: model shards of the rank, one per stage.
+        parameter_bytes: bytes per parameter element.
+        gradient_bytes: bytes per gradient element.
+        moment_bytes: bytes of both moments of an element together.
     """
-    shards = step.layout.state_shards(rank) if step.sharded else (rank,)
-    stages = [_StageElements.of(parameter_layouts(step.model, part), shards.index(rank), len(shards)) for part in parts]
-    held = sum(stage.held for stage in stages)
-    whole = sum(stage.whole for stage in stages)
-    keeps_whole = not step.sharded or step.layout.pipeline > 1 or (step.layout.zero == 1 and step.micro_batches > 1)
+    group = step.layout.state_shards(rank) if step.sharded else (rank,)
+    stages = [
+        _StageElements.of(parameter_layouts(step.model, shard), group.index(rank), len(group)) for shard in shards
+    ]
+    stored = sum(stage.stored for stage in stages)
+    unsharded = sum(stage.unsharded for stage in stages)
+    accumulates_unsharded = (
+        not step.sharded or step.layout.pipeline > 1 or (step.layout.zero == 1 and step.micro_batches > 1)
+    )
     return StateBytes(
-        parameters=held * parameter_bytes,
-        parameters_within_step=(held + _gathered(stages, step)) * parameter_bytes,
-        gradients_accumulating=(whole if keeps_whole else held) * gradient_bytes,
-        gradients=held * gradient_bytes,
-        optimizer=sum(stage.rows * moment_bytes + stage.count * _COUNTER_BYTES for stage in stages),
+        parameters=stored * parameter_bytes,
+        parameters_within_step=(stored + _gathered(stages, step)) * parameter_bytes,
+        gradients_accumulating=(unsharded if accumulates_unsharded else stored) * gradient_bytes,
+        gradients=stored * gradient_bytes,
+        optimizer=sum(stage.unpadded * moment_bytes + stage.count * _COUNTER_BYTES for stage in stages),
     )
 
 
 @dataclass(frozen=True)
 class _StageElements:
-    """Elements of one part of a model on a rank.
+    """Numbers of elements of one model shard on a rank.
 
     Attributes:
-        whole: without data parallelism.
-        held: of what it stores between steps, padding included; the same as ``whole`` where nothing is sharded.
-        rows: of what it stores, without padding.
-        gathered, ends: of a gathered copy, padding included; all of it, and what of it is not in a block.
+        unsharded: elements without data parallelism.
+        stored: elements stored between steps, padding included; the same as ``unsharded`` if nothing is sharded.
+        unpadded: elements stored between steps, without padding.
+        gathered: elements of a gathered copy, padding included.
+        ends: those of ``gathered`` outside of blocks (embedding, norm, head).
         count: number of parameters.
     """
 
-    whole: int
-    held: int
-    rows: int
+    unsharded: int
+    stored: int
+    unpadded: int
     gathered: int
     ends: int
     count: int
 
     @classmethod
     def of(cls, layouts: dict[str, RowLayout], index: int, count: int) -> "_StageElements":
-        """The shard of this index, of ``count``."""
-        sizes = {name: _Shards(one.rows, prod(one.columns), count) for name, one in layouts.items()}
+        """Count the elements of data-parallel shard ``index`` of ``count``."""
+        sizes = {name: _ShardedParameter(layout.rows, prod(layout.columns), count) for name, layout in layouts.items()}
         return cls(
-            whole=sum(size.rows * size.columns for size in sizes.values()),
-            held=sum(size.padded for size in sizes.values()),
-            rows=sum(size.of(index) for size in sizes.values()),
+            unsharded=sum(size.rows * size.columns for size in sizes.values()),
+            stored=sum(size.padded for size in sizes.values()),
+            unpadded=sum(size.elements(index) for size in sizes.values()),
             gathered=sum(size.padded * count for size in sizes.values()),
             ends=sum(size.padded * count for name, size in sizes.items() if not name.startswith("layers.")),
             count=len(sizes),
@@ -132,8 +145,8 @@ class _StageElements:
 
 
 @dataclass(frozen=True)
-class _Shards:
-    """Elements of one parameter cut by rows into ``count`` shards, as torch.chunk does it."""
+class _ShardedParameter:
+    """Numbers of elements of a parameter sharded by rows into ``count`` shards, as torch.chunk does."""
 
     rows: int
     columns: int
@@ -141,17 +154,17 @@ class _Shards:
 
     @property
     def padded(self) -> int:
-        """The storage of each shard: of the first, which is the largest."""
+        """Elements of each shard's storage: those of the first shard, which is the largest."""
         return -(-self.rows // self.count) * self.columns
 
-    def of(self, index: int) -> int:
-        """A shard without padding."""
+    def elements(self, index: int) -> int:
+        """Elements of a shard, without padding."""
         size = -(-self.rows // self.count)
         return max(0, min(size, self.rows - index * size)) * self.columns
 
 
 def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
-    """Elements of gathered copies that stay after a pass."""
+    """Count the elements of gathered copies that stay in memory after a pass."""
     if not step.sharded:
         return 0
     if step.layout.zero == 3:

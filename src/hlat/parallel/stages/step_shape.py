@@ -1,9 +1,9 @@
-"""A training step and how it is cut: everything that decides which layers a rank has and how many bytes it needs.
+"""Step shape: model, layout and batch of a training step, which decide the layers and the memory of every rank.
 
-    recipe, world | a layout that a plan considers -> Cut -> stages (stages.py), bytes (moments.py)
+    recipe, world size | a candidate layout of the planner -> StepShape -> layers of stages, bytes of ranks
 
-Nothing of it is measured and nothing depends on the device, so that every rank, a rehearsal and a plan of the same
-recipe find the same stages.
+Nothing in it is measured or depends on the device, so that every rank, a rehearsal and a plan of the same recipe
+compute the same stages.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from hlat.parallel.mesh import Layout
 
 @dataclass(frozen=True)
 class StepShape:
-    """One step of a model in a layout.
+    """A training step of a model in a parallel layout.
 
     Attributes:
-        model: in numbers.
-        parallel: the section of the recipe.
-        world: processes.
+        model: model section of the recipe.
+        parallel: parallel section of the recipe.
+        world: number of processes.
         sequence: tokens per sequence.
-        global_batch, micro_batch: sequences per step and per pass.
-        mode: of precision.
-        policy: of activation checkpointing, as in the recipe.
-        budget: bytes that a rank may keep for backward, where the policy is "budget".
-        isolated: whether documents see only themselves.
+        global_batch, micro_batch: sequences per step, and per forward pass.
+        mode: precision mode.
+        policy: activation checkpointing policy, as in the recipe.
+        budget: bytes that a rank may save for backward, if the policy is "budget".
+        isolated: True for attention within documents only.
     """
 
     model: ModelConfig
@@ -43,7 +43,7 @@ class StepShape:
 
     @classmethod
     def of(cls, recipe: Recipe, world: int) -> "StepShape":
-        """The step of a recipe that is valid for ``world`` processes."""
+        """Take the step shape from a recipe that is valid for ``world`` processes."""
         memory = recipe.memory
         return cls(
             recipe.model,
@@ -60,29 +60,29 @@ class StepShape:
 
     @cached_property
     def layout(self) -> Layout:
-        """Who does what."""
+        """Parallel layout of all ranks."""
         return Layout.of(self.parallel, self.world)
 
     @cached_property
     def micro_batches(self) -> int:
-        """Passes of a step, on a data-parallel rank."""
+        """Number of micro-batches of a step on a data-parallel rank."""
         return self.global_batch // (self.micro_batch * self.layout.data)
 
     @cached_property
     def shards(self) -> int:
-        """Ranks that the state may be sharded over: those of one replica, context-parallel ranks included."""
+        """Number of ranks that state may be sharded over: those of a replica, context-parallel ranks included."""
         return self.layout.data // self.layout.replicas * self.layout.context
 
     @property
     def sharded(self) -> bool:
-        """Whether optimizer state, and perhaps more, is sharded."""
+        """True if optimizer state (and more, depending on the ZeRO stage) is sharded."""
         return self.layout.zero > 0 and self.shards > 1
 
     @property
     def virtual(self) -> int:
-        """Stages per pipeline rank."""
+        """Number of stages per pipeline rank."""
         return self.parallel.stages_per_rank
 
     def first_rank(self, pipeline_rank: int) -> int:
-        """The first of the ranks at a place of the pipeline; the others there have no more than it."""
+        """Return the first rank with a pipeline rank; the others with it need no more memory."""
         return pipeline_rank * (self.world // self.layout.pipeline)
