@@ -82,7 +82,7 @@ def compiled_kernel():
     def kernel(operands, keys, _mode):
         with patch.object(reference, "square_root", torch.sqrt):
             for one in operands:
-                tables = (one.lines.rows_L, one.lines.columns_L, one.lines.names_L)
+                tables = (one.addresses.rows_L, one.addresses.columns_L, one.addresses.names_L)
                 compiled(one.weight, one.gradient, one.exp_avg, one.exp_avg_sq, one.scalars, *tables, keys)
 
     return kernel
@@ -135,7 +135,7 @@ def speed(options):
 THREEFRY_20 = (
     "ROUND(29) ROUND(16) ROUND(24) INJECT(key1, key2, 4u) ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key2, key0, 5u)"
 )
-PHILOX_2X32_10 = """uint32_t first = (uint32_t)place + start0, second = start1, key = key0;
+PHILOX_2X32_10 = """uint32_t first = (uint32_t)index + start0, second = start1, key = key0;
     for (int round = 0; round < 10; round++) {
         const uint64_t product = (uint64_t)0xD256D193u * first;
         first = (uint32_t)(product >> 32) ^ key ^ second, second = (uint32_t)product, key += 0x9E3779B9u;
@@ -148,7 +148,7 @@ def generators(options):
     start, stop = source.index("uint32_t first = start0"), source.index("exp_avg[at] = stochastic(")
     threefry = source[start:stop]
     variants = {
-        "none": "const uint32_t first = start0 + (uint32_t)place, second = start1;",
+        "none": "const uint32_t first = start0 + (uint32_t)index, second = start1;",
         "Threefry-2x32-13": threefry,
         "Threefry-2x32-20": threefry + THREEFRY_20,
         "Philox-2x32-10": PHILOX_2X32_10,

@@ -36,7 +36,7 @@ def test_errors_are_messages(cli, recipe_file):
         (["--world-size", "3", "data.path=none"], "Try 12 or 24, or 1 or 2 processes"),
         (["--world-size", "2", "--rank", "2", "data.path=none"], "no rank 2 in a world of 2"),
         (["--world-size", "0", "data.path=none"], "--world-size"),
-        (["precision.mode=fp8", "data.path=none"], "precision.mode=fp8: a cpu has no fp8 products"),
+        (["precision.mode=fp8", "data.path=none"], "precision.mode=fp8: torch has no fp8 products on a cpu device"),
     ):
         done = cli("rehearse", recipe_file, *arguments)
         assert done.returncode == 2 and message in done.stderr, (arguments, done.stderr)

@@ -42,7 +42,7 @@ def operands(rounding: str, gradient: torch.dtype, lines: int, length: int, seed
         exp_avg_sq=stored().abs(),
         compensation=stored() if "kahan" in rounding else None,
         scalars=torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8]),
-        lines=ElementAddresses(length, *table, torch.randint(0, 3, (lines,), generator=generator).to(torch.int32)),
+        addresses=ElementAddresses(length, *table, torch.randint(0, 3, (lines,), generator=generator).to(torch.int32)),
     )
 
 
@@ -96,10 +96,10 @@ def test_threads_leave_alone_what_lies_behind_a_tensor(monkeypatch):
     longer = {name: torch.cat([getattr(one, name), torch.ones(behind, 129, dtype=torch.bfloat16)]) for name in names}
     tables = [
         torch.cat([table, table.new_zeros(behind)])[:701]
-        for table in (one.lines.rows_L, one.lines.columns_L, one.lines.names_L)
+        for table in (one.addresses.rows_L, one.addresses.columns_L, one.addresses.names_L)
     ]
     within = {name: tensor[:701] for name, tensor in longer.items()}
-    kernel_for(CPU)([replace(one, **within, lines=ElementAddresses(129, *tables))], KEYS, "bf16-kahan")
+    kernel_for(CPU)([replace(one, **within, addresses=ElementAddresses(129, *tables))], KEYS, "bf16-kahan")
     update([one], KEYS, "bf16-kahan")
     assert_same(one, replace(one, **within))
     assert all(bool((tensor[701:] == 1).all()) for tensor in longer.values())
@@ -136,5 +136,5 @@ def test_the_plain_kernel_keeps_its_bits_under_torch_compile(rounding):
         plain, other = (operands(rounding, torch.bfloat16, *shape, seed=3) for _ in range(2))
         update([plain], KEYS, rounding)
         tensors = (other.weight, other.gradient, other.exp_avg, other.exp_avg_sq, other.compensation, other.scalars)
-        compiled(*tensors, other.lines.rows_L, other.lines.columns_L, other.lines.names_L, KEYS)
+        compiled(*tensors, other.addresses.rows_L, other.addresses.columns_L, other.addresses.names_L, KEYS)
         assert_same(plain, other)

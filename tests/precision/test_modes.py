@@ -42,5 +42,5 @@ def test_bytes_per_parameter_are_those_of_the_table(mode: str) -> None:
 
 
 def test_fp8_says_what_it_needs() -> None:
-    with pytest.raises(LaunchError, match=r"fp8: a cpu has no fp8 products.*mixed"):
+    with pytest.raises(LaunchError, match=r"fp8: torch has no fp8 products on a cpu device.*mixed"):
         build_parallel(recipe("fp8"), Runtime(CPU), seed=1)

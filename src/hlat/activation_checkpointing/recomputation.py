@@ -84,7 +84,7 @@ class _Step:
         self._recomputed = None
 
     def _recompute(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the results of the step and the tensors saved for its own backward; run it if they are not stored."""
+        """Return the step's results and the tensors saved for its own backward; run it again if necessary."""
         if self._recomputed is not None:
             return self._recomputed
         self._passes.begin(second=self._runs > 0)
@@ -196,7 +196,7 @@ class _Passes:
 
 
 class _Forward:
-    """One forward pass of a block: runs its steps, and replaces saved tensors of recomputed steps by placeholders."""
+    """One forward pass of a block: runs its steps, and stores placeholders for saved tensors of recomputed steps."""
 
     def __init__(self, block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed) -> None:
         self._recomputed = recomputed
@@ -207,7 +207,7 @@ class _Forward:
         self._entered: set[int] = set()
 
     def step(self, name: str, function: Callable[..., Any], *inputs: torch.Tensor, own: str = "") -> Any:
-        """Run a step; register it for recomputation if ``name`` (its results) or ``own`` (its saved tensors) says so."""
+        """Run a step. Register it for recomputation if ``name`` (results) or ``own`` (its saved tensors) is recomputed."""
         results = name in self._recomputed
         if not results and own not in self._recomputed:
             return function(*inputs)

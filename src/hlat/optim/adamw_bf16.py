@@ -1,10 +1,10 @@
 """AdamW over bf16 weights and moments, for the precision modes bf16-sr, bf16 and bf16-kahan.
 
-    held parameters, their gradients, step, rate, seed --Bf16AdamW.step--> weights, moments, in one pass over memory
+    local parameters, gradients, step, learning rate, seed --Bf16AdamW.step--> weights, moments, in one pass over memory
 
-One process and any sharding of many make the same bits of the same gradients: an element's arithmetic is its own, and
-its random bits belong to its place in the Hugging Face tensor (``element_addresses``, ``rounding``). The
-host never waits for the device: the step is a tensor, and a rate is an argument of a kernel.
+The same gradients give the same bits in one process and with any sharding: the update of an element depends on that
+element only, and its random bits on its index in the canonical tensor (``element_addresses.py``,
+``precision/rounding.py``). The host never waits for the device: the step counter is a device tensor.
 """
 
 import functools
@@ -23,18 +23,18 @@ from hlat.precision import step_keys, stream_keys
 from hlat.runtime.distributed import in_fake_world
 
 _LOG = logging.getLogger(__name__)
-_PURPOSE = "rounding"  # of the random bits in bf16-sr
-_PURPOSE_OF_MOMENTS = "rounding of moments"  # in the other modes, which round nothing else so
-_EXPONENT_BITS = 24  # of a step: float32 counts no further
+_PURPOSE = "rounding"  # random stream of bf16-sr
+_MOMENTS_PURPOSE = "rounding of moments"  # random stream of the other modes, which round only moments stochastically
+_EXPONENT_BITS = 24  # bits of a step counter: float32 represents integers up to 2**24
 
 Squares = tuple[torch.Tensor, torch.Tensor]
 
 
 class Bf16AdamW(torch.optim.Optimizer):
-    """AdamW whose state between steps is bf16; ``hlat.optim.adamw_reference`` says what it computes.
+    """AdamW with bf16 weights and state; ``hlat.optim.adamw_reference`` defines the computation.
 
     The state of a parameter is ``step``, a float32 scalar, and tensors like the parameter, named by ``state_names``. As
-    with torch's optimizers it does not exist before the first step, and the rate is that of ``param_groups``.
+    with torch's optimizers, state does not exist before the first step, and ``param_groups`` has the learning rate.
     """
 
     def __init__(
@@ -47,22 +47,32 @@ class Bf16AdamW(torch.optim.Optimizer):
         mode: str,
         seed: int,
     ) -> None:
-        """Args:
-        groups: parameters, and their weight decay.
-        lr, betas, eps: as in ``torch.optim.AdamW``.
-        mode: "bf16-sr", "bf16" or "bf16-kahan".
-        seed: of the random bits of stochastic rounding.
+        """Create the optimizer, without state.
+
+        Args:
+            groups: groups of parameters, each with its weight decay.
+            lr: learning rate, as in ``torch.optim.AdamW``.
+            betas: decay rates of the moments, likewise.
+            eps: added to the denominator, likewise.
+            mode: "bf16-sr", "bf16" or "bf16-kahan".
+            seed: seed of the random bits of stochastic rounding.
         """
-        self._held = [one for held, _ in groups for one in held]
-        assert all(one.parameter.dtype == torch.bfloat16 for one in self._held), f"the weights of {mode} are bf16"
+        self._parameters = [each for members, _ in groups for each in members]
+        assert all(each.parameter.dtype == torch.bfloat16 for each in self._parameters), (
+            f"the weights of {mode} are bf16"
+        )
         self._mode, self._seed = mode, seed
-        self._squares: dict[float, Squares] = {}  # of each beta, on the device
+        self._squares: dict[float, Squares] = {}  # by beta, on the device
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
-        params = [{"params": [one.parameter for one in held], "weight_decay": decay} for held, decay in groups if held]
+        params = [
+            {"params": [each.parameter for each in members], "weight_decay": decay}
+            for members, decay in groups
+            if members
+        ]
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     def init_state(self, parameter: torch.Tensor) -> None:
-        """Create the state of a parameter, as its first step would; nothing where there is one."""
+        """Create the state of a parameter, as its first step does, unless it exists."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -70,25 +80,25 @@ class Bf16AdamW(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def allocate_state(self) -> None:
-        """Create all that the first step would leave: the state of every parameter, and tables."""
-        for one in self._held:
-            self.init_state(one.parameter)
+        """Create everything that the first step creates: the state of every parameter, and lookup tables."""
+        for each in self._parameters:
+            self.init_state(each.parameter)
         for beta in {beta for group in self.param_groups for beta in group["betas"]}:
             self._squares_of(beta)
-        _ = self._lines, self._keys_2N, self._owners_N
+        _ = self._addresses, self._keys_2N, self._owners_N
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step every parameter that has a gradient, bf16 or fp32."""
+        """Update every parameter that has a gradient, bf16 or fp32."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self.allocate_state()
-        with_gradient = [index for index, one in enumerate(self._held) if one.gradient is not None]
+        with_gradient = [index for index, each in enumerate(self._parameters) if each.gradient is not None]
         if not with_gradient:
             return loss
-        steps = [self.state[one.parameter]["step"] for one in self._held]
+        steps = [self.state[each.parameter]["step"] for each in self._parameters]
         torch._foreach_add_([steps[index] for index in with_gradient], 1)
         steps_P = torch.stack(steps)
         keys_2N = step_keys(self._keys_2N, steps_P[self._owners_N])
@@ -98,21 +108,23 @@ class Bf16AdamW(torch.optim.Optimizer):
         return loss
 
     def _operands(self, index: int, scalars: torch.Tensor) -> Operands:
-        held, lines = self._held[index], self._lines[index]
-        moments = {name: lines.of(local(self.state[held.parameter][name])) for name in self.state_names}
-        assert held.gradient is not None, "asked before"
+        parameter, addresses = self._parameters[index], self._addresses[index]
+        moments = {
+            name: addresses.view_lines(local(self.state[parameter.parameter][name])) for name in self.state_names
+        }
+        assert parameter.gradient is not None, "step() checked this"
         return Operands(
-            weight=lines.of(held.tensor),
-            gradient=lines.of(held.gradient.contiguous()),
+            weight=addresses.view_lines(parameter.tensor),
+            gradient=addresses.view_lines(parameter.gradient.contiguous()),
             exp_avg=moments["exp_avg"],
             exp_avg_sq=moments["exp_avg_sq"],
             compensation=moments.get("compensation"),
             scalars=scalars,
-            lines=lines,
+            addresses=addresses,
         )
 
     def _scalars(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """``reference.SCALARS`` of every parameter: fp32 of shape (P, 7), from float64."""
+        """Compute ``reference.SCALARS`` of every parameter in float64: returns fp32 of shape (P, 7)."""
         rows = []
         for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]
@@ -141,45 +153,45 @@ class Bf16AdamW(torch.optim.Optimizer):
 
     @functools.cached_property
     def _device(self) -> torch.device:
-        return self._held[0].tensor.device
+        return self._parameters[0].tensor.device
 
     @functools.cached_property
-    def _lines(self) -> list[ElementAddresses]:
-        lines: list[ElementAddresses] = []
+    def _addresses(self) -> list[ElementAddresses]:
+        addresses: list[ElementAddresses] = []
         names = 0
-        for one in self._held:
-            lines.append(address_elements(one, names))
-            names += len(one.layout.tensors)
-        return lines
+        for parameter in self._parameters:
+            addresses.append(address_elements(parameter, names))
+            names += len(parameter.layout.tensors)
+        return addresses
 
     @functools.cached_property
     def _keys_2N(self) -> torch.Tensor:
-        names = [part.name for one in self._held for part in one.layout.tensors]
-        purpose = _PURPOSE if self._mode == "bf16-sr" else _PURPOSE_OF_MOMENTS
+        names = [canonical.name for each in self._parameters for canonical in each.layout.tensors]
+        purpose = _PURPOSE if self._mode == "bf16-sr" else _MOMENTS_PURPOSE
         return stream_keys(self._seed, purpose, names, self._device)
 
     @functools.cached_property
     def _owners_N(self) -> torch.Tensor:
-        """The parameter of each name."""
-        owners = [index for index, one in enumerate(self._held) for _ in one.layout.tensors]
+        """Index of the parameter of each canonical name."""
+        owners = [index for index, each in enumerate(self._parameters) for _ in each.layout.tensors]
         return torch.tensor(owners, device=self._device)
 
     @functools.cached_property
     def _kernel(self) -> Kernel:
-        return _nothing if in_fake_world() else kernel_for(self._device)
+        return _skip_update if in_fake_world() else kernel_for(self._device)
 
 
-def _nothing(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """The kernel of a rehearsal, whose tensors have nothing that could be written; the others need no memory either."""
+def _skip_update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
+    """Kernel of a rehearsal, whose fake tensors have no data. Real kernels allocate no memory either."""
 
 
 def kernel_for(device: torch.device) -> Kernel:
-    """The fastest kernel that this machine has for a device; all give the same bits. Compiles what has to be."""
+    """Return the fastest kernel for a device, compiled if necessary. All kernels give the same bits."""
     if device.type == "cpu":
         return native_kernel() or reference.update
     if device.type == "cuda":
         try:
-            from hlat.optim.adamw_triton import update  # noqa: PLC0415  (Triton is where CUDA is)
+            from hlat.optim.adamw_triton import update  # noqa: PLC0415  (Triton is installed with CUDA builds only)
         except ImportError as problem:
             _LOG.warning("AdamW over bf16 weights runs uncompiled: Triton cannot be imported: %s", problem)
         else:
@@ -188,14 +200,14 @@ def kernel_for(device: torch.device) -> Kernel:
 
 
 def _power(squares: Squares, exponents: torch.Tensor) -> torch.Tensor:
-    """A base to some powers, in float64, by multiplications alone: the same bits on every device, unlike ``pow``.
+    """Raise a base to powers in float64 by multiplications only: the same bits on every device, unlike ``pow``.
 
     Args:
-        squares: of the base, from ``_squares``.
-        exponents: whole numbers up to 2**24, shape (P,), any dtype.
+        squares: repeated squares of the base, from ``_squares``.
+        exponents: integers up to 2**24, shape (P,), any dtype.
     """
-    squares_E, places_E = squares
-    bits_PE = (exponents.to(torch.int64).unsqueeze(1) >> places_E) & 1
+    squares_E, shifts_E = squares
+    bits_PE = (exponents.to(torch.int64).unsqueeze(1) >> shifts_E) & 1
     factors = torch.where(bits_PE == 1, squares_E, 1.0)
     while factors.shape[1] > 1:
         half = factors.shape[1] // 2
@@ -204,7 +216,7 @@ def _power(squares: Squares, exponents: torch.Tensor) -> torch.Tensor:
 
 
 def _squares(base: float, device: torch.device) -> Squares:
-    """``base ** (2 ** e)`` for every place e of an exponent, and the places; a power of two many."""
+    """Compute ``base ** (2 ** e)`` for every bit e of an exponent; return these and the e, a power of two of each."""
     count = 1 << (_EXPONENT_BITS - 1).bit_length()
     squares = [base]
     while len(squares) < count:

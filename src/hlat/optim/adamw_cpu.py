@@ -1,14 +1,14 @@
-"""The step of AdamW over bf16 weights on a CPU: ``native.c``, compiled when the first step asks for it.
+"""AdamW update of bf16 weights on a CPU: ``native.c``, compiled at the first step.
 
-    native.c --the machine's C compiler, half a second--> a library of this process --ctypes--> Kernel
+    native.c --the machine's C compiler, half a second--> shared library of this process --ctypes--> Kernel
 
-Why not ``torch.compile`` of the reference, which gives the same bits: its C++ takes 20 s and more to compile where this
-takes half of one, goes through memory wherever a float is taken for its bits, and then runs at 0.4 times the speed
-(``benchmarks/optimizer_step.py --compile``). And unless told not to, it leaves out a rounding to bf16 and back, which
-is what bf16-kahan is about. The library is built in a private temporary folder, loaded, and the folder removed:
-nothing that is left on a disk is ever run.
+Why not ``torch.compile`` of the reference, which gives the same bits? Its C++ takes 20 s and more to compile instead of
+half a second, writes to memory whenever it reinterprets a float as an integer, and runs at 0.4 times the speed
+(``benchmarks/optimizer_step.py --compile``). By default it also removes a rounding to bf16 and back, on which
+bf16-kahan depends. The library is built in a private temporary folder, loaded, and the folder is removed: no file left
+on a disk is ever executed.
 
-The lines of every parameter are shared out over as many threads as torch uses; ctypes lets them run at once.
+The lines of every parameter are divided over as many threads as torch uses; ctypes releases the GIL.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ from hlat.optim.adamw_reference import Kernel, Operands
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("native.c")
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")
-# Fast, but with every operation as IEEE 754 defines it: no contraction; -ffast-math would also flush subnormals.
+# Fast, but every operation follows IEEE 754: no contraction. -ffast-math would also flush subnormals.
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")
-_TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+_TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler supports
 _FUNCTIONS = {
     "bf16-sr": "stochastic",
     "bf16": "nearest",
@@ -41,33 +41,33 @@ _FUNCTIONS = {
     "bf16-kahan-long": "kahan_long",
 }
 _GRADIENTS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
-_ALONE = 1 << 16  # elements below which a second thread costs more than it does
+_SINGLE_THREAD = 1 << 16  # elements; for fewer, a second thread costs more than it saves
 
-Addresses = tuple[int, ...]
-"""A parameter's arguments of a function of the library, after the lines to step."""
+Arguments = tuple[int, ...]
+"""Arguments of a library function for a parameter, after the range of lines."""
 
 
 class CompilationFailed(Exception):
-    """No C compiler, or it failed; says why."""
+    """No C compiler was found, or it failed; the message has the reason."""
 
 
 @functools.cache
 def native_kernel() -> Kernel | None:
-    """The compiled kernel; None, with a warning that says why, where it cannot be compiled."""
-    began = time.perf_counter()
+    """Compile and return the kernel; None, with a warning that gives the reason, if that fails."""
+    started = time.perf_counter()
     try:
         library = _compile()
     except (CompilationFailed, OSError) as problem:
-        _LOG.warning("AdamW over bf16 weights runs uncompiled, some 20 times slower: %s", problem)
+        _LOG.warning("AdamW over bf16 weights runs uncompiled, about 20 times slower: %s", problem)
         return None
-    _LOG.info("AdamW over bf16 weights: compiled in %.1f s", time.perf_counter() - began)
+    _LOG.info("AdamW over bf16 weights: compiled in %.1f s", time.perf_counter() - started)
     return functools.partial(_update, library)
 
 
 def _compile() -> ctypes.CDLL:
     compiler = os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
-        raise CompilationFailed(f"no C compiler: none of {', '.join(_COMPILERS)} is here")
+        raise CompilationFailed(f"no C compiler: found none of {', '.join(_COMPILERS)}")
     with tempfile.TemporaryDirectory(prefix="hlat-") as folder:
         output = Path(folder) / "native.so"
         for tuning in _TUNING:
@@ -89,33 +89,40 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _update(library: ctypes.CDLL, parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """The ``Kernel``."""
+    """Update parameters with the compiled library; a ``Kernel``."""
     keys_2N = keys_2N.contiguous()
     kind = _FUNCTIONS[rounding]
     calls = [
-        (getattr(library, f"{kind}_{_GRADIENTS[one.gradient.dtype]}"), one.lines.count, _addresses(one, keys_2N))
-        for one in parameters
-        if one.weight.numel()
+        (getattr(library, f"{kind}_{_GRADIENTS[each.gradient.dtype]}"), each.addresses.count, _arguments(each, keys_2N))
+        for each in parameters
+        if each.weight.numel()
     ]
     threads = torch.get_num_threads()
-    if threads == 1 or sum(one.weight.numel() for one in parameters) < _ALONE:
-        _share(calls, 0, 1)
+    if threads == 1 or sum(each.weight.numel() for each in parameters) < _SINGLE_THREAD:
+        _update_lines(calls, 0, 1)
     else:
-        list(_threads(threads).map(functools.partial(_share, calls, count=threads), range(threads)))
+        list(_threads(threads).map(functools.partial(_update_lines, calls, count=threads), range(threads)))
 
 
-def _addresses(one: Operands, keys_2N: torch.Tensor) -> Addresses:
-    tensors = (one.weight, one.gradient, one.exp_avg, one.exp_avg_sq, one.compensation, one.scalars)
-    tables = (one.lines.rows_L, one.lines.columns_L, one.lines.names_L, keys_2N)
-    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), "lines follow one another"
+def _arguments(operands: Operands, keys_2N: torch.Tensor) -> Arguments:
+    tensors = (
+        operands.weight,
+        operands.gradient,
+        operands.exp_avg,
+        operands.exp_avg_sq,
+        operands.compensation,
+        operands.scalars,
+    )
+    tables = (operands.addresses.rows_L, operands.addresses.columns_L, operands.addresses.names_L, keys_2N)
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), "the kernel requires contiguous lines"
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in (*tensors, *tables)]
-    return (one.lines.length, *pointers, keys_2N.shape[1])
+    return (operands.addresses.length, *pointers, keys_2N.shape[1])
 
 
-def _share(calls: Sequence[tuple[Callable[..., None], int, Addresses]], index: int, count: int) -> None:
-    """Step one thread's lines of every parameter."""
-    for function, lines, addresses in calls:
-        function(index * lines // count, (index + 1) * lines // count, *addresses)
+def _update_lines(calls: Sequence[tuple[Callable[..., None], int, Arguments]], index: int, count: int) -> None:
+    """Update thread ``index``'s lines (of ``count`` threads) of every parameter."""
+    for function, lines, arguments in calls:
+        function(index * lines // count, (index + 1) * lines // count, *arguments)
 
 
 @functools.cache
@@ -123,4 +130,6 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="hlat-adamw")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive it, and a pool would wait for them
+os.register_at_fork(
+    after_in_child=_threads.cache_clear
+)  # threads do not survive a fork; the old pool would wait for them forever

@@ -1,29 +1,31 @@
-"""One step of AdamW over bf16 weights, in plain torch: the definition that the kernels equal bit for bit.
+"""AdamW update of bf16 weights in plain torch: the definition that all kernels reproduce bit for bit.
 
     w, g, m, v, (c), scalars, keys --update--> w, m, v, (c) in place
 
-With every value widened to fp32, every operation rounded to fp32 by itself (IEEE 754, nothing fused or reordered), and
-the scalars of ``SCALARS`` computed in float64 and rounded to fp32 once:
+Every value is widened to fp32, every operation is rounded to fp32 (IEEE 754, nothing fused or reordered), and the
+scalars of ``SCALARS`` are computed in float64 and rounded to fp32 once:
 
     m <- m + (g - m) * (1 - beta1)
     v <- v * beta2 + (g * g) * (1 - beta2)
     u  = w * (lr * decay) + (m / (sqrt(v) * (1 / sqrt(1 - beta2^t)) + eps)) * (lr / (1 - beta1^t))
     w <- w - u
 
-This is AdamW (Loshchilov and Hutter 2019, algorithm 2; ``torch.optim.AdamW``). The moments enter u before they are
-rounded. How w, m and v are written is the rounding, of which each mode has one for short moments and one for long:
+This is AdamW (Loshchilov and Hutter 2019, algorithm 2; ``torch.optim.AdamW``). The moments are used in u before they
+are rounded. The rounding scheme decides how w, m and v are rounded to bf16; it depends on the mode and on the betas:
 
-    bf16-sr     all stochastically rounded, each with 16 bits of its own
+    bf16-sr     all rounded stochastically, each with its own 16 random bits
     bf16        all rounded to nearest even
-    bf16-kahan  to nearest, and what w loses is kept in c (Zamirai et al. 2020, "Revisiting bfloat16 training"):
+    bf16-kahan  all to nearest; the rounding error of w is kept in c (Zamirai et al. 2020, "Revisiting bfloat16
+    training"):
                 y = c - u;  w' = bf16(w + y);  c <- bf16(y - (w' - w));  w <- w'
-    bf16-long, bf16-kahan-long    w as in bf16 and bf16-kahan, m and v stochastically rounded
+    bf16-long, bf16-kahan-long    w as in bf16 and bf16-kahan, m and v rounded stochastically
 
-To nearest, a moment whose step is less than half a spacing stays where it is. A step is 1 - beta of its distance to
-the gradient (to its square), half a spacing 2^-9 to 2^-8 of the moment: it stays at a distance of up to
-2^-8 / (1 - beta) of itself. At beta = 0.95 that is 8 % of v, 4 % of its root; above beta = 1 - 2^-8 there are values
-from which v never falls, above 1 - 2^-9 it falls from none. A moment is long where that share is above 1/8.
-Stochastically rounded it is right on average for every beta.
+The "long" schemes exist because rounding to nearest can make a moment stop changing: a change of less than half a
+spacing of bf16 values is lost. A change is 1 - beta of the distance to the gradient (or its square), half a spacing is
+2^-9 to 2^-8 of the moment. So a moment can stay wrong by a relative error of up to 2^-8 / (1 - beta). At beta = 0.95
+that is 8 % of v, 4 % of its root. Above beta = 1 - 2^-8 there are values from which v never decreases, above 1 - 2^-9
+it never does. The long schemes are used if this error is above 1/8. With stochastic rounding the mean is correct for
+every beta.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,25 +37,25 @@ from hlat.optim.element_addresses import ElementAddresses
 from hlat.precision import element_bits, stochastic_round
 
 SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inverse_bias2", "eps")
-"""The numbers of a step, in the order in which the kernels take them; decay is lr times weight decay."""
+"""Scalars of an update, in the order of the kernels' arguments; decay is lr times weight decay."""
 
 ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
-"""Rounding schemes of a step: stochastic, to nearest, compensated (Kahan)."""
+"""Rounding schemes of an update: stochastic, to nearest, compensated (Kahan)."""
 
-_LONGEST_TO_NEAREST = 1 - 2.0**-5
-_CHUNK = 1 << 15  # elements at a time: temporaries stay in cache, and torch starts no threads for as few
+_MAX_BETA_TO_NEAREST = 1 - 2.0**-5
+_CHUNK = 1 << 15  # elements at a time: temporaries fit into the cache, and torch starts no threads for so few
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What a step reads and writes of one parameter; matrices are (L, length), contiguous.
+    """Operands of an update for one parameter; matrices are (L, length), contiguous.
 
     Attributes:
         weight, exp_avg, exp_avg_sq: bf16, updated in place.
-        compensation: bf16, updated in place; None but in the mode bf16-kahan.
+        compensation: bf16, updated in place; None except in the mode bf16-kahan.
         gradient: bf16 or fp32.
-        scalars: fp32, as many as ``SCALARS``.
-        lines: where the elements are.
+        scalars: fp32, in the order of ``SCALARS``.
+        addresses: addresses of the elements.
     """
 
     weight: torch.Tensor
@@ -62,10 +64,10 @@ class Operands:
     exp_avg_sq: torch.Tensor
     compensation: torch.Tensor | None
     scalars: torch.Tensor
-    lines: ElementAddresses
+    addresses: ElementAddresses
 
-    def part(self, start: int, stop: int) -> "Operands":
-        """Some of the lines, as views."""
+    def slice_lines(self, start: int, stop: int) -> "Operands":
+        """Return the lines ``start <= line < stop``, as views."""
         return replace(
             self,
             weight=self.weight[start:stop],
@@ -73,68 +75,69 @@ class Operands:
             exp_avg=self.exp_avg[start:stop],
             exp_avg_sq=self.exp_avg_sq[start:stop],
             compensation=None if self.compensation is None else self.compensation[start:stop],
-            lines=self.lines.part(start, stop),
+            addresses=self.addresses.slice_lines(start, stop),
         )
 
 
 Kernel = Callable[[Sequence[Operands], torch.Tensor, str], None]
-"""Steps parameters: their operands, int32 keys (2, N) of the canonical tensors in this step, one of ``ROUNDINGS``."""
+"""Updates parameters, given operands, int32 keys (2, N) of the canonical tensors in this step, and a scheme."""
 
 
 def rounding_of(mode: str, betas: tuple[float, float]) -> str:
-    """The rounding of a precision mode: moments that remember for long are never rounded to nearest."""
-    if mode == "bf16-sr" or max(betas) <= _LONGEST_TO_NEAREST:
+    """Return the rounding scheme of a precision mode: moments with large betas are never rounded to nearest."""
+    if mode == "bf16-sr" or max(betas) <= _MAX_BETA_TO_NEAREST:
         return mode
     return f"{mode}-long"
 
 
 def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """Step parameters, some lines at a time."""
-    for one in parameters:
-        lines = max(1, _CHUNK // one.lines.length)
-        for start in range(0, one.lines.count, lines):
-            update_lines(one.part(start, start + lines), keys_2N, rounding)
+    """Update parameters, a chunk of lines at a time."""
+    for operands in parameters:
+        lines = max(1, _CHUNK // operands.addresses.length)
+        for start in range(0, operands.addresses.count, lines):
+            update_lines(operands.slice_lines(start, start + lines), keys_2N, rounding)
 
 
-def update_lines(one: Operands, keys_2N: torch.Tensor, rounding: str) -> None:
-    """Step some lines; fp32 temporaries of their size exist meanwhile."""
-    decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps = one.scalars.unbind()
-    weight, gradient = one.weight.float(), one.gradient.float()
-    exp_avg, exp_avg_sq = one.exp_avg.float(), one.exp_avg_sq.float()
+def update_lines(operands: Operands, keys_2N: torch.Tensor, rounding: str) -> None:
+    """Update some lines, with fp32 temporaries of their size."""
+    decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps = operands.scalars.unbind()
+    weight, gradient = operands.weight.float(), operands.gradient.float()
+    exp_avg, exp_avg_sq = operands.exp_avg.float(), operands.exp_avg_sq.float()
     exp_avg = exp_avg + (gradient - exp_avg) * one_minus_beta1
     exp_avg_sq = exp_avg_sq * beta2 + (gradient * gradient) * one_minus_beta2
     denominator = square_root(exp_avg_sq) * inverse_bias2 + eps
     change = weight * decay + (exp_avg / denominator) * step_size
     if rounding in ("bf16", "bf16-kahan"):
-        one.exp_avg.copy_(exp_avg.to(torch.bfloat16))
-        one.exp_avg_sq.copy_(exp_avg_sq.to(torch.bfloat16))
+        operands.exp_avg.copy_(exp_avg.to(torch.bfloat16))
+        operands.exp_avg_sq.copy_(exp_avg_sq.to(torch.bfloat16))
     else:
-        bits = _bits(one.lines, keys_2N)
-        one.exp_avg.copy_(stochastic_round(exp_avg, bits[1]))
-        one.exp_avg_sq.copy_(stochastic_round(exp_avg_sq, bits[2]))
+        bits = _random_bits(operands.addresses, keys_2N)
+        operands.exp_avg.copy_(stochastic_round(exp_avg, bits[1]))
+        operands.exp_avg_sq.copy_(stochastic_round(exp_avg_sq, bits[2]))
     if rounding == "bf16-sr":
-        one.weight.copy_(stochastic_round(weight - change, bits[0]))
+        operands.weight.copy_(stochastic_round(weight - change, bits[0]))
         return
-    if one.compensation is None:
-        one.weight.copy_((weight - change).to(torch.bfloat16))
+    if operands.compensation is None:
+        operands.weight.copy_((weight - change).to(torch.bfloat16))
         return
-    change = one.compensation.float() - change
+    change = operands.compensation.float() - change
     rounded = (weight + change).to(torch.bfloat16)
-    one.compensation.copy_((change - (rounded.float() - weight)).to(torch.bfloat16))
-    one.weight.copy_(rounded)
+    operands.compensation.copy_((change - (rounded.float() - weight)).to(torch.bfloat16))
+    operands.weight.copy_(rounded)
 
 
 def square_root(values: torch.Tensor) -> torch.Tensor:
-    """Of fp32, correctly rounded, as IEEE 754 has it.
+    """Compute the correctly rounded square root of fp32 values, as IEEE 754 defines it.
 
-    ``torch.sqrt`` of fp32 is off by a last bit for every sixth value where MKL computes it. Its float64 is close enough
-    to the exact root for the fp32 nearest to it: no root of 24 bits is nearer than 2^-50 to the middle of two others.
+    ``torch.sqrt`` of fp32 has an error in the last bit for every sixth value if MKL computes it. The float64 root is
+    close enough for correct rounding to fp32: the root of a 24-bit number is never nearer than 2^-50 to the middle of
+    two fp32 values.
     """
     return values.double().sqrt().float()
 
 
-def _bits(lines: ElementAddresses, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The random bits of the elements of some lines, (L, length) each."""
-    first, second = keys_2N.index_select(1, lines.names_L).unsqueeze(2)
-    places = torch.arange(lines.length, dtype=torch.int32, device=keys_2N.device)
-    return element_bits((first, second), lines.rows_L.unsqueeze(1), lines.columns_L.unsqueeze(1) + places)
+def _random_bits(addresses: ElementAddresses, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return three sets of 16 random bits for every element, (L, length) each."""
+    first, second = keys_2N.index_select(1, addresses.names_L).unsqueeze(2)
+    offsets = torch.arange(addresses.length, dtype=torch.int32, device=keys_2N.device)
+    return element_bits((first, second), addresses.rows_L.unsqueeze(1), addresses.columns_L.unsqueeze(1) + offsets)

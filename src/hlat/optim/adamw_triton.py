@@ -1,11 +1,11 @@
 # mypy: ignore-errors
-"""The step of AdamW over bf16 weights on CUDA, in Triton; equals ``hlat.optim.adamw_reference`` bit for bit.
+"""AdamW update of bf16 weights on CUDA, in Triton; reproduces ``hlat.optim.adamw_reference`` bit for bit.
 
-A program steps up to 1024 consecutive elements of one line, in registers: one pass over memory, 14 bytes an element in
-bf16-sr. Products and sums are not fused, division and square root are those of IEEE 754, and subnormals are kept.
+A program updates up to 1024 consecutive elements of one line in registers: one pass over memory, 14 bytes per element
+in bf16-sr. Products and sums are not fused, division and square root follow IEEE 754, and subnormals are kept.
 
-Triton comes with torch's CUDA builds and is not in its CPU builds: only ``adamw_bf16`` imports this module, where
-a GPU asks for it. Its kernels are no typed Python, so that mypy passes over this file.
+Triton is part of torch's CUDA builds, not of its CPU builds: only ``adamw_bf16`` imports this module, for CUDA devices.
+Triton kernels are not typed Python, so mypy skips this file.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 from hlat.optim.adamw_reference import Operands
 
 _STOCHASTIC, _NEAREST, _KAHAN = range(3)
-_ROUNDINGS = {  # of the weights, and whether moments are rounded stochastically
+_ROUNDINGS = {  # rounding of the weights; True if moments are rounded stochastically
     "bf16-sr": (_STOCHASTIC, True),
     "bf16": (_NEAREST, False),
     "bf16-kahan": (_KAHAN, False),
@@ -27,35 +27,35 @@ _ROUNDINGS = {  # of the weights, and whether moments are rounded stochastically
     "bf16-kahan-long": (_KAHAN, True),
 }
 _BLOCK = 1024
-_EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}  # the latter is known to newer versions only
+_EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}  # the second option exists in newer versions only
 _OPTIONS = {name: _EXACT[name] for name in _EXACT.keys() & {field.name for field in fields(CUDAOptions)}}
 
 
 def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """The ``hlat.optim.adamw_reference.Kernel``."""
+    """Update parameters; a ``hlat.optim.adamw_reference.Kernel``."""
     keys_2N = keys_2N.contiguous()
     weights, moments = _ROUNDINGS[rounding]
-    for one in parameters:
-        if not one.weight.numel():
+    for each in parameters:
+        if not each.weight.numel():
             continue
-        compensation = one.exp_avg if one.compensation is None else one.compensation  # not touched where there is none
-        block = min(_BLOCK, triton.next_power_of_2(one.lines.length))
-        _step[(one.lines.count, triton.cdiv(one.lines.length, block))](
-            one.weight.view(torch.int16),
-            one.gradient if one.gradient.dtype == torch.float32 else one.gradient.view(torch.int16),
-            one.exp_avg.view(torch.int16),
-            one.exp_avg_sq.view(torch.int16),
+        compensation = each.exp_avg if each.compensation is None else each.compensation  # not accessed if None
+        block = min(_BLOCK, triton.next_power_of_2(each.addresses.length))
+        _step[(each.addresses.count, triton.cdiv(each.addresses.length, block))](
+            each.weight.view(torch.int16),
+            each.gradient if each.gradient.dtype == torch.float32 else each.gradient.view(torch.int16),
+            each.exp_avg.view(torch.int16),
+            each.exp_avg_sq.view(torch.int16),
             compensation.view(torch.int16),
-            one.scalars,
-            one.lines.rows_L,
-            one.lines.columns_L,
-            one.lines.names_L,
+            each.scalars,
+            each.addresses.rows_L,
+            each.addresses.columns_L,
+            each.addresses.names_L,
             keys_2N,
             keys_2N.shape[1],
-            one.lines.length,
+            each.addresses.length,
             WEIGHTS=weights,
             RANDOM_MOMENTS=moments,
-            WIDE_GRADIENT=one.gradient.dtype == torch.float32,
+            WIDE_GRADIENT=each.gradient.dtype == torch.float32,
             BLOCK=block,
             **_OPTIONS,
         )
@@ -63,7 +63,7 @@ def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str)
 
 @triton.jit
 def _rotate_add(first, second, COUNT: tl.constexpr):
-    """A round of Threefry but for the addition that begins it."""
+    """Compute a round of Threefry, except for its first addition."""
     return ((second << COUNT) | (second >> (32 - COUNT))) ^ first
 
 
@@ -82,7 +82,7 @@ def _four_rounds(first, second, A: tl.constexpr, B: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def _threefry(key0, key1, first, second):
-    """Threefry-2x32-13 on uint32 words."""
+    """Compute Threefry-2x32-13 on uint32 words."""
     key2 = key0 ^ key1 ^ 0x1BD11BDA
     first, second = _four_rounds(first + key0, second + key1, 13, 15, 26, 6)
     first, second = _four_rounds(first + key1, second + key2 + 1, 17, 29, 16, 24)
@@ -94,13 +94,13 @@ def _threefry(key0, key1, first, second):
 
 @triton.jit
 def _widen(stored):
-    """bf16, as the bits that are stored, to fp32."""
+    """Convert stored bf16 bits to fp32."""
     return (stored.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _stochastic(value, random16):
-    """``hlat.precision.stochastic_round``, as the bits to store."""
+    """Round like ``hlat.precision.stochastic_round``; return the bits to store."""
     bits = value.to(tl.uint32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     raised = bits + tl.where(magnitude < 0x7F7F0000, random16, 0).to(tl.uint32)
@@ -110,7 +110,7 @@ def _stochastic(value, random16):
 
 @triton.jit
 def _nearest(value):
-    """To nearest even, as the bits to store."""
+    """Round to nearest even; return the bits to store."""
     bits = value.to(tl.uint32, bitcast=True)
     raised = bits + 0x7FFF + ((bits >> 16) & 1)
     rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, raised).to(tl.uint32)
@@ -137,9 +137,9 @@ def _step(
     BLOCK: tl.constexpr,
 ):
     line = tl.program_id(0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < length
-    at = line.to(tl.int64) * length + place
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < length
+    at = line.to(tl.int64) * length + offset
     decay, step_size = tl.load(scalars_ptr), tl.load(scalars_ptr + 1)
     one_minus_beta1, beta2, one_minus_beta2 = (
         tl.load(scalars_ptr + 2),
@@ -163,7 +163,7 @@ def _step(
         key0 = tl.load(keys_ptr + name).to(tl.uint32, bitcast=True)
         key1 = tl.load(keys_ptr + name_count + name).to(tl.uint32, bitcast=True)
         row = tl.load(rows_ptr + line).to(tl.uint32, bitcast=True)
-        column = tl.load(columns_ptr + line).to(tl.uint32, bitcast=True) + place.to(tl.uint32)
+        column = tl.load(columns_ptr + line).to(tl.uint32, bitcast=True) + offset.to(tl.uint32)
         first, second = _threefry(key0, key1, column, row)
         tl.store(exp_avg_ptr + at, _stochastic(m, first >> 16), mask=inside)
         tl.store(exp_avg_sq_ptr + at, _stochastic(v, second & 0xFFFF), mask=inside)

@@ -1,7 +1,7 @@
-/* One step of AdamW over bf16 weights on a CPU; equals hlat/optim/adamw_reference.py bit for bit, which says what it computes.
+/* AdamW update of bf16 weights on a CPU; reproduces hlat/optim/adamw_reference.py, which defines it, bit for bit.
  *
- * Compiled by hlat/optim/adamw_cpu.py without contraction of products and sums and without anything else that changes what
- * an operation returns. Every function steps the lines first <= line < last of one parameter.
+ * Compiled by hlat/optim/adamw_cpu.py without contraction of products and sums, or any other option that changes the
+ * result of an operation. Every function updates the lines begin <= line < end of one parameter.
  */
 #include <math.h>
 #include <stdint.h>
@@ -64,8 +64,8 @@ INLINE void update(
         const uint32_t start0 = columns[line] + key0, start1 = rows[line] + key1;
         const int64_t offset = line * length;
 #pragma omp simd
-        for (int64_t place = 0; place < length; place++) {
-            const int64_t at = offset + place;
+        for (int64_t index = 0; index < length; index++) {
+            const int64_t at = offset + index;
             const float w = widen(weight[at]), g = wide_gradient ? wide[at] : widen(narrow[at]);
             const float m_old = widen(exp_avg[at]), v_old = widen(exp_avg_sq[at]);
             const float m = m_old + (g - m_old) * s.one_minus_beta1;
@@ -73,7 +73,7 @@ INLINE void update(
             const float denominator = sqrtf(v) * s.inverse_bias2 + s.eps;
             const float change = w * s.decay + (m / denominator) * s.step_size;
             if (random) { /* Threefry-2x32-13 */
-                uint32_t first = start0 + (uint32_t)place, second = start1;
+                uint32_t first = start0 + (uint32_t)index, second = start1;
                 ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key1, key2, 1u)
                 ROUND(17) ROUND(29) ROUND(16) ROUND(24) INJECT(key2, key0, 2u)
                 ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key0, key1, 3u)

@@ -1,4 +1,4 @@
-"""What is stored and computed in which dtype.
+"""Precision modes: the dtypes in which values are stored, computed, reduced and accumulated.
 
 | mode       | weights, master | products, activations | gradients, accumulation | reduction | moments | compensation | bytes per parameter |
 |------------|------|------|------|------|------|------|----|
@@ -9,8 +9,8 @@
 | bf16       | bf16 | bf16 | bf16 | bf16 | bf16 |      | 8  |
 | bf16-kahan | bf16 | bf16 | bf16 | bf16 | bf16 | bf16 | 10 |
 
-Weights, moments and compensation are what a checkpoint stores. Products accumulate in fp32; norm statistics, softmax,
-RoPE tables and the loss are fp32 in all modes. Within a step mixed has a bf16 copy of the weights besides (18 bytes).
+A checkpoint stores weights, moments and compensation. Matrix products accumulate in fp32; norm statistics, softmax,
+RoPE tables and the loss are fp32 in all modes. Within a step, mixed has a bf16 copy of the weights too (18 bytes).
 """  # noqa: E501
 
 from hlat.precision.fp8 import check_fp8, convert_to_fp8

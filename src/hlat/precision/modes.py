@@ -1,4 +1,4 @@
-"""The modes, as data: the one place that says which dtype what has."""
+"""Precision modes as data: dtype of weights, activations, gradients and optimizer state in each mode."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ AUTO = "auto"
 
 
 def resolve_mode(mode: str, fast_bf16: bool) -> str:
-    """The mode that a recipe's ``precision.mode`` means.
+    """Resolve a recipe's ``precision.mode`` to one of ``MODES``.
 
     Args:
         mode: one of ``MODES``, or ``AUTO``.
-        fast_bf16: whether the devices multiply bf16 faster than fp32.
+        fast_bf16: True if the devices multiply bf16 faster than fp32.
     """
     if mode != AUTO:
         return mode
@@ -27,12 +27,12 @@ class Mode:
     """Dtypes of a precision mode.
 
     Attributes:
-        weights: what the optimizer steps and a checkpoint stores: the master weights.
-        compute: activations, and products, which accumulate in fp32.
-        gradients: of the weights, added up over micro-batches.
-        reduction: of gradients over data-parallel ranks.
-        moments: both of AdamW's.
-        compensation: what rounding the weights has lost, kept beside them; None where it is not.
+        weights: master weights: updated by the optimizer and stored in checkpoints.
+        compute: activations and matrix products (which accumulate in fp32).
+        gradients: gradients of the weights, accumulated over micro-batches.
+        reduction: gradients while they are reduced over data-parallel ranks.
+        moments: both moments of AdamW.
+        compensation: rounding error of the weights, kept by Kahan summation; None if not kept.
     """
 
     weights: torch.dtype
@@ -44,7 +44,7 @@ class Mode:
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Weights, gradients, moments and compensation, between forward and step."""
+        """Bytes of weights, gradients, moments and compensation per parameter, between backward and optimizer step."""
         kept = (self.weights, self.gradients, self.moments, self.moments)
         return sum(dtype.itemsize for dtype in kept) + (self.compensation.itemsize if self.compensation else 0)
 

@@ -1,21 +1,22 @@
-"""Stochastic rounding of fp32 to bf16, with random bits that are addressed.
+"""Stochastic rounding of fp32 to bf16, with addressed (counter-based) random bits.
 
     (seed, purpose, canonical name) --stream_key-->      64-bit key of a tensor
     (key of a tensor, step)         --Threefry-->        key of a tensor in a step
-    (that key, column, row)         --Threefry-->        64 bits of an element: 16 for each value that it stores
+    (that key, column, row)         --Threefry-->        64 bits of an element: 16 for each stored value
     (fp32 value, 16 bits)           --stochastic_round--> bf16
 
-An element is addressed by where it is in its canonical tensor, its global index written as two words (row, column), so
-that no sum of them overflows; a vector is one row. Neither sharding nor fusing changes that, hence neither the bits.
+The address of an element is its position in the canonical tensor, as two words (row, column), so that a global index
+cannot overflow; a vector is a single row. Sharding and fusing do not change the address, hence not the bits.
 
 The generator is Threefry-2x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): additions,
-rotations and exclusive ors of 32-bit words, which vectorize everywhere, where Philox needs products of 64 bits. In a
-fused AdamW step on one AVX2 core (``benchmarks/optimizer_step.py --generators``) 13 rounds of it add 0.9 ns to an
-element, 20 rounds 1.5 ns, Philox-2x32-10 4.5 ns. The 13 rounds are the fewest with no known statistical flaw according
-to its authors (Random123, threefry.h; the table of the paper has the 2x64 variant, Crush-resistant with 13 rounds too);
-20 is their default with a margin, which the noise of a rounding does not need.
+rotations and exclusive ors of 32-bit words, which vectorize on every device, while Philox needs 64-bit products. In a
+fused AdamW update on one AVX2 core (``benchmarks/optimizer_step.py --generators``), 13 rounds add 0.9 ns per element,
+20 rounds 1.5 ns, Philox-2x32-10 4.5 ns. According to the authors, 13 is the smallest number of rounds without a known
+statistical flaw (Random123, threefry.h; the table of the paper has the 2x64 variant, Crush-resistant with 13 rounds
+too). Their default of 20 has a safety margin, which stochastic rounding does not need.
 
-Words are int32 tensors: torch has few operations on uint32. Sums wrap; a right shift copies the sign and needs a mask.
+Words are int32 tensors, since torch has few operations for uint32. Sums wrap around; a right shift copies the sign bit
+and needs a mask.
 """
 
 from collections.abc import Sequence
@@ -28,21 +29,22 @@ ROUNDS = 13
 LARGEST_BF16 = 3.3895313892515355e38  # 0x7F7F, the largest finite value
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-_PARITY = 0x1BD11BDA  # of the key schedule
+_PARITY = 0x1BD11BDA  # constant of the key schedule
 _LOW = 0xFFFF
 _HIGH = -0x10000
 _QUIET_NAN = 0x7FC00000
 
 Words = tuple[torch.Tensor, torch.Tensor]
-"""Two int32 tensors of one shape, or of shapes that broadcast."""
+"""Two int32 tensors whose shapes are the same or broadcast."""
 
 
 def threefry(key: Words, counter: Words, rounds: int = ROUNDS) -> Words:
-    """Threefry-2x32: 64 random bits of a 64-bit key and a 64-bit counter.
+    """Compute Threefry-2x32: 64 random bits from a 64-bit key and a 64-bit counter.
 
     Args:
-        key, counter: int32 words, whose shapes broadcast to that of the result.
-        rounds: 13 here; 20 is what the published test vectors are of.
+        key: int32 words.
+        counter: int32 words; the shapes of key and counter broadcast to that of the result.
+        rounds: number of rounds; the published test vectors have 20.
     """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     first, second = counter[0] + key[0], counter[1] + key[1]
@@ -61,18 +63,18 @@ def _rotate(word: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def stream_keys(seed: int, purpose: str, names: Sequence[str], device: torch.device) -> torch.Tensor:
-    """The keys of some tensors: int32 of shape (2, N), the low words first."""
+    """Return the keys of tensors by canonical name: int32 of shape (2, N), low words first."""
     keys = [stream_key(seed, purpose, name) for name in names]
     words = [[key & 0xFFFFFFFF for key in keys], [key >> 32 for key in keys]]
     return torch.tensor(words, dtype=torch.int64).to(torch.int32).reshape(2, len(keys)).to(device)
 
 
 def step_keys(keys_2N: torch.Tensor, steps_N: torch.Tensor) -> torch.Tensor:
-    """The keys of tensors in a step, int32 of shape (2, N).
+    """Derive the keys of tensors in a step: int32 of shape (2, N).
 
     Args:
-        keys_2N: what ``stream_keys`` returned.
-        steps_N: the step of each tensor; any dtype. A tensor, so that no device is waited for.
+        keys_2N: keys from ``stream_keys``.
+        steps_N: step of each tensor, any dtype. A tensor, so that the host does not wait for the device.
     """
     counter = steps_N.to(torch.int32)
     return torch.stack(threefry((keys_2N[0], keys_2N[1]), (counter, torch.zeros_like(counter))))
@@ -81,31 +83,32 @@ def step_keys(keys_2N: torch.Tensor, steps_N: torch.Tensor) -> torch.Tensor:
 def element_bits(
     key: Words, row: torch.Tensor, column: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Three times 16 independent random bits for each element, int32 in [0, 65536).
+    """Return three times 16 independent random bits for each element, int32 in [0, 65536).
 
     Args:
-        key: of the element's canonical tensor in this step.
-        row, column: the element's place in its canonical tensor, int32. All shapes broadcast.
+        key: key of the element's canonical tensor in this step.
+        row: row of the element in its canonical tensor, int32.
+        column: column of the element, int32. All shapes broadcast.
     """
     first, second = threefry(key, (column, row))
     return first & _LOW, (first >> 16) & _LOW, second & _LOW
 
 
 def stochastic_round(values: torch.Tensor, random16: torch.Tensor) -> torch.Tensor:
-    """Round fp32 to one of the two neighbouring bf16 values, to each with a probability that leaves the mean in place.
+    """Round fp32 stochastically to one of the two neighbouring bf16 values, so that the mean is preserved.
 
-    Sixteen random bits are added to the sixteen that bf16 does not have, and these are cut off: with x between the
-    neighbours a and b, b comes out for exactly (x - a) / (b - a) of all 2**16 random values. What bf16 represents never
-    changes: zeros keep their sign, infinities and NaN stay. Subnormals are rounded like other values. Beyond the
-    largest finite bf16 a finite value becomes that one, never infinite.
+    Random 16 bits are added to the 16 bits that bf16 does not have, and these are truncated: for x between the
+    neighbours a and b, the result is b for exactly (x - a) / (b - a) of all 2**16 random values. Values that bf16
+    represents never change: zeros keep their sign, infinities and NaN stay. Subnormals are rounded like other values.
+    Finite values beyond the largest finite bf16 value become that value, never infinite.
 
     Args:
         values: fp32.
-        random16: int32 in [0, 65536), of the same shape.
+        random16: int32 in [0, 65536), the same shape.
 
     Returns:
         bf16 of the same shape.
     """
     raised = values.view(torch.int32) + torch.where(values.abs() < LARGEST_BF16, random16, 0)
-    rounded = torch.where(values == values, raised & _HIGH, _QUIET_NAN)  # noqa: PLR0124  (what cannot be cut off NaN)
+    rounded = torch.where(values == values, raised & _HIGH, _QUIET_NAN)  # noqa: PLR0124  (True except for NaN)
     return rounded.view(torch.float32).to(torch.bfloat16)
