@@ -207,7 +207,7 @@ class _Forward:
         self._entered: set[int] = set()
 
     def step(self, name: str, function: Callable[..., Any], *inputs: torch.Tensor, own: str = "") -> Any:
-        """Run a step; register it for recomputation if ``name`` (results) or ``own`` (tensors it saves) is recomputed."""
+        """Run a step; register it for recomputation if ``name`` (results) or ``own`` (saved tensors) is recomputed."""
         results = name in self._recomputed
         if not results and own not in self._recomputed:
             return function(*inputs)
