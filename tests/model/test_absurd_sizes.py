@@ -1,4 +1,4 @@
-"""Numbers that no model has are refused by name, with the most that is allowed, before anything is made of them."""
+"""Absurdly large sizes are rejected with field name and maximum, before anything is allocated."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return write_hf(tmp_path / "out", config, tensors)
 
 
-def refused(folder: Path, **fields: Any) -> str:
+def error_of(folder: Path, **fields: Any) -> str:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     with pytest.raises((RecipeError, CheckpointError)) as caught:
@@ -34,19 +34,23 @@ def refused(folder: Path, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("number", [10_001, 10**6, 10**9, 10**30])
-def test_layers_without_end(folder: Path, number: int) -> None:
-    """Their names were made first: 10^6 of them took more than 25 s, and memory without end."""
-    assert "num_hidden_layers" in (said := refused(folder, num_hidden_layers=number)) and "more than 10,000" in said
+def test_too_many_layers_are_rejected_at_once(folder: Path, number: int) -> None:
+    """Regression: the names of all layers were created first; 10^6 layers took more than 25 s and unlimited memory."""
+    assert (
+        "num_hidden_layers" in (message := error_of(folder, num_hidden_layers=number)) and "more than 10,000" in message
+    )
 
 
-def test_as_many_layers_as_are_allowed_and_not_there(folder: Path) -> None:
-    said = refused(folder, num_hidden_layers=10_000)
-    assert "it has 10,000 layers, and there are" in said and said.count("\n") == 0
+def test_many_layers_without_tensors_are_reported_in_one_line(folder: Path) -> None:
+    message = error_of(folder, num_hidden_layers=10_000)
+    assert "the model has 10,000 layers, but there are only" in message and message.count("\n") == 0
 
 
-def test_more_layers_than_there_are_are_listed_by_name_but_not_without_end(folder: Path) -> None:
-    said = refused(folder, num_hidden_layers=999)
-    assert "model.layers.3.input_layernorm.weight: missing" in said and said.count("\n") < 110 and "more" in said
+def test_missing_layers_are_listed_by_name_up_to_a_limit(folder: Path) -> None:
+    message = error_of(folder, num_hidden_layers=999)
+    assert (
+        "model.layers.3.input_layernorm.weight: missing" in message and message.count("\n") < 110 and "more" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,16 +65,16 @@ def test_more_layers_than_there_are_are_listed_by_name_but_not_without_end(folde
         ("max_position_embeddings", 10**30, "2,147,483,647"),
     ],
 )
-def test_a_size_that_none_has(folder: Path, name: str, number: int, most: str) -> None:
-    said = refused(folder, **{name: number})
-    assert name in said and f"more than {most}" in said and len(said) < 500
+def test_a_size_above_its_maximum_is_rejected(folder: Path, name: str, number: int, most: str) -> None:
+    message = error_of(folder, **{name: number})
+    assert name in message and f"more than {most}" in message and len(message) < 500
 
 
 @pytest.mark.parametrize(
     "fields", [{"hidden_size": 2**24}, {"vocab_size": 2**31 - 1}, {"intermediate_size": 2**24}, {"head_dim": 2**24}]
 )
-def test_the_largest_that_are_allowed_are_held_against_the_files(folder: Path, fields: dict[str, int]) -> None:
-    assert "do not fit the model" in refused(folder, **fields)
+def test_the_largest_allowed_sizes_are_compared_with_the_files(folder: Path, fields: dict[str, int]) -> None:
+    assert "do not fit the model" in error_of(folder, **fields)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +85,9 @@ def test_the_largest_that_are_allowed_are_held_against_the_files(folder: Path, f
         ({"num_key_value_heads": 3}, "cannot be shared out"),
     ],
 )
-def test_heads_that_cannot_be(folder: Path, fields: dict[str, Any], words: str) -> None:
-    """The rules that hold for a recipe hold for a config.json."""
-    assert words in refused(folder, **fields)
+def test_impossible_numbers_of_heads_are_rejected(folder: Path, fields: dict[str, Any], words: str) -> None:
+    """The rules of a recipe apply to config.json too."""
+    assert words in error_of(folder, **fields)
 
 
 BOUNDS = {
@@ -94,7 +98,7 @@ BOUNDS = {
 
 @pytest.mark.parametrize("number", [None, 10**10, 10**30])
 @pytest.mark.parametrize("name", BOUNDS)
-def test_recipes_have_the_same_bounds(name: str, number: int | None) -> None:
+def test_recipes_have_the_same_maxima(name: str, number: int | None) -> None:
     number = BOUNDS[name] + 1 if number is None else number
     model = config_of("tied").model_dump() | {name: number}
     words = rf"model\.{name} = {number}: must be less than or equal to {BOUNDS[name]}"
@@ -104,7 +108,7 @@ def test_recipes_have_the_same_bounds(name: str, number: int | None) -> None:
         parse_recipe({"model": model, "data": {"path": "x"}, "training": {"steps": 1}})
 
 
-def test_layers_are_counted_before_their_names_are_made() -> None:
+def test_layers_are_counted_before_their_names_are_created() -> None:
     config = ModelConfig(vocab_size=8, layers=10_000, hidden_size=8, intermediate_size=8, heads=2)
     with pytest.raises(CheckpointError, match="the model has 10,000 layers, but there are only 9,999 tensors"):
         check_layers(config, 9_999, "these weights")

@@ -1,4 +1,4 @@
-"""A document that sees only itself is as if it were alone; both ways to compute it see the same."""
+"""Attention within documents computes what each document alone would; both implementations use the same mask."""
 
 import time
 from itertools import pairwise
@@ -19,17 +19,17 @@ B = torch.bfloat16
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, WIDTH = 4, 2, 16
 KINDS = {"plain": {}, "normed queries and keys, separate": {"qk_norm": True, "coalesce": False}}
-# A document per row; of one token each; at the ends of a row; and others in every row.
+# Document lengths: one per row, one token each, short ones at the ends of a row, others.
 ROWS = ([40], [1] * 40, [1, 38, 1], [17, 22, 1], [5, 5, 30])
 
 
-def places(rows: list[list[int]]) -> torch.Tensor:
+def positions_of(rows: list[list[int]]) -> torch.Tensor:
     return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
 
 
-def of(rows: list[list[int]]) -> DocumentMask:
-    """On whole rows."""
-    return DocumentMask.from_positions(places(rows), ((0, sum(rows[0])),))
+def mask_of(rows: list[list[int]]) -> DocumentMask:
+    """Build the mask of complete rows."""
+    return DocumentMask.from_positions(positions_of(rows), ((0, sum(rows[0])),))
 
 
 def model_of(kind: str, dtype: torch.dtype) -> Decoder:
@@ -47,29 +47,29 @@ def gradients(model: Decoder) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradients_are_those_of_each_document_alone(kind: str) -> None:
-    """In float64 the order of additions is some 1e-14 of them; 1e-9 is what the law asks for."""
+def test_loss_and_gradients_equal_the_sum_over_single_documents(kind: str) -> None:
+    """In float64 the order of summation changes results by about 1e-14; the required tolerance is 1e-9."""
     ids, labels = inputs_and_labels(ROWS)
     together, apart = model_of(kind, torch.float64), model_of(kind, torch.float64)
-    loss = together(ids, labels, positions=places(ROWS))
+    loss = together(ids, labels, positions=positions_of(ROWS))
     loss.backward()
     total = torch.zeros((), dtype=torch.float64)
     for row, lengths in enumerate(ROWS):
         for start, stop in pairwise([sum(lengths[:count]) for count in range(len(lengths) + 1)]):
-            one = apart(ids[row : row + 1, start:stop], labels[row : row + 1, start:stop])
-            one.backward()
-            total += one.detach()
+            document_loss = apart(ids[row : row + 1, start:stop], labels[row : row + 1, start:stop])
+            document_loss.backward()
+            total += document_loss.detach()
     assert abs(loss - total) <= 1e-9 * total
     for ours, theirs in zip(gradients(together), gradients(apart), strict=True):
         assert (ours - theirs).norm() <= 1e-9 * theirs.norm()
 
 
-def test_a_document_that_fills_its_row_is_the_row() -> None:
-    """The same kernel on the same numbers, one row at a time: the same bits."""
+def test_a_document_that_fills_its_row_gives_the_bits_of_plain_attention() -> None:
+    """The same kernel on the same numbers, one row at a time, gives the same bits."""
     rows = [[40]] * 3
     ids, labels = inputs_and_labels(rows)
     found = []
-    for positions in (None, places(rows)):
+    for positions in (None, positions_of(rows)):
         model = model_of("plain", torch.float32)
         model(ids, labels, positions=positions).backward()
         found.append([model(ids, positions=positions), *gradients(model)])
@@ -77,15 +77,15 @@ def test_a_document_that_fills_its_row_is_the_row() -> None:
 
 
 def operands(rows: list[list[int]], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    """q, k, v as a block lays them out, position by position."""
+    """q, k, v with the memory layout of a block: position by position."""
     generator = torch.Generator().manual_seed(7)
     shapes = [(len(rows), sum(rows[0]), heads, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     made = [torch.randn(shape, generator=generator).to(dtype).transpose(1, 2) for shape in shapes]
     return [x.requires_grad_() for x in made]
 
 
-def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: list[list[int]]) -> torch.Tensor:
-    """With the mask that nobody should make."""
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: list[list[int]]) -> torch.Tensor:
+    """Reference: attention with an explicit mask."""
     numbers = torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in rows])
     mask = (numbers[:, :, None] == numbers[:, None, :]).tril()[:, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
@@ -98,12 +98,12 @@ def weighted(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("widened", [False, True], ids=["native", "widened"])
-def test_bf16_errs_by_the_rounding_of_probabilities_and_result(widened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As attention to whole rows does (test_products.py): 2^-9 for each of four roundings."""
+def test_bf16_error_is_the_rounding_of_probabilities_and_result(widened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bound as for complete rows (test_matmul.py): 2^-9 for each of four roundings."""
     monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", widened)
     ours = operands(ROWS, B)
     exact = [x.detach().double().requires_grad_() for x in ours]
-    out, expected = of(ROWS).attend(*ours), textbook(*exact, ROWS)
+    out, expected = mask_of(ROWS).attend(*ours), reference(*exact, ROWS)
     pairs = zip([out, *weighted(out, ours)], [expected, *weighted(expected, exact)], strict=True)
     for found, right in pairs:
         assert found.dtype == B
@@ -114,26 +114,26 @@ CHUNKS = ((8, 16), (24, 32))  # of a row of 40, as a rank might have them
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, B], ids=str)
-def test_some_chunks_of_a_row_see_what_is_before_them(dtype: torch.dtype) -> None:
-    """Two results put together: in bf16 one more rounding of the parts, and of the sums of their gradients."""
+def test_chunks_of_a_row_attend_to_earlier_tokens_of_their_documents(dtype: torch.dtype) -> None:
+    """Two results are combined: in bf16 one more rounding of the results, and of the sums of their gradients."""
     ours = operands(ROWS, dtype)
     exact = [x.detach().double().requires_grad_() for x in ours]
     here = torch.cat([torch.arange(start, stop) for start, stop in CHUNKS])
-    out = DocumentMask.from_positions(places(ROWS)[:, here], CHUNKS).attend(ours[0][:, :, here], *ours[1:])
-    expected = textbook(*exact, ROWS)[:, :, here]
+    out = DocumentMask.from_positions(positions_of(ROWS)[:, here], CHUNKS).attend(ours[0][:, :, here], *ours[1:])
+    expected = reference(*exact, ROWS)[:, :, here]
     pairs = zip([out, *weighted(out, ours)], [expected, *weighted(expected, exact)], strict=True)
     within = 1e-9 if dtype == torch.float64 else 6 * 2.0**-9
     for found, right in pairs:
         assert (found.double() - right).norm() <= within * right.norm()
 
 
-def test_no_mask_is_made() -> None:
+def test_no_mask_of_queries_and_keys_is_built() -> None:
     """A row of 2^17 tokens: a mask of queries x keys would take 16 GiB, its scores minutes."""
     rows = [[128] * 1024]
     q, k, v = (x.float() for x in operands(rows))
     began = time.monotonic()
-    of(rows).attend(q, k, v)
-    blocks = block_mask(torch.arange(1 << 17)[None] - places(rows), torch.arange(1 << 17), 1 << 17)
+    mask_of(rows).attend(q, k, v)
+    blocks = block_mask(torch.arange(1 << 17)[None] - positions_of(rows), torch.arange(1 << 17), 1 << 17)
     assert blocks.kv_num_blocks.sum() == 1024
     assert time.monotonic() - began < 60
 
@@ -142,12 +142,12 @@ lengths = st.lists(st.integers(1, 200), min_size=1, max_size=6)
 
 
 @given(st.lists(lengths, min_size=1, max_size=3))
-def test_flex_attention_is_told_the_same(rows: list[list[int]]) -> None:
-    """Which blocks it looks at are those that torch finds by looking at every query and key."""
+def test_block_mask_equals_torchs_own(rows: list[list[int]]) -> None:
+    """The blocks are those that torch finds by evaluating the mask for every query and key."""
     longest = max(map(sum, rows))
     rows = [[*row, longest - sum(row)] if sum(row) < longest else row for row in rows]
     where = torch.arange(longest)
-    first = where - places(rows)
+    first = where - positions_of(rows)
     ours = block_mask(first, where, longest)
     theirs = create_block_mask(ours.mask_mod, len(rows), None, longest, longest, device="cpu")
     assert torch.equal(ours.to_dense(), theirs.to_dense())
@@ -155,22 +155,22 @@ def test_flex_attention_is_told_the_same(rows: list[list[int]]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("spans", [((0, 300),), ((60, 120), (180, 240))], ids=["whole rows", "chunks"])
-def test_flex_attention_computes_the_same(spans: tuple[tuple[int, int], ...]) -> None:
-    """Its plain form, on a CPU and forward, given what it is given on accelerators."""
+@pytest.mark.parametrize("spans", [((0, 300),), ((60, 120), (180, 240))], ids=["complete rows", "chunks"])
+def test_flex_attention_with_the_block_mask_computes_the_same(spans: tuple[tuple[int, int], ...]) -> None:
+    """Uncompiled flex attention on a CPU, forward only, with the arguments that it gets on accelerators."""
     rows = [[300], [1, 130, 169], [70, 1, 1, 228]]
     here = torch.cat([torch.arange(start, stop) for start, stop in spans])
-    positions, (q, k, v) = places(rows)[:, here], (x.detach() for x in operands(rows))
-    documents = DocumentMask.from_positions(positions, spans)
+    positions, (q, k, v) = positions_of(rows)[:, here], (x.detach() for x in operands(rows))
+    mask = DocumentMask.from_positions(positions, spans)
     keys = spans[-1][1]
-    blocks = block_mask(documents.first_Bs, here, keys)
+    blocks = block_mask(mask.first_Bs, here, keys)
     q = q[:, :, here]
     found = flex_attention(q, k[:, :, :keys], v[:, :, :keys], block_mask=blocks, enable_gqa=True)
     # Softmax of up to 300 terms and products of 16 and 300, in float64.
-    torch.testing.assert_close(found, documents.attend(q, k, v), rtol=0, atol=4 * 300 * 2.0**-53 * 4)
+    torch.testing.assert_close(found, mask.attend(q, k, v), rtol=0, atol=4 * 300 * 2.0**-53 * 4)
 
 
-def test_what_computes_it_is_said() -> None:
+def test_the_attention_backend_is_named() -> None:
     assert "flash" in attention_backend(4, 2, 16, torch.float32, CPU, isolated=True)
     assert "documents" in attention_backend(4, 2, 16, torch.float32, CPU, isolated=True)
     assert "documents" not in attention_backend(4, 2, 16, torch.float32, CPU)

@@ -1,4 +1,4 @@
-"""Initial weights: addressed by canonical name and element, hence the same however the model is built or cut."""
+"""Initial weights depend on canonical name and element index only, however the model is built or sharded."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_coalescing_does_not_change_a_bit(family: str) -> None:
     assert all(torch.equal(fused[name], split[name]) for name in fused)
 
 
-def test_each_tensor_is_its_own_stream_in_canonical_order() -> None:
+def test_each_tensor_has_its_own_random_stream_in_canonical_order() -> None:
     config = config_of("qwen2-bias")
     for name, tensor in canonical_of(config).items():
         if name.endswith("norm.weight"):
@@ -44,7 +44,7 @@ def test_each_tensor_is_its_own_stream_in_canonical_order() -> None:
         assert torch.equal(tensor, expected), name
 
 
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunk_size_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("llama31-gqa")
     whole = canonical_of(config)
     monkeypatch.setattr(initial, "_CHUNK", 333)
@@ -54,7 +54,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_rows_of_any_parameter_can_be_made_alone(data: st.DataObject) -> None:
+def test_any_rows_of_any_parameter_can_be_computed_alone(data: st.DataObject) -> None:
     config = config_of("qwen2-bias", layers=1)
     name = data.draw(st.sampled_from(sorted(parameter_layouts(config))))
     rows = parameter_layouts(config)[name].rows
@@ -76,12 +76,12 @@ def test_unscaled_outputs_and_other_dtypes() -> None:
     config = config_of("llama2-mha", init_scaled_outputs=False)
     plain, half = canonical_of(config), canonical_of(config, dtype=torch.bfloat16)
     name = "model.layers.0.mlp.down_proj.weight"
-    # the sample standard deviation of n normals is off by about std / sqrt(2 n); five of those
+    # the sample standard deviation of n normals has an error of about std / sqrt(2 n); allow five of these
     bound = 5 * config.init_std / math.sqrt(2 * plain[name].numel())
     assert abs(float(plain[name].std()) - config.init_std) < bound
     assert all(torch.equal(half[name], plain[name].to(torch.bfloat16)) for name in plain)
 
 
-def test_meta_device_holds_no_weights_and_no_seed_means_unset() -> None:
+def test_a_model_on_the_meta_device_allocates_no_weights() -> None:
     model = build(config_of("tied"), device="meta", seed=3)
     assert all(p.is_meta for p in model.parameters())

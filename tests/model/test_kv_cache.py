@@ -1,4 +1,4 @@
-"""Generation with cached keys and values gives the tokens that recomputing everything gives, and transformers'."""
+"""Generation with a KV cache gives the same tokens as without, and as transformers."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def greedy(model: Decoder, prompt_BS: torch.Tensor, *, cached: bool) -> torch.Te
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("coalesce", [True, False])
-def test_cached_equals_recomputed_equals_transformers(family: str, coalesce: bool) -> None:
+def test_cached_generation_equals_uncached_and_transformers(family: str, coalesce: bool) -> None:
     pytest.importorskip("transformers", reason="the extra [hf] is not installed")
     config = config_of(family, coalesce=coalesce)
     model, prompt_BS = our_model(config), tokens_of(config, 2, 11)
@@ -42,17 +42,17 @@ def test_cached_equals_recomputed_equals_transformers(family: str, coalesce: boo
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunks", [[20], [1] * 20, [7, 6, 1, 6], [1, 19]])
 @torch.no_grad()
-def test_a_prompt_in_any_chunks_gives_the_same_logits(family: str, chunks: list[int]) -> None:
+def test_a_prompt_in_chunks_of_any_size_gives_the_same_logits(family: str, chunks: list[int]) -> None:
     config = config_of(family)
     model, tokens_BS = our_model(config, torch.float64), tokens_of(config, 2, 20)
     cache = cache_for(config, 20, dtype=torch.float64)
-    parts = [model(part, cache=cache) for part in tokens_BS.split(chunks, dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens_BS), rtol=1e-11, atol=1e-11)
+    outputs = [model(chunk, cache=cache) for chunk in tokens_BS.split(chunks, dim=1)]
+    torch.testing.assert_close(torch.cat(outputs, dim=1), model(tokens_BS), rtol=1e-11, atol=1e-11)
     assert cache.length == 20
 
 
 @torch.no_grad()
-def test_a_full_cache_refuses_before_anything_is_stored() -> None:
+def test_a_full_cache_raises_before_anything_is_stored() -> None:
     config = config_of("llama2-mha")
     model, cache = our_model(config), cache_for(config, 8)
     model(tokens_of(config, 2, 6), cache=cache)
@@ -62,12 +62,12 @@ def test_a_full_cache_refuses_before_anything_is_stored() -> None:
 
 
 @torch.no_grad()
-def test_a_bf16_cache_serves_a_model_that_computes_in_bf16() -> None:
+def test_a_bf16_cache_works_for_a_model_that_computes_in_bf16() -> None:
     config = config_of("llama31-gqa")
     model, tokens_BS = our_model(config), tokens_of(config, 2, 12)
     model.compute = torch.bfloat16
     cache = cache_for(config, 12, dtype=torch.bfloat16)
-    parts = torch.cat([model(part, cache=cache) for part in tokens_BS.split(5, dim=1)], dim=1)
+    outputs = torch.cat([model(chunk, cache=cache) for chunk in tokens_BS.split(5, dim=1)], dim=1)
     whole = model(tokens_BS)
     # other kernels for chunks, so bf16 roundings differ: 11 per block and one for the logits, 2^-9 each, on both sides
-    assert float((parts - whole).norm() / whole.norm()) < 2 * (11 * config.layers + 1) * 2.0**-9
+    assert float((outputs - whole).norm() / whole.norm()) < 2 * (11 * config.layers + 1) * 2.0**-9

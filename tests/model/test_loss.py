@@ -1,4 +1,4 @@
-"""The loss without logits: what the plain loss gives, in memory that does not grow with vocabulary times tokens."""
+"""The chunked loss equals the plain loss, and its memory does not grow with vocabulary times tokens."""
 
 import multiprocessing
 
@@ -16,14 +16,14 @@ TOKENS, WIDTH, VOCABULARY = 1000, 48, 97
 
 
 class InChunks(CrossEntropy):
-    """Chunks that do not divide the tokens, so that the last one is shorter."""
+    """Chunks whose size does not divide the tokens, so that the last one is shorter."""
 
     def chunk(self, columns: int) -> int:
         return 256
 
 
 def given(dtype: torch.dtype, weights: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states, head and labels, a tenth of them ignored and a whole chunk too."""
+    """Hidden states, head and labels. A tenth of the labels is ignored, and a complete chunk."""
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(4, TOKENS // 4, WIDTH, generator=generator, dtype=torch.float64)
     head = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64) / WIDTH**0.5
@@ -52,10 +52,12 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     ],
     ids=["float64", "float32", "bf16 over fp32 weights", "bf16"],
 )
-def test_it_is_the_plain_loss(dtype: torch.dtype, weights: torch.dtype, unit: float) -> None:
-    """Against the plain loss in float64 of the same numbers. Rounded to ``unit`` are, one after the other: weight,
-    logits, the gradient by logits, each chunk's product, and the result; sums over at most 256 terms in fp32 or wider
-    add the square root of that many units of theirs. A rounded logit of size 4 moves a probability by 4 units.
+def test_the_chunked_loss_equals_the_plain_loss(dtype: torch.dtype, weights: torch.dtype, unit: float) -> None:
+    """Compare with the plain loss in float64 of the same numbers.
+
+    Weight, logits, the gradient by logits, each chunk's product and the result are rounded to ``unit`` one after the
+    other. Sums over at most 256 terms in fp32 or wider add the square root of that many units of their dtype. A
+    rounding error of a logit of size 4 changes a probability by 4 units.
     """
     hidden, head, labels = given(dtype, weights)
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, head)]
@@ -72,9 +74,11 @@ def test_it_is_the_plain_loss(dtype: torch.dtype, weights: torch.dtype, unit: fl
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=["fp32 weights", "bf16 weights"])
-def test_the_gradient_of_a_head_is_added_up_over_chunks_in_fp32(weights: torch.dtype) -> None:
-    """The same chunk of bf16 64 times over: k times a number of 8 bits has 14 at most, which fp32 holds, so that the
-    sum is exactly 64 times the gradient of one chunk. bf16 would round most of the sums on the way.
+def test_the_gradient_of_the_head_is_accumulated_over_chunks_in_fp32(weights: torch.dtype) -> None:
+    """Repeat the same bf16 chunk 64 times.
+
+    k times a number of 8 bits has at most 14 bits, which fp32 represents exactly. So the sum is exactly 64 times the
+    gradient of one chunk. A bf16 accumulator would round most partial sums.
     """
     generator = torch.Generator().manual_seed(4)
     chunk = torch.randn(256, WIDTH, generator=generator).bfloat16()
@@ -90,7 +94,7 @@ def test_the_gradient_of_a_head_is_added_up_over_chunks_in_fp32(weights: torch.d
     naive = torch.zeros(VOCABULARY, WIDTH, dtype=torch.bfloat16)
     for _ in range(64):
         naive += gradient(1).bfloat16()
-    assert (naive != 64 * gradient(1).bfloat16()).float().mean() > 0.5, "the test sees sums in bf16"
+    assert (naive != 64 * gradient(1).bfloat16()).float().mean() > 0.5, "the test would detect accumulation in bf16"
 
 
 def test_without_gradients_only_the_loss_is_computed() -> None:
@@ -106,7 +110,7 @@ def test_without_gradients_only_the_loss_is_computed() -> None:
     assert head.grad is not None and distance(head.grad, expected) < 100 * 2.0**-53
 
 
-def test_nothing_labelled_is_no_loss_and_no_gradient() -> None:
+def test_loss_and_gradients_are_zero_without_labels() -> None:
     hidden, head, labels = given(torch.float32, torch.float32)
     found = head_loss(hidden, head, torch.full_like(labels, IGNORED), InChunks())
     found.backward()
@@ -115,7 +119,7 @@ def test_nothing_labelled_is_no_loss_and_no_gradient() -> None:
 
 
 def _peak(chunked: bool, tokens: int, vocabulary: int, width: int) -> int:
-    """Bytes that forward and backward of a loss add to the memory of a process of its own."""
+    """Bytes that forward and backward of a loss add to the peak memory of a fresh process."""
     hidden = torch.randn(1, tokens, width, dtype=torch.float32).requires_grad_()
     head = torch.randn(vocabulary, width).requires_grad_()
     labels = torch.zeros(1, tokens, dtype=torch.int64)
@@ -127,16 +131,18 @@ def _peak(chunked: bool, tokens: int, vocabulary: int, width: int) -> int:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_tokens() -> None:
-    """A chunk of fp32 logits, twice (the logits and what is subtracted from them go in place; the allocator keeps one
-    more), gradients by hidden and head twice, and 64 MB of slack; the plain loss needs all logits three times.
+    """Peak memory is two chunks of fp32 logits, gradients by hidden and head twice, and 64 MB of slack.
+
+    The logits are modified in place, but the allocator keeps one more chunk. The plain loss needs all logits three
+    times.
     """
     vocabulary, width = 32_768, 64
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        few, many, whole = (
+        few, many, plain_loss = (
             pool.apply(_peak, (chunked, tokens, vocabulary, width))
             for chunked, tokens in ((True, 1024), (True, 4096), (False, 4096))
         )
     logits = 4 * vocabulary * 4096
-    assert whole > 1.5 * logits
+    assert plain_loss > 1.5 * logits
     assert many - few < 0.05 * logits
     assert many < 2 * loss._CHUNK_BYTES + 2 * 4 * width * (vocabulary + 4096) + 64e6

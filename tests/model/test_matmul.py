@@ -1,4 +1,4 @@
-"""Products follow the dtype of the activations; widened ones are the native ones, rounded once."""
+"""Matrix products use the dtype of the activations; widened products are rounded once, like native ones."""
 
 import pytest
 import torch
@@ -23,13 +23,13 @@ def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 @pytest.fixture(params=[False, True], ids=["native", "widened"])
 def widened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Both kinds of CPU, whichever this one is."""
+    """Test both kinds of CPU, with and without bf16 instructions, on any machine."""
     monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", request.param)
     return bool(request.param)
 
 
 def close(ours: torch.Tensor, exact: torch.Tensor, roundings: int = 1) -> None:
-    """Within so many roundings to bf16 of the exact result, and of its largest entry: terms that cancel."""
+    """Assert an error within some bf16 roundings of the exact result, and cancellation by its largest entry."""
     assert ours.dtype == B
     error = (ours.double() - exact.double()).abs()
     assert (error <= roundings * 2.0**-8 * exact.double().abs() + 2.0**-14 * exact.double().abs().max()).all()
@@ -49,7 +49,7 @@ def test_linear_rounds_once() -> None:
 
 
 @pytest.mark.usefixtures("widened")
-def test_weights_follow_the_activations_and_gradients_the_weights() -> None:
+def test_weights_are_cast_to_the_dtype_of_activations_and_gradients_to_that_of_weights() -> None:
     weight = torch.randn(16, 64, requires_grad=True)
     out = products.linear(torch.randn(4, 64).to(B), weight)
     assert out.dtype == B
@@ -58,8 +58,8 @@ def test_weights_follow_the_activations_and_gradients_the_weights() -> None:
 
 
 @pytest.mark.usefixtures("widened")
-def test_attention_errs_by_the_rounding_of_probabilities_and_result() -> None:
-    """The native kernel rounds probabilities to bf16 and the sums of them, the widened one neither."""
+def test_attention_error_is_the_rounding_of_probabilities_and_result() -> None:
+    """The native kernel rounds probabilities and their sums to bf16, the widened kernel neither."""
     q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
     exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
     expected = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)
@@ -72,7 +72,7 @@ def test_attention_errs_by_the_rounding_of_probabilities_and_result() -> None:
         assert (found.double() - right).norm() <= 4 * 2.0**-9 * right.norm()
 
 
-def test_widened_attention_is_the_fp32_kernel_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widened_attention_is_the_rounded_result_of_the_fp32_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", True)
     q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
     mask = torch.ones(24, 24, dtype=torch.bool).tril()
@@ -81,8 +81,8 @@ def test_widened_attention_is_the_fp32_kernel_rounded(monkeypatch: pytest.Monkey
     close(attend(q, k, v, mask), wide)
 
 
-def test_a_frequent_tokens_gradient_is_added_up_in_fp32() -> None:
-    """4,096 times 1 + 2^-7: added up in bf16 it would stop at 256."""
+def test_the_gradient_of_a_frequent_token_is_accumulated_in_fp32() -> None:
+    """4,096 times 1 + 2^-7: a bf16 sum would stop at 256."""
     weight = torch.zeros(3, 2, dtype=B, requires_grad=True)
     out = products.embed(torch.ones(64, 64, dtype=torch.int64), weight)
     out.backward(torch.full(out.shape, 1 + 2.0**-7, dtype=B))

@@ -1,4 +1,4 @@
-"""The same numbers as transformers: logits and the gradient of every parameter, for every family, fused or not."""
+"""Logits and the gradient of every parameter equal those of transformers, for every model family, fused or not."""
 
 import math
 
@@ -29,7 +29,7 @@ def theirs(config: ModelConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     with float64_norms(reference):
         logits = reference(tokens_of(config), use_cache=False).logits
     _loss(logits, config).backward()
-    # o_proj.bias is the zero bias that Qwen3 wants and our models do not have.
+    # o_proj.bias is the zero bias that Qwen3 has and hlat's models do not.
     grads = {name: p.grad for name, p in reference.named_parameters() if not name.endswith("o_proj.bias")}
     return logits.detach(), grads
 
@@ -56,11 +56,12 @@ def test_float64_agrees_to_1e_9(family: str, coalesce: bool) -> None:
 def longest_path(config: ModelConfig, length: int) -> float:
     """Roundings along the longest path through the model, in units of u, where a sum of n products counts sqrt(n).
 
-    A dot product of n terms errs by about sqrt(n) u relative to its size (Higham and Mary 2019: n u at worst, sqrt(n) u
-    where the errors are independent). A block has the products of q/k/v (n = D), scores (E), values (S), output (H E),
-    gate/up (D) and down (I), and 16 pointwise roundings: two norms of 4, rotation 3, softmax 3, silu and its product 2.
-    The errors of a path are added up, not averaged, and no credit is given for the residual stream, which carries most
-    of the signal past each block untouched: that is what pays for amplification inside a block.
+    A dot product of n terms has an error of about sqrt(n) u relative to its size (Higham and Mary 2019: n u at worst,
+    sqrt(n) u where the errors are independent). A block has the products of q/k/v (n = D), scores (E), values (S),
+    output (H E), gate/up (D) and down (I), and 16 pointwise roundings: two norms of 4, rotation 3, softmax 3, silu and
+    its product 2. The errors of a path are added, not averaged, and the residual stream, which carries most of the
+    signal past each
+    block unchanged, is not taken into account: that compensates for amplification inside a block.
     """
     head_dim = config.n_head_dim
     products = [config.hidden_size, head_dim, length, config.heads * head_dim, config.hidden_size]
@@ -69,23 +70,24 @@ def longest_path(config: ModelConfig, length: int) -> float:
 
 
 @pytest.mark.parametrize(("family", "coalesce"), CASES)
-def test_float32_errs_no_more_than_rounding_explains(family: str, coalesce: bool) -> None:
+def test_float32_error_is_explained_by_rounding(family: str, coalesce: bool) -> None:
     config = config_of(family, coalesce=coalesce)
     logits, grads = ours(config, torch.float32)
     expected_logits, expected_grads = theirs(config)
     batch, length = tokens_of(config).shape
     path, u = longest_path(config, length), 2.0**-24
     assert distance(logits, expected_logits) < path * u
-    # Backward walks the path a second time and sums the gradient of a weight over all tokens.
+    # Backward follows the path a second time and sums the gradient of a weight over all tokens.
     bound = (2 * path + math.sqrt(batch * length)) * u
     assert max(distance(grads[name], expected_grads[name]) for name in grads) < bound
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bf16_errs_no_more_than_its_rounding_explains(family: str) -> None:
-    """Products accumulate in fp32, so each tensor is rounded once, by 2^-9 at most: 13 times on the path of a block
-    (two norms, q/k/v, rotation, softmax, values, output, gate/up, silu, product, down, two sums), once for its weights,
-    and three times for the embedding, the final norm and the logits.
+def test_bf16_error_is_explained_by_rounding(family: str) -> None:
+    """Count the roundings: matrix products accumulate in fp32, so each tensor is rounded once, by at most 2^-9.
+
+    There are 13 roundings on the path of a block (two norms, q/k/v, rotation, softmax, values, output, gate/up, silu,
+    product, down, two sums), one of its weights, and three for the embedding, the final norm and the logits.
     """
     config = config_of(family)
     model = our_model(config)

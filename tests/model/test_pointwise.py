@@ -1,4 +1,4 @@
-"""The written-out backward passes are the derivatives of their forward passes, and the dtypes are as promised."""
+"""Hand-written backward passes are the derivatives of their forward passes, and dtypes are as documented."""
 
 import pytest
 import torch
@@ -22,11 +22,11 @@ def test_rotate_is_a_rotation_and_matches_its_numerical_derivative() -> None:
     angle = torch.randn(5, 1, 4)
     cos, sin = angle.cos(), angle.sin()
     x = leaf(2, 5, 3, 8)
-    turned = rotate(x, cos, sin)
+    rotated = rotate(x, cos, sin)
     # cos and sin are fp32, so cos^2 + sin^2 = 1 up to 2 roundings of 2^-24 each
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=4 * 2.0**-24, atol=0)
+    torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), rtol=4 * 2.0**-24, atol=0)
     pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos.double(), sin.double())
-    torch.testing.assert_close(turned, torch.cat([pairs.real, pairs.imag], -1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(rotated, torch.cat([pairs.real, pairs.imag], -1), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(lambda a: rotate(a, cos.double(), sin.double()), (x,))
 
 
@@ -40,7 +40,7 @@ def test_swiglu_matches_torch_and_its_numerical_derivative() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_every_op_returns_the_dtype_it_got(dtype: torch.dtype) -> None:
+def test_every_operation_returns_the_dtype_of_its_input(dtype: torch.dtype) -> None:
     x, weight = leaf(2, 4, 8).detach().to(dtype).requires_grad_(), leaf(8).detach().to(dtype).requires_grad_()
     angle = torch.randn(4, 4)
     outputs = [rms_norm(x, weight, 1e-5), rotate(x, angle.cos(), angle.sin()), swiglu(x, x)]
@@ -50,7 +50,7 @@ def test_every_op_returns_the_dtype_it_got(dtype: torch.dtype) -> None:
 
 
 def test_norm_statistics_of_bf16_are_fp32() -> None:
-    """1 + 2^-7 squared 2,048 times: in bf16 the running sum would stop growing at 256."""
+    """The sum of 2,048 squares of 1 + 2^-7: in bf16 it would stop at 256."""
     x = torch.full((1, 2048), 1 + 2.0**-7, dtype=torch.bfloat16)
     out = rms_norm(x, torch.ones(2048), 1e-5)
     assert torch.equal(out, torch.ones_like(out))

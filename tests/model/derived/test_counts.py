@@ -1,4 +1,4 @@
-"""Counts are held against what is really there: built models, PyTorch's FLOP counter, tensors saved for backward."""
+"""Counts equal measurements: parameters of built models, PyTorch's FLOP counter, tensors saved for backward."""
 
 import pytest
 import torch
@@ -30,14 +30,14 @@ KINDS = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_have_as_many_parameters_as_counted_and_published(preset: str) -> None:
+def test_parameter_counts_of_presets_equal_built_models_and_published_numbers(preset: str) -> None:
     config = ModelConfig(**PRESETS[preset])
     built = sum(p.numel() for p in build(config, device="meta", seed=None).parameters())
     assert count_parameters(config).total == built == PUBLISHED.get(preset, built)
 
 
 @pytest.mark.parametrize(("family", "coalesce"), KINDS)
-def test_components_are_counted_as_built(family: str, coalesce: bool) -> None:
+def test_parameter_counts_by_component_equal_the_built_model(family: str, coalesce: bool) -> None:
     config = config_of(family, coalesce=coalesce)
     model = build(config, device="meta", seed=None)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -51,8 +51,8 @@ def test_components_are_counted_as_built(family: str, coalesce: bool) -> None:
 
 
 @pytest.mark.parametrize(("family", "coalesce"), KINDS)
-def test_full_convention_is_what_the_flop_counter_sees(family: str, coalesce: bool) -> None:
-    """With attention as plain products: the counter knows no CPU flash kernel, and counts recomputation in others."""
+def test_flops_by_the_full_convention_equal_torchs_flop_counter(family: str, coalesce: bool) -> None:
+    """Attention uses plain products: the counter does not support the CPU flash kernel, and counts recomputation."""
     config = config_of(family, coalesce=coalesce)
     model, tokens = our_model(config), tokens_of(config)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
@@ -65,7 +65,7 @@ def test_full_convention_is_what_the_flop_counter_sees(family: str, coalesce: bo
     assert total == tokens.numel() * flops_per_token(config, length, "full")
 
 
-def test_causal_convention_counts_the_pairs_there_are() -> None:
+def test_flops_by_the_causal_convention_count_each_query_key_pair() -> None:
     config, length = config_of("llama31-gqa"), 48
     pairs = sum(position + 1 for position in range(length))
     per_pair = 3 * 4 * config.layers * config.heads * config.n_head_dim
@@ -76,21 +76,21 @@ def test_causal_convention_counts_the_pairs_there_are() -> None:
 
 
 def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
-    """Bytes of all storages kept for backward, each once, without the parameters and the rotation tables."""
+    """Bytes of all storages saved for backward, each once, except for parameters and rotation tables."""
     model = our_model(config, MODES[mode].weights)
     model.compute = MODES[mode].compute
-    model(tokens[:, :2])  # makes the tables
+    model(tokens[:, :2])  # creates the tables
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
     known |= {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), tokens.device)}
     kept: dict[int, torch.UntypedStorage] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             kept[storage.data_ptr()] = storage
         return tensor
 
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
     with hooks:
         model(tokens, tokens)
     return sum(storage.nbytes() for storage in kept.values())
@@ -98,31 +98,31 @@ def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
 
 @pytest.mark.parametrize(("family", "coalesce"), KINDS)
 @pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr"])
-def test_activations_are_what_backward_really_keeps(family: str, coalesce: bool, mode: str) -> None:
+def test_activation_bytes_equal_the_tensors_saved_for_backward(family: str, coalesce: bool, mode: str) -> None:
     config = config_of(family, coalesce=coalesce)
     tokens = tokens_of(config, 2, 64)
     counted = activation_bytes(config, *tokens.shape, mode)
     assert counted.total == saved_bytes(config, tokens, mode)
-    # and per layer: one layer more or less is exactly a layer's worth
+    # per layer too: the difference of one layer is exactly per_layer
     fewer = config.model_copy(update={"layers": config.layers - 1})
     assert saved_bytes(config, tokens, mode) - saved_bytes(fewer, tokens, mode) == counted.per_layer
 
 
-def test_a_share_of_a_layer_is_a_share_of_its_bytes() -> None:
-    """Korthikanti et al. 2022, section 4.2.2: with sequence parallelism all but the gathered inputs is divided."""
+def test_tensor_parallelism_divides_activation_bytes_of_a_layer() -> None:
+    """Korthikanti et al. 2022, section 4.2.2: all tensors but the gathered inputs are sharded."""
     config, ranks = config_of("llama31-gqa"), 2
-    part = ModelShard(tensor_index=1, tensor_count=ranks)
+    shard = ModelShard(tensor_index=1, tensor_count=ranks)
     whole = activation_bytes(config, 2, 64, "bf16-sr").layer
-    shared = activation_bytes(config, 2, 64, "bf16-sr", workload=RankWorkload(part, sequence=True)).layer
+    sharded = activation_bytes(config, 2, 64, "bf16-sr", workload=RankWorkload(shard, sequence=True)).layer
     gathered = {"attention_input", "feed_forward_input"}
-    assert {name for name, size in shared.items() if size == whole[name]} == gathered
-    assert all(size * ranks == whole[name] for name, size in shared.items() if name not in gathered)
-    again = activation_bytes(config, 2, 64, "bf16-sr", gathered, RankWorkload(part, sequence=True))
+    assert {name for name, size in sharded.items() if size == whole[name]} == gathered
+    assert all(size * ranks == whole[name] for name, size in sharded.items() if name not in gathered)
+    again = activation_bytes(config, 2, 64, "bf16-sr", gathered, RankWorkload(shard, sequence=True))
     freed = ("attention_input", "feed_forward_input", "attention_norm_scale", "feed_forward_norm_scale")
     assert again.per_layer * ranks == sum(whole.values()) - sum(whole[name] for name in freed)
 
 
-def test_what_is_recomputed_names_all_but_the_input_of_a_block() -> None:
+def test_recomputing_every_step_saves_only_the_input_of_a_block() -> None:
     config = config_of("qwen3-norm-bias-tied")
     everything = activation_bytes(config, 2, 64, "mixed").layer
     assert activation_bytes(config, 2, 64, "mixed", RECOMPUTABLE).layer == {"x": everything["x"]}

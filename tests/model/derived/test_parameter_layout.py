@@ -1,4 +1,4 @@
-"""Rows move between fused and canonical tensors without a bit changing, and shards of groups are self-contained."""
+"""Conversion between fused and canonical tensors is exact, and a shard of complete groups works on its own."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ layouts = st.builds(
 
 
 @given(layouts, st.sampled_from(DTYPES))
-def test_split_and_fuse_are_inverse_and_exact(layout: RowLayout, dtype: torch.dtype) -> None:
+def test_split_and_fuse_are_exact_inverses(layout: RowLayout, dtype: torch.dtype) -> None:
     fused = torch.randn(layout.shape).to(dtype)
     canonical = layout.split(fused)
     assert {name: tuple(t.shape) for name, t in canonical.items()} == layout.canonical_shapes
@@ -36,7 +36,7 @@ def test_split_and_fuse_are_inverse_and_exact(layout: RowLayout, dtype: torch.dt
 
 
 @given(layouts, st.data())
-def test_runs_name_the_rows_that_split_moves(layout: RowLayout, data: st.DataObject) -> None:
+def test_runs_describe_the_rows_that_split_moves(layout: RowLayout, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, layout.rows))
     stop = data.draw(st.integers(start, layout.rows))
     fused = torch.randn(layout.shape)
@@ -62,14 +62,14 @@ def test_conversion_through_canonical_names_is_exact(family: str, dtype: torch.d
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("coalesce", [True, False])
-def test_layouts_name_every_parameter_with_its_shape(family: str, coalesce: bool) -> None:
+def test_layouts_have_every_parameter_and_its_shape(family: str, coalesce: bool) -> None:
     config = config_of(family, coalesce=coalesce)
     parameters = {name: tuple(p.shape) for name, p in build(config, device="meta", seed=None).named_parameters()}
     assert {name: layout.shape for name, layout in parameter_layouts(config).items()} == parameters
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_tied_head_is_no_tensor(family: str) -> None:
+def test_a_tied_head_has_no_canonical_tensor(family: str) -> None:
     config = config_of(family)
     assert ("lm_head.weight" in canonical_shapes(config)) == (not config.tie_embeddings)
     assert build(config, device="cpu", seed=0).state_dict().keys() == parameter_layouts(config).keys()
@@ -83,15 +83,15 @@ def test_every_wrong_name_and_shape_is_listed_at_once() -> None:
     canonical["lm_head.weight"] = torch.empty(3, 64)
     with pytest.raises(CheckpointError) as caught:
         from_canonical(config, canonical)
-    for part in ("model.norm.weight: missing", "model.extra: unexpected", "lm_head.weight: is 3 x 64", "211 x 64"):
-        assert part in str(caught.value)
+    for problem in ("model.norm.weight: missing", "model.extra: unexpected", "lm_head.weight: is 3 x 64", "211 x 64"):
+        assert problem in str(caught.value)
     with pytest.raises(CheckpointError, match="no such parameter"):
         to_canonical(config, {"layers.0.attention.q.weight": torch.empty(64, 64)})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_shard_of_whole_groups_is_a_smaller_model(family: str, ranks: int) -> None:
+def test_a_shard_of_complete_groups_is_a_smaller_model(family: str, ranks: int) -> None:
     """Tensor parallelism by hand: contiguous rows of the fused matrices, columns of the outputs, and a sum."""
     config = config_of(family)
     if config.n_kv_heads % ranks:
@@ -102,7 +102,7 @@ def test_a_shard_of_whole_groups_is_a_smaller_model(family: str, ranks: int) -> 
     tables = model.rope.tables(((0, 8),), x.device)
     expected = block.attention(x, tables), block.feed_forward(x)
     weights = {name: p.detach() for name, p in block.named_parameters()}
-    parts = []
+    outputs = []
     for rank in range(ranks):
         for name in ("attention.qkv.weight", "attention.qkv.bias", "feed_forward.gate_up.weight"):
             if name in weights:
@@ -113,14 +113,14 @@ def test_a_shard_of_whole_groups_is_a_smaller_model(family: str, ranks: int) -> 
             block.get_submodule(name.rpartition(".")[0]).weight = torch.nn.Parameter(
                 weights[name].chunk(ranks, dim=1)[rank]
             )
-        parts.append((block.attention(x, tables), block.feed_forward(x)))
-    for whole, shards in zip(expected, zip(*parts, strict=True), strict=True):
-        torch.testing.assert_close(sum(shards), whole, rtol=1e-12, atol=1e-12)
+        outputs.append((block.attention(x, tables), block.feed_forward(x)))
+    for full, shards in zip(expected, zip(*outputs, strict=True), strict=True):
+        torch.testing.assert_close(sum(shards), full, rtol=1e-12, atol=1e-12)
 
 
 @given(st.integers(1, 128), st.integers(1, 60000))
 @settings(max_examples=200)
-def test_gate_up_blocks_are_whole_and_follow_the_kv_heads(kv_heads: int, inner: int) -> None:
+def test_gate_up_groups_divide_the_rows_and_can_be_sharded_like_kv_heads(kv_heads: int, inner: int) -> None:
     config = ModelConfig(
         vocab_size=8, layers=1, hidden_size=kv_heads * 2, heads=kv_heads, kv_heads=kv_heads, intermediate_size=inner
     )
@@ -136,8 +136,8 @@ def test_the_large_presets_can_be_sharded_over_64_ranks() -> None:
     assert all(gate_up_groups(ModelConfig(**PRESETS[name])) % 64 == 0 for name in large)
 
 
-def test_tokens_are_not_position_dependent_between_calls() -> None:
-    """The rotation tables grow on demand; what was computed before does not change."""
+def test_a_longer_sequence_does_not_change_later_results() -> None:
+    """The rotation tables grow on demand; entries of earlier positions stay the same."""
     config = config_of("llama31-gqa", max_sequence_length=4096)
     model, tokens = our_model(config), tokens_of(config, 1, 16)
     before = model(tokens)

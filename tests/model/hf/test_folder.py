@@ -1,4 +1,4 @@
-"""Folders written for transformers load there and compute the same; its own folders come in and go out unchanged."""
+"""transformers loads exported folders and computes the same; importing and exporting its folders changes no tensor."""
 
 import errno
 import json
@@ -42,7 +42,9 @@ def assert_identical(first: dict[str, torch.Tensor], second: dict[str, torch.Ten
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 60_000])
 @torch.no_grad()
-def test_transformers_loads_an_export_and_computes_the_same(tmp_path: Path, family: str, max_shard_bytes: int) -> None:
+def test_transformers_loads_an_export_and_computes_the_same_logits(
+    tmp_path: Path, family: str, max_shard_bytes: int
+) -> None:
     config = config_of(family)
     folder = write_hf(
         tmp_path / "out", config, canonical_of(config), eos_id=3, bos_id=1, max_shard_bytes=max_shard_bytes
@@ -59,14 +61,14 @@ def test_transformers_loads_an_export_and_computes_the_same(tmp_path: Path, fami
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_import_then_export_is_byte_identical(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
-    """A folder that transformers itself saved, read, fused into our model, taken apart and written again."""
+    """A folder saved by transformers is read, fused into hlat's model, unfused and written again."""
     config = config_of(family)
     source, again = tmp_path / "theirs", tmp_path / "ours"
     twin(our_model(config), dtype).save_pretrained(source, max_shard_size="60KB")
     fields, tensors = read_hf(source)
     read = ModelConfig.model_validate(fields)
-    said = {"head_dim": config.n_head_dim, "kv_heads": config.n_kv_heads}  # a config.json spells the defaults out
-    assert read.model_copy(update=said) == config.model_copy(update=said)
+    explicit = {"head_dim": config.n_head_dim, "kv_heads": config.n_kv_heads}  # config.json has no defaults
+    assert read.model_copy(update=explicit) == config.model_copy(update=explicit)
     model = our_model(read, dtype)
     model.load_state_dict(from_canonical(read, tensors))
     write_hf(again, read, to_canonical(read, dict(model.named_parameters())))
@@ -83,7 +85,7 @@ def test_an_export_can_be_cast_and_streamed(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
-def test_shards_are_as_small_as_asked_and_indexed(tmp_path: Path) -> None:
+def test_shards_respect_the_maximum_size_and_are_indexed(tmp_path: Path) -> None:
     config = config_of("llama2-mha")
     folder = write_hf(tmp_path / "out", config, canonical_of(config), max_shard_bytes=60_000)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -93,12 +95,12 @@ def test_shards_are_as_small_as_asked_and_indexed(tmp_path: Path) -> None:
     for file in files:
         stored = load_file(folder / file)
         assert sum(t.nbytes for t in stored.values()) <= 60_000 or len(stored) == 1
-        assert {name for name, place in index["weight_map"].items() if place == file} == stored.keys()
+        assert {name for name, shard in index["weight_map"].items() if shard == file} == stored.keys()
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in contents(folder).values())
 
 
-def test_a_byte_level_tokenizer_is_copied_and_loads_as_itself(tmp_path: Path) -> None:
-    from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415  (beside its one use)
+def test_a_byte_level_tokenizer_is_copied_and_works_in_transformers(tmp_path: Path) -> None:
+    from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415  (used only here)
 
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(["the cat sat on the mat. " * 50], vocab_size=300, special_tokens=["<|end|>"])
@@ -113,7 +115,7 @@ def test_a_byte_level_tokenizer_is_copied_and_loads_as_itself(tmp_path: Path) ->
     assert loaded.eos_token == "<|end|>"
 
 
-def test_an_existing_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_rejected_and_not_changed(tmp_path: Path) -> None:
     config = config_of("tied")
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(CheckpointError, match="is not empty"):
@@ -135,7 +137,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensors_that_do_not_belong_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_unexpected_tensors_are_rejected_and_nothing_is_left_behind(tmp_path: Path) -> None:
     config = config_of("tied")
     tensors = canonical_of(config)
     tensors["lm_head.weight"] = tensors.pop("model.norm.weight")
@@ -152,7 +154,7 @@ def exported(tmp_path: Path) -> Path:
     return write_hf(tmp_path / "model", config, canonical_of(config), max_shard_bytes=60_000)
 
 
-def test_every_tensor_that_does_not_fit_is_named(exported: Path) -> None:
+def test_every_tensor_that_does_not_fit_is_listed(exported: Path) -> None:
     index = json.loads((exported / "model.safetensors.index.json").read_text())
     shard = exported / index["weight_map"]["model.norm.weight"]
     tensors = load_file(shard)
@@ -164,19 +166,19 @@ def test_every_tensor_that_does_not_fit_is_named(exported: Path) -> None:
     (exported / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError) as caught:
         read_hf(exported)
-    for part in ("model.norm.weight: missing", "model.stray.weight: unexpected", "lm_head.weight: is 5 x 64"):
-        assert part in str(caught.value)
+    for problem in ("model.norm.weight: missing", "model.stray.weight: unexpected", "lm_head.weight: is 5 x 64"):
+        assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1000, -1])
-def test_a_truncated_shard_is_named(exported: Path, keep: int) -> None:
+def test_a_truncated_shard_is_reported_by_name(exported: Path, keep: int) -> None:
     shard = sorted(exported.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=f"{shard.name}: damaged or truncated"):
         read_hf(exported)
 
 
-def test_missing_files_are_named(exported: Path) -> None:
+def test_missing_files_are_reported_by_name(exported: Path) -> None:
     shards = sorted(exported.glob("*.safetensors"))
     for shard in shards[1:3]:
         shard.unlink()
@@ -199,7 +201,7 @@ def test_an_index_cannot_point_outside_its_folder(exported: Path) -> None:
         read_hf(exported)
 
 
-def test_pickled_weights_are_refused_unread(exported: Path) -> None:
+def test_pickled_weights_are_rejected_without_loading_them(exported: Path) -> None:
     for file in [*exported.glob("*.safetensors"), exported / "model.safetensors.index.json"]:
         file.unlink()
     (exported / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/hacked'\ntR.")
@@ -207,8 +209,8 @@ def test_pickled_weights_are_refused_unread(exported: Path) -> None:
         read_hf(exported)
 
 
-def test_what_old_files_store_besides_is_left_out(tmp_path: Path) -> None:
-    """Rotary frequencies as buffers, and a tied head stored a second time: read if they agree, else refused."""
+def test_redundant_tensors_of_old_files_are_ignored(tmp_path: Path) -> None:
+    """Rotary frequencies as buffers are ignored, and a second copy of a tied head if it agrees, else it is an error."""
     config = config_of("tied")
     folder = write_hf(tmp_path / "model", config, canonical_of(config))
     tensors = load_file(folder / "model.safetensors")
@@ -223,7 +225,7 @@ def test_what_old_files_store_besides_is_left_out(tmp_path: Path) -> None:
         read_hf(folder)
 
 
-def test_a_llama_with_attention_bias_comes_in_only_if_its_output_bias_is_zero(tmp_path: Path) -> None:
+def test_a_llama_with_attention_bias_is_imported_only_if_its_output_bias_is_zero(tmp_path: Path) -> None:
     settings = transformers.LlamaConfig(
         vocab_size=50,
         hidden_size=32,
@@ -240,7 +242,7 @@ def test_a_llama_with_attention_bias_comes_in_only_if_its_output_bias_is_zero(tm
     theirs.save_pretrained(tmp_path / "zero")
     fields, tensors = read_hf(tmp_path / "zero")
     again = write_hf(tmp_path / "again", ModelConfig.model_validate(fields), tensors)
-    back = transformers.AutoModelForCausalLM.from_pretrained(again)  # a Qwen2, which has just these biases
+    back = transformers.AutoModelForCausalLM.from_pretrained(again)  # a Qwen2, which has exactly these biases
     tokens = torch.arange(20)[None]
     assert type(back).__name__ == "Qwen2ForCausalLM"
     assert torch.equal(back(tokens).logits, theirs.eval()(tokens).logits)

@@ -1,4 +1,4 @@
-"""One small model of every family we read, and its twin in transformers with the same weights."""
+"""A small model of every supported family, and the same model with the same weights in transformers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ BASE: dict[str, Any] = {
     "heads": 4,
     "max_sequence_length": 256,
     "norm_eps": 1e-5,
-    # large enough that attention is far from uniform and a wrong sign or a wrong angle shows
+    # large enough that attention is far from uniform, so that a wrong sign or angle changes results
     "init_std": 0.15,
 }
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 64}
@@ -37,12 +37,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def config_of(family: str, **more: Any) -> ModelConfig:
-    """The small model of a family."""
+    """Model section of a family's small model."""
     return ModelConfig.model_validate({**BASE, **FAMILIES[family], **more})
 
 
 def our_model(config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int = 1) -> Decoder:
-    """Our model, with norms and biases moved off one and zero so that they show. Values are exact in fp32."""
+    """Build hlat's model, with norms different from one and biases from zero, so that they matter. Values are fp32."""
     model = build(config, device="cpu", seed=seed)
     canonical = to_canonical(config, dict(model.named_parameters()))
     with torch.no_grad():
@@ -55,12 +55,12 @@ def our_model(config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int
 
 
 def load(model: Decoder, canonical: dict[str, torch.Tensor]) -> None:
-    """Put canonical weights into one of our models."""
+    """Load canonical weights into a model."""
     model.load_state_dict(from_canonical(model.config, canonical))
 
 
 def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
-    """The same model in transformers, built from our own config.json and carrying the same weights."""
+    """Build the same model in transformers, from the exported config.json and with the same weights."""
     import transformers  # noqa: PLC0415  (slow to import, and an extra)
 
     config = model.config
@@ -82,7 +82,7 @@ def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def float64_norms(theirs: nn.Module) -> Iterator[None]:
-    """Transformers' RMSNorm casts down to fp32 even in a float64 model; as a reference it must not."""
+    """Replace transformers' RMSNorm, which casts to fp32 even in a float64 model, while it is the reference."""
     norms = {type(module) for module in theirs.modules() if type(module).__name__.endswith("RMSNorm")}
     saved = {cls: cls.forward for cls in norms}
 
@@ -99,5 +99,5 @@ def float64_norms(theirs: nn.Module) -> Iterator[None]:
 
 
 def tokens_of(config: ModelConfig, batch: int = 2, length: int = 48) -> torch.Tensor:
-    """Random tokens, always the same."""
+    """Random tokens, the same at every call."""
     return torch.randint(0, config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(3))
