@@ -1,4 +1,4 @@
-"""The budget: the least recomputation that fits, and what is said where nothing does."""
+"""The budget solver finds the cheapest recomputation that fits; if nothing fits, the error suggests a budget."""
 
 from collections import Counter
 from itertools import combinations_with_replacement
@@ -21,29 +21,29 @@ from tests.support.activation_checkpointing.small import BASE, BATCH, LENGTH, MO
 GIB = 1 << 30
 
 
-def ways_of(numbers: list[tuple[int, int]]) -> list[BlockPolicy]:
+def policies_of(numbers: list[tuple[int, int]]) -> list[BlockPolicy]:
     return [BlockPolicy(frozenset({str(index)}), kept, cost) for index, (kept, cost) in enumerate(numbers)]
 
 
-WAYS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=6).map(ways_of)
+POLICY_LISTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=6).map(policies_of)
 
 
-@given(WAYS, st.integers(1, 4), st.integers(0, 260))
-def test_beside_all_combinations(ways: list[BlockPolicy], blocks: int, budget: int) -> None:
-    """What is chosen fits; it is found where there is one; it costs at most a step of one block more than the best."""
+@given(POLICY_LISTS, st.integers(1, 4), st.integers(0, 260))
+def test_the_solver_is_compared_with_all_combinations(policies: list[BlockPolicy], blocks: int, budget: int) -> None:
+    """A choice is found if there is one, it fits, and it costs at most one block's difference more than the best."""
     fitting = [
-        sum(way.cost for way in choice)
-        for choice in combinations_with_replacement(ways, blocks)
-        if sum(way.kept for way in choice) <= budget
+        sum(policy.cost for policy in choice)
+        for choice in combinations_with_replacement(policies, blocks)
+        if sum(policy.kept for policy in choice) <= budget
     ]
-    chosen = cheapest(ways, blocks, budget)
+    chosen = cheapest(policies, blocks, budget)
     assert (chosen is None) == (not fitting)
     if chosen is not None:
-        cost = sum(way.cost for way in chosen)
-        assert len(chosen) == blocks and sum(way.kept for way in chosen) <= budget
-        step = max(way.cost for way in ways) - min(way.cost for way in ways)
+        cost = sum(policy.cost for policy in chosen)
+        assert len(chosen) == blocks and sum(policy.kept for policy in chosen) <= budget
+        step = max(policy.cost for policy in policies) - min(policy.cost for policy in policies)
         assert min(fitting) <= cost <= min(fitting) + (step if blocks > 1 else 0)
-        assert [way.kept for way in chosen] == sorted(way.kept for way in chosen)
+        assert [policy.kept for policy in chosen] == sorted(policy.kept for policy in chosen)
 
 
 def recipe(budget_gib: float | None, mode: str = "fp32", **sections: Any) -> Recipe:
@@ -60,35 +60,37 @@ def recipe(budget_gib: float | None, mode: str = "fp32", **sections: Any) -> Rec
 
 
 def plan(
-    budget_gib: float | None, mode: str = "fp32", part: ModelShard = FULL_MODEL, **sections: Any
+    budget_gib: float | None, mode: str = "fp32", shard: ModelShard = FULL_MODEL, **sections: Any
 ) -> ActivationPlan:
-    return plan_activations(recipe(budget_gib, mode, **sections), part, 1, 0, "cpu")
+    return plan_activations(recipe(budget_gib, mode, **sections), shard, 1, 0, "cpu")
 
 
 def bounds(mode: str) -> tuple[int, int]:
-    """Bytes with everything computed again, and with nothing."""
+    """Bytes saved with full recomputation and with none."""
     config = recipe(None).model
     least = activation_bytes(config, BATCH, LENGTH, mode, POLICIES["full"]).total
     return least, activation_bytes(config, BATCH, LENGTH, mode).total
 
 
 @pytest.mark.parametrize("mode", MODES_TESTED)
-def test_a_run_keeps_what_its_plan_says_and_stays_below_the_budget(mode: str) -> None:
+def test_a_model_saves_the_bytes_of_its_plan_and_stays_within_the_budget(mode: str) -> None:
     least, most = bounds(mode)
     config, costs = recipe(None).model, []
-    for share in (0.0, 0.15, 0.4, 0.7, 0.95, 1.0):
-        budget = least + share * (most - least)
+    for fraction in (0.0, 0.15, 0.4, 0.7, 0.95, 1.0):
+        budget = least + fraction * (most - least)
         chosen = plan(budget / GIB, mode)
         assert kept(model_of(config, mode, list(chosen.recomputed))) == chosen.kept <= budget
-        assert chosen.kept > budget - (most - least) / config.layers, "less than a block's worth is left unused"
+        assert chosen.kept > budget - (most - least) / config.layers, (
+            "the unused part of the budget is less than a block"
+        )
         costs.append(sum(map(len, chosen.recomputed)))
-        assert len(set(chosen.recomputed)) <= 3, "few kinds of blocks"
+        assert len(set(chosen.recomputed)) <= 3, "few different policies"
     assert costs == sorted(costs, reverse=True)
-    assert costs[-1] == 0, "where all fits, nothing is computed again"
+    assert costs[-1] == 0, "nothing is recomputed if everything fits"
 
 
-def test_cheap_pieces_go_first() -> None:
-    """Pointwise pieces free more bytes per second than products, and products more than attention of long sequences."""
+def test_cheap_steps_are_recomputed_first() -> None:
+    """Pointwise steps free more bytes per second than matrix products, and these more than attention of long sequences."""
     config = recipe(None, model=wide(2048)).model
     least, most = (activation_bytes(config, BATCH, 8192, "bf16-sr", names).total for names in (POLICIES["full"], ()))
     order: list[str] = []
@@ -107,7 +109,7 @@ def wide(width: int) -> dict[str, Any]:
     return {**BASE, "layers": 6, "hidden_size": width, "intermediate_size": 3 * width}
 
 
-def test_a_budget_that_is_too_small_says_what_would_do() -> None:
+def test_a_budget_that_is_too_small_is_rejected_with_suggestions_that_work() -> None:
     least, _ = bounds("fp32")
     with pytest.raises(RecipeError) as caught:
         plan(0.75 * least / GIB)
@@ -115,13 +117,13 @@ def test_a_budget_that_is_too_small_says_what_would_do() -> None:
     assert problem.path == "memory.budget_gib" and "2 x 40 tokens" in problem.reason
     assert {fix.path for fix in problem.fixes} == {"memory.budget_gib", "batch.micro_batch"}
     assert "parallel.tensor" in problem.remedy and "batch.micro_batch=1" in problem.remedy
-    for fix in problem.fixes:  # each does
+    for fix in problem.fixes:  # each suggestion works
         batch = {"global_batch": 8, "micro_batch": fix.value if fix.path == "batch.micro_batch" else 2}
         budget = fix.value if fix.path == "memory.budget_gib" else 0.75 * least / GIB
         assert plan(budget, batch=batch).kept <= budget * GIB
 
 
-def test_what_was_chosen_is_said_in_a_line() -> None:
+def test_a_plan_is_summarised_in_one_line() -> None:
     least, most = bounds("fp32")
     assert str(plan(None)).endswith("6 blocks recompute nothing")
     assert "6 blocks recompute everything" in str(plan(least / GIB))
@@ -130,9 +132,11 @@ def test_what_was_chosen_is_said_in_a_line() -> None:
     assert sum(int(word) for word in line.split(";")[1].split() if word.isdigit()) == 6
 
 
-def test_blocks_that_keep_less_come_first() -> None:
-    """They are computed again when those behind them have been freed."""
+def test_blocks_that_save_less_come_first() -> None:
+    """They are recomputed when the blocks after them are freed already."""
     least, most = bounds("fp32")
     chosen = plan((least + most) / 2 / GIB)
-    sizes = [activation_bytes(recipe(None).model, BATCH, LENGTH, "fp32", one).per_layer for one in chosen.recomputed]
+    sizes = [
+        activation_bytes(recipe(None).model, BATCH, LENGTH, "fp32", names).per_layer for names in chosen.recomputed
+    ]
     assert sizes == sorted(sizes) and len(Counter(sizes)) > 1

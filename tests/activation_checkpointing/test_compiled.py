@@ -1,4 +1,4 @@
-"""Compiled blocks recompute inside of their graph, by the same plan, applied before or after."""
+"""Compiled blocks recompute within their graph, following the same plan, applied before or after compilation."""
 
 import shutil
 from functools import cache, partial
@@ -10,15 +10,15 @@ import torch.nn.attention.flex_attention
 from hlat.activation_checkpointing import POLICIES, checkpoint_activations
 from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.model import Decoder, DocumentMask
-from hlat.model import document_mask as documents
+from hlat.model import document_mask as document_mask_module
 from hlat.model.derived import RankWorkload, activation_bytes
 from hlat.model.document_mask import block_mask
-from tests.support.activation_checkpointing.small import LENGTH, config_of, model_of, places, tokens
+from tests.support.activation_checkpointing.small import LENGTH, config_of, document_positions, model_of, tokens
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 CHOICE = frozenset({"inner", "gate_up", "attention_input"})
-EXTRA = 8192  # bytes per block: torch keeps the state of the CPU's random generator, though told not to
+EXTRA = 8192  # bytes per block: torch saves the state of the CPU's random generator despite preserve_rng_state=False
 
 
 def compiled(order: str) -> Decoder:
@@ -31,19 +31,19 @@ def compiled(order: str) -> Decoder:
 
 
 def saved(model: Decoder, positions: torch.Tensor | None = None) -> tuple[torch.Tensor, int]:
-    """The loss, and bytes of what is saved for backward beside the parameters."""
+    """Compute the loss, and the bytes saved for backward except for parameters."""
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
     ids = tokens()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         loss = model(ids, ids, positions=positions)
     tables = {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), ids.device)}
-    return loss, sum(one.nbytes() for where, one in kept.items() if where not in known | tables)
+    return loss, sum(storage.nbytes() for address, storage in kept.items() if address not in known | tables)
 
 
 def test_a_compiled_block_follows_the_plan() -> None:
@@ -62,7 +62,7 @@ def test_a_compiled_block_follows_the_plan() -> None:
         results.append(kept)
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert ours.grad is not None and theirs.grad is not None
-            # fused multiply-adds and another order of additions, over some 50 operations of up to 112 terms
+            # fused multiply-adds and another order of summation, over about 50 operations of up to 112 terms
             assert (ours.grad - theirs.grad).norm() <= 2 * 50 * 11 * 2.0**-24 * theirs.grad.norm()
     assert results[0] == results[1]
 
@@ -79,55 +79,58 @@ def in_float64() -> Decoder:
     return model
 
 
-def other_places() -> torch.Tensor:
-    """As many rows as ``places`` has, with documents that begin and end elsewhere."""
+def other_positions() -> torch.Tensor:
+    """Positions of as many rows as in ``document_positions``, with other document boundaries."""
     return torch.stack([torch.cat([torch.arange(n) for n in (3, LENGTH - 3)]), torch.zeros(LENGTH, dtype=torch.int64)])
 
 
-def test_isolated_documents_follow_the_plan_and_are_compiled_once() -> None:
+def test_attention_within_documents_follows_the_plan_and_is_compiled_once() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     config = config_of("coalesced")
     model, plain = compiled("plan last"), model_of(config, "fp32", [frozenset()] * 2)
-    loss, kept = saved(model, places())
+    loss, kept = saved(model, document_positions())
     loss.backward()
-    share = RankWorkload(isolated=True)
-    assert kept <= activation_bytes(config, *tokens().shape, "fp32", CHOICE, share).total + config.layers * EXTRA
-    for positions in (places(), other_places()):
+    workload = RankWorkload(isolated=True)
+    assert kept <= activation_bytes(config, *tokens().shape, "fp32", CHOICE, workload).total + config.layers * EXTRA
+    for positions in (document_positions(), other_positions()):
         for ours, theirs in zip(gradients(model, positions), gradients(plain, positions), strict=True):
-            # as above
+            # the same bound as above
             assert (ours - theirs).norm() <= 2 * 50 * 11 * 2.0**-24 * theirs.norm()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "wherever documents begin"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "one graph for any document boundaries"
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("whole_blocks", [True, False], ids=["in a block's graph", "in a graph of its own"])
+@pytest.mark.parametrize("compile_blocks", [True, False], ids=["in a block's graph", "in its own graph"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_graphs_of_accelerators_are_the_same_model(
-    policy: str, whole_blocks: bool, monkeypatch: pytest.MonkeyPatch
+def test_graphs_for_accelerators_compute_the_same_gradients(
+    policy: str, compile_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attention by torch's flex attention, in float64, which has to agree to some 1e-14.
+    """Attention uses torch's flex attention in float64, whose results differ by about 1e-14.
 
-    On a CPU torch differentiates its plain form only, and refuses to, because that is slow; no code is generated here.
+    On a CPU torch differentiates only its uncompiled form, and raises since that is slow (the check is patched). The
+    compiler backend generates no code.
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     plain = in_float64()
-    wanted = [gradients(plain, positions) for positions in (places(), other_places())]
+    wanted = [gradients(plain, positions) for positions in (document_positions(), other_positions())]
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
     monkeypatch.setattr(DocumentMask, "from_positions", _for_accelerators)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
-    monkeypatch.setattr(documents, "_compiled", cache(documents._compiled.__wrapped__))  # one of its own
+    monkeypatch.setattr(
+        document_mask_module, "_compiled", cache(document_mask_module._compiled.__wrapped__)
+    )  # a new cache
     model = in_float64()
-    for block in model.blocks() if whole_blocks else ():
+    for block in model.blocks() if compile_blocks else ():
         block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
     checkpoint_activations(model, ActivationPlan("as listed", (POLICIES[policy],) * 2, 0, 1, 0))
-    for positions, right in zip((places(), other_places()), wanted, strict=True):
+    for positions, right in zip((document_positions(), other_positions()), wanted, strict=True):
         for ours, theirs in zip(gradients(model, positions), right, strict=True):
             assert (ours - theirs).norm() <= 1e-9 * theirs.norm()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "wherever documents begin"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "one graph for any document boundaries"
 
 
 def _for_accelerators(positions: torch.Tensor, spans: tuple[tuple[int, int], ...]) -> DocumentMask:
-    where = torch.arange(LENGTH)
-    return DocumentMask(where - positions, spans, block_mask(where - positions, where, LENGTH))
+    offsets = torch.arange(LENGTH)
+    return DocumentMask(offsets - positions, spans, block_mask(offsets - positions, offsets, LENGTH))

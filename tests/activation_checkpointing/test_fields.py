@@ -1,4 +1,4 @@
-"""The fields of the section memory."""
+"""Fields of the recipe section ``memory``."""
 
 import pytest
 
@@ -18,17 +18,17 @@ def content(**memory: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
-def test_policies(policy: str) -> None:
+def test_every_policy_is_accepted(policy: str) -> None:
     assert parse_recipe(content(activation_checkpointing=policy)).memory.activation_checkpointing == policy
 
 
-def test_a_budget() -> None:
+def test_a_budget_is_accepted() -> None:
     memory = parse_recipe(content(activation_checkpointing="budget", budget_gib=1.5)).memory
     assert (memory.activation_checkpointing, memory.budget_gib) == ("budget", 1.5)
 
 
 @pytest.mark.parametrize(
-    ("memory", "says"),
+    ("memory", "message"),
     [
         ({"activation_checkpointing": "budget"}, "needs the GiB"),
         ({"budget_gib": 2}, "activation_checkpointing=none keeps what it keeps"),
@@ -37,7 +37,7 @@ def test_a_budget() -> None:
         ({"activation_checkpointing": "some"}, "'selective'"),
     ],
 )
-def test_what_is_refused(memory: dict[str, object], says: str) -> None:
-    with pytest.raises(RecipeError, match=says) as caught:
+def test_invalid_combinations_are_rejected(memory: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
         parse_recipe(content(**memory))
     assert caught.value.problems[0].path.startswith("memory.")

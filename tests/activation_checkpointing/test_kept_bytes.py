@@ -1,4 +1,4 @@
-"""Law 8: the bytes that the formula counts are the bytes that a forward pass leaves alive."""
+"""The counted activation bytes equal the bytes that a forward pass keeps alive (law 8: plan and run agree)."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,15 +12,15 @@ from tests.support.activation_checkpointing.small import (
     LENGTH,
     MODES_TESTED,
     config_of,
+    document_positions,
     kept,
     model_of,
-    places,
 )
 
 
 @pytest.mark.parametrize("mode", MODES_TESTED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_policies_keep_what_is_counted(kind: str, mode: str) -> None:
+def test_policies_save_the_counted_bytes(kind: str, mode: str) -> None:
     config = config_of(kind)
     for recomputed in POLICIES.values():
         wanted = activation_bytes(config, BATCH, LENGTH, mode, recomputed).total
@@ -29,26 +29,26 @@ def test_policies_keep_what_is_counted(kind: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES_TESTED)
 @pytest.mark.parametrize("kind", ["coalesced", "normed queries and keys, separate"])
-def test_isolated_documents_keep_what_is_counted(kind: str, mode: str) -> None:
-    """As whole rows do, and rotations and the place of its document for each token."""
+def test_attention_within_documents_saves_the_counted_bytes(kind: str, mode: str) -> None:
+    """The same as complete rows, plus rotations and document start for each token."""
     config = config_of(kind)
     for recomputed in POLICIES.values():
         wanted = activation_bytes(config, BATCH, LENGTH, mode, recomputed, RankWorkload(isolated=True)).total
-        assert kept(model_of(config, mode, [recomputed] * 2), places()) == wanted
+        assert kept(model_of(config, mode, [recomputed] * 2), document_positions()) == wanted
 
 
 @settings(max_examples=40)
 @given(
     st.sampled_from(sorted(KINDS)), st.sampled_from(MODES_TESTED), st.frozensets(st.sampled_from(sorted(RECOMPUTABLE)))
 )
-def test_any_choice_keeps_what_is_counted(kind: str, mode: str, recomputed: frozenset[str]) -> None:
+def test_any_choice_of_steps_saves_the_counted_bytes(kind: str, mode: str, recomputed: frozenset[str]) -> None:
     config = config_of(kind)
     counted = activation_bytes(config, BATCH, LENGTH, mode, recomputed)
     assert kept(model_of(config, mode, [recomputed] * 2)) == counted.total
 
 
 def test_nothing_is_left_after_backward() -> None:
-    """Neither notes nor what has been computed again outlive the graph."""
+    """Neither placeholders nor recomputed tensors outlive the graph."""
     config = config_of("coalesced")
     model = model_of(config, "fp32", [POLICIES["full"]] * 2)
     first = kept(model)

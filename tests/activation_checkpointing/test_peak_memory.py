@@ -1,4 +1,4 @@
-"""The peak of a process: what a policy does not keep is memory that the process does not need."""
+"""Peak memory of a process: a policy that saves fewer activations lowers it by as many bytes."""
 
 import subprocess
 import sys
@@ -13,20 +13,20 @@ WIDE = {"vocab_size": 64, "layers": 8, "hidden_size": 256, "intermediate_size": 
 LENGTH = 1536
 MIB = 1 << 20
 
-# Large allocations are mapped and given back, so that the peak is that of what is alive.
+# Large allocations are mapped and returned to the system, so that the peak is that of live tensors.
 SCRIPT = f"""
 import ctypes, sys
 import torch
 from hlat.config.sections import ModelConfig
 from hlat.activation_checkpointing import POLICIES, checkpoint_activations
-from hlat.activation_checkpointing.plan import Plan
+from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.model import build
 from hlat.runtime.backend import peak_memory_bytes
 ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD, glibc
 torch.set_num_threads(1)
 config = ModelConfig(**{WIDE!r})
 model = build(config, device="cpu", seed=1)
-checkpoint_activations(model, Plan(sys.argv[1], (POLICIES[sys.argv[1]],) * config.layers, 0, 1, 0))
+checkpoint_activations(model, ActivationPlan(sys.argv[1], (POLICIES[sys.argv[1]],) * config.layers, 0, 1, 0))
 warm = torch.zeros((1, 8), dtype=torch.int64)
 model(warm, warm).backward()  # libraries, tables, gradients
 before = peak_memory_bytes(torch.device("cpu"))
@@ -37,14 +37,14 @@ print(peak_memory_bytes(torch.device("cpu")) - before)
 
 
 def peak(policy: str) -> int:
-    """Bytes by which the peak of a process of its own rises in a step."""
+    """Bytes by which a step raises the peak memory of a fresh process."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, policy], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
-@pytest.mark.slow  # what is alive is counted in every run (test_kept_bytes.py)
-def test_the_peak_falls_by_what_is_not_kept() -> None:
-    """But for what one block computes again, and of that block's gradients, which are alive in any case."""
+@pytest.mark.slow  # live bytes are counted in the default suite (test_kept_bytes.py)
+def test_the_peak_falls_by_the_bytes_not_saved() -> None:
+    """The difference is reduced by the recomputed tensors of one block; its gradients are alive in any case."""
     config = ModelConfig.model_validate(WIDE)
     counted = {name: activation_bytes(config, 1, LENGTH, "fp32", names) for name, names in POLICIES.items()}
     peaks = {name: peak(name) for name in POLICIES}

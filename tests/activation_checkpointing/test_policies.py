@@ -1,4 +1,4 @@
-"""What is computed again is what it was: loss and gradients are bitwise those of a model that keeps everything."""
+"""Recomputation is exact: loss and gradients have the bits of a model that saves everything."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from tests.support.activation_checkpointing.small import (
     KINDS,
     MODES_TESTED,
     config_of,
+    document_positions,
     model_of,
-    places,
     tokens,
     trained,
 )
@@ -27,10 +27,10 @@ NOTHING: frozenset[str] = frozenset()
 
 
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("positions", [None, places()], ids=["whole rows", "isolated documents"])
+@pytest.mark.parametrize("positions", [None, document_positions()], ids=["complete rows", "isolated documents"])
 @pytest.mark.parametrize("mode", MODES_TESTED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_policy_gives_the_same_bits(kind: str, mode: str, positions: torch.Tensor | None) -> None:
@@ -42,7 +42,9 @@ def test_every_policy_gives_the_same_bits(kind: str, mode: str, positions: torch
 
 @settings(max_examples=40)
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(MODES_TESTED), CHOICES, CHOICES)
-def test_any_choice_gives_the_same_bits(kind: str, mode: str, first: frozenset[str], second: frozenset[str]) -> None:
+def test_any_choice_of_steps_gives_the_same_bits(
+    kind: str, mode: str, first: frozenset[str], second: frozenset[str]
+) -> None:
     config = config_of(kind)
     plain = trained(model_of(config, mode, [NOTHING] * 2))
     assert same(trained(model_of(config, mode, [first, second])), plain)
@@ -53,10 +55,10 @@ def full_model() -> Decoder:
 
 
 def counted(model: Decoder) -> Counter[str]:
-    """How often the pieces of the first block run."""
+    """Count how often each step of the first block runs."""
     counts: Counter[str] = Counter()
     block = next(model.blocks())
-    pieces: list[tuple[Any, str]] = [
+    steps: list[tuple[Any, str]] = [
         (block.attention_norm, "forward"),
         (block.attention, "project"),
         (block.attention, "attend"),
@@ -73,19 +75,19 @@ def counted(model: Decoder) -> Counter[str]:
 
         return wrapped
 
-    for owner, name in pieces:
+    for owner, name in steps:
         setattr(owner, name, counting(f"{type(owner).__name__}.{name} {id(owner)}", getattr(owner, name)))
     return counts
 
 
-def test_nothing_runs_more_than_once_again() -> None:
+def test_no_step_is_recomputed_twice() -> None:
     model = full_model()
     counts = counted(model)
     trained(model)
-    assert sorted(counts.values()) == [1] + [2] * 6, "all but the last product, which nothing needs"
+    assert sorted(counts.values()) == [1] + [2] * 6, "all but the last product, whose result backward does not need"
 
 
-def test_selective_runs_attention_and_swiglu_again_only() -> None:
+def test_selective_recomputes_attention_and_swiglu_only() -> None:
     model = model_of(config_of("coalesced"), "fp32", [POLICIES["selective"]] * 2)
     counts = counted(model)
     trained(model)
@@ -95,7 +97,7 @@ def test_selective_runs_attention_and_swiglu_again_only() -> None:
 
 
 @pytest.mark.parametrize("policy", ["selective", "full"])
-def test_a_graph_that_is_kept_may_be_gone_through_again(policy: str) -> None:
+def test_a_retained_graph_can_be_differentiated_again(policy: str) -> None:
     model = model_of(config_of("coalesced"), "fp32", [POLICIES[policy]] * 2)
     ids = tokens()
     loss = model(ids, ids)
@@ -106,7 +108,7 @@ def test_a_graph_that_is_kept_may_be_gone_through_again(policy: str) -> None:
         loss.backward()
 
 
-def test_gradients_of_gradients_are_refused() -> None:
+def test_second_derivatives_raise_an_error() -> None:
     model, ids = full_model(), tokens()
     loss = model(ids, ids)
     (gradient, *_) = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
@@ -114,15 +116,15 @@ def test_gradients_of_gradients_are_refused() -> None:
         gradient.sum().backward()
 
 
-def test_without_gradients_nothing_is_different() -> None:
+def test_without_gradients_nothing_changes() -> None:
     model, ids = full_model(), tokens()
     plain = model_of(config_of("coalesced"), "fp32", [NOTHING] * 2)
     with torch.no_grad():
         assert torch.equal(model(ids), plain(ids))
 
 
-def test_gradients_add_up_over_micro_batches_in_flight() -> None:
-    """Forward passes of several micro-batches before the first backward pass, as in a pipeline."""
+def test_gradients_accumulate_over_micro_batches_in_flight() -> None:
+    """Several micro-batches run forward before the first backward pass, as in a pipeline."""
     results = []
     for recomputed in (NOTHING, POLICIES["full"], frozenset({"qkv", "inner", "residual"})):
         model = model_of(config_of("coalesced"), "fp32", [recomputed] * 2)

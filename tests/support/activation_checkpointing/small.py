@@ -1,4 +1,4 @@
-"""A small model of every kind of block, in every precision, with what it recomputes."""
+"""Small models with every kind of block, in every precision mode, that recompute given steps."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ BATCH, LENGTH = 2, 40
 
 
 def config_of(kind: str, **more: Any) -> ModelConfig:
-    """The model of a kind."""
+    """Model section of a kind."""
     return ModelConfig.model_validate({**BASE, **KINDS[kind], **more})
 
 
@@ -42,7 +42,7 @@ def tokens() -> torch.Tensor:
 
 
 def model_of(config: ModelConfig, mode: str, recomputed: list[frozenset[str]]) -> Decoder:
-    """A model whose blocks recompute what is listed for each, weights moved off one and zero."""
+    """Build a model whose blocks recompute the listed steps, with norm weights other than one and biases than zero."""
     torch.set_num_threads(1)
     model = build(config, device="cpu", seed=2, dtype=MODES[mode].weights)
     model.compute = MODES[mode].compute
@@ -55,16 +55,14 @@ def model_of(config: ModelConfig, mode: str, recomputed: list[frozenset[str]]) -
     return model
 
 
-def places() -> torch.Tensor:
-    """(B, S) places of the tokens in their documents: three documents, one of them a single token, and one that fills
-    its row.
-    """
+def document_positions() -> torch.Tensor:
+    """Positions (B, S) of tokens within documents: three in the first row, one of a single token; one in other rows."""
     several = torch.cat([torch.arange(length) for length in (LENGTH - 12, 1, 11)])
     return torch.stack([several, *[torch.arange(LENGTH)] * (BATCH - 1)])
 
 
 def trained(model: Decoder, positions: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The loss and all gradients of one pass."""
+    """Compute the loss and all gradients of one forward and backward pass."""
     ids = tokens()
     loss = model(ids, ids.roll(1), positions=positions)
     loss.backward()
@@ -72,9 +70,9 @@ def trained(model: Decoder, positions: torch.Tensor | None = None) -> list[torch
 
 
 def kept(model: Decoder, positions: torch.Tensor | None = None) -> int:
-    """Bytes that a forward pass leaves alive until backward, and the token ids."""
+    """Count the bytes that a forward pass keeps alive for backward, token ids included."""
     ids = tokens()
-    model(ids[:, :2])  # makes the rotation tables
+    model(ids[:, :2])  # creates the rotation tables
     with Allocated() as allocated:
         loss = model(ids, ids, positions=positions)
     tables = model.rope.tables(((0, 1),), ids.device)
