@@ -90,7 +90,7 @@ def test_a_model_saves_the_bytes_of_its_plan_and_stays_within_the_budget(mode: s
 
 
 def test_cheap_steps_are_recomputed_first() -> None:
-    """Pointwise steps free more bytes per second than matrix products, and these more than attention of long sequences."""
+    """Pointwise steps free more bytes per second than products, and products more than attention of long sequences."""
     config = recipe(None, model=wide(2048)).model
     least, most = (activation_bytes(config, BATCH, 8192, "bf16-sr", names).total for names in (POLICIES["full"], ()))
     order: list[str] = []
