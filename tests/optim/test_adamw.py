@@ -1,4 +1,4 @@
-"""Laws of the optimizer room: schedules by formula, decay where it was promised."""
+"""Optimizer: learning-rate schedules follow their formulas, AdamW the published algorithm, weight decay the recipe."""
 
 import math
 from itertools import pairwise
@@ -11,7 +11,7 @@ from torch import nn
 
 from hlat.config.sections import OptimizerConfig, ScheduleConfig
 from hlat.optim import build_optimizer, learning_rate, set_learning_rate
-from tests.support.optim.parameters import plain_held
+from tests.support.optim.parameters import plain_parameters
 
 
 def rates(kind: str, horizon: int = 1000, warmup: int = 100, **more: float) -> list[float]:
@@ -20,21 +20,21 @@ def rates(kind: str, horizon: int = 1000, warmup: int = 100, **more: float) -> l
 
 
 @pytest.mark.parametrize("kind", ["cosine", "cosine-clipped", "constant", "wsd"])
-def test_warm_up_rises_to_the_peak_and_nothing_rises_after_it(kind):
+def test_the_rate_rises_to_the_peak_in_warm_up_and_never_rises_afterwards(kind):
     values = rates(kind)
     assert values[0] == pytest.approx(0.01, rel=1e-15) and values[99] == 1.0
     assert all(a < b for a, b in pairwise(values[:100]))
     assert all(a >= b for a, b in pairwise(values[99:]))
 
 
-def test_cosine_ends_at_the_floor_at_the_horizon_and_stays():
+def test_cosine_reaches_its_minimum_at_the_horizon_and_stays_there():
     values = rates("cosine", min_ratio=0.1)
-    assert values[549] == pytest.approx(0.55, rel=1e-12), "half way between peak and floor"
+    assert values[549] == pytest.approx(0.55, rel=1e-12), "half way between peak and minimum"
     assert values[999] == pytest.approx(0.1, rel=1e-12) and values[-1] == values[999]
 
 
 def test_hlat_cosine_is_clipped_at_step_398_thousand_of_half_a_million():
-    """The paper's schedule reaches its floor at about step 398 k (1.67 T tokens), not at the horizon."""
+    """The paper's schedule reaches its minimum at about step 398 k (1.67 T tokens), not at the horizon."""
     config = ScheduleConfig(kind="cosine-clipped", warmup_steps=2000, min_ratio=0.1)
     rate = [learning_rate(config, peak=3e-4, horizon=500_000, step=s) for s in (397_990, 398_000, 429_000)]
     assert rate[0] > rate[1] == rate[2] == pytest.approx(3e-5, rel=1e-12)
@@ -65,13 +65,13 @@ class _Net(nn.Module):
 
 
 @pytest.mark.parametrize("decay_norms", [False, True])
-def test_decay_reaches_matrices_and_reaches_vectors_only_where_asked(decay_norms):
+def test_decay_applies_to_matrices_and_to_vectors_only_with_decay_norms(decay_norms):
     net = _Net()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
     config = OptimizerConfig(lr=0.1, weight_decay=0.5, decay_norms=decay_norms)
-    build_optimizer(plain_held(net), config).step()
+    build_optimizer(plain_parameters(net), config).step()
     for name, p in net.named_parameters():
         decayed = p.ndim >= 2 or decay_norms
         expected = before[name] * (1 - 0.1 * 0.5) if decayed else before[name]
@@ -80,14 +80,14 @@ def test_decay_reaches_matrices_and_reaches_vectors_only_where_asked(decay_norms
 
 @pytest.mark.parametrize("eps", [1e-8, 0.03])
 def test_adamw_follows_the_published_formula(eps):
-    """Loshchilov and Hutter 2019, algorithm 2, in float64 beside the fused kernel in float64."""
+    """Loshchilov and Hutter 2019, algorithm 2, in float64, compared with the fused kernel in float64."""
     torch.manual_seed(0)
     net = _Net().double()
     reference = {n: p.detach().clone() for n, p in net.named_parameters()}
     m = {n: torch.zeros_like(p) for n, p in reference.items()}
     v = {n: torch.zeros_like(p) for n, p in reference.items()}
     config = OptimizerConfig(lr=0.01, betas=(0.9, 0.95), eps=eps, weight_decay=0.1)
-    optimizer = build_optimizer(plain_held(net), config)
+    optimizer = build_optimizer(plain_parameters(net), config)
     for step in range(1, 6):
         for name, p in net.named_parameters():
             p.grad = torch.randn_like(p)
@@ -98,13 +98,13 @@ def test_adamw_follows_the_published_formula(eps):
             reference[name] = reference[name] * (1 - 0.01 * decay) - 0.01 * direction
         optimizer.step()
     for name, p in net.named_parameters():
-        # Some ten operations a step, five steps, values of order 1: 50 roundings of 1.1e-16, with a margin of 20.
+        # About ten operations per step, five steps, values of order 1: 50 roundings of 1.1e-16, with a margin of 20.
         torch.testing.assert_close(p.detach(), reference[name], rtol=1e-13, atol=1e-13)
 
 
-def test_the_rate_of_a_step_is_that_of_every_group():
+def test_the_learning_rate_is_set_for_every_group():
     net = _Net()
-    optimizer = build_optimizer(plain_held(net), OptimizerConfig(lr=0.1, betas=(0.0, 0.0), weight_decay=0.5))
+    optimizer = build_optimizer(plain_parameters(net), OptimizerConfig(lr=0.1, betas=(0.0, 0.0), weight_decay=0.5))
     assert len(optimizer.param_groups) == 2
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
@@ -114,8 +114,8 @@ def test_the_rate_of_a_step_is_that_of_every_group():
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
 
 
-def test_the_kernel_is_the_fused_one_where_the_device_has_it():
-    """One pass over memory instead of ten. A device that torch has none for, as a rehearsal's, gets the plain one."""
+def test_the_fused_kernel_is_used_if_the_device_has_it():
+    """It takes one pass over memory instead of ten. Devices without it, such as meta, use the plain implementation."""
     here, elsewhere = _Net(), _Net().to("meta")
-    assert build_optimizer(plain_held(here), OptimizerConfig()).defaults["fused"] is True
-    assert build_optimizer(plain_held(elsewhere), OptimizerConfig()).defaults["fused"] is False
+    assert build_optimizer(plain_parameters(here), OptimizerConfig()).defaults["fused"] is True
+    assert build_optimizer(plain_parameters(elsewhere), OptimizerConfig()).defaults["fused"] is False

@@ -1,4 +1,4 @@
-"""AdamW over bf16 weights: the published formula, no stalling, and the same bits in any share of a model."""
+"""AdamW over bf16 weights follows the published formula, does not stall, and gives the same bits in any sharding."""
 
 import functools
 import math
@@ -21,8 +21,8 @@ from tests.support.optim.parameters import (
     config_of,
     fill_gradients,
     fill_weights,
-    plain_held,
-    share,
+    plain_parameters,
+    shard_model,
 )
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
@@ -38,40 +38,40 @@ class _Net(nn.Module):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("gradient", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("eps", [1e-8, 0.03])
-def test_each_step_is_that_of_torch_in_float64_but_for_the_rounding(mode, gradient, eps):
+def test_each_step_equals_torchs_in_float64_up_to_rounding(mode, gradient, eps):
     """Each step is repeated by torch.optim.AdamW in float64 from the same state.
 
-    A value is stored with an error of half a bf16 spacing to nearest, of a whole one stochastically: 2^-8 and 2^-7 of
-    it. With compensation the error is half a spacing of the compensation, itself half a spacing: 2^-16; and decay sees
-    the stored weight, which is off by 2^-8. The arithmetic before it has some ten roundings to fp32, of 2^-24 of
-    the numbers that are added: 16 of them are allowed for.
+    A stored value has an error of half a bf16 spacing with rounding to nearest, of a full spacing with stochastic
+    rounding: relative to the value 2^-8 and 2^-7. With compensation the error is half a spacing of the compensation,
+    itself half a spacing: 2^-16; and decay uses the stored weight, which has an error of 2^-8. The arithmetic before
+    has about ten roundings to fp32, each 2^-24 of the numbers that are added; the bound allows 16.
     """
     torch.manual_seed(0)
     net = _Net((31, 17), (23,), (1, 5))
-    held = plain_held(net)
+    parameters = plain_parameters(net)
     betas, decay = (0.9, 0.95), 0.1
     config = OptimizerConfig(lr=1.0, betas=betas, eps=eps, weight_decay=decay, decay_norms=True)
-    optimizer = build_optimizer(held, config, mode, seed=1)
+    optimizer = build_optimizer(parameters, config, mode, seed=1)
     spacing = {"bf16-sr": 2.0**-7, "bf16": 2.0**-8, "bf16-kahan": 2.0**-8}[mode]
     for step in range(1, 6):
         rate = 0.01 / step
-        before = {name: [t.double() for t in tensors] for name, tensors in state_tensors(optimizer, held).items()}
-        weights = [one.tensor.double() for one in held]
+        before = {name: [t.double() for t in tensors] for name, tensors in state_tensors(optimizer, parameters).items()}
+        weights = [each.tensor.double() for each in parameters]
         if mode == "bf16-kahan":
             weights = [weight + lost for weight, lost in zip(weights, before["compensation"], strict=True)]
-        for one in held:
-            one.parameter.grad_dtype = gradient
-            one.parameter.grad = (10.0 ** (-3 * torch.rand(())) * torch.randn(one.tensor.shape)).to(gradient)
+        for each in parameters:
+            each.parameter.grad_dtype = gradient
+            each.parameter.grad = (10.0 ** (-3 * torch.rand(())) * torch.randn(each.tensor.shape)).to(gradient)
         set_learning_rate(optimizer, rate)
         optimizer.step()
-        for index, one in enumerate(held):
+        for index, each in enumerate(parameters):
             exact = nn.Parameter(weights[index].clone())
-            exact.grad = one.gradient.double()
+            exact.grad = each.gradient.double()
             oracle = torch.optim.AdamW([exact], lr=rate, betas=betas, eps=eps, weight_decay=decay)
             oracle.state[exact] = {name: before[name][index].clone() for name in MOMENTS}
             oracle.state[exact]["step"] = torch.tensor(float(step - 1))
             oracle.step()
-            after = {name: tensors[index].double() for name, tensors in state_tensors(optimizer, held).items()}
+            after = {name: tensors[index].double() for name, tensors in state_tensors(optimizer, parameters).items()}
             m, v = (oracle.state[exact][name] for name in MOMENTS)
             added = before["exp_avg"][index].abs() + exact.grad.abs()
             fp32 = 16 * 2.0**-24
@@ -79,7 +79,7 @@ def test_each_step_is_that_of_torch_in_float64_but_for_the_rounding(mode, gradie
             assert bool(((after["exp_avg_sq"] - v).abs() <= (spacing + fp32) * v).all())
             direction = added / (1 - betas[0] ** step) / ((v / (1 - betas[1] ** step)).sqrt() + eps)
             slack = fp32 * (weights[index].abs() + rate * direction)
-            stored = one.tensor.double() + after.get("compensation", 0.0)
+            stored = each.tensor.double() + after.get("compensation", 0.0)
             rounding = spacing * exact.detach().abs()
             if mode == "bf16-kahan":
                 rounding = 2.0**-8 * (rounding + rate * decay * weights[index].abs())
@@ -87,67 +87,67 @@ def test_each_step_is_that_of_torch_in_float64_but_for_the_rounding(mode, gradie
 
 
 def _descend(mode: str, rate: float, steps: int, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weights of 1 under a constant gradient of 1, without memory (both betas 0): an update is the rate exactly."""
+    """Step weights of 1 with a constant gradient of 1 and both betas 0: an update is exactly the learning rate."""
     net = _Net((count // 256, 256))
-    (held,) = plain_held(net)
-    optimizer = Bf16AdamW([([held], 0.0)], lr=rate, betas=(0.0, 0.0), eps=1e-12, mode=mode, seed=0)
+    (parameter,) = plain_parameters(net)
+    optimizer = Bf16AdamW([([parameter], 0.0)], lr=rate, betas=(0.0, 0.0), eps=1e-12, mode=mode, seed=0)
     with torch.no_grad():
-        held.tensor.fill_(1.0)
+        parameter.tensor.fill_(1.0)
     for _ in range(steps):
-        held.parameter.grad = torch.ones_like(held.parameter)
+        parameter.parameter.grad = torch.ones_like(parameter.parameter)
         optimizer.step()
-    return held.tensor.double(), optimizer.state[held.parameter].get("compensation")
+    return parameter.tensor.double(), optimizer.state[parameter.parameter].get("compensation")
 
 
-def test_updates_below_half_a_spacing_stall_to_nearest_but_neither_stochastically_nor_with_compensation():
-    """Below 1 the spacing d is 2^-8; updates are 2^-12, of which 16 make a spacing and 8 a half.
+def test_updates_below_half_a_spacing_are_lost_only_with_rounding_to_nearest():
+    """Below 1 the spacing d is 2^-8; updates are 2^-12, a sixteenth of a spacing.
 
-    Stochastically a weight moves by d with probability p = 1/16 in a step. Over 2^16 weights and 16 steps the mean
-    moves by 16 updates, with a standard deviation of sqrt(16 p (1 - p) / 2^16) d. With compensation the sum of weight
-    and compensation is exact: it never has more than the 8 bits between 2^-12 and a spacing.
+    With stochastic rounding a weight changes by d with probability p = 1/16 per step. Over 2^16 weights and 16 steps
+    the mean changes by 16 updates, with a standard deviation of sqrt(16 p (1 - p) / 2^16) d. With compensation, the sum
+    of weight and compensation is exact: the compensation never needs more than the 8 bits between 2^-12 and a spacing.
     """
     rate, steps, count = 2.0**-12, 16, 1 << 16
     stalled, _ = _descend("bf16", rate, steps, 256)
     assert bool((stalled == 1.0).all())
-    moved, _ = _descend("bf16-sr", rate, steps, count)
+    stochastic, _ = _descend("bf16-sr", rate, steps, count)
     sigma = math.sqrt(steps * (1 / 16) * (15 / 16) / count) * 2.0**-8
-    assert abs(float(moved.mean()) - (1 - steps * rate)) < 5 * sigma
-    assert 5 * sigma < 0.05 * steps * rate, "the test sees a bias of a twentieth"
-    followed, compensation = _descend("bf16-kahan", rate, 300, 256)
+    assert abs(float(stochastic.mean()) - (1 - steps * rate)) < 5 * sigma
+    assert 5 * sigma < 0.05 * steps * rate, "the test would detect a bias of a twentieth"
+    compensated, compensation = _descend("bf16-kahan", rate, 300, 256)
     assert compensation is not None
-    assert bool((followed + compensation.double() == 1 - 300 * rate).all())
+    assert bool((compensated + compensation.double() == 1 - 300 * rate).all())
 
 
-def _train(held: list[LocalParameter], mode: str, steps: int = 2) -> torch.optim.Optimizer:
-    fill_weights(held)
-    optimizer = build_optimizer(held, OptimizerConfig(lr=0.01, weight_decay=0.1), mode, seed=5)
+def _train(parameters: list[LocalParameter], mode: str, steps: int = 2) -> torch.optim.Optimizer:
+    fill_weights(parameters)
+    optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.01, weight_decay=0.1), mode, seed=5)
     for step in range(steps):
-        fill_gradients(held, step)
+        fill_gradients(parameters, step)
         set_learning_rate(optimizer, 0.01 / (1 + step))
         optimizer.step()
     return optimizer
 
 
 def _trained(config: ModelConfig, tensor_count: int, cuts: list[float], mode: str) -> dict[str, Tensors]:
-    """Weights and states after two steps of all shares of a model, as canonical tensors."""
+    """Train all shards of a model for two steps; return weights and states as canonical tensors."""
     found: dict[str, Tensors] = {}
     for index in range(tensor_count):
-        for held in share(config, ModelShard(index, tensor_count), cuts):
-            optimizer = _train(held, mode)
-            canonical(config, held, lambda one: one.tensor, found.setdefault("weight", {}))
+        for parameters in shard_model(config, ModelShard(index, tensor_count), cuts):
+            optimizer = _train(parameters, mode)
+            canonical(config, parameters, lambda each: each.tensor, found.setdefault("weight", {}))
             for name in optimizer.state_names:
                 state = optimizer.state
                 canonical(
                     config,
-                    held,
-                    lambda one, name=name, state=state: local(state[one.parameter][name]),
+                    parameters,
+                    lambda each, name=name, state=state: local(state[each.parameter][name]),
                     found.setdefault(name, {}),
                 )
     return found
 
 
 @functools.cache
-def _whole(mode: str) -> dict[str, Tensors]:
+def _complete(mode: str) -> dict[str, Tensors]:
     return _trained(config_of(coalesce=False), 1, [], mode)
 
 
@@ -158,32 +158,34 @@ def _whole(mode: str) -> dict[str, Tensors]:
     st.booleans(),
     st.sampled_from(MODES),
 )
-def test_every_share_makes_the_bits_of_the_whole(tensor_count, cuts, coalesce, mode):
-    """Tensor-parallel shares, of which several may hold the same key heads and all hold the norms; rows cut anywhere,
-    also so that none is left; query, key and value, gate and up fused or not.
+def test_any_sharding_gives_the_bits_of_the_complete_model(tensor_count, cuts, coalesce, mode):
+    """Shard in many ways: tensor-parallel, by rows, and with fused or separate matrices.
+
+    Several tensor-parallel shards may have copies of the same kv heads, and all have the norms. Rows are split
+    anywhere; a shard may have none.
     """
     found = _trained(config_of(coalesce=coalesce), tensor_count, cuts, mode)
-    for kind, tensors in _whole(mode).items():
+    for kind, tensors in _complete(mode).items():
         assert tensors.keys() == found[kind].keys()
         for name, tensor in tensors.items():
             assert torch.equal(tensor, found[kind][name]), (kind, name)
 
 
 def test_seed_step_and_name_change_the_bits():
-    """Weights of the same values under the same gradients: nothing but the address tells them apart."""
+    """Two parameters have the same values and gradients: only the addresses of their elements differ."""
 
     def weights(seed: int, steps_before: int) -> list[torch.Tensor]:
         net = _Net((16, 16), (16, 16))
-        held = plain_held(net)
-        optimizer = build_optimizer(held, OptimizerConfig(lr=0.01, betas=(0.0, 0.0)), "bf16-sr", seed)
+        parameters = plain_parameters(net)
+        optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.01, betas=(0.0, 0.0)), "bf16-sr", seed)
         with torch.no_grad():
-            for one in held:
-                one.tensor.fill_(1.0)
-                one.parameter.grad = torch.ones_like(one.parameter)
-                optimizer.init_state(one.parameter)
-                optimizer.state[one.parameter]["step"].fill_(steps_before)
+            for each in parameters:
+                each.tensor.fill_(1.0)
+                each.parameter.grad = torch.ones_like(each.parameter)
+                optimizer.init_state(each.parameter)
+                optimizer.state[each.parameter]["step"].fill_(steps_before)
         optimizer.step()
-        return [one.tensor.clone() for one in held]
+        return [each.tensor.clone() for each in parameters]
 
     first, second = weights(0, 0)
     assert torch.equal(first, weights(0, 0)[0])
@@ -191,20 +193,20 @@ def test_seed_step_and_name_change_the_bits():
         assert not torch.equal(first, other)
 
 
-def test_what_has_no_gradient_is_not_stepped_and_counts_its_own_steps():
-    """The second parameter, stepped from the third step on, ends as one that was stepped alone."""
+def test_a_parameter_without_gradient_is_not_updated_and_counts_its_own_steps():
+    """The second parameter, updated from the third step on, ends like one that was updated alone."""
 
     def stepped(gradients: list[tuple[int, ...]]) -> tuple[list[torch.Tensor], list[float]]:
-        """Step once for each entry, with gradients for the parameters that it names."""
+        """Take a step for each entry, with gradients for the parameters at its indices."""
         torch.manual_seed(0)
-        held = plain_held(_Net((4, 4), (6, 2)))
-        optimizer = build_optimizer(held, OptimizerConfig(lr=0.1), "bf16-sr")
+        parameters = plain_parameters(_Net((4, 4), (6, 2)))
+        optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.1), "bf16-sr")
         for named in gradients:
-            for index, one in enumerate(held):
-                one.parameter.grad = torch.full_like(one.parameter, 1 + index) if index in named else None
+            for index, each in enumerate(parameters):
+                each.parameter.grad = torch.full_like(each.parameter, 1 + index) if index in named else None
             optimizer.step()
-        counts = [float(optimizer.state[one.parameter]["step"]) for one in held]
-        return [one.tensor.clone() for one in held], counts
+        counts = [float(optimizer.state[each.parameter]["step"]) for each in parameters]
+        return [each.tensor.clone() for each in parameters], counts
 
     untouched, counts = stepped([()])
     assert counts == [0.0, 0.0]
@@ -216,30 +218,30 @@ def test_what_has_no_gradient_is_not_stepped_and_counts_its_own_steps():
     assert not torch.equal(weights[0], untouched[0])
 
 
-def test_a_closure_is_called_with_gradients_on_and_its_loss_is_handed_on():
-    """As torch's optimizers do, also where nothing has a gradient in the end."""
-    held = plain_held(_Net((4, 4)))
-    optimizer = build_optimizer(held, OptimizerConfig(lr=0.1), "bf16-sr")
-    before = held[0].tensor.clone()
+def test_a_closure_is_called_with_gradients_enabled_and_its_loss_is_returned():
+    """As torch's optimizers do, also if no parameter has a gradient afterwards."""
+    parameters = plain_parameters(_Net((4, 4)))
+    optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.1), "bf16-sr")
+    before = parameters[0].tensor.clone()
 
     def closure() -> float:
         assert torch.is_grad_enabled()
         return 1.5
 
     assert optimizer.step(closure) == 1.5
-    assert torch.equal(held[0].tensor, before)
-    held[0].parameter.grad = torch.ones_like(held[0].parameter)
+    assert torch.equal(parameters[0].tensor, before)
+    parameters[0].parameter.grad = torch.ones_like(parameters[0].parameter)
     assert optimizer.step(closure) == 1.5
-    assert not torch.equal(held[0].tensor, before)
+    assert not torch.equal(parameters[0].tensor, before)
 
 
-def test_a_vector_is_as_few_lines_as_its_names_allow():
-    """A table has three numbers for each line: for each element there would be more of it than of the weights."""
-    held = {one.name: one for one in share(config_of(), ModelShard())[0]}
-    norm, bias = (held[f"layers.0.attention{name}"] for name in ("_norm.weight", ".qkv.bias"))
-    whole, fused = address_elements(norm), address_elements(bias)
-    assert (whole.count, whole.length) == (1, 24)
+def test_a_vector_has_as_few_lines_as_its_canonical_tensors_allow():
+    """Addresses are three numbers per line: with a line per element they would be larger than the weights."""
+    parameters = {each.name: each for each in shard_model(config_of(), ModelShard())[0]}
+    norm, bias = (parameters[f"layers.0.attention{name}"] for name in ("_norm.weight", ".qkv.bias"))
+    norm_lines, bias_lines = address_elements(norm), address_elements(bias)
+    assert (norm_lines.count, norm_lines.length) == (1, 24)
     # each of two groups has 2 query heads, a key and a value head of 6 rows
-    assert (fused.count, fused.length) == (8, 6)
+    assert (bias_lines.count, bias_lines.length) == (8, 6)
     nothing = replace(norm, parameter=nn.Parameter(norm.tensor[:0].clone()))
     assert (address_elements(nothing).count, address_elements(nothing).length) == (0, 1)

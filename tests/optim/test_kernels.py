@@ -1,4 +1,4 @@
-"""The compiled kernel equals the plain one bit for bit, whatever it is given."""
+"""The compiled kernel equals the plain one bit for bit, for any operands."""
 
 import logging
 from dataclasses import replace
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def operands(rounding: str, gradient: torch.dtype, lines: int, length: int, seed: int) -> Operands:
-    """Any bits whatever: every exponent, subnormals, infinities and NaN among them, each several times in a hundred."""
+    """Operands with arbitrary bits: every exponent, and one in a hundred each of zeros, subnormals, infinities, NaN."""
     generator = torch.Generator().manual_seed(seed)
 
     def words(dtype: torch.dtype, as_dtype: torch.dtype) -> torch.Tensor:
@@ -46,9 +46,10 @@ def operands(rounding: str, gradient: torch.dtype, lines: int, length: int, seed
     )
 
 
-def state(one: Operands) -> list[torch.Tensor]:
-    """The bits of what is written; of NaN, that it is one."""
-    tensors = [one.weight, one.exp_avg, one.exp_avg_sq, *([] if one.compensation is None else [one.compensation])]
+def state(written: Operands) -> list[torch.Tensor]:
+    """Bits of the tensors that a step writes; all NaN count as the same."""
+    tensors = [written.weight, written.exp_avg, written.exp_avg_sq]
+    tensors += [] if written.compensation is None else [written.compensation]
     return [torch.where(tensor.isnan(), 0x7FC0, tensor.view(torch.int16).int()) for tensor in tensors]
 
 
@@ -65,11 +66,11 @@ def assert_same(left: Operands, right: Operands) -> None:
     st.integers(1, 130),
     st.integers(0, 1 << 30),
 )
-@example("bf16-sr", torch.bfloat16, 700, 120, 0)  # more lines than the plain kernel takes at a time
-@example("bf16-sr", torch.float32, 2, 70_000, 0)  # a line longer than that
+@example("bf16-sr", torch.bfloat16, 700, 120, 0)  # more lines than a chunk of the plain kernel
+@example("bf16-sr", torch.float32, 2, 70_000, 0)  # a line longer than a chunk
 def test_the_compiled_kernel_equals_the_plain_one_over_several_steps(rounding, gradient, lines, length, seed):
     kernel = kernel_for(CPU)
-    assert kernel is not update, "there is a compiler here"
+    assert kernel is not update, "this machine has a compiler"
     plain, compiled = (operands(rounding, gradient, lines, length, seed) for _ in range(2))
     for step in range(3):
         update([plain], KEYS + step, rounding)
@@ -77,8 +78,8 @@ def test_the_compiled_kernel_equals_the_plain_one_over_several_steps(rounding, g
         assert_same(plain, compiled)
 
 
-def test_threads_share_the_lines_out_without_a_trace(monkeypatch):
-    """Three threads, of parameters with fewer lines than that and with a number that three does not divide."""
+def test_the_number_of_threads_does_not_change_a_bit(monkeypatch):
+    """Three threads; parameters have fewer than three lines, or a number that three does not divide."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     shapes = ((1, 90_000), (2, 513), (0, 5), (701, 129))
     plain, threaded = ([operands("bf16-sr", torch.bfloat16, *shape, seed=7) for shape in shapes] for _ in range(2))
@@ -88,33 +89,39 @@ def test_threads_share_the_lines_out_without_a_trace(monkeypatch):
         assert_same(mine, theirs)
 
 
-def test_threads_leave_alone_what_lies_behind_a_tensor(monkeypatch):
-    """Every tensor is the beginning of a longer one, whose end must keep its bits."""
+def test_threads_do_not_write_beyond_the_end_of_a_tensor(monkeypatch):
+    """Every tensor is the beginning of a longer original, whose remaining elements must keep their bits."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    one, behind = operands("bf16-kahan", torch.bfloat16, 701, 129, seed=7), 500
+    original, behind = operands("bf16-kahan", torch.bfloat16, 701, 129, seed=7), 500
     names = ("weight", "gradient", "exp_avg", "exp_avg_sq", "compensation")
-    longer = {name: torch.cat([getattr(one, name), torch.ones(behind, 129, dtype=torch.bfloat16)]) for name in names}
+    longer = {
+        name: torch.cat([getattr(original, name), torch.ones(behind, 129, dtype=torch.bfloat16)]) for name in names
+    }
     tables = [
         torch.cat([table, table.new_zeros(behind)])[:701]
-        for table in (one.addresses.rows_L, one.addresses.columns_L, one.addresses.names_L)
+        for table in (original.addresses.rows_L, original.addresses.columns_L, original.addresses.names_L)
     ]
     within = {name: tensor[:701] for name, tensor in longer.items()}
-    kernel_for(CPU)([replace(one, **within, addresses=ElementAddresses(129, *tables))], KEYS, "bf16-kahan")
-    update([one], KEYS, "bf16-kahan")
-    assert_same(one, replace(one, **within))
+    kernel_for(CPU)([replace(original, **within, addresses=ElementAddresses(129, *tables))], KEYS, "bf16-kahan")
+    update([original], KEYS, "bf16-kahan")
+    assert_same(original, replace(original, **within))
     assert all(bool((tensor[701:] == 1).all()) for tensor in longer.values())
 
 
 @pytest.mark.parametrize(
-    ("compiler", "said"), [("false", "false failed"), ("no-such-compiler", "no-such-compiler")], ids=["fails", "absent"]
+    ("compiler", "reason"),
+    [("false", "false failed"), ("no-such-compiler", "no-such-compiler")],
+    ids=["fails", "absent"],
 )
-def test_without_a_working_compiler_the_plain_kernel_runs_and_the_log_says_why(monkeypatch, caplog, compiler, said):
+def test_without_a_working_compiler_the_plain_kernel_runs_and_the_reason_is_logged(
+    monkeypatch, caplog, compiler, reason
+):
     monkeypatch.setenv("CC", compiler)
     native.native_kernel.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             assert kernel_for(CPU) is update
-        assert said in caplog.text
+        assert reason in caplog.text
     finally:
         native.native_kernel.cache_clear()
 
@@ -122,8 +129,9 @@ def test_without_a_working_compiler_the_plain_kernel_runs_and_the_log_says_why(m
 @pytest.mark.slow
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_the_plain_kernel_keeps_its_bits_under_torch_compile(rounding):
-    """So that whoever compiles it gets the same: inductor neither contracts products nor flushes subnormals. Unless
-    told to emulate casts it leaves out those to bf16 and back, whose error is what bf16-kahan keeps.
+    """Compiling the plain kernel is exact: inductor neither contracts products nor flushes subnormals.
+
+    It has to emulate casts: otherwise it removes casts to bf16 and back, whose error bf16-kahan keeps.
     """
 
     def step(*tensors: torch.Tensor | None) -> None:

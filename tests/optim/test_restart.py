@@ -1,4 +1,4 @@
-"""AdamW over bf16 weights goes on after a restart as if nothing had been, in the same share of a model or another."""
+"""AdamW over bf16 weights resumes from a checkpoint bit for bit, with the same sharding of the model or another."""
 
 from pathlib import Path
 
@@ -11,39 +11,39 @@ from hlat.config.sections import ModelConfig, OptimizerConfig
 from hlat.model import LocalParameter, ModelShard
 from hlat.optim import build_optimizer, state_tensors
 from hlat.runtime import CheckpointError
-from tests.support.optim.parameters import canonical, config_of, fill_gradients, fill_weights, share
+from tests.support.optim.parameters import canonical, config_of, fill_gradients, fill_weights, shard_model
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
 SAVED, ALL = 3, 5
 
 
-def build(held: list[LocalParameter], mode: str) -> torch.optim.Optimizer:
-    return build_optimizer(held, OptimizerConfig(lr=0.01), mode, seed=2)
+def build(parameters: list[LocalParameter], mode: str) -> torch.optim.Optimizer:
+    return build_optimizer(parameters, OptimizerConfig(lr=0.01), mode, seed=2)
 
 
-def train(held: list[LocalParameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
+def train(parameters: list[LocalParameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
-        fill_gradients(held, step)
+        fill_gradients(parameters, step)
         optimizer.step()
 
 
-def whole(config: ModelConfig, mode: str, steps: int) -> tuple[list[LocalParameter], torch.optim.Optimizer]:
-    [held] = share(config, ModelShard())
-    fill_weights(held)
-    optimizer = build(held, mode)
-    train(held, optimizer, range(steps))
-    return held, optimizer
+def train_complete(config: ModelConfig, mode: str, steps: int) -> tuple[list[LocalParameter], torch.optim.Optimizer]:
+    [parameters] = shard_model(config, ModelShard())
+    fill_weights(parameters)
+    optimizer = build(parameters, mode)
+    train(parameters, optimizer, range(steps))
+    return parameters, optimizer
 
 
-def everything(config: ModelConfig, shares: list[tuple[list[LocalParameter], torch.optim.Optimizer]]) -> dict:
-    """Weights and states of all shares as canonical tensors."""
+def everything(config: ModelConfig, shards: list[tuple[list[LocalParameter], torch.optim.Optimizer]]) -> dict:
+    """Collect weights and states of all shards as canonical tensors."""
     found: dict[str, dict[str, torch.Tensor]] = {}
-    for held, optimizer in shares:
-        canonical(config, held, lambda one: one.tensor, found.setdefault("weight", {}))
-        for name, tensors in state_tensors(optimizer, held).items():
-            local = {one.name: tensor for one, tensor in zip(held, tensors, strict=True)}
+    for parameters, optimizer in shards:
+        canonical(config, parameters, lambda each: each.tensor, found.setdefault("weight", {}))
+        for name, tensors in state_tensors(optimizer, parameters).items():
+            local = {each.name: tensor for each, tensor in zip(parameters, tensors, strict=True)}
             assert all(tensor.dtype == torch.bfloat16 for tensor in tensors)
-            canonical(config, held, lambda one, local=local: local[one.name], found.setdefault(name, {}))
+            canonical(config, parameters, lambda each, local=local: local[each.name], found.setdefault(name, {}))
     return found
 
 
@@ -60,54 +60,54 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("count", "cuts"), [(1, []), (2, [0.3]), (4, [])], ids=["whole", "two by two", "four"])
-def test_restored_into_any_share_it_ends_with_the_bits_of_the_run_that_was_not_stopped(store, mode, count, cuts):
+@pytest.mark.parametrize(("count", "cuts"), [(1, []), (2, [0.3]), (4, [])], ids=["one process", "two by two", "four"])
+def test_restored_with_any_sharding_training_ends_with_the_bits_of_an_uninterrupted_run(store, mode, count, cuts):
     config = config_of()
-    held, optimizer = whole(config, mode, SAVED)
-    path = store.save(SAVED, collect(config, held, optimizer), {})
-    shares = []
+    parameters, optimizer = train_complete(config, mode, SAVED)
+    path = store.save(SAVED, collect(config, parameters, optimizer), {})
+    shards = []
     for index in range(count):
-        for part in share(config_of(coalesce=False), ModelShard(index, count), cuts):
+        for shard in shard_model(config_of(coalesce=False), ModelShard(index, count), cuts):
             with torch.no_grad():
-                for one in part:
-                    one.tensor.fill_(torch.nan)
-            restored = build(part, mode)
-            restore(open_checkpoint(path), config, part, restored)
-            shares.append((part, restored))
-    assert_same(everything(config, [(held, optimizer)]), everything(config, shares))
-    for part, restored in shares:
-        train(part, restored, range(SAVED, ALL))
-    assert_same(everything(config, [whole(config, mode, ALL)]), everything(config, shares))
+                for each in shard:
+                    each.tensor.fill_(torch.nan)
+            restored = build(shard, mode)
+            restore(open_checkpoint(path), config, shard, restored)
+            shards.append((shard, restored))
+    assert_same(everything(config, [(parameters, optimizer)]), everything(config, shards))
+    for shard, restored in shards:
+        train(shard, restored, range(SAVED, ALL))
+    assert_same(everything(config, [train_complete(config, mode, ALL)]), everything(config, shards))
 
 
-def test_saved_before_the_first_step_it_starts_like_a_new_one(store):
+def test_an_optimizer_saved_before_its_first_step_starts_like_a_new_one(store):
     config = config_of()
-    held, optimizer = whole(config, "bf16-kahan", 0)
-    path = store.save(1, collect(config, held, optimizer), {})
-    [part] = share(config, ModelShard())
-    restored = build(part, "bf16-kahan")
-    restore(open_checkpoint(path), config, part, restored)
-    train(part, restored, range(2))
-    assert_same(everything(config, [whole(config, "bf16-kahan", 2)]), everything(config, [(part, restored)]))
+    parameters, optimizer = train_complete(config, "bf16-kahan", 0)
+    path = store.save(1, collect(config, parameters, optimizer), {})
+    [shard] = shard_model(config, ModelShard())
+    restored = build(shard, "bf16-kahan")
+    restore(open_checkpoint(path), config, shard, restored)
+    train(shard, restored, range(2))
+    assert_same(everything(config, [train_complete(config, "bf16-kahan", 2)]), everything(config, [(shard, restored)]))
 
 
-def test_what_another_mode_saved_is_refused_by_name(store):
-    """Its moments would be taken for what they are not: bf16-kahan misses its compensation, fp32 finds bf16."""
+def test_state_saved_in_another_mode_is_rejected_by_name(store):
+    """bf16-kahan needs a compensation, which bf16-sr did not save."""
     config = config_of()
-    path = store.save(1, collect(config, *whole(config, "bf16-sr", 1)), {})
-    [part] = share(config, ModelShard())
+    path = store.save(1, collect(config, *train_complete(config, "bf16-sr", 1)), {})
+    [shard] = shard_model(config, ModelShard())
     with pytest.raises(CheckpointError, match=r"optimizer\.compensation\.model\.norm\.weight"):
-        restore(open_checkpoint(path), config, part, build(part, "bf16-kahan"))
+        restore(open_checkpoint(path), config, shard, build(shard, "bf16-kahan"))
 
 
-def test_state_dict_of_torch_carries_it_too():
+def test_torchs_state_dict_works_too():
     config = config_of()
-    held, optimizer = whole(config, "bf16-sr", SAVED)
-    [other] = share(config, ModelShard())
+    parameters, optimizer = train_complete(config, "bf16-sr", SAVED)
+    [other] = shard_model(config, ModelShard())
     with torch.no_grad():
-        for mine, theirs in zip(other, held, strict=True):
+        for mine, theirs in zip(other, parameters, strict=True):
             mine.tensor.copy_(theirs.tensor)
     loaded = build(other, "bf16-sr")
     loaded.load_state_dict(optimizer.state_dict())
     train(other, loaded, range(SAVED, ALL))
-    assert_same(everything(config, [whole(config, "bf16-sr", ALL)]), everything(config, [(other, loaded)]))
+    assert_same(everything(config, [train_complete(config, "bf16-sr", ALL)]), everything(config, [(other, loaded)]))

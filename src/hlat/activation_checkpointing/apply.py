@@ -19,8 +19,7 @@ def checkpoint_activations(model: Decoder, plan: ActivationPlan) -> None:
     """Make the blocks of a model or pipeline stage recompute what the plan says.
 
     The forward method is wrapped, not the module: hooks around a block (gathering sharded weights) run once, those
-        inside
-    (collectives of tensor parallelism) run again with the step that they belong to. No parameter name changes.
+    inside (collectives of tensor parallelism) run again with the step that they belong to. No parameter name changes.
     """
     last = LastRecomputed()
     for block, recomputed in zip(model.blocks(), plan.recomputed, strict=True):

@@ -56,8 +56,7 @@ class Rope:
     """Cos and sin tables of a model, shared by all its layers.
 
     They are not module buffers: each device's table is created on first use there. So they are correct however the
-        model
-    was built (on the meta device, by ``to_empty``), are never saved, and stay fp32 when the model is cast.
+    model was built (on the meta device, by ``to_empty``), are never saved, and stay fp32 when the model is cast.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""Parameters to step: those of a small model in any share of it, filled by their place in the canonical tensors."""
+"""Parameters for optimizer tests: a small model in any sharding, filled by position in the canonical tensors."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ def config_of(**changes: object) -> ModelConfig:
     return ModelConfig.model_validate(BIASED | changes)
 
 
-def plain_held(net: nn.Module) -> list[LocalParameter]:
-    """The parameters of any module, each a canonical tensor of its own name."""
+def plain_parameters(net: nn.Module) -> list[LocalParameter]:
+    """Local parameters of any module; each is a canonical tensor with the parameter's name."""
     return [
         LocalParameter(
             name,
@@ -37,47 +37,49 @@ def plain_held(net: nn.Module) -> list[LocalParameter]:
     ]
 
 
-def share(config: ModelConfig, part: ModelShard, cuts: Sequence[float] = ()) -> list[list[LocalParameter]]:
-    """The parameters of a part of a model in bf16, each cut by rows at these fractions: a list for each process."""
+def shard_model(config: ModelConfig, shard: ModelShard, cuts: Sequence[float] = ()) -> list[list[LocalParameter]]:
+    """Build a model shard in bf16 and split each parameter by rows at some fractions: a list for each process."""
     with torch.device("meta"):
-        model = Decoder(config, part).to(torch.bfloat16)
-    held = collect_local_parameters(model.to_empty(device="cpu"))
+        model = Decoder(config, shard).to(torch.bfloat16)
+    parameters = collect_local_parameters(model.to_empty(device="cpu"))
     edges = [0.0, *sorted(cuts), 1.0]
-    return [[_rows(one, low, high) for one in held] for low, high in pairwise(edges)]
+    return [[_rows(each, low, high) for each in parameters] for low, high in pairwise(edges)]
 
 
-def _rows(one: LocalParameter, low: float, high: float) -> LocalParameter:
-    """The rows between two fractions of all; there may be none."""
-    rows = one.tensor.shape[0]
+def _rows(parameter: LocalParameter, low: float, high: float) -> LocalParameter:
+    """Select the rows between two fractions of all; there may be none."""
+    rows = parameter.tensor.shape[0]
     first, stop = round(low * rows), round(high * rows)
-    return replace(one, parameter=nn.Parameter(one.tensor[first:stop].clone()), first_row=first)
+    return replace(parameter, parameter=nn.Parameter(parameter.tensor[first:stop].clone()), first_row=first)
 
 
 _normals = functools.cache(normal_block)
 
 
-def fill(one: LocalParameter, tensor: torch.Tensor, purpose: str, scale: float = 1.0) -> None:
-    """Give a tensor of the local shape normal values that depend on the place in the canonical tensors alone."""
-    layout = one.layout
+def fill(parameter: LocalParameter, tensor: torch.Tensor, purpose: str, scale: float = 1.0) -> None:
+    """Fill a tensor of the local shape with normal values that depend only on the index in the canonical tensors."""
+    layout = parameter.layout
     columns = layout.columns[0] if layout.columns else 1
-    for run in layout.runs(one.first_row, one.first_row + tensor.shape[0]):
+    for run in layout.runs(parameter.first_row, parameter.first_row + tensor.shape[0]):
         key = stream_key(0, purpose, run.name)
         row_size = (layout.row_size or columns) if layout.columns else 1
         values = _normals(key, run.canonical_start, run.count, row_size, layout.first_column, columns)
-        tensor[run.start - one.first_row :][: run.count] = (scale * values).view(-1, *tensor.shape[1:]).to(tensor.dtype)
+        tensor[run.start - parameter.first_row :][: run.count] = (
+            (scale * values).view(-1, *tensor.shape[1:]).to(tensor.dtype)
+        )
 
 
 @torch.no_grad()
-def fill_weights(held: Sequence[LocalParameter]) -> None:
-    for one in held:
-        fill(one, one.tensor, "weights", 0.1)
+def fill_weights(parameters: Sequence[LocalParameter]) -> None:
+    for parameter in parameters:
+        fill(parameter, parameter.tensor, "weights", 0.1)
 
 
 @torch.no_grad()
-def fill_gradients(held: Sequence[LocalParameter], step: int) -> None:
-    for one in held:
-        one.parameter.grad = torch.empty_like(one.parameter)
-        fill(one, one.parameter.grad, f"gradients of {step}")
+def fill_gradients(parameters: Sequence[LocalParameter], step: int) -> None:
+    for parameter in parameters:
+        parameter.parameter.grad = torch.empty_like(parameter.parameter)
+        fill(parameter, parameter.parameter.grad, f"gradients of {step}")
 
 
 Tensors = dict[str, torch.Tensor]
@@ -85,24 +87,24 @@ Tensors = dict[str, torch.Tensor]
 
 def canonical(
     config: ModelConfig,
-    held: Sequence[LocalParameter],
+    parameters: Sequence[LocalParameter],
     tensor_of: Callable[[LocalParameter], torch.Tensor],
     into: Tensors,
 ) -> Tensors:
-    """Put local tensors where they belong in canonical ones, beside what is there of other shares already.
+    """Copy local tensors into canonical ones, next to those of other shards.
 
-    What several shares hold has to be the same in all.
+    Copies of the same rows in several shards have to be equal.
     """
-    whole = canonical_shapes(config)
-    for one in held:
-        tensor, layout = tensor_of(one), one.layout
-        for run in layout.runs(one.first_row, one.first_row + tensor.shape[0]):
+    shapes = canonical_shapes(config)
+    for parameter in parameters:
+        tensor, layout = tensor_of(parameter), parameter.layout
+        for run in layout.runs(parameter.first_row, parameter.first_row + tensor.shape[0]):
             if run.name not in into:
-                into[run.name] = torch.full(whole[run.name], torch.nan, dtype=torch.float32)
-            place = into[run.name][run.canonical_start : run.canonical_start + run.count]
+                into[run.name] = torch.full(shapes[run.name], torch.nan, dtype=torch.float32)
+            target = into[run.name][run.canonical_start : run.canonical_start + run.count]
             if layout.columns:
-                place = place[:, layout.first_column : layout.first_column + layout.columns[0]]
-            values = tensor[run.start - one.first_row :][: run.count].float()
-            assert bool((place.isnan() | (place == values)).all()), f"{run.name}: two copies differ"
-            place.copy_(values)
+                target = target[:, layout.first_column : layout.first_column + layout.columns[0]]
+            values = tensor[run.start - parameter.first_row :][: run.count].float()
+            assert bool((target.isnan() | (target == values)).all()), f"{run.name}: two copies differ"
+            target.copy_(values)
     return into
