@@ -60,8 +60,7 @@ def longest_path(config: ModelConfig, length: int) -> float:
     sqrt(n) u where the errors are independent). A block has the products of q/k/v (n = D), scores (E), values (S),
     output (H E), gate/up (D) and down (I), and 16 pointwise roundings: two norms of 4, rotation 3, softmax 3, silu and
     its product 2. The errors of a path are added, not averaged, and the residual stream, which carries most of the
-    signal past each
-    block unchanged, is not taken into account: that compensates for amplification inside a block.
+    signal past each block unchanged, is not taken into account: that compensates for amplification inside a block.
     """
     head_dim = config.n_head_dim
     products = [config.hidden_size, head_dim, length, config.heads * head_dim, config.hidden_size]

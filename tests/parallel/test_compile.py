@@ -1,4 +1,4 @@
-"""Compiled blocks: the same model, compiled once."""
+"""Compiled blocks compute the same model and are compiled once; run.compile=auto decides by device and run length."""
 
 import shutil
 from pathlib import Path
@@ -30,13 +30,13 @@ def recipe(compile_: str, world: int = 1, **sections: object) -> Recipe:
 
 
 def gradients(model: ParallelModel, steps: int) -> list[torch.Tensor]:
-    """Of each step's own batch, added up."""
+    """Accumulate gradients over a different batch per step."""
     for step in range(steps):
         tokens = torch.randint(0, 64, (8, 17), generator=torch.Generator().manual_seed(step))
         labels = tokens[:, 1:].clone()
         labels[0, :5] = IGNORED
         model.accumulate_gradients(tokens[:, :-1], labels)
-    return [one.gradient for one in model.local_parameters if one.gradient is not None]
+    return [each.gradient for each in model.local_parameters if each.gradient is not None]
 
 
 def graphs() -> int:
@@ -44,11 +44,13 @@ def graphs() -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])
-def test_compiled_blocks_are_the_same_model_and_one_graph(checkpointing: str) -> None:
-    """Gradients differ by the order of additions and the compiler's fused multiply-adds, a few roundings of 2^-24 for
-    each of about 40 operations on a block's path, forward and backward, of sums of up to 96 terms.
+def test_compiled_blocks_compute_the_same_gradients_with_one_graph(checkpointing: str) -> None:
+    """Gradients differ by the order of summation and the compiler's fused multiply-adds.
+
+    That is a few roundings of 2^-24 for each of about 40 operations on the path of a block, forward and backward, with
+    sums of up to 96 terms.
     """
-    if shutil.which("g++") is None:  # then that is what has to be said
+    if shutil.which("g++") is None:  # then the error is expected
         with pytest.raises(LaunchError):
             build_parallel(recipe("blocks"), Runtime(CPU), seed=1)
         return
@@ -63,10 +65,10 @@ def test_compiled_blocks_are_the_same_model_and_one_graph(checkpointing: str) ->
     after = graphs()
     assert after == before + 1, "three blocks, one graph"
     gradients(model, 4)
-    assert graphs() == after, "nothing is compiled again"
+    assert graphs() == after, "nothing is recompiled"
 
 
-def test_auto_says_why_it_does_not_compile() -> None:
+def test_auto_gives_the_reason_not_to_compile() -> None:
     assert not decide_compilation(recipe("auto"), CPU).on
     assert "without bf16 instructions" in str(decide_compilation(recipe("auto"), CPU))
     assert "tensor" in str(decide_compilation(recipe("auto", 2, parallel={"tensor": 2}), CUDA))
@@ -77,26 +79,28 @@ def test_auto_says_why_it_does_not_compile() -> None:
     assert str(decide_compilation(recipe("none"), CUDA)) == "not compiled: run.compile=none"
 
 
-def test_auto_compiles_on_a_cpu_where_bf16_is_fast_and_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long is counted in FLOPs, six for each weight of a product and token (Kaplan et al. 2020, section 2.1), and for
-    attention: of this model at most a twentieth of that on top. Threads and processes share them.
+def test_auto_compiles_long_runs_on_a_cpu_with_fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of a run is its FLOPs per thread of all processes.
+
+    There are six per token and weight of a matrix product (Kaplan et al. 2020, section 2.1), plus those of attention:
+    in this model at most a twentieth more.
     """
     monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: True)
     monkeypatch.setattr("hlat.parallel.compile._has_compiler", lambda device: True)
     model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}
     per_step = 6 * (4 * (4 * 512**2 + 3 * 512 * 2048) + 4096 * 512) * 8 * 16
-    needed = 1.5e14 * 2 * torch.get_num_threads() / per_step  # of two processes
-    for precision, share, compiled in (("mixed", 1.05, True), ("mixed", 0.9, False), ("fp32", 2.0, False)):
-        steps = {"training": {"steps": int(needed * share)}, "precision": {"mode": precision}}
+    needed = 1.5e14 * 2 * torch.get_num_threads() / per_step  # for two processes
+    for precision, factor, compiled in (("mixed", 1.05, True), ("mixed", 0.9, False), ("fp32", 2.0, False)):
+        steps = {"training": {"steps": int(needed * factor)}, "precision": {"mode": precision}}
         long_run = recipe("auto", 2, model=model, **steps)
-        assert decide_compilation(long_run, CPU, world=2).on == compiled, (precision, share)
-        assert decide_compilation(long_run, CPU, world=4).on == (compiled and share > 2)
+        assert decide_compilation(long_run, CPU, world=2).on == compiled, (precision, factor)
+        assert decide_compilation(long_run, CPU, world=4).on == (compiled and factor > 2)
     monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: False)
     slow = recipe("auto", model=model, training={"steps": int(needed * 3)}, precision={"mode": "mixed"})
     assert not decide_compilation(slow, CPU).on
 
 
-def test_without_a_compiler_it_is_refused_or_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_blocks_is_an_error_and_auto_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(LaunchError, match=r"C\+\+ compiler.*g\+\+"):
@@ -104,33 +108,33 @@ def test_without_a_compiler_it_is_refused_or_left(monkeypatch: pytest.MonkeyPatc
     assert "compiler" in str(decide_compilation(recipe("auto"), CUDA))
 
 
-def test_the_compiler_that_a_device_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On a CPU one of C++, on a GPU one of C; or what the environment names."""
+def test_a_device_needs_its_own_kind_of_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CPU needs a C++ compiler, a GPU a C compiler; or the one named by the environment variable."""
     only = tmp_path / "only"
     only.mkdir()
     monkeypatch.setenv("PATH", str(only))
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
-    for name, runs_there in (("g++", CPU), ("gcc", CUDA)):
+    for name, matching in (("g++", CPU), ("gcc", CUDA)):
         (only / name).write_text("#!/bin/sh\n")
         (only / name).chmod(0o755)
         for device in (CPU, CUDA):
-            assert _has_compiler(device) == (device == runs_there), (name, device)
+            assert _has_compiler(device) == (device == matching), (name, device)
         (only / name).unlink()
-    for name, runs_there in (("CXX", CPU), ("CC", CUDA)):
+    for name, matching in (("CXX", CPU), ("CC", CUDA)):
         monkeypatch.setenv(name, shutil.which("sh", path="/bin:/usr/bin") or "")
         for device in (CPU, CUDA):
-            assert _has_compiler(device) == (device == runs_there), (name, device)
+            assert _has_compiler(device) == (device == matching), (name, device)
         monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("parallel", [{"tensor": 2}, {"context": 2}])
-def test_what_cannot_be_compiled_is_refused(parallel: dict[str, int]) -> None:
+def test_layouts_that_cannot_be_compiled_are_rejected(parallel: dict[str, int]) -> None:
     with pytest.raises(RecipeError, match=r"run\.compile.*communicates inside of blocks"):
         recipe("blocks", 2, parallel=parallel)
 
 
-def test_documents_are_isolated_only_where_that_can_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_within_documents_is_rejected_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     check_isolation(CPU)
     with pytest.raises(LaunchError, match=r"data\.isolate.*does not support the device mps.*data\.isolate=false"):
         check_isolation(torch.device("mps"))

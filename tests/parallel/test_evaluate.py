@@ -1,4 +1,4 @@
-"""A validation share goes onto the device a micro-batch at a time, with a pipeline and without."""
+"""Evaluation copies one micro-batch at a time to the device, with a pipeline and without."""
 
 import weakref
 
@@ -11,7 +11,7 @@ from hlat.runtime.distributed import Runtime
 
 
 class _Stages:
-    """Evaluates as a pipeline does: one micro-batch after another."""
+    """Stand-in for a pipeline: evaluates one micro-batch after another."""
 
     def evaluate(self, batches):
         return sum(batch.inputs_BS.sum() for batch in batches).double()
@@ -19,7 +19,7 @@ class _Stages:
 
 @pytest.mark.parametrize("pipeline", [False, True])
 def test_one_micro_batch_is_on_the_device_at_a_time(monkeypatch, pipeline):
-    """Beside it only the one before, which a loop variable still names while the next is made."""
+    """At most two exist: a loop variable refers to the previous one while the next is created."""
     recipe = parse_recipe(
         {
             "model": {"vocab_size": 64, "layers": 1, "hidden_size": 16, "intermediate_size": 32, "heads": 2},
@@ -31,17 +31,17 @@ def test_one_micro_batch_is_on_the_device_at_a_time(monkeypatch, pipeline):
     model = build_parallel(recipe, Runtime(torch.device("cpu")), 1)
     if pipeline:
         monkeypatch.setattr(model, "_pipeline", _Stages())
-    there: list[weakref.ref[torch.Tensor]] = []
+    copies: list[weakref.ref[torch.Tensor]] = []
     most = 0
 
-    def moved(batch: MicroBatch) -> MicroBatch:
+    def copy_to_device(batch: MicroBatch) -> MicroBatch:
         nonlocal most
         copy = MicroBatch(batch.inputs_BS.clone(), batch.labels_BS.clone())
-        there.append(weakref.ref(copy.inputs_BS))
-        most = max(most, sum(one() is not None for one in there))
+        copies.append(weakref.ref(copy.inputs_BS))
+        most = max(most, sum(reference() is not None for reference in copies))
         return copy
 
-    monkeypatch.setattr(model, "_local", moved)
+    monkeypatch.setattr(model, "_local", copy_to_device)
     tokens = torch.randint(0, 64, (12, 16))
-    model.evaluate([MicroBatch(part, part) for part in tokens.split(2)])
-    assert len(there) == 6 and most <= 2
+    model.evaluate([MicroBatch(rows, rows) for rows in tokens.split(2)])
+    assert len(copies) == 6 and most <= 2

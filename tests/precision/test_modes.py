@@ -1,4 +1,4 @@
-"""The table of modes is what a run holds, and a mode that cannot run here says why."""
+"""The table of precision modes matches the memory of a run; a mode that cannot run raises an error with the reason."""
 
 import pytest
 import torch
@@ -25,22 +25,22 @@ def recipe(mode: str):
 
 
 @pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan"])
-def test_bytes_per_parameter_are_those_of_the_table(mode: str) -> None:
+def test_bytes_per_parameter_equal_the_table(mode: str) -> None:
     model = build_parallel(recipe(mode), Runtime(CPU), seed=1)
     optimizer = build_optimizer(model.local_parameters, recipe(mode).optimizer, mode, 1)
     tokens = torch.randint(0, 96, (4, 17), generator=torch.Generator().manual_seed(0))
     for _ in range(2):
         loss = model.accumulate_gradients(tokens[:, :-1], tokens[:, 1:])
         assert loss.dtype == torch.float32
-        gradients = [one.gradient for one in model.local_parameters]
+        gradients = [each.gradient for each in model.local_parameters]
         assert {gradient.dtype for gradient in gradients} == {MODES[mode].gradients}
         optimizer.step()
     assert {parameter.dtype for parameter in model.parameters} == {MODES[mode].weights}
     states = [tensor for entry in optimizer.state.values() for name, tensor in entry.items() if name != "step"]
-    held = sum(tensor.nbytes for tensor in [*model.parameters, *gradients, *states])
-    assert held == MODES[mode].bytes_per_parameter * sum(parameter.numel() for parameter in model.parameters)
+    stored = sum(tensor.nbytes for tensor in [*model.parameters, *gradients, *states])
+    assert stored == MODES[mode].bytes_per_parameter * sum(parameter.numel() for parameter in model.parameters)
 
 
-def test_fp8_says_what_it_needs() -> None:
+def test_fp8_is_rejected_with_the_reason_where_it_cannot_run() -> None:
     with pytest.raises(LaunchError, match=r"fp8: torch has no fp8 products on a cpu device.*mixed"):
         build_parallel(recipe("fp8"), Runtime(CPU), seed=1)

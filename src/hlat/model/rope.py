@@ -3,10 +3,9 @@
     theta, scaling -> frequencies (radians per position, one per pair) -> cos and sin tables, position by position
 
 Frequencies and tables are computed in fp32 with the operations of Hugging Face, in the same order. Weights trained
-there
-so get the angles they were trained with: at position 100,000 an fp32 angle has an error of up to 4e-3 radians, and
-another order of operations would give other errors. Tables are computed on the CPU and copied, so that every device has
-the same bits.
+there so get the angles they were trained with: at position 100,000 an fp32 angle has an error of up to 4e-3 radians,
+and another order of operations would give other errors. Tables are computed on the CPU and copied, so that every device
+has the same bits.
 
 Tensor suffixes: B batch, S positions, F pairs of a head.
 """

@@ -9,8 +9,7 @@
 ZeRO stages 1 to 3 use FSDP2 (``fully_shard``): each block, and the rest of the model (embedding, norm, head), gathers
 its parameters before it runs. FSDP2 stores only shards of the parameters between steps at all three ZeRO stages. In a
 pipeline, gradients stay unsharded until the last micro-batch at every ZeRO stage, and so are sent once per step.
-Gradients
-are summed, never averaged: the loss is divided by the tokens of the global batch.
+Gradients are summed, never averaged: the loss is divided by the tokens of the global batch.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,8 +9,7 @@ norms, the residual stream and their saved activations are sharded as well, and 
 all-gather and a reduce-scatter, which send the same number of bytes (Korthikanti et al. 2022, section 4.2.2).
 
 The collectives are attached to the model's modules as hooks; all tensors are plain local tensors. The autograd
-functions
-are pairs, each the backward pass of the other: gather / reduce-scatter, copy / all-reduce.
+functions are pairs, each the backward pass of the other: gather / reduce-scatter, copy / all-reduce.
 """
 
 from typing import Any

@@ -16,26 +16,21 @@ number of ranks that the state is sharded over, and p, g, m are bytes per parame
 Otherwise actual storage is counted:
 
 - Norm weights are replicated on all tensor-parallel ranks, and kv heads on several if there are fewer kv heads than
-such
-  ranks. Shards of the vocabulary differ by at most one row. A tied embedding is stored on first and last pipeline
+  such ranks. Shards of the vocabulary differ by at most one row. A tied embedding is stored on first and last pipeline
   stage.
 - FSDP2 shards by rows and pads each parameter to N equal shards of ceil(rows / N) rows, for parameters and gradients,
   sharded and gathered. Moments have no padding. AdamW stores a step counter per parameter in addition.
 - Within a step the shards stay in memory in addition to the gathered copy, at ZeRO 1 and 2 too. (In the paper ZeRO 1
-and
-  2 always keep one complete copy, and the shards are fp32 master weights in addition to a bf16 copy.)
+  and 2 always keep one complete copy, and the shards are fp32 master weights in addition to a bf16 copy.)
 - (*) At ZeRO 3, embedding, norm and head stay gathered from their forward to the end of their backward pass. Blocks are
   gathered one at a time, while they run.
 - With one micro-batch per step nothing is accumulated; ZeRO 1 then reduces each gradient as soon as it is computed,
-like
-  ZeRO 2.
+  like ZeRO 2.
 - A pipeline accumulates unsharded gradients until its last micro-batch at every ZeRO stage. Schedules with several
-stages
-  per rank gather all parameters of a pipeline stage when it is first needed, at ZeRO 3 too.
+  stages per rank gather all parameters of a pipeline stage when it is first needed, at ZeRO 3 too.
 
 The buffers of FSDP2's collectives during a pass are not counted. Each has the size of the parameters or gradients that
-it
-gathers or reduces: those of a block, or of embedding, norm and head.
+it gathers or reduces: those of a block, or of embedding, norm and head.
 """
 
 from collections.abc import Sequence
