@@ -34,16 +34,16 @@ def test_the_solver_is_compared_with_all_combinations(policies: list[BlockPolicy
     fitting = [
         sum(policy.cost for policy in choice)
         for choice in combinations_with_replacement(policies, blocks)
-        if sum(policy.kept for policy in choice) <= budget
+        if sum(policy.saved for policy in choice) <= budget
     ]
     chosen = cheapest(policies, blocks, budget)
     assert (chosen is None) == (not fitting)
     if chosen is not None:
         cost = sum(policy.cost for policy in chosen)
-        assert len(chosen) == blocks and sum(policy.kept for policy in chosen) <= budget
+        assert len(chosen) == blocks and sum(policy.saved for policy in chosen) <= budget
         step = max(policy.cost for policy in policies) - min(policy.cost for policy in policies)
         assert min(fitting) <= cost <= min(fitting) + (step if blocks > 1 else 0)
-        assert [policy.kept for policy in chosen] == sorted(policy.kept for policy in chosen)
+        assert [policy.saved for policy in chosen] == sorted(policy.saved for policy in chosen)
 
 
 def recipe(budget_gib: float | None, mode: str = "fp32", **sections: Any) -> Recipe:
@@ -79,8 +79,8 @@ def test_a_model_saves_the_bytes_of_its_plan_and_stays_within_the_budget(mode: s
     for fraction in (0.0, 0.15, 0.4, 0.7, 0.95, 1.0):
         budget = least + fraction * (most - least)
         chosen = plan(budget / GIB, mode)
-        assert kept(model_of(config, mode, list(chosen.recomputed))) == chosen.kept <= budget
-        assert chosen.kept > budget - (most - least) / config.layers, (
+        assert kept(model_of(config, mode, list(chosen.recomputed))) == chosen.saved <= budget
+        assert chosen.saved > budget - (most - least) / config.layers, (
             "the unused part of the budget is less than a block"
         )
         costs.append(sum(map(len, chosen.recomputed)))
@@ -120,7 +120,7 @@ def test_a_budget_that_is_too_small_is_rejected_with_suggestions_that_work() -> 
     for fix in problem.fixes:  # each suggestion works
         batch = {"global_batch": 8, "micro_batch": fix.value if fix.path == "batch.micro_batch" else 2}
         budget = fix.value if fix.path == "memory.budget_gib" else 0.75 * least / GIB
-        assert plan(budget, batch=batch).kept <= budget * GIB
+        assert plan(budget, batch=batch).saved <= budget * GIB
 
 
 def test_a_plan_is_summarised_in_one_line() -> None:

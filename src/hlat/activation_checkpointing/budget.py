@@ -18,12 +18,12 @@ class BlockPolicy:
 
     Attributes:
         recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
-        kept: bytes of activations saved by the block.
+        saved: bytes of activations saved by the block.
         cost: cost of the recomputation; 0 for none.
     """
 
     recomputed: frozenset[str]
-    kept: int
+    saved: int
     cost: float
 
 
@@ -43,26 +43,26 @@ def cheapest(policies: Sequence[BlockPolicy], blocks: int, budget: int) -> list[
     """
     hull = _lower_hull(policies)
     smaller = max(
-        (policy for policy in hull if policy.kept * blocks <= budget), key=lambda policy: policy.kept, default=None
+        (policy for policy in hull if policy.saved * blocks <= budget), key=lambda policy: policy.saved, default=None
     )
     if smaller is None:
         return None
-    above = [policy for policy in hull if policy.kept > smaller.kept]
+    above = [policy for policy in hull if policy.saved > smaller.saved]
     if not above:
         return [smaller] * blocks
     larger = above[0]
-    many = (budget - smaller.kept * blocks) // (larger.kept - smaller.kept)
-    remaining = budget - smaller.kept * (blocks - many - 1) - larger.kept * many
+    many = (budget - smaller.saved * blocks) // (larger.saved - smaller.saved)
+    remaining = budget - smaller.saved * (blocks - many - 1) - larger.saved * many
     between = min(
-        (policy for policy in policies if policy.kept <= remaining), key=lambda policy: (policy.cost, policy.kept)
+        (policy for policy in policies if policy.saved <= remaining), key=lambda policy: (policy.cost, policy.saved)
     )
-    return sorted([smaller] * (blocks - many - 1) + [between] + [larger] * many, key=lambda policy: policy.kept)
+    return sorted([smaller] * (blocks - many - 1) + [between] + [larger] * many, key=lambda policy: policy.saved)
 
 
 def _lower_hull(policies: Sequence[BlockPolicy]) -> list[BlockPolicy]:
     """Return the lower convex hull of cost over bytes, from the fewest bytes to the lowest cost."""
     hull: list[BlockPolicy] = []
-    for policy in sorted(policies, key=lambda policy: (policy.kept, policy.cost)):
+    for policy in sorted(policies, key=lambda policy: (policy.saved, policy.cost)):
         if hull and policy.cost >= hull[-1].cost:
             continue
         while len(hull) > 1 and _above(hull[-2], hull[-1], policy):
@@ -73,5 +73,5 @@ def _lower_hull(policies: Sequence[BlockPolicy]) -> list[BlockPolicy]:
 
 def _above(left: BlockPolicy, middle: BlockPolicy, right: BlockPolicy) -> bool:
     """Return True if a point lies on or above the line between its neighbours."""
-    by_middle = (middle.cost - left.cost) * (right.kept - left.kept)
-    return by_middle >= (right.cost - left.cost) * (middle.kept - left.kept)
+    by_middle = (middle.cost - left.cost) * (right.saved - left.saved)
+    return by_middle >= (right.cost - left.cost) * (middle.saved - left.saved)

@@ -36,23 +36,25 @@ class ActivationPlan:
     Attributes:
         policy: policy of the recipe.
         recomputed: names of the recomputed steps of each block, in order.
-        kept: bytes saved per micro-batch, including embedding, head and loss.
+        saved: bytes saved per micro-batch, including embedding, head and loss.
         in_flight: maximum number of passes waiting for their backward pass.
-        again: maximum of additional bytes while a block is recomputed.
+        recomputation: maximum of additional bytes while a block is recomputed.
     """
 
     policy: str
     recomputed: tuple[frozenset[str], ...]
-    kept: int
+    saved: int
     in_flight: int
-    again: int
+    recomputation: int
 
     def __str__(self) -> str:
         """Summarise the plan in one line."""
-        flight = f"{self.in_flight} in flight x {_size(self.kept)} = " if self.in_flight > 1 else ""
-        total = f"{flight}{_size(self.kept * self.in_flight)}"
-        again = f", and up to {_size(self.again)} while a block is recomputed" if self.again else ""
-        return f"activation checkpointing {self.policy}: keeps {total}{again}; {self._blocks()}"
+        flight = f"{self.in_flight} in flight x {_size(self.saved)} = " if self.in_flight > 1 else ""
+        total = f"{flight}{_size(self.saved * self.in_flight)}"
+        recomputation = (
+            f", and up to {_size(self.recomputation)} while a block is recomputed" if self.recomputation else ""
+        )
+        return f"activation checkpointing {self.policy}: keeps {total}{recomputation}; {self._blocks()}"
 
     def _blocks(self) -> str:
         kinds = Counter(self.recomputed)
@@ -106,9 +108,9 @@ class _Planner:
         else:
             recomputed = (POLICIES[memory.activation_checkpointing],) * len(self._layers)
         everything = self._layer(frozenset())
-        again = max((everything - self._layer(names) for names in set(recomputed)), default=0)
-        kept = self._ends + sum(self._layer(names) for names in recomputed)
-        return ActivationPlan(memory.activation_checkpointing, recomputed, kept, self._in_flight(), again)
+        recomputation = max((everything - self._layer(names) for names in set(recomputed)), default=0)
+        saved = self._ends + sum(self._layer(names) for names in recomputed)
+        return ActivationPlan(memory.activation_checkpointing, recomputed, saved, self._in_flight(), recomputation)
 
     def _within_budget(self) -> tuple[frozenset[str], ...]:
         found = cheapest(list(self._candidates()), len(self._layers), self._room(self._micro_batch))
@@ -130,8 +132,8 @@ class _Planner:
 
     def _too_small(self) -> Problem:
         path, micro_batch = "memory.budget_gib", self._micro_batch
-        kept = self._least(micro_batch) + self._ends
-        least = kept * self._in_flight()
+        saved = self._least(micro_batch) + self._ends
+        least = saved * self._in_flight()
         # Round up to hundredths of a GiB; to thousandths below 0.1 GiB.
         step = 100 if least > _GIB // 10 else 1000
         gib = -(-least * step // _GIB) / step
@@ -139,7 +141,7 @@ class _Planner:
         where = f" on pipeline rank {self.pipeline_rank}" if self.recipe.parallel.pipeline > 1 else ""
         reason = (
             f"with every block recomputed{where}, {_size(least)} are saved: {self._in_flight()} in flight x "
-            f"{_size(kept)} for a micro-batch of {micro_batch} x {self._length} tokens."
+            f"{_size(saved)} for a micro-batch of {micro_batch} x {self._length} tokens."
         )
         smaller = f", batch.micro_batch={fixes[1].value}" if len(fixes) > 1 else ""
         remedy = f"Try {gib}{smaller}, or a larger parallel.tensor (with parallel.sequence) or parallel.context."

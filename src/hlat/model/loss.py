@@ -1,4 +1,4 @@
-"""Next-token cross-entropy, summed, in fp32, without the logits of a whole batch.
+"""Next-token cross-entropy, summed, in fp32, without the logits of a complete batch.
 
     hidden --a chunk of tokens--> logits -> loss and its gradient by logits -> gradients by hidden and head weight
 

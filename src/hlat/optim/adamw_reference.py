@@ -15,8 +15,7 @@ are rounded. The rounding scheme decides how w, m and v are rounded to bf16; it 
 
     bf16-sr     all rounded stochastically, each with its own 16 random bits
     bf16        all rounded to nearest even
-    bf16-kahan  all to nearest; the rounding error of w is kept in c (Zamirai et al. 2020, "Revisiting bfloat16
-    training"):
+    bf16-kahan  all to nearest; c keeps the rounding error of w (Zamirai et al. 2020, "Revisiting bfloat16 training"):
                 y = c - u;  w' = bf16(w + y);  c <- bf16(y - (w' - w));  w <- w'
     bf16-long, bf16-kahan-long    w as in bf16 and bf16-kahan, m and v rounded stochastically
 

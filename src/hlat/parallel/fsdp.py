@@ -67,7 +67,7 @@ def configure_micro_batch(model: Decoder, zero: int, last: bool) -> None:
 
 
 def reshard_after_every_backward(model: Decoder) -> None:
-    """For ZeRO 3 in a pipeline: always free a block's gathered parameters after its backward pass.
+    """Always free a block's gathered parameters after its backward pass (ZeRO 3 in a pipeline).
 
     torch's pipeline schedules tell FSDP2 before each backward pass to keep them, so that a complete pipeline stage
     would stay gathered.
@@ -121,5 +121,5 @@ def _groups(model: Decoder) -> Iterator[Any]:
 
 
 def all_reduce_gradients(parameters: Sequence[LocalParameter], group: ProcessGroup) -> None:
-    """For ZeRO 0: sum the gradients of unsharded parameters over the ranks of the group."""
+    """Sum the gradients of unsharded parameters over the ranks of the group (ZeRO 0)."""
     all_reduce_together([each.gradient for each in parameters if each.gradient is not None], group)

@@ -45,8 +45,8 @@ class Mode:
     @property
     def bytes_per_parameter(self) -> int:
         """Bytes of weights, gradients, moments and compensation per parameter, between backward and optimizer step."""
-        kept = (self.weights, self.gradients, self.moments, self.moments)
-        return sum(dtype.itemsize for dtype in kept) + (self.compensation.itemsize if self.compensation else 0)
+        dtypes = (self.weights, self.gradients, self.moments, self.moments)
+        return sum(dtype.itemsize for dtype in dtypes) + (self.compensation.itemsize if self.compensation else 0)
 
 
 MODES: dict[str, Mode] = {

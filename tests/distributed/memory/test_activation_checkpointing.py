@@ -56,7 +56,7 @@ def content_of(case: Case, policy: str, **changes: Any) -> dict[str, Any]:
 
 def _largest(case: Case, content: dict[str, Any]) -> int:
     everyone = (plan for rank in range(case.world) for plan in plans(case, content, rank))
-    return max(plan.kept * plan.in_flight for plan in everyone)
+    return max(plan.saved * plan.in_flight for plan in everyone)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ MEASURED = (
 def test_with_isolated_documents_a_rank_keeps_what_its_plan_says(case: Case, pool: Pool) -> None:
     for policy in ("none", *POLICIES):
         content = content_of(case, policy, precision={"mode": "mixed"}, data={"isolate": True})
-        wanted = [[plan.kept for plan in plans(case, content, rank)] for rank in range(case.world)]
+        wanted = [[plan.saved for plan in plans(case, content, rank)] for rank in range(case.world)]
         assert pool.run(case.world, kept, content) == wanted, policy
 
 
@@ -146,7 +146,7 @@ def test_a_rank_keeps_what_its_plan_says(case: Case, mode: str, pool: Pool) -> N
         pytest.skip("attention with a mask keeps wide copies where a CPU has no bf16 instructions")
     for policy in ("none", *POLICIES):
         content = content_of(case, policy, precision={"mode": mode})
-        wanted = [[plan.kept for plan in plans(case, content, rank)] for rank in range(case.world)]
+        wanted = [[plan.saved for plan in plans(case, content, rank)] for rank in range(case.world)]
         if context:
             # The first rank's first chunk attends to itself, for which no mask is built; all ranks plan with one.
             (plan,) = plans(case, content, 0)

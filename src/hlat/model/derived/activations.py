@@ -151,10 +151,10 @@ class _Sizes:
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
         """Bytes of the saved tensors of one block, by name."""
         freed = {tensor for name in recomputed for tensor in RECOMPUTABLE[name]}
-        kept = {**self._tensors(), **self._weight_copies()}
+        saved = {**self._tensors(), **self._weight_copies()}
         if self.workload.context > 1:
-            kept |= self._context_tensors(recomputed)
-        return {name: size for name, size in kept.items() if size and name not in freed}
+            saved |= self._context_tensors(recomputed)
+        return {name: size for name, size in saved.items() if size and name not in freed}
 
     def _tensors(self) -> dict[str, int]:
         config, item, here = self.config, self.item, shard_heads(self.config, self.workload.shard)
@@ -163,7 +163,7 @@ class _Sizes:
             config.n_head_dim,
             len(intermediate_columns(config, self.workload.shard)),
         )
-        kept = {
+        saved = {
             "x": self.between * item * width,
             "attention_norm_scale": self.between * _FP32,
             "attention_input": self.tokens * item * width,
@@ -181,9 +181,9 @@ class _Sizes:
         if config.qk_norm:
             # The norms save their inputs. If fused, these are slices that keep the complete projection alive.
             projected = here.queries + (2 if config.coalesce else 1) * here.kvs
-            kept["qk_norm_input"] = self.tokens * item * projected * head
-            kept["qk_norm_scale"] = self.tokens * _FP32 * (here.queries + here.kvs)
-        return kept
+            saved["qk_norm_input"] = self.tokens * item * projected * head
+            saved["qk_norm_scale"] = self.tokens * _FP32 * (here.queries + here.kvs)
+        return saved
 
     def _context_tensors(self, recomputed: frozenset[str]) -> dict[str, int]:
         """Bytes of tensors that context parallelism adds or replaces, by name."""

@@ -148,17 +148,18 @@ class RowLayout:
         if len(self.tensors) == 1:
             return {self.tensors[0].name: fused}
         grouped = fused.unflatten(0, (self.groups, -1))
-        pieces = grouped.split([tensor.rows_per_group for tensor in self.tensors], dim=1)
+        grouped_rows = grouped.split([tensor.rows_per_group for tensor in self.tensors], dim=1)
         return {
-            tensor.name: piece.flatten(0, 1).contiguous() for tensor, piece in zip(self.tensors, pieces, strict=True)
+            tensor.name: rows.flatten(0, 1).contiguous()
+            for tensor, rows in zip(self.tensors, grouped_rows, strict=True)
         }
 
     def fuse(self, canonical: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Build the complete parameter from its canonical tensors; the inverse of ``split``."""
         if len(self.tensors) == 1:
             return canonical[self.tensors[0].name]
-        pieces = [canonical[tensor.name].unflatten(0, (self.groups, -1)) for tensor in self.tensors]
-        return torch.cat(pieces, dim=1).flatten(0, 1)
+        grouped = [canonical[tensor.name].unflatten(0, (self.groups, -1)) for tensor in self.tensors]
+        return torch.cat(grouped, dim=1).flatten(0, 1)
 
 
 def parameter_layouts(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> dict[str, RowLayout]:
@@ -169,11 +170,13 @@ def parameter_layouts(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> di
     if shard.embedding:
         layouts["embedding.weight"] = _rows("model.embed_tokens.weight", rows, width)
     for index in shard.layer_range(config):
-        ours, theirs = f"layers.{index}", f"model.layers.{index}"
-        layouts[f"{ours}.attention_norm.weight"] = _vector(f"{theirs}.input_layernorm.weight", width, first)
-        layouts |= _attention(config, shard, f"{ours}.attention", f"{theirs}.self_attn")
-        layouts[f"{ours}.feed_forward_norm.weight"] = _vector(f"{theirs}.post_attention_layernorm.weight", width, first)
-        layouts |= _feed_forward(config, shard, f"{ours}.feed_forward", f"{theirs}.mlp")
+        module, canonical = f"layers.{index}", f"model.layers.{index}"
+        layouts[f"{module}.attention_norm.weight"] = _vector(f"{canonical}.input_layernorm.weight", width, first)
+        layouts |= _attention(config, shard, f"{module}.attention", f"{canonical}.self_attn")
+        layouts[f"{module}.feed_forward_norm.weight"] = _vector(
+            f"{canonical}.post_attention_layernorm.weight", width, first
+        )
+        layouts |= _feed_forward(config, shard, f"{module}.feed_forward", f"{canonical}.mlp")
     if shard.head:
         layouts["norm.weight"] = _vector("model.norm.weight", width, first)
         if not config.tie_embeddings:
@@ -195,7 +198,7 @@ def _columns(name: str, rows: int, columns: range, row_size: int) -> RowLayout:
     return RowLayout((CanonicalTensor(name, rows),), 1, (len(columns),), columns.start, row_size)
 
 
-def _attention(config: ModelConfig, shard: ModelShard, ours: str, theirs: str) -> dict[str, RowLayout]:
+def _attention(config: ModelConfig, shard: ModelShard, module: str, canonical: str) -> dict[str, RowLayout]:
     head_dim, width, heads = config.n_head_dim, config.hidden_size, shard_heads(config, shard)
     per_group = heads.queries // heads.kvs
     rows = {  # rows in a group, first row, owned
@@ -207,31 +210,35 @@ def _attention(config: ModelConfig, shard: ModelShard, ours: str, theirs: str) -
     for kind, columns in (("weight", (width,)), ("bias", ())):
         if kind == "bias" and not config.qkv_bias:
             continue
-        tensors = {name: CanonicalTensor(f"{theirs}.{name}_proj.{kind}", *numbers) for name, numbers in rows.items()}
+        tensors = {name: CanonicalTensor(f"{canonical}.{name}_proj.{kind}", *numbers) for name, numbers in rows.items()}
         if config.coalesce:
-            layouts[f"{ours}.qkv.{kind}"] = RowLayout(tuple(tensors.values()), heads.kvs, columns)
+            layouts[f"{module}.qkv.{kind}"] = RowLayout(tuple(tensors.values()), heads.kvs, columns)
         else:
             layouts |= {
-                f"{ours}.{name}.{kind}": RowLayout((tensor,), heads.kvs, columns) for name, tensor in tensors.items()
+                f"{module}.{name}.{kind}": RowLayout((tensor,), heads.kvs, columns) for name, tensor in tensors.items()
             }
     if config.qk_norm:
         first = shard.tensor_index == 0
-        layouts[f"{ours}.q_norm.weight"] = _vector(f"{theirs}.q_norm.weight", head_dim, first)
-        layouts[f"{ours}.k_norm.weight"] = _vector(f"{theirs}.k_norm.weight", head_dim, first)
+        layouts[f"{module}.q_norm.weight"] = _vector(f"{canonical}.q_norm.weight", head_dim, first)
+        layouts[f"{module}.k_norm.weight"] = _vector(f"{canonical}.k_norm.weight", head_dim, first)
     columns_here = range(heads.first_query * head_dim, (heads.first_query + heads.queries) * head_dim)
-    layouts[f"{ours}.output.weight"] = _columns(f"{theirs}.o_proj.weight", width, columns_here, config.heads * head_dim)
+    layouts[f"{module}.output.weight"] = _columns(
+        f"{canonical}.o_proj.weight", width, columns_here, config.heads * head_dim
+    )
     return layouts
 
 
-def _feed_forward(config: ModelConfig, shard: ModelShard, ours: str, theirs: str) -> dict[str, RowLayout]:
+def _feed_forward(config: ModelConfig, shard: ModelShard, module: str, canonical: str) -> dict[str, RowLayout]:
     width, inner = config.hidden_size, intermediate_columns(config, shard)
     groups = gate_up_groups(config, shard)
     tensors = {
-        n: CanonicalTensor(f"{theirs}.{n}_proj.weight", len(inner) // groups, inner.start) for n in ("gate", "up")
+        n: CanonicalTensor(f"{canonical}.{n}_proj.weight", len(inner) // groups, inner.start) for n in ("gate", "up")
     }
     if config.coalesce:
-        layouts = {f"{ours}.gate_up.weight": RowLayout(tuple(tensors.values()), groups, (width,))}
+        layouts = {f"{module}.gate_up.weight": RowLayout(tuple(tensors.values()), groups, (width,))}
     else:
-        layouts = {f"{ours}.{name}.weight": RowLayout((tensor,), groups, (width,)) for name, tensor in tensors.items()}
-    layouts[f"{ours}.down.weight"] = _columns(f"{theirs}.down_proj.weight", width, inner, config.intermediate_size)
+        layouts = {
+            f"{module}.{name}.weight": RowLayout((tensor,), groups, (width,)) for name, tensor in tensors.items()
+        }
+    layouts[f"{module}.down.weight"] = _columns(f"{canonical}.down_proj.weight", width, inner, config.intermediate_size)
     return layouts

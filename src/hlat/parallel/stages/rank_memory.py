@@ -59,9 +59,9 @@ def peak_rank_bytes(
 def rank_bytes(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> RankBytes:
     """Compute the peak bytes of a rank whose stages have ``sizes`` layers each, at least one."""
     few, more = _states(step, *has_embedding_and_head(step, pipeline_rank))
-    share = sum(sizes) / step.virtual - 1
+    extra = sum(sizes) / step.virtual - 1
     parameters, gradients, optimizer = (
-        first + share * (second - first) for first, second in zip(few, more, strict=True)
+        first + extra * (second - first) for first, second in zip(few, more, strict=True)
     )
     return peak_rank_bytes(step, pipeline_rank, sizes, (parameters, gradients, optimizer))
 

@@ -93,7 +93,7 @@ def _rank(
     step: StepShape, layers: float, ends: tuple[bool, bool], gradients: float, received: int, on_cpu: bool
 ) -> _Rank:
     model, mode, layout = step.model, MODES[step.mode], step.layout
-    kept = _saved_bytes(step, ends, on_cpu)
+    saved = _saved_bytes(step, ends, on_cpu)
     tokens = step.micro_batch * step.sequence / layout.context
     item = mode.compute.itemsize
     inner = tokens * item * model.intermediate_size / layout.tensor
@@ -103,10 +103,10 @@ def _rank(
     # FSDP2 reduces a block's gradients as soon as they exist; in a pipeline at the end of the step.
     reduced = block * mode.reduction.itemsize if step.sharded and layout.pipeline == 1 else 0.0
     return _Rank(
-        per_pass=(layers * kept.per_layer + kept.at_entry) / step.virtual,
-        per_layer=kept.per_layer,
-        at_ends=kept.at_ends - kept.at_entry,
-        recomputed=float(kept.without_policy - kept.per_layer) if recomputes else 0.0,
+        per_pass=(layers * saved.per_layer + saved.at_entry) / step.virtual,
+        per_layer=saved.per_layer,
+        at_ends=saved.at_ends - saved.at_entry,
+        recomputed=float(saved.without_policy - saved.per_layer) if recomputes else 0.0,
         # The widest activations: gradients by the outputs of the feed-forward layer, and their terms.
         working=(3 if recomputes else 4) * inner,
         split_backward=layers / step.virtual * _split_backward_bytes(step, tokens * item) + 2 * message,
@@ -167,7 +167,7 @@ def _messages(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> 
 
 @lru_cache(maxsize=4096)
 def _sends(schedule: Schedule, ranks: int, each: int, pipeline_rank: int) -> tuple[tuple[bool, bool], ...]:
-    """For each stage of a rank: (True if it sends activations, True if it sends gradients) to another rank."""
+    """Return for each stage of a rank if it sends activations, and if it sends gradients, to another rank."""
     config = ParallelConfig(pipeline=ranks, schedule=schedule, virtual_stages=each)
     stages = Layout.of(config, ranks).remote_neighbour_stages(pipeline_rank)
     return tuple((stage + 1 in others, stage - 1 in others) for stage, others in stages)
@@ -251,10 +251,10 @@ def _cached_saved_bytes(
     workload = RankWorkload(shard, *shared)
     # With a budget the caller limits these bytes; here nothing is recomputed.
     recomputed = POLICIES.get(policy, frozenset())
-    kept = activation_bytes(model.model, micro_batch, sequence, mode, recomputed, workload)
+    saved = activation_bytes(model.model, micro_batch, sequence, mode, recomputed, workload)
     everything = activation_bytes(model.model, micro_batch, sequence, mode, (), workload)
-    entry = sum(size for name, size in kept.ends.items() if name not in _HEAD_TENSORS)
-    return _SavedBytes(kept.per_layer, everything.per_layer, sum(kept.ends.values()), entry)
+    entry = sum(size for name, size in saved.ends.items() if name not in _HEAD_TENSORS)
+    return _SavedBytes(saved.per_layer, everything.per_layer, sum(saved.ends.values()), entry)
 
 
 def layer_weights(model: ModelConfig, tensor: int) -> float:
