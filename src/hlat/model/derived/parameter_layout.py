@@ -240,5 +240,6 @@ def _feed_forward(config: ModelConfig, shard: ModelShard, module: str, canonical
         layouts = {
             f"{module}.{name}.weight": RowLayout((tensor,), groups, (width,)) for name, tensor in tensors.items()
         }
-    layouts[f"{module}.down.weight"] = _columns(f"{canonical}.down_proj.weight", width, inner, config.intermediate_size)
+    down = f"{canonical}.down_proj.weight"
+    layouts[f"{module}.down.weight"] = _columns(down, width, inner, config.intermediate_size)
     return layouts
