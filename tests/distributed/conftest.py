@@ -1,4 +1,4 @@
-"""The pool of processes, one for all tests here."""
+"""Pool of processes, shared by all tests of this package."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.support.distributed.workers import Pool
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Eight processes."""
+    """Pool of eight processes."""
     processes = Pool(8)
     yield processes
     processes.close()

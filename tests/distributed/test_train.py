@@ -1,4 +1,4 @@
-"""``hlat train`` in several real processes: one run, one record, and nothing lost however it ends."""
+"""``hlat train`` in several processes is one run with one log, and loses no data however it ends."""
 
 import json
 import os
@@ -23,7 +23,7 @@ LAYOUT = ["--nproc", "2", "parallel.tensor=2"]
 
 @pytest.fixture(scope="module")
 def start(corpus: Path, tiny_recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """The arguments of ``hlat train`` in a run folder of that name; all runs share the prepared text."""
+    """Arguments of ``hlat train`` for a run folder of that name; all runs use the same prepared text."""
     folder = tmp_path_factory.mktemp("runs")
     recipe = folder / "recipe.yaml"
     recipe.write_text(tiny_recipe)
@@ -62,7 +62,7 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(start: Callable[..., list[str]], cli: Hlat) -> list[str]:
-    """A run in two processes that nothing interrupted."""
+    """An uninterrupted run in two processes."""
     arguments = start("whole", *LAYOUT)
     done = cli(*arguments)
     assert done.returncode == 0, done.stderr
@@ -70,20 +70,22 @@ def whole(start: Callable[..., list[str]], cli: Hlat) -> list[str]:
     return arguments
 
 
-def test_a_run_in_two_processes_is_the_run_in_one(whole: list[str], start: Callable[..., list[str]], cli: Hlat) -> None:
+def test_a_run_in_two_processes_equals_the_run_in_one(
+    whole: list[str], start: Callable[..., list[str]], cli: Hlat
+) -> None:
     alone = start("alone")
     assert cli(*alone).returncode == 0
     for step, (found, expected) in enumerate(zip(losses(whole), losses(alone), strict=True), start=1):
-        # see comparing.py: 12 sqrt(n) u a step, with chains of fewer than 4000 additions here
+        # see comparing.py: 12 sqrt(n) u per step, with chains of fewer than 4000 additions
         assert abs(found - expected) <= 12 * 4000**0.5 * 2.0**-24 * step * expected
     logs = sorted(path.name for path in (run_dir(whole) / "logs").iterdir())
     assert logs == ["rank-00000.log", "rank-00001.log"]
 
 
-def test_stopped_and_resumed_in_the_same_layout_nothing_shows(
+def test_stopping_and_resuming_in_the_same_layout_changes_no_bit(
     whole: list[str], start: Callable[..., list[str]], cli: Hlat
 ) -> None:
-    """Once after a polite stop, then killed: rank 1 alone, without a word; the supervisor starts it again."""
+    """First the run is stopped by a signal, then rank 1 alone is killed; the supervisor restarts it."""
     arguments = start("interrupted", *LAYOUT)
     assert cli(*arguments, "training.stop_after=3").returncode == 0
     process = subprocess.Popen(
@@ -100,7 +102,7 @@ def test_stopped_and_resumed_in_the_same_layout_nothing_shows(
 
 
 def _wait_for_rank(process: "subprocess.Popen[bytes]", folder: Path, step: int) -> int:
-    """The process id of rank 1, once the run has got that far."""
+    """Wait until the run has reached a step; return the process id of rank 1."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         metrics = folder / "metrics.jsonl"
@@ -111,7 +113,7 @@ def _wait_for_rank(process: "subprocess.Popen[bytes]", folder: Path, step: int) 
     raise AssertionError(f"the run did not get to step {step}")
 
 
-def test_a_signal_to_the_launcher_saves_and_the_run_goes_on_in_another_layout(
+def test_a_signal_to_the_launcher_saves_and_the_run_resumes_in_another_layout(
     whole: list[str], start: Callable[..., list[str]], cli: Hlat
 ) -> None:
     arguments = start("signalled", "training.steps=400")
@@ -132,7 +134,7 @@ def test_a_signal_to_the_launcher_saves_and_the_run_goes_on_in_another_layout(
     assert len(losses(arguments)) == stopped + 4
 
 
-def test_under_torchrun_the_same_command_works(whole: list[str], start: Callable[..., list[str]]) -> None:
+def test_the_same_command_works_under_torchrun(whole: list[str], start: Callable[..., list[str]]) -> None:
     arguments = [a for a in start("torchrun", *LAYOUT) if a not in LAYOUT[:2]]
     runner = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
     done = subprocess.run(
@@ -146,7 +148,7 @@ def test_under_torchrun_the_same_command_works(whole: list[str], start: Callable
     assert same_bits(state(arguments), state(whole))
 
 
-def test_processes_with_different_recipes_say_so_and_stop(start: Callable[..., list[str]]) -> None:
+def test_processes_with_different_recipes_stop_with_an_error(start: Callable[..., list[str]]) -> None:
     port = str(_free_port())
     processes = []
     for rank, rate in enumerate(("1e-3", "2e-3")):

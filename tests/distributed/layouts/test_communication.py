@@ -1,6 +1,6 @@
-"""Every message of a step is one that the literature counts, or one that is explained in ``textbook.py``.
+"""The messages of a step are those counted in the literature, plus those explained in ``textbook.py``.
 
-The comparison is of multisets: each kind and size of message, as often as expected, and nothing else.
+Multisets are compared: each kind and size of message occurs as often as expected, and no others.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.support.distributed.workers import Pool
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_messages_of_a_step(row: Row, pool: Pool) -> None:
+def test_messages_of_a_step_equal_those_expected(row: Row, pool: Pool) -> None:
     counted = pool.run(row.world, count, row.content)
     wanted = [expected(row.recipe, row.world, rank) for rank in range(row.world)]
     print(table({row.name: list(zip(counted, wanted, strict=True))}))

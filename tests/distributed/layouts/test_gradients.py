@@ -1,4 +1,4 @@
-"""Gradients in mixed precision are added up over ranks in fp32; ranks that share a loss go through it in step."""
+"""Gradients in mixed precision are reduced in fp32; ranks that share a loss process it in equal chunks."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ MIXED = {"precision": {"mode": "mixed"}}
 
 
 def gradients(runtime: Runtime, content: dict[str, Any]) -> list[Block]:
-    """This rank's share of the gradient of one batch."""
+    """Compute this rank's blocks of the gradient of one batch."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))
@@ -37,9 +37,10 @@ def gradients(runtime: Runtime, content: dict[str, Any]) -> list[Block]:
     ],
     ids=str,
 )
-def test_in_mixed_precision_the_ranks_add_up_in_fp32(case: Case, pool: Pool) -> None:
-    """One process adds up two micro-batches of four sequences in fp32, two ranks one such micro-batch each: the same
-    two numbers, of which there is one sum, so that the bits are the same. bf16 would round it to eight of its bits.
+def test_gradients_are_reduced_in_fp32_in_mixed_precision(case: Case, pool: Pool) -> None:
+    """One process accumulates two micro-batches of four sequences, two ranks reduce one such micro-batch each.
+
+    Both sum the same two fp32 numbers, so the bits are equal. A bf16 sum would be rounded to eight bits.
     """
     content = recipe_content(case, **MIXED)
     found = assemble(pool.run(case.world, gradients, content))
@@ -48,22 +49,22 @@ def test_in_mixed_precision_the_ranks_add_up_in_fp32(case: Case, pool: Pool) -> 
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert values.dtype == found[name].dtype == np.float32
-        # Sharded, the two ends are gathered in bf16, and a rank rounds its own gradient of them to bf16 once more than
-        # one process does: after adding up the tokens of a row, and after dividing by those of the batch.
+        # If sharded, embedding and head are gathered in bf16, and a rank rounds their gradient to bf16 once more than
+        # a single process: after summing over the tokens of a row, and after dividing by the tokens of the batch.
         if name not in ENDS or case.parallel["zero"] == 0:
             assert np.array_equal(found[name], values), name
-        # Of the sums of two numbers of 8 bits that differ in size about every other has more: of 32 at 3 sigma.
+        # About half of the sums of two 8-bit numbers of different size need more bits: of 32 sums at 3 sigma.
         rows = _rows_of_both(content) if name == EMBEDDING else slice(None)
         assert _beyond_bf16(found[name][rows]) > 0.25, name
 
 
 def _beyond_bf16(values: np.ndarray) -> float:
-    """Share of the numbers that bf16 does not hold."""
+    """Fraction of the numbers that bf16 cannot represent."""
     return float((torch.from_numpy(values).bfloat16().float().numpy() != values).mean())
 
 
 def _rows_of_both(content: dict[str, Any]) -> list[int]:
-    """Tokens that both halves of the sequences have."""
+    """Return the tokens that occur in both halves of the sequences."""
     recipe = parse_recipe(content, world=2)
     inputs, _ = global_batch(1, recipe.model.vocab_size, recipe.batch.global_batch, recipe.data.sequence_length)
     first, second = (set(half.flatten().tolist()) for half in inputs.chunk(2))
@@ -71,7 +72,7 @@ def _rows_of_both(content: dict[str, Any]) -> list[int]:
 
 
 def loss_chunks(runtime: Runtime, content: dict[str, Any]) -> tuple[int, int]:
-    """Vocabulary rows that are here, and how many tokens this rank takes through the loss at a time."""
+    """Return the number of local vocabulary rows, and of tokens in a chunk of the loss."""
     recipe = parse_recipe(content, world=runtime.world)
     head = build_parallel(recipe, runtime, recipe.training.seed).stages[0].head
     assert head is not None, "there is no pipeline"
@@ -80,8 +81,8 @@ def loss_chunks(runtime: Runtime, content: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-def test_ranks_with_more_or_fewer_rows_of_the_vocabulary_take_as_many_tokens_at_a_time(degree: int, pool: Pool) -> None:
-    """Each chunk is two collectives: with other chunks on another rank, one of them would wait for ever."""
+def test_ranks_with_different_numbers_of_vocabulary_rows_use_equal_chunks(degree: int, pool: Pool) -> None:
+    """Each chunk takes two collectives: with different chunks, a rank would wait forever."""
     found = pool.run(degree, loss_chunks, recipe_content(Case("TP", degree, {"tensor": degree}, dict(ODD))))
     assert len({rows for rows, _ in found}) > 1, "no degree divides 307"
     assert len({chunk for _, chunk in found}) == 1, found

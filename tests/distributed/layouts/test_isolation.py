@@ -1,8 +1,8 @@
-"""Documents that see only themselves, in any layout and however much is computed again: each is as if it were alone.
+"""Attention within documents gives the result of each document alone, in any layout and with any recomputation.
 
-The reference runs every document of a batch through the plain model by itself, one after the other. In float64 what is
-left is the order of additions: chains of a few hundred terms of 2^-53 each, some 1e-14 of a gradient; 1e-9 is far above
-that, and far below anything that a token of another document would do.
+The reference runs every document of a batch alone through the plain model. In float64 the remaining difference is the
+order of summation: chains of a few hundred terms with errors of 2^-53, about 1e-14 of a gradient. The bound of 1e-9 is
+far above that, and far below the effect of a token of another document.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ from tests.support.distributed.workers import Pool
 
 WITHIN = 1e-9
 CPU = torch.device("cpu")
-SHARP = {"model": {"init_std": 0.2}}  # weights that make attention choose, so that what is seen matters
+SHARP = {"model": {"init_std": 0.2}}  # large weights make attention far from uniform, so that the mask matters
 ISOLATED = {"data": {"isolate": True}, **SHARP}
 
 
 @dataclass
 class Passed:
-    """What one rank saw of one batch."""
+    """Results of one rank for one batch."""
 
     loss: float
     validation: float
@@ -39,7 +39,7 @@ class Passed:
 
 
 def passed(runtime: Runtime, content: dict[str, object]) -> Passed:
-    """The job of a rank."""
+    """Run one batch on a rank; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, torch.float64)
     term = accumulate_gradients(model, batch_of(model, recipe, 1))
@@ -52,7 +52,7 @@ _alone: dict[str, Passed] = {}
 
 
 def alone(case: Case) -> Passed:
-    """The same from the plain model and one document at a time; computed once per model."""
+    """Compute the same with the plain model, one document at a time; cached per model."""
     key = repr(sorted(case.model.items()))
     if key not in _alone:
         _alone[key] = _one_at_a_time(case)
@@ -74,7 +74,7 @@ def _one_at_a_time(case: Case) -> Passed:
 
 
 def _each(model: ParallelModel, recipe: Recipe, step: int) -> Iterator[torch.Tensor]:
-    """Summed losses of the documents of a step."""
+    """Iterate over the summed losses of the documents of a step."""
     batch, (part,) = batch_of(model, recipe, step), model.stages
     for row, lengths in enumerate(documents(step, GLOBAL_BATCH, SEQUENCE_LENGTH)):
         ends = np.cumsum(lengths).tolist()
@@ -103,18 +103,18 @@ CHECKPOINTED = [case for case in LAYOUTS if case.name in ("one process", "TP2 + 
 
 
 @pytest.mark.parametrize("case", LAYOUTS, ids=str)
-def test_in_any_layout_a_document_is_as_if_alone(case: Case, pool: Pool) -> None:
+def test_in_any_layout_documents_are_independent(case: Case, pool: Pool) -> None:
     check(pool.run(case.world, passed, recipe_content(case, **ISOLATED)), alone(case))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", CHECKPOINTED, ids=str)
-def test_whatever_is_computed_again(case: Case, policy: str, pool: Pool) -> None:
+def test_with_any_recomputation_documents_are_independent(case: Case, policy: str, pool: Pool) -> None:
     check(pool.run(case.world, passed, content_of(case, policy, **ISOLATED)), alone(case))
 
 
-def test_documents_that_are_not_isolated_are_something_else() -> None:
-    """The comparison above compares something: by a million times its bound."""
+def test_without_isolation_results_differ() -> None:
+    """The comparison above can fail: without isolation the difference is a million times the bound."""
     joined, apart = passed(Runtime(CPU), recipe_content(ONE, **SHARP)), alone(ONE)
     assert abs(joined.loss - apart.loss) > 1e6 * WITHIN * apart.loss
     assert abs(joined.validation - apart.validation) > 1e6 * WITHIN * apart.validation

@@ -1,4 +1,4 @@
-"""Looking at the weights' norm changes nothing: of losses, gradient norms and clipping after it."""
+"""Computing the norm of the weights does not change later losses, gradient norms or clipping."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.distributed.workers import Pool
 
 
 def numbers(runtime: Runtime, content: dict[str, Any], look: bool) -> list[tuple[float, float]]:
-    """Loss and gradient norm of some steps, the parameter norm asked for after each or not."""
+    """Train some steps; return loss and gradient norm of each. Compute the parameter norm after each step if asked."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
@@ -33,8 +33,8 @@ def numbers(runtime: Runtime, content: dict[str, Any], look: bool) -> list[tuple
     [Case("DP2, ZeRO 0", 2, {"zero": 0}), Case("CP2, ZeRO 0", 2, {"context": 2, "zero": 0}, micro_batch=8)],
     ids=str,
 )
-def test_looking_at_the_norm_of_the_weights_changes_nothing(pool: Pool, case: Case) -> None:
-    """Where every rank holds everything the second owns nothing, and a sum of nothing must not be added to later."""
+def test_computing_the_norm_of_the_weights_changes_nothing(pool: Pool, case: Case) -> None:
+    """Without sharding the second rank owns no parameters; the zero sum of no tensors must not be a shared tensor."""
     content = recipe_content(case)
     looked_at = pool.run(case.world, numbers, content, True)
     assert looked_at == pool.run(case.world, numbers, content, False)

@@ -1,4 +1,4 @@
-"""HLAT's own layouts, with smaller models: the recipes that ship, in as many processes as one machine can hold."""
+"""HLAT's layouts with smaller models: the shipped recipes, scaled to as many processes as fit on one machine."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,20 +18,20 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def large_pool() -> Iterator[Pool]:
-    """32 processes."""
+    """Pool of 32 processes."""
     pool = Pool(32)
     yield pool
     pool.close()
 
 
 def scaled(name: str, **changes: Any) -> dict[str, Any]:
-    """A shipped recipe with a small model and a layout of the same shape."""
+    """Scale a shipped recipe down to a small model and a layout of the same shape."""
     content = load_recipe(name).model_dump(mode="json")
     small = {"hidden_size": 64, "intermediate_size": 256, "vocab_size": 512, "max_sequence_length": 32}
     content["model"] |= small
     content["data"] |= {"sequence_length": 32, "path": "none", "sources": [], "phases": []}
     content["data"]["tokenizer"] = {"train": "char"}
-    content["precision"] = {"mode": "fp32"}  # theirs is mixed, where rounding to bf16 would hide what is looked for
+    content["precision"] = {"mode": "fp32"}  # instead of mixed, where rounding to bf16 would hide differences
     for section, fields in changes.items():
         content[section] |= fields
     return content
@@ -41,7 +41,7 @@ def scaled(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "world", "changes"),
     [
-        # tensor parallel 8, the rest of the world data parallel, sequence parallel, no ZeRO
+        # tensor parallel 8, the other ranks data parallel, sequence parallel, no ZeRO
         (
             "hlat-7b",
             16,

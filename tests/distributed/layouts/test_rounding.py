@@ -1,4 +1,4 @@
-"""Real ranks make the same bf16 weights and moments of the same gradients, bit for bit, however they share a model."""
+"""The same gradients give the same bits of bf16 weights and moments on real ranks, for any sharding."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ _NAMES = (
 
 @torch.no_grad()
 def _set_gradient(one: LocalParameter, step: int) -> None:
-    """Normal values that depend on the place in the canonical tensors alone."""
+    """Set a gradient of normal values that depend only on the index in the canonical tensors."""
     one.parameter.grad = torch.zeros_like(one.parameter)
     gradient, layout = one.gradient, one.layout
     columns = layout.columns[0] if layout.columns else 1
@@ -45,7 +45,7 @@ def _set_gradient(one: LocalParameter, step: int) -> None:
 
 
 def _blocks(held: list[LocalParameter], tensors: list[torch.Tensor]) -> list[Block]:
-    """What a rank owns of the weights or of a state, as blocks of canonical tensors; fp32, which is exact."""
+    """Collect the weights or states that a rank owns as blocks of canonical tensors, in fp32 (exact)."""
     found = []
     for one, tensor in zip(held, tensors, strict=True):
         for piece in one.row_blocks():
@@ -56,7 +56,7 @@ def _blocks(held: list[LocalParameter], tensors: list[torch.Tensor]) -> list[Blo
 
 
 def step(runtime: Runtime, content: dict[str, Any], mode: str) -> dict[str, list[Block]]:
-    """The job of a rank: a few steps on given gradients; the weights and states that came out."""
+    """Take a few steps with given gradients; return weights and states. A job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, torch.bfloat16)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer, mode, recipe.training.seed)
@@ -73,7 +73,7 @@ def step(runtime: Runtime, content: dict[str, Any], mode: str) -> dict[str, list
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_tensor_parallel_and_sharded_ranks_make_the_bits_of_one(pool: Pool, mode: str):
+def test_tensor_parallel_and_sharded_ranks_give_the_bits_of_one_process(pool: Pool, mode: str):
     cases = [case for case in CASES if case.name in _NAMES]
     assert len(cases) == len(_NAMES)
     known: dict[str, dict[str, dict[str, np.ndarray]]] = {}

@@ -1,4 +1,4 @@
-"""Law 2: the same recipe in any layout is the same model, up to the order of floating-point additions."""
+"""Law 2: a recipe trains the same model in any layout, up to the order of floating-point summation."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from tests.support.distributed.workers import Pool
 
 
 def check(pool: Pool, case: Case, dtype: torch.dtype, steps: int, **changes: Any) -> None:
-    """A layout, with changes that must change nothing, against the plain model in one process."""
+    """Compare a layout, with changes that must not matter, with the plain model in one process."""
     parts = pool.run(case.world, train, recipe_content(case, **changes), steps, dtype)
     found = differences(case, parts, reference(case, dtype, steps), dtype)
     assert within_bounds(found), found
 
 
-SHORT = 4  # steps, where a layout has its turn in every run; all of them before a change of this room lands
+SHORT = 4  # steps of layouts in the default suite; all layouts run in the slow suite
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ SHORT = 4  # steps, where a layout has its turn in every run; all of them before
         if case not in SOME
     ],
 )
-def test_any_layout_is_the_same_model(case: Case, steps: int, pool: Pool) -> None:
+def test_any_layout_trains_the_same_model(case: Case, steps: int, pool: Pool) -> None:
     check(pool, case, torch.float32, steps)
 
 
@@ -40,8 +40,8 @@ some_in_every_run = pytest.mark.parametrize(
 
 
 @some_in_every_run
-def test_in_float64_the_differences_are_those_of_float64(case: Case, pool: Pool) -> None:
-    """Whatever is left out, counted twice or rounded to float32 on the way is a million times above this bound."""
+def test_in_float64_differences_are_roundings_of_float64(case: Case, pool: Pool) -> None:
+    """Any term omitted, counted twice or rounded to float32 would exceed this bound a million times."""
     check(pool, case, torch.float64, SHORT)
 
 
@@ -58,8 +58,8 @@ def test_coalescing_and_checkpointing_change_nothing(case: Case, variant: str, p
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
-def test_in_mixed_precision_a_layout_is_as_far_from_one_process_as_bf16_is_from_fp32(case: Case, pool: Pool) -> None:
-    """Both differences are the rounding of the same products to bf16, in another place; and there are two of them."""
+def test_in_mixed_precision_layouts_differ_by_at_most_twice_the_rounding_of_bf16(case: Case, pool: Pool) -> None:
+    """Both runs round the same matrix products to bf16, so they differ by at most two such rounding errors."""
     mixed = {"precision": {"mode": "mixed"}}
     [found, *_] = pool.run(case.world, train, recipe_content(case, **mixed), SHORT)
     [alone] = pool.run(1, train, recipe_content(case, **mixed) | {"parallel": {}}, SHORT)

@@ -1,4 +1,4 @@
-"""Activation checkpointing in layouts: the same bits as keeping everything, and the bytes that the plan counts.
+"""Activation checkpointing in parallel layouts gives the same bits as without, and saves the bytes of the plan.
 
 Recomputation repeats the kernels and the collectives of the forward pass with the same inputs, so that a layout with it
 equals the same layout without it bit for bit; that the layout equals one process is proved of it without.
@@ -37,7 +37,7 @@ SPLIT_BACKWARD = tuple(case for case in CASES if case.name in ("PP2 interleaved-
 
 
 def plans(case: Case, content: dict[str, Any], rank: int) -> list[ActivationPlan]:
-    """What a rank decides for each of its parts."""
+    """Return the activation plans of a rank's stages."""
     recipe = parse_recipe(content, world=case.world)
     cut = StepShape.of(recipe, case.world)
     place = cut.layout.coordinates(rank)
@@ -46,7 +46,7 @@ def plans(case: Case, content: dict[str, Any], rank: int) -> list[ActivationPlan
 
 
 def content_of(case: Case, policy: str, **changes: Any) -> dict[str, Any]:
-    """The recipe of a case with a policy; a budget is half way between the least and the most."""
+    """Build the recipe of a case with a policy; a budget is half way between minimum and maximum."""
     memory: dict[str, Any] = {"activation_checkpointing": policy}
     if policy == "budget":
         ends = [_largest(case, content_of(case, other, **changes)) for other in ("none", "full")]
@@ -64,7 +64,7 @@ def _largest(case: Case, content: dict[str, Any]) -> int:
     [pytest.param(case, id=str(case)) for case in SOME]
     + [pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in SPLIT_BACKWARD if case not in SOME],
 )
-def test_a_layout_is_bitwise_the_same_layout_that_keeps_everything(case: Case, pool: Pool) -> None:
+def test_recomputation_gives_the_bits_of_the_same_layout_without(case: Case, pool: Pool) -> None:
     plain = pool.run(case.world, train, content_of(case, "none"), STEPS)
     for policy in POLICIES:
         for ours, theirs in zip(pool.run(case.world, train, content_of(case, policy), STEPS), plain, strict=True):
@@ -74,10 +74,10 @@ def test_a_layout_is_bitwise_the_same_layout_that_keeps_everything(case: Case, p
 
 
 def kept(runtime: Runtime, content: dict[str, Any]) -> list[int]:
-    """The job of a rank: bytes that a forward pass through each of its parts leaves alive."""
+    """Count the bytes that a forward pass keeps alive, per stage of a rank; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    accumulate_gradients(model, batch_of(model, recipe, 1))  # rotation tables, and FSDP2's own first time
+    accumulate_gradients(model, batch_of(model, recipe, 1))  # creates rotation tables and FSDP2's state
     with patch.object(hlat.parallel.context_parallel, "causal_lower_right", _mask):
         return [_kept(model, part, recipe) for part in model.stages]
 
@@ -96,13 +96,13 @@ def _kept(model: ParallelModel, part: Decoder, recipe: Recipe) -> int:
     parameters = [p.to_local() if hasattr(p, "to_local") else p for p in part.parameters()]
     tables = part.rope.tables(((0, 1),), ids.device)
     known = [leaving, entering, ids, *parameters, *tables, *([] if where is None else [where])]
-    bytes_ = min(_later(lambda: allocated.alive(known)) for _ in range(20))  # gloo's thread lets go of messages
-    leaving.sum().backward()  # so that all ranks have been through the same collectives
+    bytes_ = min(_later(lambda: allocated.alive(known)) for _ in range(20))  # until gloo's thread frees messages
+    leaving.sum().backward()  # so that all ranks have run the same collectives
     return bytes_ + (entering.nbytes if model.layout.tensor == 1 or entering is not ids else 0)
 
 
 def _places(part: Decoder, recipe: Recipe) -> torch.Tensor | None:
-    """Of this rank's tokens in their documents, where documents are isolated."""
+    """Positions of this rank's tokens within documents; None without isolation."""
     if not recipe.data.isolate:
         return None
     whole = places(documents(1, recipe.batch.micro_batch, SEQUENCE_LENGTH))
@@ -116,7 +116,7 @@ def _later(value: Callable[[], int]) -> int:
 
 
 def _mask(rows: int, columns: int) -> torch.Tensor:
-    """What ``CausalBias`` makes of itself on a CPU; no dispatch mode can be on while it does."""
+    """Build the mask that ``CausalBias`` becomes on a CPU, which is impossible under a dispatch mode."""
     return torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
 
 
@@ -131,7 +131,7 @@ MEASURED = (
 
 
 @pytest.mark.parametrize("case", [case for case in MEASURED if case.name in ("TP2 + SP", "CP2", "PP2")], ids=str)
-def test_with_isolated_documents_a_rank_keeps_what_its_plan_says(case: Case, pool: Pool) -> None:
+def test_with_attention_within_documents_a_rank_saves_the_bytes_of_its_plan(case: Case, pool: Pool) -> None:
     for policy in ("none", *POLICIES):
         content = content_of(case, policy, precision={"mode": "mixed"}, data={"isolate": True})
         wanted = [[plan.saved for plan in plans(case, content, rank)] for rank in range(case.world)]
@@ -140,7 +140,7 @@ def test_with_isolated_documents_a_rank_keeps_what_its_plan_says(case: Case, poo
 
 @pytest.mark.parametrize("mode", ["fp32", "mixed"])
 @pytest.mark.parametrize("case", MEASURED, ids=str)
-def test_a_rank_keeps_what_its_plan_says(case: Case, mode: str, pool: Pool) -> None:
+def test_a_rank_saves_the_bytes_of_its_plan(case: Case, mode: str, pool: Pool) -> None:
     context = "context" in case.parallel
     if context and mode == "mixed" and not has_fast_bf16(torch.device("cpu")):
         pytest.skip("attention with a mask keeps wide copies where a CPU has no bf16 instructions")
@@ -157,7 +157,7 @@ def test_a_rank_keeps_what_its_plan_says(case: Case, mode: str, pool: Pool) -> N
 
 
 def times_run(runtime: Runtime, content: dict[str, Any]) -> set[int]:
-    """The job of a rank: how often each block of it projected queries, keys and values, per micro-batch."""
+    """Count how often each block of a rank projects queries, keys and values per micro-batch; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     counts: Counter[int] = Counter()
@@ -172,8 +172,8 @@ def times_run(runtime: Runtime, content: dict[str, Any]) -> set[int]:
     return {count // recipe.micro_batches(runtime.world) for count in counts.values()}
 
 
-def test_a_split_backward_pass_computes_a_block_once_more_and_not_for_each_parameter(pool: Pool) -> None:
-    """Once for the gradient of the input and once for those of the weights; the first stage has them in one."""
+def test_a_split_backward_pass_recomputes_a_block_twice_and_not_for_each_parameter(pool: Pool) -> None:
+    """Once for the input gradient and once for the weight gradients; the first stage computes both in one pass."""
     (case,) = (case for case in CASES if case.name == "PP2 interleaved-zero-bubble")
     first, second = pool.run(2, times_run, content_of(case, "full"))
     assert (first, second) == ({2, 3}, {3})

@@ -1,4 +1,4 @@
-"""Law 8: bytes that the formula counts are bytes that processes hold, on every rank and to the last one."""
+"""Law 8: counted bytes of state equal the bytes of real processes exactly, on every rank."""
 
 from dataclasses import astuple, replace
 from typing import Any
@@ -28,14 +28,14 @@ LENGTH = 32
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_bytes_of_a_rank(row: Case, pool: Pool) -> None:
+def test_counted_bytes_of_every_rank_equal_measured_ones(row: Case, pool: Pool) -> None:
     measured = pool.run(row.world, measure, content_of(row))
     print(table({row.name: measured}))
     assert measured == expected(row)
 
 
-def test_many_stages_in_one_round_stay_below_the_bound(pool: Pool) -> None:
-    """Two numbers are up to the order in which the schedule takes the stages of a rank; all else is exact."""
+def test_many_stages_in_one_round_stay_within_the_upper_bounds(pool: Pool) -> None:
+    """Two numbers depend on the order in which the schedule runs the stages of a rank; all others are exact."""
     wanted = expected(FOUR_STAGES)
     for here, bound in zip(pool.run(FOUR_STAGES.world, measure, content_of(FOUR_STAGES)), wanted, strict=True):
         assert here.parameters < here.parameters_within_step <= bound.parameters_within_step
@@ -63,10 +63,10 @@ degrees = st.sampled_from((1, 2, 4))
     zero=st.sampled_from((0, 1, 2, 3)),
     micro_batches=st.sampled_from((1, 4)),
 )
-def test_even_layouts_hold_what_the_textbook_says(
+def test_evenly_divided_layouts_have_the_bytes_of_the_zero_paper(
     tensor: int, pipeline: int, context: int, data: int, zero: int, micro_batches: int
 ) -> None:
-    """The table of footprint.py, over the ranks of a pipeline: where nothing has to be padded or copied."""
+    """Check the table of state_bytes.py, summed over the ranks of a pipeline, without padding or replication."""
     model = ModelConfig(**_EVEN)
     parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, context=context, zero=zero)
     world = tensor * pipeline * context * data
@@ -110,11 +110,12 @@ _PARAMETERS = 4 * 6 + 3  # two norms and four matrices a layer; embedding, norm 
     tied=st.booleans(),
     zero=st.sampled_from((1, 2, 3)),
 )
-def test_shards_of_any_model_add_up(
+def test_shards_of_any_model_add_up_to_the_model(
     rows: int, width: int, inner: int, data: int, context: int, tied: bool, zero: int
 ) -> None:
-    """However unevenly a model is cut, the moments of its shards are those of the whole, and padding is less than a row
-    per shard and parameter.
+    """For any uneven sharding, moments of the shards add up to those of the model.
+
+    Padding is less than a row per shard and parameter.
     """
     changes = {"vocab_size": rows, "hidden_size": width, "intermediate_size": inner, "tie_embeddings": tied}
     model = ModelConfig(**(_EVEN | changes))

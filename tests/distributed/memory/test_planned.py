@@ -1,4 +1,4 @@
-"""Law 8, one truth: what a plan says of a layout is what a rehearsal of it finds, and what its processes need."""
+"""Law 8: plan, rehearsal and real processes agree about memory, communication and FLOPs of a layout."""
 
 from collections import Counter
 from typing import Any
@@ -55,7 +55,7 @@ TURNS = [
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A machine of one's own, of which nothing but bytes matters here."""
+    """A custom machine, of which only memory matters here."""
     rates = {"bfloat16": 1e11, "float32": 1e11}
     machine = MeasuredMachine("here", 1, rates, 24 << 30, 1e10, 1e9)
     file = tmp_path_factory.mktemp("machine") / "own.yaml"
@@ -64,7 +64,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def asked(machine: str, world: int, layout: str, mode: str) -> tuple[dict[str, Any], Recipe, PlanRequest, Candidate]:
-    """A layout as a recipe, and as a question with its candidate."""
+    """Convert a layout to a recipe, and to a planner's question and candidate."""
     cluster = parse_cluster(f"here:{world}", load_catalog(machine))
     model = parse_recipe(_content({}, 8, 1, mode, "none")).model
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
@@ -89,8 +89,10 @@ def _content(parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, 
 
 
 @pytest.mark.parametrize(("world", "layout", "mode"), TURNS)
-def test_planned_is_rehearsed_and_measured(machine: str, world: int, layout: str, mode: str, pool: Pool) -> None:
-    """Memory within 3 % of the rehearsal's and 8 % of the processes'; every byte sent; every FLOP."""
+def test_plans_agree_with_rehearsals_and_processes(
+    machine: str, world: int, layout: str, mode: str, pool: Pool
+) -> None:
+    """Memory within 3 % of the rehearsal and 8 % of the processes; bytes sent and FLOPs exactly."""
     content, recipe, question, one = asked(machine, world, layout, mode)
     measured = pool.run(world, measure, content)
     first = [stage * (world // one.pipeline) for stage in range(one.pipeline)]
@@ -109,8 +111,8 @@ def test_planned_is_rehearsed_and_measured(machine: str, world: int, layout: str
         ("hlat-70b", "trn1.32xlarge:256", "tp=32,pp=8,zero=1,mbs=1,ckpt=selective"),
     ],
 )
-def test_hlats_runs_are_planned_as_they_are_rehearsed(name: str, cluster: str, layout: str) -> None:
-    """2,048 and 8,192 processes: the first, a middle and the last stage."""
+def test_plans_of_hlats_runs_agree_with_rehearsals(name: str, cluster: str, layout: str) -> None:
+    """Runs of 2,048 and 8,192 processes: first, middle and last stage are compared."""
     question = resolve_request(name, parse_cluster(cluster, load_catalog()))
     one = parse_layout(layout, question)
     stages = sorted({0, one.pipeline // 2, one.pipeline - 1})
@@ -120,7 +122,7 @@ def test_hlats_runs_are_planned_as_they_are_rehearsed(name: str, cluster: str, l
 
 
 def held_against(question: PlanRequest, one: Candidate, stage: int, report: RankReport) -> None:
-    """A plan of a rank against its rehearsal, which has no device's runtime and no allocator."""
+    """Compare the plan of a rank with its rehearsal, which has no device runtime and no allocator."""
     memory = rank_memory(question, one, stage)
     planned = memory.total - memory.runtime - memory.slack
     assert abs(planned / report.peak_bytes - 1) < 0.03, (stage, planned, report.peak_bytes)
@@ -135,17 +137,17 @@ def held_against(question: PlanRequest, one: Candidate, stage: int, report: Rank
 
 
 def left_out(question: PlanRequest, one: Candidate, stage: int) -> Counter[str]:
-    """Bytes that a plan does not count, by the first axis of their message."""
+    """Bytes of messages that a plan does not count, by the first axis of the message."""
     found: Counter[str] = Counter()
-    # What the loss is divided by, summed over the data axis; loss and norm, over all axes: two fp32 numbers each.
+    # Token count, summed over the data axis; loss and norm, over all axes: two fp32 numbers each.
     found["data"] += 8 * (one.data > 1)
     first = [axis for axis in ("pipeline", "data", "tensor") if getattr(one, axis) > 1][:1]
     found.update(dict.fromkeys(first, 8))
     if one.tensor > 1:
         last = stage == (0 if one.schedule == "zbv" else one.pipeline - 1)
-        # A peak and two sums for each token of the head, in fp32.
+        # Maximum and two sums for each token of the head, in fp32.
         found["tensor"] += 12 * one.accumulation(question.global_batch) * one.micro_batch * question.sequence * last
-        # Once a step the gradients of norms, which each rank has of its part of the sequence.
+        # Once per step the gradients of norms, of which each rank has the term of its shard of the sequence.
         norms = 2 * question.model.layers / one.pipeline + last
         shards = one.data * one.context if one.zero > 0 else 1
         found["tensor"] += norms * question.model.hidden_size * MODES[question.mode].reduction.itemsize / shards

@@ -1,4 +1,4 @@
-"""Law 8: what a rehearsal says of a rank is what a process needs, sends and computes: every byte, message and FLOP."""
+"""Law 8: a rehearsal predicts bytes, messages and FLOPs of a real process exactly."""
 
 from collections import Counter
 
@@ -16,8 +16,8 @@ def _turn(row: Row) -> object:
 
 
 @pytest.mark.parametrize("row", [_turn(row) for row in ROWS])
-def test_rehearsed_is_measured(row: Row, pool: Pool) -> None:
-    """On every rank: bytes at the peak and between steps, every message, FLOPs, every block of a checkpoint."""
+def test_rehearsed_numbers_equal_measured_ones(row: Row, pool: Pool) -> None:
+    """Compare every rank: peak bytes, bytes between steps, messages, FLOPs, and blocks of a checkpoint."""
     world = row.case.world
     measured = pool.run(world, measure, row.content)
     for report in rehearse(row.recipe, world, range(world)).ranks:

@@ -1,4 +1,4 @@
-"""Two ranks come to the same verdicts without a word: the same laws as in one process (tests/training)."""
+"""Two ranks handle anomalies identically without communicating; the laws are those of one process (tests/training)."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,18 +27,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "precision": {"mode": "bf16-sr"},
     },
 }
-SOME = list(LAYOUTS)[:2]  # the others are slow tests
+SOME = list(LAYOUTS)[:2]  # the other layouts are in the slow suite
 
 
 def train_here(runtime: Runtime, content: dict[str, Any]) -> None:
-    """A whole run, in the world that the pool has joined already."""
+    """Run a complete training run in the world that the pool has joined."""
     recipe = parse_recipe(content, world=runtime.world)
     with patch("hlat.training.loop.joined_run", lambda *_: nullcontext(runtime)):
         run(recipe, allow_faults=True)
 
 
 @pytest.mark.parametrize("layout", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in list(LAYOUTS)[2:])])
-def test_a_nan_on_one_rank_is_left_out_on_both_and_a_spike_undone(
+def test_a_nan_on_one_rank_is_skipped_on_both_and_a_spike_is_rolled_back(
     pool: Pool, layout: str, tiny_recipe: str, corpus: Path, tmp_path: Path
 ) -> None:
     def train(name: str, *faults: dict[str, Any], steps: int = LAST) -> Path:
@@ -61,7 +61,7 @@ def test_a_nan_on_one_rank_is_left_out_on_both_and_a_spike_undone(
     found = train("found", {"kind": "nan", "at_step": NAN, "rank": 1}, spike)
     assert [(one["step"], one["action"]) for one in events_of(found, "anomaly")] == [(NAN, "skip"), (SPIKE, "rollback")]
 
-    # By other means: the state before the NaN taken for the one after it, and the spike's samples known beforehand.
+    # The expected run: skip the NaN step by reusing the state before it, and exclude the samples of the spike.
     before, after = (newest(train(f"until {k}", steps=k)) for k in (NAN - 1, NAN))
     cursors = {name: tensor for name, tensor in after.load("").items() if name.startswith("data.")}
     assert bool(cursors) == ("online" in layout)
@@ -75,7 +75,7 @@ def test_a_nan_on_one_rank_is_left_out_on_both_and_a_spike_undone(
     assert metrics_of(found)[NAN:] == metrics_of(wanted)[NAN:]
     assert events_of(wanted, "anomaly") == []
 
-    # Where the data goes on is where a run without anomalies is that has read as much.
+    # The data position is that of a run without anomalies that has read as many samples.
     plain, position = train("plain", steps=LAST + 1), newest(found)
     assert position.meta["samples"] == newest(plain).meta["samples"] == 8 * (LAST + 1)
     assert position.meta["tokens"] == 256 * LAST

@@ -1,4 +1,4 @@
-"""A checkpoint knows no layout: saved in any, it loads into any other, goes on there, and exports to the same bytes."""
+"""A checkpoint saved in any layout loads into any other, resumes there, and exports to the same bytes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, GQA, SOME, Case, recipe_content
 from tests.support.distributed.workers import Pool
 
-SAVED, GONE_ON = 3, 5  # steps before the checkpoint, and after it
+SAVED, GONE_ON = 3, 5  # steps before the checkpoint and after it
 
 
 def _train(model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, first: int, steps: int) -> list[float]:
@@ -39,7 +39,7 @@ def _save(runtime: Runtime, model: ParallelModel, optimizer: torch.optim.AdamW, 
 
 
 def train_and_save(runtime: Runtime, content: dict[str, Any], root: Path) -> list[float]:
-    """Train, save, and go on."""
+    """Train, save, and continue training."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
@@ -51,7 +51,7 @@ def train_and_save(runtime: Runtime, content: dict[str, Any], root: Path) -> lis
 def load_and_go_on(
     runtime: Runtime, content: dict[str, Any], roots: list[Path], copy: Path | None = None
 ) -> list[list[float]]:
-    """From each of some checkpoints: load it, save a copy of it as loaded, and train on."""
+    """Load each checkpoint, save a copy, and continue training."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, None)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
@@ -70,7 +70,7 @@ Reference = Callable[[Case], tuple[Path, list[float]]]
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Of a case's model: the checkpoint that one process saved, and its losses after it."""
+    """Train the model of a case in one process; return its checkpoint, and the losses after it."""
     known: dict[str, tuple[Path, list[float]]] = {}
 
     def find(case: Case) -> tuple[Path, list[float]]:
@@ -100,9 +100,9 @@ def _files(folder: Path) -> dict[str, bytes]:
 def test_one_process_and_a_layout_load_each_others_checkpoints(
     case: Case, reference: Reference, pool: Pool, tmp_path: Path
 ) -> None:
-    """Loaded from one process into the layout and saved there, nothing has changed: the export is the same bytes.
+    """A checkpoint of one process, loaded and saved in the layout, exports to the same bytes.
 
-    Trained and saved in the layout, one process goes on from it as the layout does.
+    From a checkpoint of the layout, one process continues as the layout does.
     """
     root, expected = reference(case)
     content = recipe_content(case)
@@ -120,8 +120,8 @@ def test_one_process_and_a_layout_load_each_others_checkpoints(
     _close(case, losses, went_on)
 
 
-def test_a_run_goes_on_with_other_stages_than_it_began_with(pool: Pool, tmp_path: Path) -> None:
-    """Begun when earlier stages took more, gone on with stages as they are balanced now."""
+def test_a_run_can_resume_with_a_different_split_into_stages(pool: Pool, tmp_path: Path) -> None:
+    """The first part of the run uses a split with more layers in earlier stages, the second the balanced split."""
     model = {**GQA, "layers": 6}
     before, now = ([2, 2, 1, 1], None)
     cases = [Case(f"PP4, {split}", 4, {"pipeline": 4, "split": split}, model) for split in (before, now)]
@@ -135,8 +135,8 @@ def test_a_run_goes_on_with_other_stages_than_it_began_with(pool: Pool, tmp_path
 
 
 @pytest.mark.slow
-def test_every_layout_loads_every_other_ones_checkpoint(pool: Pool, tmp_path: Path) -> None:
-    """All pairs of layouts of the common model, the layouts of the other models with each other."""
+def test_every_layout_loads_the_checkpoints_of_every_other(pool: Pool, tmp_path: Path) -> None:
+    """All pairs of layouts of the common model, and all pairs of layouts of each other model."""
     for model in {repr(sorted(case.model.items())): case.model for case in CASES}.values():
         cases = [case for case in CASES if case.model == model]
         own = {}
@@ -149,6 +149,6 @@ def test_every_layout_loads_every_other_ones_checkpoint(pool: Pool, tmp_path: Pa
                 _close(case, losses, expected)
 
 
-def test_the_common_model_is_that_of_most_layouts() -> None:
-    """So that 'all pairs' above means something."""
+def test_most_layouts_use_the_common_model() -> None:
+    """Otherwise the test of all pairs would cover little."""
     assert sum(case.model == GQA for case in CASES) >= 20

@@ -1,4 +1,4 @@
-"""No rank unpickles what another one sends: what is read from a socket could otherwise run code."""
+"""No rank unpickles data from another rank: data read from a socket could otherwise run code."""
 
 import pickle
 from typing import Any
@@ -19,7 +19,7 @@ def _refuse(*arguments: object, **options: object) -> Any:
 
 
 def without_pickle(runtime: Runtime, content: dict[str, Any]) -> list[float]:
-    """Some steps in a layout, in processes whose torch can neither send nor receive pickles."""
+    """Train some steps in a layout, in processes where torch can neither send nor receive pickles."""
     kept = {name: getattr(distributed_c10d, name) for name in ("_object_to_tensor", "_tensor_to_object")}
     for name in kept:
         setattr(distributed_c10d, name, _refuse)
@@ -33,20 +33,20 @@ def without_pickle(runtime: Runtime, content: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
-def test_torch_sends_no_objects_of_its_own_in_a_layout(case: Case, pool: Pool) -> None:
-    """DeviceMesh, FSDP2 and pipelines of torch know of object collectives; hlat gives them no cause to use them."""
+def test_torch_sends_no_pickles_in_a_layout(case: Case, pool: Pool) -> None:
+    """DeviceMesh, FSDP2 and pipelines of torch can use object collectives; as hlat calls them, they never do."""
     assert pool.run(case.world, without_pickle, recipe_content(case))
 
 
 class _Trap:
-    """Runs code where it is unpickled."""
+    """Object that runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, ("import os; os.environ['HLAT_TRAPPED'] = '1'",)
 
 
 def send_a_pickle(runtime: Runtime) -> tuple[str, bool]:
-    """Rank 1 sends, in place of a message, what torch's object collectives would unpickle."""
+    """Send, on rank 1, data that torch's object collectives would unpickle, instead of a message."""
     import os  # noqa: PLC0415
 
     try:
@@ -63,6 +63,6 @@ def send_a_pickle(runtime: Runtime) -> tuple[str, bool]:
     return "nothing was noticed", "HLAT_TRAPPED" in os.environ
 
 
-def test_a_pickle_in_place_of_a_message_is_refused_and_runs_nothing(pool: Pool) -> None:
+def test_a_pickle_instead_of_a_message_is_rejected_and_runs_no_code(pool: Pool) -> None:
     (message, ran), _ = pool.run(2, send_a_pickle)
     assert not ran and message.startswith("LaunchError: received an invalid message in place of rank 1's")

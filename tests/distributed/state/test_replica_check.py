@@ -1,4 +1,4 @@
-"""Copies in real layouts: which there are, that they stay equal, and that one flipped bit is found where it is."""
+"""The replica check finds all replicated tensors in real layouts; they stay equal, and a flipped bit is located."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +26,7 @@ Flip = tuple[int, str, int]
 
 
 def compared(runtime: Runtime, content: dict[str, Any], flips: list[Flip]) -> list[Any]:
-    """Two steps; then what differs, without a flip and after each (which is undone)."""
+    """Train two steps; return the differences without a flip, and after each flip (which is undone)."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode)
@@ -44,7 +44,7 @@ def compared(runtime: Runtime, content: dict[str, Any], flips: list[Flip]) -> li
         last = tensors[index].view(-1).view(torch.int32 if tensors[index].element_size() == 4 else torch.int16)
         for _ in range(2):
             if runtime.rank == rank:
-                last[-1] ^= 1  # the smallest bit of the last element
+                last[-1] ^= 1  # lowest bit of the last element
             found.append(copies.compare())
         assert found.pop() == [], "undone"
     return found
@@ -55,7 +55,7 @@ def _case(name: str) -> Case:
 
 
 HELD_TWICE = {
-    # name: flips, and what each is found as: the canonical tensor, who holds it, who is outvoted
+    # name: flips, and the expected findings: canonical tensor, ranks that have it, outvoted ranks
     "DP2, ZeRO 0": (
         Case("DP2, ZeRO 0", 2, {"zero": 0}),
         [((1, "weights", 0), "weights of model.embed_tokens.weight", {0, 1}, set())],
@@ -83,7 +83,7 @@ HELD_TWICE = {
 
 
 @pytest.mark.parametrize("name", HELD_TWICE)
-def test_copies_stay_equal_and_one_bit_is_found_where_it_is(pool: Pool, name: str) -> None:
+def test_replicas_stay_equal_and_a_flipped_bit_is_located(pool: Pool, name: str) -> None:
     case, flips = HELD_TWICE[name]
     everyone = pool.run(case.world, compared, recipe_content(case), [flip for flip, *_ in flips])
     assert all(found == everyone[0] for found in everyone), "every rank finds the same"
@@ -95,13 +95,13 @@ def test_copies_stay_equal_and_one_bit_is_found_where_it_is(pool: Pool, name: st
 
 
 @pytest.mark.parametrize("name", ["DP2, ZeRO 1", "DP2, ZeRO 3", "PP2 1f1b"])
-def test_where_nothing_is_held_twice_there_is_nothing_to_compare(pool: Pool, name: str) -> None:
+def test_without_replicas_nothing_is_compared(pool: Pool, name: str) -> None:
     assert pool.run(2, compared, recipe_content(_case(name)), []) == [[], []]
 
 
 @pytest.mark.parametrize("mode", ["bf16-sr", "bf16-kahan"])
-def test_bf16_copies_stay_equal_too(pool: Pool, mode: str) -> None:
-    """Also the compensation of bf16-kahan is compared."""
+def test_bf16_replicas_stay_equal_too(pool: Pool, mode: str) -> None:
+    """The compensation of bf16-kahan is compared too."""
     kind = "compensation" if mode == "bf16-kahan" else "exp_avg"
     content = recipe_content(Case("DP2, ZeRO 0", 2, {"zero": 0}), precision={"mode": mode})
     (equal, (mismatch,)), other = pool.run(2, compared, content, [(0, kind, 3)])
@@ -109,7 +109,7 @@ def test_bf16_copies_stay_equal_too(pool: Pool, mode: str) -> None:
 
 
 def train_here(runtime: Runtime, content: dict[str, Any]) -> tuple[str, int, str] | None:
-    """A whole run in the world that the pool has joined already; how it failed."""
+    """Run a complete training run in the world that the pool has joined; return its error."""
     recipe = parse_recipe(content, world=runtime.world)
     with patch("hlat.training.loop.joined_run", lambda *_: nullcontext(runtime)):
         try:
@@ -120,7 +120,7 @@ def train_here(runtime: Runtime, content: dict[str, Any]) -> tuple[str, int, str
 
 
 class Runs:
-    """Runs of data-parallel ranks without sharding, on the same text."""
+    """Training runs of data-parallel ranks without sharding, on the same text."""
 
     def __init__(self, pool: Pool, world: int, folder: Path, recipe: str, corpus: Path) -> None:
         self.pool, self.world, self.folder = pool, world, folder
@@ -132,7 +132,7 @@ class Runs:
         self.content |= {"parallel": {"zero": 0}, "tracking": {"console": "none", "tensorboard": False}}
 
     def train(self, name: str, *faults: dict[str, Any], **integrity: Any) -> Any:
-        """How a run ended; every rank has to say the same."""
+        """Return the error of a run; it has to be the same on every rank."""
         sections = {"run": {"dir": str(self.folder / name)}, "faults": list(faults), "integrity": integrity}
         ends = self.pool.run(self.world, train_here, self.content | sections)
         assert all(end == ends[0] for end in ends)
@@ -140,12 +140,12 @@ class Runs:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_flipped_bit_is_found_before_it_is_saved_and_the_run_goes_on_as_if_it_had_not_been(
+def test_a_flipped_bit_is_found_before_it_is_saved_and_the_run_recovers(
     pool: Pool, world: int, tiny_recipe: str, corpus: Path, tmp_path: Path
 ) -> None:
-    """Of three ranks, the one is named at once; of two both are, and the right one when the steps are done again.
+    """Of three ranks, the corrupt one is named at once; of two both are, and the right one when the steps are repeated.
 
-    The bit is of a token that the text does not have, so that no gradient carried it to the other ranks.
+    The bit belongs to a token that does not occur in the text, so that no gradient carries it to other ranks.
     """
     runs = Runs(pool, world, tmp_path, tiny_recipe, corpus)
     assert runs.train("undisturbed") is None
@@ -166,10 +166,10 @@ def test_a_flipped_bit_is_found_before_it_is_saved_and_the_run_goes_on_as_if_it_
     assert not (flipped / "integrity.json").exists()
 
 
-def test_compared_after_every_step_the_step_done_again_says_which_of_two_it_was(
+def test_repeating_the_step_identifies_the_corrupt_one_of_two_ranks(
     pool: Pool, tiny_recipe: str, corpus: Path, tmp_path: Path
 ) -> None:
-    """A bit that changed after gradients were exchanged has reached nobody else yet."""
+    """A bit flipped after the reduction of gradients has not reached any other rank yet."""
     runs = Runs(pool, 2, tmp_path, tiny_recipe, corpus)
     fault = {"kind": "bitflip", "at_step": 6, "rank": 1, "phase": "optimizer"}
     kind, _, message = runs.train("flipped", fault, every_steps=1)
@@ -179,7 +179,7 @@ def test_compared_after_every_step_the_step_done_again_says_which_of_two_it_was(
     assert (explained["step"], explained["ranks"]) == (6, [1])
 
 
-def test_the_same_rank_again_is_a_fault_that_no_restart_helps(
+def test_repeated_corruption_of_the_same_rank_ends_the_run_without_restart(
     pool: Pool, tiny_recipe: str, corpus: Path, tmp_path: Path
 ) -> None:
     runs = Runs(pool, 3, tmp_path, tiny_recipe, corpus)
@@ -193,10 +193,10 @@ def test_the_same_rank_again_is_a_fault_that_no_restart_helps(
     assert newest(tmp_path / "flipped").meta["step"] == 4
 
 
-def test_nobody_is_asked_where_the_recipe_does_not_ask(
+def test_nothing_is_compared_if_the_recipe_disables_the_check(
     pool: Pool, tiny_recipe: str, corpus: Path, tmp_path: Path
 ) -> None:
-    """What the tests above would be without the comparison: a corrupt state, saved."""
+    """Counterpart of the tests above: without the check, corrupt state is saved."""
     runs = Runs(pool, 2, tmp_path, tiny_recipe, corpus)
     assert runs.train("flipped", {"kind": "bitflip", "at_step": 6, "rank": 1}, before_saves=False) is None
     assert newest(tmp_path / "flipped").meta["step"] == 14

@@ -1,4 +1,4 @@
-"""Snapshots of real processes: parts travel to the next machine over gloo, and a lost machine loses nothing."""
+"""Snapshots of real processes are copied to the next machine over gloo, so that losing a machine loses no data."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from hlat.checkpoint.tiers.snapshots import SnapshotTier
 from hlat.runtime.distributed import Runtime
 from tests.support.distributed.workers import Pool
 
-ROWS = 3_000_001  # of float64: a part of each rank is larger than a piece of the exchange
+ROWS = 3_000_001  # float64: the snapshot of each rank is larger than a chunk of the exchange
 
 
 def tensor(step: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def promote(runtime: Runtime, folder: Path, per_machine: int) -> int | None:
 
 
 @pytest.mark.parametrize(("world", "per_machine"), [(4, 2), (3, 1), (3, 2)])
-def test_a_lost_machine_loses_nothing(pool: Pool, tmp_path: Path, world: int, per_machine: int) -> None:
+def test_losing_a_machine_loses_no_data(pool: Pool, tmp_path: Path, world: int, per_machine: int) -> None:
     for lost in range(-(-world // per_machine)):
         folder = tmp_path / str(lost)
         pool.run(world, write, folder, per_machine, [1, 2])

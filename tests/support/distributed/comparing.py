@@ -1,13 +1,13 @@
-"""How far a layout is from one process, and how far the order of additions explains.
+"""Differences between a layout and one process, and the bound that the order of summation explains.
 
-The bound. A sum of n terms in arithmetic of unit roundoff u errs, whatever its order, by at most (n - 1) u times the
-sum of their magnitudes, and with the random signs of rounding errors by about sqrt(n) u (Higham and Mary 2019: at most
-6 sqrt(n) u in all but a part in 10^7 of cases). Two orders differ by at most twice that. n is the longest chain of
-additions that a number passes through in a step: in each layer, forward and backward, the matrix products over the
-hidden, inner and head sizes, attention over the sequence and the norms; the head over the vocabulary; and the sum over
-the tokens of the batch. A step starts from weights that carry the differences of the steps before, so that after k
-steps there are k of them, if a step does not magnify them. That it does not is checked with float64, where the same
-differences are 2^29 times smaller and the same bound has to hold.
+A sum of n terms in arithmetic of unit roundoff u has, in any order, an error of at most (n - 1) u times the sum of the
+magnitudes, and with random signs of rounding errors about sqrt(n) u (Higham and Mary 2019: at most 6 sqrt(n) u except
+for a fraction of 10^-7 of cases). Two orders differ by at most twice that. Here n is the longest chain of additions of
+a step: in each layer, forward and backward, the matrix products over hidden, intermediate and head sizes, attention
+over the sequence and the norms; the head over the vocabulary; and the sum over the tokens of the batch. A step starts
+from weights that have the differences of the steps before, so that after k steps the bound is k times as large, if a
+step does not amplify differences. Comparison in float64 checks that it does not: there the same differences are 2^29
+times smaller, and the same formula has to hold.
 """
 
 import math
@@ -25,14 +25,14 @@ UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
 def chain(case: Case) -> int:
-    """The longest chain of additions in a step."""
+    """Return the length of the longest chain of additions in a step."""
     model = parse_recipe(recipe_content(case), world=case.world).model
     layer = 2 * model.hidden_size + 2 * model.intermediate_size + 2 * SEQUENCE_LENGTH + 4 * model.n_head_dim
     return 2 * model.layers * layer + 2 * model.vocab_size + GLOBAL_BATCH * SEQUENCE_LENGTH
 
 
 def bound(case: Case, dtype: torch.dtype, step: int) -> float:
-    """Relative difference of two orders of addition after some steps."""
+    """Bound of the relative difference between two orders of summation after some steps."""
     return 2 * 6 * math.sqrt(chain(case)) * UNIT[dtype] * step
 
 
@@ -40,7 +40,7 @@ _references: dict[str, Trained] = {}
 
 
 def reference(case: Case, dtype: torch.dtype, steps: int) -> Trained:
-    """The same model in this process, alone, in one micro-batch."""
+    """Train the same model in this process, with one micro-batch per step."""
     alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH)
     key = repr((sorted(case.model.items()), dtype, steps))
     if key not in _references:
@@ -51,14 +51,14 @@ def reference(case: Case, dtype: torch.dtype, steps: int) -> Trained:
 
 @dataclass(frozen=True)
 class Difference:
-    """A relative difference from one process, at the step where it is the largest share of its bound."""
+    """Largest relative difference from one process, in units of its bound."""
 
     size: float
     bound: float
 
 
 def differences(case: Case, parts: list[Trained], expected: Trained, dtype: torch.dtype) -> dict[str, Difference]:
-    """How far what the ranks of a layout found is from one process; initial weights have to be the same bits."""
+    """Compare the results of the ranks of a layout with one process; initial weights must have the same bits."""
     for part in parts:
         assert (part.losses, part.gradient_norms) == (parts[0].losses, parts[0].gradient_norms), "all ranks know them"
         assert part.validation == parts[0].validation
@@ -81,7 +81,7 @@ def differences(case: Case, parts: list[Trained], expected: Trained, dtype: torc
     return {
         "loss": worst(parts[0].losses, expected.losses),
         "gradient norm": worst(parts[0].gradient_norms, expected.gradient_norms),
-        "weights": Difference(apart / moved, bound(case, dtype, len(steps))),  # of the distance they have moved
+        "weights": Difference(apart / moved, bound(case, dtype, len(steps))),  # relative to the change of the weights
         "validation": Difference(
             abs(parts[0].validation - expected.validation) / expected.validation, bound(case, dtype, len(steps))
         ),
@@ -90,5 +90,5 @@ def differences(case: Case, parts: list[Trained], expected: Trained, dtype: torc
 
 
 def within_bounds(found: dict[str, Difference]) -> bool:
-    """Whether the order of additions explains all of them."""
+    """Return True if all differences are within their bounds."""
     return all(one.size <= one.bound for one in found.values())

@@ -1,4 +1,4 @@
-"""What the processes of the pool do: train in a layout, and say what came out."""
+"""Jobs for the processes of the pool: train in a layout and return results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ Block = tuple[str, int, int, np.ndarray]
 
 @dataclass
 class Trained:
-    """What one rank saw."""
+    """Results of one rank."""
 
     losses: list[float]
     gradient_norms: list[float]
@@ -32,10 +32,10 @@ class Trained:
 
 
 def global_batch(step: int, vocabulary: int, size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of a step, the same for everyone; labels are missing unevenly, in one sequence altogether."""
+    """Inputs and labels of a step, the same on every rank; some labels are missing, in one sequence all of them."""
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, vocabulary, (size, length + 1), generator=generator)
-    # something to learn, so that the gradients do not vanish in noise: every third token repeats the one before
+    # a pattern to learn, so that gradients are not only noise: every third token repeats the one before
     tokens[:, 2::3] = tokens[:, 1::3][:, : tokens[:, 2::3].shape[1]]
     labels = tokens[:, 1:].clone()
     labels[: size // 3, :7] = IGNORED
@@ -44,7 +44,7 @@ def global_batch(step: int, vocabulary: int, size: int, length: int) -> tuple[to
 
 
 def documents(step: int, size: int, length: int) -> list[list[int]]:
-    """Lengths of the documents of each row of a step: one that fills the row, many of one token, some of any."""
+    """Document lengths of each row of a step: one that fills the row, many of one token, some of random length."""
     generator = torch.Generator().manual_seed(1000 + step)
     rows = [[length], [1] * (length // 4) + [length - length // 4]]
     while len(rows) < size:
@@ -54,7 +54,7 @@ def documents(step: int, size: int, length: int) -> list[list[int]]:
 
 
 def places(rows: list[list[int]]) -> torch.Tensor:
-    """Of each token in its document, (B, S)."""
+    """Positions of tokens within documents, (B, S)."""
     return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
 
 
@@ -69,7 +69,7 @@ def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
 
 
 def blocks(held: list[LocalParameter], gradients: bool = False) -> list[Block]:
-    """This rank's own weights, or their gradients, as blocks of canonical tensors."""
+    """Collect the weights that this rank owns, or their gradients, as blocks of canonical tensors."""
     found = []
     for one in held:
         values_here = one.gradient if gradients else one.tensor
@@ -82,7 +82,7 @@ def blocks(held: list[LocalParameter], gradients: bool = False) -> list[Block]:
 
 
 def train(runtime: Runtime, content: dict[str, Any], steps: int, dtype: torch.dtype = torch.float32) -> Trained:
-    """Train some steps on made-up tokens."""
+    """Train some steps on synthetic tokens."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, dtype)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
@@ -106,7 +106,7 @@ def validate(model: ParallelModel, recipe: Recipe) -> float:
 
 
 def assemble(parts: list[list[Block]]) -> dict[str, np.ndarray]:
-    """Whole canonical tensors from the blocks of all ranks; every element has to come from exactly one."""
+    """Assemble canonical tensors from the blocks of all ranks; every element has to come from exactly one rank."""
     everything = [block for part in parts for block in part]
     ends: dict[str, list[int]] = {}
     for name, row, column, values in everything:

@@ -1,4 +1,4 @@
-"""The layouts that are proved to be the same model, each with the smallest model that it needs."""
+"""Layouts that are compared with one process, each with the smallest model that it needs."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ TWO_KV_HEADS = {"layers": 4, "heads": 8, "kv_heads": 2}
 EIGHT_LAYERS = {"layers": 8, "heads": 4, "kv_heads": 2}
 FIVE_LAYERS = {"layers": 5, "heads": 4, "kv_heads": 2}
 TIED = {"layers": 4, "heads": 4, "kv_heads": 2, "tie_embeddings": True}
-# every kind of parameter whose gradient has to be added up over ranks, and a vocabulary that no degree divides
+# every kind of parameter whose gradient is summed over ranks, and a vocabulary that no degree divides
 ODD = {"layers": 4, "heads": 4, "kv_heads": 2, "qk_norm": True, "qkv_bias": True, "vocab_size": 307}
 
 SEQUENCE_LENGTH = 32
@@ -18,7 +18,7 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Case:
-    """A layout: how many processes, the parallel section, the model, sequences per micro-batch."""
+    """A layout: number of processes, parallel section, model, sequences per micro-batch."""
 
     name: str
     world: int
@@ -37,7 +37,7 @@ def _pipelines() -> list[Case]:
         for degree in (2, 4):
             model = dict(EIGHT_LAYERS) if deep and degree == 4 else dict(GQA)
             parallel = {"pipeline": degree, "schedule": schedule}
-            # ZBV keeps twice as many micro-batches in flight as there are ranks
+            # zbv has twice as many micro-batches in flight as ranks
             micro_batch = 1 if schedule == "zbv" else 2
             cases.append(Case(f"PP{degree} {schedule}", degree, parallel, model, micro_batch))
     return cases
@@ -85,13 +85,13 @@ CASES: tuple[Case, ...] = (
     Case("PP2 x CP2 x DP2, ZeRO 1", 8, {"pipeline": 2, "context": 2, "zero": 1}),
 )
 
-# One of each kind, for what is proved of all layouts before a change of them lands and of these in every run.
+# One layout of each kind for the default suite; the slow suite uses all of them.
 _SOME = ("TP4 + SP, 2 kv heads", "PP2 zbv", "DP2, ZeRO 3", "CP2", "TP2 x PP2 x DP2, ZeRO 1")
 SOME: tuple[Case, ...] = tuple(case for case in CASES if case.name in _SOME)
 
 
 def recipe_content(case: Case, **changes: Any) -> dict[str, Any]:
-    """The recipe of a case as a mapping; ``changes`` replace sections' fields, as in model={"coalesce": False}."""
+    """Recipe of a case as a mapping; ``changes`` replace fields of sections, such as model={"coalesce": False}."""
     content: dict[str, Any] = {
         "model": {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 96, "head_dim": 8, **case.model},
         "data": {"path": "none", "sequence_length": SEQUENCE_LENGTH, "tokenizer": {"train": "char"}},

@@ -1,9 +1,9 @@
-"""The layouts whose memory is measured, and the measurement: bytes of real storages on every rank.
+"""Measurement of state bytes: layouts, and the bytes of real storages on every rank.
 
-    recipe of a row -> processes -> two steps, storages looked at after every pass and around the optimizer's
+    recipe of a row -> processes -> two steps, storages counted after every pass and around the optimizer's
         step -> StateBytes, to be compared with ``hlat.parallel.stages.stage_layers``
 
-The sizes are chosen so that hardly anything divides evenly: a vocabulary of 307, a width of 30, and heads of 6
+The sizes are chosen so that few divide evenly: a vocabulary of 307, a width of 30, and heads of 6
 elements, whose norm weights leave the last of four shards empty.
 """
 
@@ -88,19 +88,19 @@ _SEQUENCE_LENGTH = 16
 
 
 def content_of(row: Case) -> dict[str, Any]:
-    """The recipe of a row."""
+    """Recipe of a row."""
     return recipe_content(row, data={"sequence_length": _SEQUENCE_LENGTH})
 
 
 def expected(row: Case) -> list[StateBytes]:
-    """What the formula says, by rank."""
+    """Count the state bytes by formula, by rank."""
     recipe = parse_recipe(content_of(row), world=row.world)
     cut = StepShape.of(recipe, row.world)
     return [state_bytes(cut, rank) for rank in range(row.world)]
 
 
 def measure(runtime: Runtime, content: dict[str, Any]) -> StateBytes:
-    """The job of a rank: train two steps; what it held during and after the second."""
+    """Train two steps and measure the bytes during and after the second; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
@@ -134,21 +134,21 @@ def _after_passes(model: ParallelModel, look: Callable[[], None]) -> Iterator[No
         return wrapped
 
     with ExitStack() as stack:
-        for part in model.stages:  # after FSDP2's own hook, which was registered first
+        for part in model.stages:  # runs after FSDP2's own hook, which was registered first
             handle = part.register_forward_hook(lambda *_: look())
             stack.callback(handle.remove)
         for name in ("backward_one_chunk", "backward_weight_one_chunk"):
             stack.enter_context(patch.object(PipelineStage, name, then_look(getattr(PipelineStage, name))))
         before = (
             hlat.parallel.parallel_model.configure_micro_batch
-        )  # is after the backward pass of the micro-batch before
+        )  # is called after the previous micro-batch's backward pass
         stack.enter_context(patch.object(hlat.parallel.parallel_model, "configure_micro_batch", then_look(before)))
         yield
-        look()  # after the last; in a pipeline, gradients have been reduced by then
+        look()  # after the last micro-batch; in a pipeline, gradients are reduced by then
 
 
 class _AtEveryOperation(TorchDispatchMode):
-    """Calls a function after every operation, those of backward passes included."""
+    """Dispatch mode that calls a function after every operation, also in backward passes."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class _AtEveryOperation(TorchDispatchMode):
 
 
 def measure_gathered(runtime: Runtime, content: dict[str, Any]) -> tuple[int, int]:
-    """The job of a rank: bytes of parameters, the most at any moment of a step, and those of a gathered block."""
+    """Measure the maximum bytes of parameters during a step, and of a gathered block; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))
@@ -181,7 +181,7 @@ def measure_gathered(runtime: Runtime, content: dict[str, Any]) -> tuple[int, in
 
 
 def _sharded_groups(model: ParallelModel) -> list[Any]:
-    """FSDP2's groups of parameters, one per block and one for the rest of each part."""
+    """Iterate over FSDP2's parameter groups: one per block, and one for embedding, norm and head of each stage."""
     modules = [module for part in model.stages for module in part.modules() if isinstance(module, FSDPModule)]
     return [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
 
@@ -207,7 +207,7 @@ def _gradients(model: ParallelModel) -> Iterator[torch.Tensor | None]:
 
 
 def _messages(model: ParallelModel) -> list[Any]:
-    """What FSDP2 keeps of its collectives' inputs and outputs."""
+    """Iterate over the buffers that FSDP2 keeps of its collectives' inputs and outputs."""
     groups = _sharded_groups(model)
     kept = [one for group in groups for one in (group._all_gather_result, group.comm_ctx.all_gather_state)]
     kept += [state for group in groups for state in group.comm_ctx.reduce_scatter_states]
@@ -215,7 +215,7 @@ def _messages(model: ParallelModel) -> list[Any]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of all storages behind some tensors, each once."""
+    """Bytes of all storages of some tensors, each counted once."""
     storages = {}
     for tensor in tensors:
         if tensor is not None:
@@ -226,7 +226,7 @@ def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 
 def table(measured: dict[str, list[StateBytes]]) -> str:
-    """Markdown: a line per row and rank, ranks that hold the same in one line."""
+    """Format a Markdown table: a line per row and rank; ranks with equal numbers share a line."""
     lines = [
         "| layout | ranks | parameters | within a step | gradients, accumulating | at the step | optimizer state |",
         "|---|---|---|---|---|---|---|",

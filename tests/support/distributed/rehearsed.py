@@ -1,7 +1,7 @@
-"""The layouts that are rehearsed and run, and what is measured of the run: by other means than the rehearsal's own.
+"""Layouts that are both rehearsed and run, and measurements of the run, independent of the rehearsal's code.
 
-recipe of a row -> processes -> the second step: after every operation the bytes of all storages that are alive, looked
-    up one by one; every method of a process group wrapped; the third step: torch's counter of FLOPs -> Step
+recipe of a row -> processes -> second step: after every operation the bytes of all live storages, and every call
+    of a process group's methods; third step: torch's FLOP counter -> Step
 """
 
 import time
@@ -33,13 +33,13 @@ from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import TIED, TWO_KV_HEADS, Case, recipe_content
 from tests.support.distributed.traffic import Traffic, counted
 
-_LETTING_GO = 0.005  # seconds in which a thread of gloo drops what it has sent or reduced
+_LETTING_GO = 0.005  # seconds until a gloo thread has freed what it has sent or reduced
 _ODD = {"layers": 4, "heads": 4, "kv_heads": 2, "qk_norm": True, "vocab_size": 307}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A layout, with what else decides its memory."""
+    """A layout, and the other settings that decide its memory."""
 
     case: Case
     memory: dict[str, Any] = field(default_factory=dict)
@@ -48,12 +48,12 @@ class Row:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The recipe as a mapping."""
+        """Recipe as a mapping."""
         return recipe_content(self.case, memory=self.memory, precision={"mode": self.precision}, data=self.data)
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe, validated."""
+        """Validated recipe."""
         return parse_recipe(self.content, world=self.case.world)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ ROWS: tuple[Row, ...] = (
 
 @dataclass(frozen=True)
 class Step:
-    """What a rank needed for a step, and what it would save after it."""
+    """Memory, messages and FLOPs of a rank in a step, and the checkpoint blocks that it would save."""
 
     peak: int
     between: int
@@ -95,7 +95,7 @@ class Step:
 
 
 class _Looking(TorchDispatchMode):
-    """Sees every operation on plain tensors, after it."""
+    """Dispatch mode that is called after every operation on plain tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -107,15 +107,15 @@ class _Looking(TorchDispatchMode):
         return result
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """What to do with it."""
+        """Handle the operation's result."""
         raise NotImplementedError
 
 
 class _Storages(_Looking):
-    """Bytes of all storages that operations have made since the beginning, looked up after each of them.
+    """Bytes of all live storages created by operations, counted after each operation.
 
-    A peak is looked up twice: where a core is busy with something else, a thread of gloo still holds the few bytes that
-    it has reduced or sent when the main thread goes on.
+    A peak is counted twice: on a busy machine, a gloo thread may still keep the few bytes that it has reduced or sent
+    when the main thread continues.
     """
 
     def __init__(self) -> None:
@@ -135,14 +135,14 @@ class _Storages(_Looking):
             self.peak = max(self.peak, min(now, self.now()))
 
     def now(self) -> int:
-        """Bytes that are alive."""
+        """Bytes alive at the moment."""
         self._seen = {key: reference for key, reference in self._seen.items() if not reference.expired()}
         storages = [torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for reference in self._seen.values()]
         return sum(storage.nbytes() for storage in storages if storage is not None)
 
 
 def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
-    """The job of a rank: train three steps."""
+    """Train three steps and measure; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     with scheduled_gc(), _Storages() as storages:
         with _meshes_unseen():
@@ -168,8 +168,9 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
 
 
 class _Flops(_Looking):
-    """Adds up what torch's own formulas say of every operation. Its FlopCounterMode hooks into backward passes, which
-    zero-bubble schedules take apart.
+    """Sum the FLOPs of every operation by torch's own formulas.
+
+    torch's FlopCounterMode hooks into backward passes, which zero-bubble schedules split.
     """
 
     def __init__(self) -> None:
@@ -192,12 +193,12 @@ def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
 
 
-# Attention on CPUs, which torch's counter does not know; ours of documents that are apart counts like it.
+# FLOPs of CPU attention, which torch's counter does not support; hlat's attention within documents counts likewise.
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
-    torch.ops.hlat.attend_within: _forward,
-    torch.ops.hlat.attend_within_backward: _backward,
+    torch.ops.hlat.attend_within_documents: _forward,
+    torch.ops.hlat.attend_within_documents_backward: _backward,
 }
 
 
@@ -209,7 +210,7 @@ def _flops(model: ParallelModel, recipe: Recipe, step: int) -> int:
 
 @contextmanager
 def _meshes_unseen() -> Iterator[None]:
-    """They are tensors on the host; the shards that are made with them are on the meta device then."""
+    """Exclude device meshes from the count: their tensors are on the host, and shards are on the meta device then."""
     with ExitStack() as stack:
         for name in ("create_process_groups", "shard_model"):
             function = getattr(hlat.parallel.parallel_model, name)
@@ -226,7 +227,7 @@ def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _batch(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
-    """Tokens that no operation seems to have made: they are on the host, as those of a reader."""
+    """Tokens that are not counted as created by an operation, like those of a data loader."""
     with _disable_current_modes():
         batch = batch_of(model, recipe, step)
         return replace(batch, inputs_BS=batch.inputs_BS.contiguous(), labels_BS=batch.labels_BS.clone())

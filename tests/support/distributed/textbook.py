@@ -1,10 +1,10 @@
-"""What a rank of a layout has to send in a step: the literature's counts, and what differs from them here and why.
+"""Expected messages of a rank in a step: the counts of the literature, and the differences of hlat with their reasons.
 
     recipe, world, rank -> Messages ... (kind, count, bytes of each)
 
 Notation of the sources: b sequences per micro-batch, s tokens of a sequence, h width, L layers, Psi parameters; M
 micro-batches of a step. Numbers are fp32, of four bytes. A message that no source mentions has source None; one that a
-source counts and that is not sent here has a negative count.
+source counts but hlat does not send has a negative count.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ CONTEXT = "Grattafiori et al. 2024, section 3.3.2"
 
 @dataclass(frozen=True)
 class Messages:
-    """Some equal messages of a rank in a step."""
+    """Equal messages of a rank in a step."""
 
     what: str
     kind: str
@@ -39,9 +39,9 @@ class Messages:
 
 
 def expected(recipe: Recipe, world: int, rank: int) -> list[Messages]:
-    """All messages of a rank."""
+    """Iterate over all expected messages of a rank."""
     layout = Layout.of(recipe.parallel, world)
-    stage = _Stage.of(recipe, layout, rank)
+    stage = _RankLayers.of(recipe, layout, rank)
     found = [*_bookkeeping(layout)]
     if layout.tensor > 1:
         found += _tensor(recipe, layout, stage)
@@ -55,7 +55,7 @@ def expected(recipe: Recipe, world: int, rank: int) -> list[Messages]:
 
 
 def total(messages: list[Messages]) -> Traffic:
-    """How many messages of each kind and size."""
+    """Count messages by kind and size."""
     traffic: Traffic = Traffic()
     for one in messages:
         traffic[one.kind, one.bytes] += one.count
@@ -63,29 +63,29 @@ def total(messages: list[Messages]) -> Traffic:
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """What a rank has of the layers."""
+class _RankLayers:
+    """Layers and coordinates of a rank."""
 
     layers: int
     first: bool
     last: bool
 
     @classmethod
-    def of(cls, recipe: Recipe, layout: Layout, rank: int) -> "_Stage":
+    def of(cls, recipe: Recipe, layout: Layout, rank: int) -> "_RankLayers":
         layers = stage_layers(StepShape.of(recipe, layout.world))
         (index,) = layout.stages_of(layout.coordinates(rank).pp)
         return cls(len(layers[index]), index == 0, index == len(layers) - 1)
 
 
 def _bookkeeping(layout: Layout) -> Iterator[Messages]:
-    # The norm over all parameters has to be known to everyone before clipping; the loss rides along.
+    # Every rank needs the norm over all parameters before clipping; the loss is sent with it.
     yield Messages("loss and gradient norm, over the world", "all_reduce", 1, _PAIR, None)
     if layout.data > 1:
-        # Sequences have different numbers of labels, so that the mean is not the mean of the ranks' means.
+        # Sequences have different numbers of labels, so the mean loss is not the mean of the ranks' means.
         yield Messages("labels of the global batch", "all_reduce", 1, _PAIR, None)
 
 
-def _tensor(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
+def _tensor(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Messages]:
     h, L, tokens = recipe.model.hidden_size, stage.layers, recipe.batch.micro_batch * recipe.data.sequence_length
     bsh = tokens * h * _FP32
     twice = recipe.memory.activation_checkpointing == "full"
@@ -96,7 +96,7 @@ def _tensor(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]
         yield Messages("blocks", "all_gather", 4 * L * M, bsh, MEGATRON)
         yield Messages("blocks", "reduce_scatter", 4 * L * M, bsh, MEGATRON)
         if twice:
-            # A forward pass again has 2 + 2, but torch stops it when it has what backward needs: before the last.
+            # A recomputed forward pass has 2 + 2, but torch stops it when backward has all it needs: before the last.
             yield Messages("blocks again", "all_gather", 2 * L * M, bsh, MEGATRON)
             yield Messages("blocks again", "reduce_scatter", 2 * L * M, bsh, MEGATRON)
             yield Messages("last of blocks again, not needed", "reduce_scatter", -L * M, bsh, None)
@@ -106,7 +106,7 @@ def _tensor(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]
         if stage.last:
             yield Messages("head, forward", "all_gather", M, bsh, MEGATRON)
             yield Messages("head, backward", "reduce_scatter", M, bsh, MEGATRON)
-        # Norm weights meet a shard of the sequence on each rank: Megatron-LM's code sums their gradients as well.
+        # Each rank has the term of its shard of the sequence: Megatron-LM's code sums norm gradients as well.
         norms = 2 * L + (1 if stage.last else 0)
         yield Messages("gradients of the norms", "all_reduce", 1, norms * h * _FP32, None)
     else:
@@ -121,16 +121,16 @@ def _tensor(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]
         yield Messages("loss: sums and logits of labels", "all_reduce", M, 2 * tokens * _FP32, MEGATRON)
 
 
-def _context(recipe: Recipe, stage: _Stage) -> Iterator[Messages]:
+def _context(recipe: Recipe, stage: _RankLayers) -> Iterator[Messages]:
     model, tokens = recipe.model, recipe.batch.micro_batch * recipe.data.sequence_length
     keys_and_values = 2 * tokens * model.n_kv_heads * model.n_head_dim * _FP32
     yield Messages("keys and values", "all_gather", stage.layers * M, keys_and_values, CONTEXT)
     yield Messages("gradients of keys and values", "reduce_scatter", stage.layers * M, keys_and_values, CONTEXT)
 
 
-def _pipeline(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
+def _pipeline(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Messages]:
     # One activation down and one gradient up per micro-batch and boundary. Under sequence parallelism the residual
-    # stream is a shard, and so is what is handed on: the scatter and gather of section 4.1 have nothing left to save.
+    # stream is sharded, and so are these messages: the scatter and gather of section 4.1 would save nothing more.
     shards = layout.tensor if layout.sequence_parallel else 1
     size = recipe.batch.micro_batch * recipe.data.sequence_length * recipe.model.hidden_size * _FP32 // shards
     boundaries = (not stage.first) + (not stage.last)
@@ -138,13 +138,13 @@ def _pipeline(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Message
     yield Messages("activations and their gradients", "receive", boundaries * M, size, PIPELINE)
 
 
-def _zero(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
+def _zero(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Messages]:
     psi = count_parameters(recipe.model)
     block = (psi.total - psi.embedding - psi.head - recipe.model.hidden_size) // recipe.model.layers * _FP32
     ends = (psi.embedding if stage.first else 0) + (psi.head + recipe.model.hidden_size if stage.last else 0)
     units = [(stage.layers, block), (1, ends * _FP32)]  # what FSDP2 gathers or reduces in one message
     if layout.zero == 0:
-        # 2 Psi: an all-reduce sends each number twice. Accumulation is local, so once per step.
+        # 2 Psi: an all-reduce sends each element twice. Accumulation is local, so once per step.
         yield Messages("gradients", "all_reduce", 1, sum(n * size for n, size in units), ZERO)
         return
     # A pipeline reduces once, after its last micro-batch, at every stage.
@@ -154,13 +154,13 @@ def _zero(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
             # 3 Psi per micro-batch: parameters once forward and once backward, gradients once.
             yield Messages("parameters", "all_gather", 2 * number * M, size, ZERO)
         else:
-            # 2 Psi without accumulation. The gathered parameters stay for all micro-batches of the step; at stage 2 the
-            # whole gradients do not, so that each micro-batch sends its own.
+            # 2 Psi without accumulation. Gathered parameters stay for all micro-batches of the step; at ZeRO 2 the
+            # unsharded gradients do not, so that each micro-batch reduces its own.
             yield Messages("parameters", "all_gather", number, size, ZERO)
         yield Messages("gradients", "reduce_scatter", number * reductions, size, ZERO)
         if layout.replicas > 1:
             shard = size // (layout.data // layout.replicas * layout.context)
-            # A replica adds up its shards over the micro-batches, and sends the sum.
+            # A replica accumulates its shards over the micro-batches, and sends the sum.
             yield Messages("gradients, over replicas", "all_reduce", number, shard, HYBRID)
     if layout.zero == 3:
         # Embedding, norm and head are used first or last in both directions: they stay gathered between them.
@@ -168,10 +168,10 @@ def _zero(recipe: Recipe, layout: Layout, stage: _Stage) -> Iterator[Messages]:
 
 
 def table(counted: dict[str, list[tuple[Traffic, list[Messages]]]]) -> str:
-    """Markdown: measured and textbook's messages by kind, a line per row, ranks and kind.
+    """Format a Markdown table of measured and expected messages: a line per row, ranks and kind.
 
     Args:
-        counted: by the name of a row, for each of its ranks what was measured and what was expected.
+        counted: by the name of a row, measured and expected messages of each rank.
     """
     lines = [
         "| layout | ranks | kind | messages | bytes | textbook: messages | bytes | besides the textbook |",

@@ -1,10 +1,10 @@
-"""The layouts whose communication is counted, and the counting: every message that a rank hands to torch.distributed.
+"""Measurement of communication: layouts, and every message that a rank passes to torch.distributed.
 
     recipe of a row -> processes -> one step with every method of a process group wrapped -> Traffic
 
 torch's own ``CommDebugMode`` counts collectives, but neither their bytes nor sends, and no dispatch mode can be on
-while attention makes its ``CausalBias``. The size of a message is that of the whole tensor it is about: what an
-all-gather gives, a reduce-scatter takes, an all-reduce sums, a send sends.
+while attention builds its ``CausalBias``. The size of a message is that of the complete tensor: the output of an
+all-gather, the input of a reduce-scatter, the tensor of an all-reduce or send.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ Traffic = Counter[tuple[str, int]]
 
 MICRO_BATCHES = 3
 
-_KINDS = {  # by the method of a process group; torch renamed two of them in 2.12
+_KINDS = {  # by method name of a process group; torch 2.12 renamed two
     "_allgather_base": "all_gather",
     "all_gather_single": "all_gather",
     "_reduce_scatter_base": "reduce_scatter",
@@ -45,7 +45,7 @@ _OTHERS = ("all", "broadcast", "gather", "reduce", "scatter", "recv", "barrier",
 
 @dataclass(frozen=True)
 class Row:
-    """A layout of a model whose sizes every degree divides; a step of three micro-batches of one sequence."""
+    """A layout, with a model whose sizes all degrees divide; a step has three micro-batches of one sequence."""
 
     name: str
     world: int
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The recipe as a mapping."""
+        """Recipe as a mapping."""
         model_ranks = [self.parallel.get(axis, 1) for axis in ("tensor", "pipeline", "context")]
         data = self.world // (model_ranks[0] * model_ranks[1] * model_ranks[2])
         case = Case(self.name, self.world, self.parallel, micro_batch=1)
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe, validated."""
+        """Validated recipe."""
         return parse_recipe(self.content, world=self.world)
 
     def __str__(self) -> str:
@@ -86,10 +86,10 @@ ROWS: tuple[Row, ...] = (
 
 @contextmanager
 def counted() -> Iterator[Traffic]:
-    """Counts the messages of this process, those of backward passes included.
+    """Count the messages of this process, also those of backward passes.
 
-    Every method of a process group that sends or receives is wrapped; one that is not of a known kind is counted under
-    its own name, so that none goes unseen.
+    Every method of a process group that sends or receives is wrapped; a method of no known kind is counted under its
+    own name, so that no message is missed.
     """
     traffic: Traffic = Counter()
 
@@ -110,13 +110,13 @@ def counted() -> Iterator[Traffic]:
 
 
 def _size(values: Sequence[Any]) -> int:
-    """Bytes of the largest tensor of an operation: of a gather's or scatter's input and output, the whole."""
+    """Bytes of the largest tensor of an operation: of input and output of a gather or scatter, the complete tensor."""
     tensors = [one for value in values for one in (value if isinstance(value, list) else [value])]
     return max((tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)), default=0)
 
 
 def count(runtime: Runtime, content: dict[str, Any]) -> Traffic:
-    """The job of a rank: train two steps, and count the messages of the second."""
+    """Train two steps and count the messages of the second; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer)

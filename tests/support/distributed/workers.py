@@ -6,7 +6,7 @@ the first ``world`` of them become the ranks of a new world:
     pool.run(world, job, *arguments) -> [job(runtime, *arguments) of rank 0, of rank 1, ...]
 
 A rank that raises ends the job: the error of the first rank that failed is raised here with its traceback, and the pool
-is started anew, since the other ranks may be waiting for the one that left. Ranks that hang are asked for their stacks.
+is started anew, since the other ranks may be waiting for the one that left. If ranks hang, their stacks are dumped.
 """
 
 import faulthandler
@@ -24,11 +24,11 @@ from typing import Any
 from tests.support.commands import forking
 
 _ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_TIMEOUT = 300.0  # seconds without a word from any rank: a deadlock
+_TIMEOUT = 300.0  # seconds without a message from any rank: a deadlock
 
 
 class JobFailed(AssertionError):
-    """A rank raised; the message holds its traceback."""
+    """A rank raised an exception; the message has its traceback."""
 
 
 class Pool:
@@ -48,7 +48,7 @@ class Pool:
             process.start()
 
     def run(self, world: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of all ranks, by rank."""
+        """Run a job on ``world`` ranks; return the results by rank."""
         assert world <= self.size
         port = self._new_port()
         pipes = self._pipes[:world]
@@ -72,8 +72,10 @@ class Pool:
         return [results[rank] for rank in range(world)]
 
     def _new_port(self) -> int:
-        """A free port that no earlier job had: ranks tell two worlds on one port apart by counting those that they were
-        in, which is not the same number for all where an earlier world was smaller.
+        """Return a free port that no earlier job used.
+
+        Ranks distinguish two worlds on one port by counting the worlds that they joined, and that number differs
+        between ranks if an earlier world was smaller.
         """
         while True:
             with socket.socket() as server:
@@ -84,7 +86,7 @@ class Pool:
                 return port
 
     def _stacks(self, world: int) -> str:
-        """What every thread of the ranks is doing."""
+        """Dump the stacks of all threads of the ranks."""
         for process in self._processes[:world]:
             assert process.pid is not None
             os.kill(process.pid, signal.SIGUSR1)
@@ -117,8 +119,10 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
 
 
 def _forget_meshes() -> None:
-    """DTensor remembers the meshes of what it has dispatched, and takes a mesh of the same ranks for the same mesh: in
-    the next world it would hand out the last one's, whose groups are gone. A program joins one world in its life.
+    """Clear DTensor's caches of device meshes.
+
+    DTensor treats a mesh of the same ranks as the same mesh: in the next world it would use the last world's mesh, whose
+    groups are gone. A normal program joins only one world.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
 
