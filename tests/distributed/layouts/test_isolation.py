@@ -65,28 +65,28 @@ def _one_at_a_time(case: Case) -> Passed:
     model = build_parallel(recipe, Runtime(CPU), recipe.training.seed, torch.float64)
     tokens = int((batch_of(model, recipe, 1).labels_BS != IGNORED).sum())
     with torch.no_grad():
-        validation = sum(float(part) for part in _each(model, recipe, 0))
+        validation = sum(float(result) for result in _each(model, recipe, 0))
     loss = 0.0
-    for part in _each(model, recipe, 1):
-        (part / tokens).backward()
-        loss += float(part.detach()) / tokens
+    for result in _each(model, recipe, 1):
+        (result / tokens).backward()
+        loss += float(result.detach()) / tokens
     return Passed(loss, validation, blocks(model.local_parameters, gradients=True))
 
 
 def _each(model: ParallelModel, recipe: Recipe, step: int) -> Iterator[torch.Tensor]:
     """Iterate over the summed losses of the documents of a step."""
-    batch, (part,) = batch_of(model, recipe, step), model.stages
+    batch, (stage,) = batch_of(model, recipe, step), model.stages
     for row, lengths in enumerate(documents(step, GLOBAL_BATCH, SEQUENCE_LENGTH)):
         ends = np.cumsum(lengths).tolist()
         for start, stop in zip([0, *ends], ends, strict=False):
-            yield part(batch.inputs_BS[row : row + 1, start:stop], batch.labels_BS[row : row + 1, start:stop])
+            yield stage(batch.inputs_BS[row : row + 1, start:stop], batch.labels_BS[row : row + 1, start:stop])
 
 
-def check(parts: list[Passed], expected: Passed) -> None:
-    for part in parts:
-        assert abs(part.loss - expected.loss) <= WITHIN * expected.loss
-        assert abs(part.validation - expected.validation) <= WITHIN * expected.validation
-    ours, theirs = assemble([part.gradients for part in parts]), assemble([expected.gradients])
+def check(results: list[Passed], expected: Passed) -> None:
+    for result in results:
+        assert abs(result.loss - expected.loss) <= WITHIN * expected.loss
+        assert abs(result.validation - expected.validation) <= WITHIN * expected.validation
+    ours, theirs = assemble([result.gradients for result in results]), assemble([expected.gradients])
     assert ours.keys() == theirs.keys()
     for name, right in theirs.items():
         assert np.linalg.norm(ours[name] - right) <= WITHIN * np.linalg.norm(right), name

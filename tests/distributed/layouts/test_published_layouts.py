@@ -65,6 +65,6 @@ def test_hlats_layouts_match_one_process(name: str, world: int, changes: dict[st
     alone = content | {"parallel": {}, "batch": {"global_batch": 8, "micro_batch": 8}}
     torch.set_num_threads(1)
     expected = train(Runtime(torch.device("cpu")), alone, STEPS)
-    parts = large_pool.run(world, train, content, STEPS)
-    found = differences(case, parts, expected, torch.float32)
+    results = large_pool.run(world, train, content, STEPS)
+    found = differences(case, results, expected, torch.float32)
     assert within_bounds(found), found

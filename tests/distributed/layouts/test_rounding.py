@@ -32,26 +32,26 @@ _NAMES = (
 
 
 @torch.no_grad()
-def _set_gradient(one: LocalParameter, step: int) -> None:
+def _set_gradient(parameter: LocalParameter, step: int) -> None:
     """Set a gradient of normal values that depend only on the index in the canonical tensors."""
-    one.parameter.grad = torch.zeros_like(one.parameter)
-    gradient, layout = one.gradient, one.layout
+    parameter.parameter.grad = torch.zeros_like(parameter.parameter)
+    gradient, layout = parameter.gradient, parameter.layout
     columns = layout.columns[0] if layout.columns else 1
-    for run in layout.runs(one.first_row, one.first_row + gradient.shape[0]):
+    for run in layout.runs(parameter.first_row, parameter.first_row + gradient.shape[0]):
         key = stream_key(step, "test", run.name)
         size = layout.row_size or columns
         values = normal_block(key, run.canonical_start, run.count, size, layout.first_column, columns)
-        gradient.narrow(0, run.start - one.first_row, run.count).copy_(values.view(run.count, *layout.columns))
+        gradient.narrow(0, run.start - parameter.first_row, run.count).copy_(values.view(run.count, *layout.columns))
 
 
-def _blocks(held: list[LocalParameter], tensors: list[torch.Tensor]) -> list[Block]:
+def _blocks(parameters: list[LocalParameter], tensors: list[torch.Tensor]) -> list[Block]:
     """Collect the weights or states that a rank owns as blocks of canonical tensors, in fp32 (exact)."""
     found = []
-    for one, tensor in zip(held, tensors, strict=True):
-        for piece in one.row_blocks():
-            if one.owned and piece.owned:
-                values = torch.cat(one.row_views(piece, tensor)).float().numpy()
-                found.append((piece.name, piece.canonical_start, one.layout.first_column, values))
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        for block in parameter.row_blocks():
+            if parameter.owned and block.owned:
+                values = torch.cat(parameter.row_views(block, tensor)).float().numpy()
+                found.append((block.name, block.canonical_start, parameter.layout.first_column, values))
     return found
 
 
@@ -61,12 +61,12 @@ def step(runtime: Runtime, content: dict[str, Any], mode: str) -> dict[str, list
     model = build_parallel(recipe, runtime, recipe.training.seed, torch.bfloat16)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer, mode, recipe.training.seed)
     for number in range(1, STEPS + 1):
-        for one in model.local_parameters:
-            _set_gradient(one, number)
+        for parameter in model.local_parameters:
+            _set_gradient(parameter, number)
         set_learning_rate(optimizer, 0.01 / number)
         optimizer.step()
     states = state_tensors(optimizer, model.local_parameters) | {
-        "weight": [local(one.parameter.detach()) for one in model.local_parameters]
+        "weight": [local(parameter.parameter.detach()) for parameter in model.local_parameters]
     }
     assert all(tensor.dtype == torch.bfloat16 for tensors in states.values() for tensor in tensors)
     return {name: _blocks(model.local_parameters, tensors) for name, tensors in states.items()}

@@ -13,8 +13,8 @@ from tests.support.distributed.workers import Pool
 
 def check(pool: Pool, case: Case, dtype: torch.dtype, steps: int, **changes: Any) -> None:
     """Compare a layout, with changes that must not matter, with the plain model in one process."""
-    parts = pool.run(case.world, train, recipe_content(case, **changes), steps, dtype)
-    found = differences(case, parts, reference(case, dtype, steps), dtype)
+    results = pool.run(case.world, train, recipe_content(case, **changes), steps, dtype)
+    found = differences(case, results, reference(case, dtype, steps), dtype)
     assert within_bounds(found), found
 
 

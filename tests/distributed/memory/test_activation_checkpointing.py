@@ -1,7 +1,7 @@
 """Activation checkpointing in parallel layouts gives the same bits as without, and saves the bytes of the plan.
 
 Recomputation repeats the kernels and the collectives of the forward pass with the same inputs, so that a layout with it
-equals the same layout without it bit for bit; that the layout equals one process is proved of it without.
+equals the same layout without it bit for bit; that the layout equals one process is tested without recomputation.
 """
 
 import time
@@ -25,7 +25,7 @@ from hlat.parallel.stages import StepShape, rank_model_shards
 from hlat.runtime.backend import has_fast_bf16
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients
-from tests.support.distributed.jobs import batch_of, documents, places, train
+from tests.support.distributed.jobs import batch_of, document_positions, documents, train
 from tests.support.distributed.layouts import CASES, SEQUENCE_LENGTH, SOME, TWO_KV_HEADS, Case, recipe_content
 from tests.support.distributed.workers import Pool
 from tests.support.storages import Allocated
@@ -39,10 +39,10 @@ SPLIT_BACKWARD = tuple(case for case in CASES if case.name in ("PP2 interleaved-
 def plans(case: Case, content: dict[str, Any], rank: int) -> list[ActivationPlan]:
     """Return the activation plans of a rank's stages."""
     recipe = parse_recipe(content, world=case.world)
-    cut = StepShape.of(recipe, case.world)
-    place = cut.layout.coordinates(rank)
-    parts = rank_model_shards(cut, rank)
-    return [plan_activations(recipe, part, case.world, place.pp, "cpu") for part in parts]
+    step = StepShape.of(recipe, case.world)
+    pipeline_rank = step.layout.coordinates(rank).pp
+    shards = rank_model_shards(step, rank)
+    return [plan_activations(recipe, shard, case.world, pipeline_rank, "cpu") for shard in shards]
 
 
 def content_of(case: Case, policy: str, **changes: Any) -> dict[str, Any]:
@@ -79,35 +79,35 @@ def kept(runtime: Runtime, content: dict[str, Any]) -> list[int]:
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))  # creates rotation tables and FSDP2's state
     with patch.object(hlat.parallel.context_parallel, "causal_lower_right", _mask):
-        return [_kept(model, part, recipe) for part in model.stages]
+        return [_kept(model, stage, recipe) for stage in model.stages]
 
 
-def _kept(model: ParallelModel, part: Decoder, recipe: Recipe) -> int:
+def _kept(model: ParallelModel, stage: Decoder, recipe: Recipe) -> int:
     sequences = recipe.batch.micro_batch
     positions = SEQUENCE_LENGTH // model.layout.context
     ids = torch.zeros((sequences, positions), dtype=torch.int64)
-    entering, where = ids, _places(part, recipe)
-    if part.embedding is None:
+    entering, where = ids, _local_positions(stage, recipe)
+    if stage.embedding is None:
         shards = model.layout.tensor if model.layout.sequence_parallel else 1
-        shape = (sequences, positions // shards, part.config.hidden_size)
-        entering = torch.zeros(shape, dtype=part.compute, requires_grad=True)
+        shape = (sequences, positions // shards, stage.config.hidden_size)
+        entering = torch.zeros(shape, dtype=stage.compute, requires_grad=True)
     with Allocated() as allocated:
-        leaving = part(entering, ids, positions=where)
-    parameters = [p.to_local() if hasattr(p, "to_local") else p for p in part.parameters()]
-    tables = part.rope.tables(((0, 1),), ids.device)
+        leaving = stage(entering, ids, positions=where)
+    parameters = [p.to_local() if hasattr(p, "to_local") else p for p in stage.parameters()]
+    tables = stage.rope.tables(((0, 1),), ids.device)
     known = [leaving, entering, ids, *parameters, *tables, *([] if where is None else [where])]
     bytes_ = min(_later(lambda: allocated.alive(known)) for _ in range(20))  # until gloo's thread frees messages
     leaving.sum().backward()  # so that all ranks have run the same collectives
     return bytes_ + (entering.nbytes if model.layout.tensor == 1 or entering is not ids else 0)
 
 
-def _places(part: Decoder, recipe: Recipe) -> torch.Tensor | None:
+def _local_positions(stage: Decoder, recipe: Recipe) -> torch.Tensor | None:
     """Positions of this rank's tokens within documents; None without isolation."""
     if not recipe.data.isolate:
         return None
-    whole = places(documents(1, recipe.batch.micro_batch, SEQUENCE_LENGTH))
-    assert part.spans is not None, "there are several processes"
-    return torch.cat([whole[:, start:stop] for start, stop in part.spans], dim=1)
+    positions = document_positions(documents(1, recipe.batch.micro_batch, SEQUENCE_LENGTH))
+    assert stage.spans is not None, "there are several processes"
+    return torch.cat([positions[:, start:stop] for start, stop in stage.spans], dim=1)
 
 
 def _later(value: Callable[[], int]) -> int:

@@ -120,11 +120,11 @@ def test_shards_of_any_model_add_up_to_the_model(
     changes = {"vocab_size": rows, "hidden_size": width, "intermediate_size": inner, "tie_embeddings": tied}
     model = ModelConfig(**(_EVEN | changes))
     world, parallel = data * context, ParallelConfig(context=context, zero=zero)
-    parts = [state_bytes(StepShape(model, parallel, world, LENGTH, data), rank) for rank in range(world)]
+    shards = [state_bytes(StepShape(model, parallel, world, LENGTH, data), rank) for rank in range(world)]
     parameters = _PARAMETERS - tied
     psi = count_parameters(model).total
-    assert sum(part.optimizer for part in parts) == 8 * psi + 4 * parameters * world
-    assert {part.parameters for part in parts} == {parts[0].parameters}, "all shards are padded to the same size"
-    padded = world * parts[0].parameters // 4
+    assert sum(shard.optimizer for shard in shards) == 8 * psi + 4 * parameters * world
+    assert {shard.parameters for shard in shards} == {shards[0].parameters}, "all shards are padded to the same size"
+    padded = world * shards[0].parameters // 4
     widest = max(width, inner, model.heads * model.n_head_dim)
     assert psi <= padded < psi + world * parameters * widest

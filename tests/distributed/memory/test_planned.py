@@ -68,12 +68,12 @@ def asked(machine: str, world: int, layout: str, mode: str) -> tuple[dict[str, A
     cluster = parse_cluster(f"here:{world}", load_catalog(machine))
     model = parse_recipe(_content({}, 8, 1, mode, "none")).model
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
-    one = parse_layout(layout, question)
-    batch = (4 if one.pipeline > 1 else 2) * one.data * one.micro_batch
+    candidate = parse_layout(layout, question)
+    batch = (4 if candidate.pipeline > 1 else 2) * candidate.data * candidate.micro_batch
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode)
-    parallel = one.parallel.model_dump(exclude_none=True)
-    content = _content(parallel, batch, one.micro_batch, mode, one.recompute)
-    return content, parse_recipe(content, world=world), question, one
+    parallel = candidate.parallel.model_dump(exclude_none=True)
+    content = _content(parallel, batch, candidate.micro_batch, mode, candidate.recompute)
+    return content, parse_recipe(content, world=world), question, candidate
 
 
 def _content(parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, policy: str) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def test_plans_agree_with_rehearsals_and_processes(
     machine: str, world: int, layout: str, mode: str, pool: Pool
 ) -> None:
     """Memory within 3 % of the rehearsal and 8 % of the processes; bytes sent and FLOPs exactly."""
-    content, recipe, question, one = asked(machine, world, layout, mode)
+    content, recipe, question, candidate = asked(machine, world, layout, mode)
     measured = pool.run(world, measure, content)
-    first = [stage * (world // one.pipeline) for stage in range(one.pipeline)]
+    first = [stage * (world // candidate.pipeline) for stage in range(candidate.pipeline)]
     for stage, report in enumerate(rehearse(recipe, world, first).ranks):
-        held_against(question, one, stage, report)
-        planned = rank_memory(question, one, stage).total
+        compare_with_rehearsal(question, candidate, stage, report)
+        planned = rank_memory(question, candidate, stage).total
         assert abs(planned / measured[report.rank].peak - 1) < 0.08, (stage, planned, measured[report.rank].peak)
         assert report.flops == measured[report.rank].flops, stage
 
@@ -114,41 +114,43 @@ def test_plans_agree_with_rehearsals_and_processes(
 def test_plans_of_hlats_runs_agree_with_rehearsals(name: str, cluster: str, layout: str) -> None:
     """Runs of 2,048 and 8,192 processes: first, middle and last stage are compared."""
     question = resolve_request(name, parse_cluster(cluster, load_catalog()))
-    one = parse_layout(layout, question)
-    stages = sorted({0, one.pipeline // 2, one.pipeline - 1})
-    ranks = [stage * (one.world // one.pipeline) for stage in stages]
-    for stage, report in zip(stages, rehearse(load_recipe(name), one.world, ranks).ranks, strict=True):
-        held_against(question, one, stage, report)
+    candidate = parse_layout(layout, question)
+    stages = sorted({0, candidate.pipeline // 2, candidate.pipeline - 1})
+    ranks = [stage * (candidate.world // candidate.pipeline) for stage in stages]
+    for stage, report in zip(stages, rehearse(load_recipe(name), candidate.world, ranks).ranks, strict=True):
+        compare_with_rehearsal(question, candidate, stage, report)
 
 
-def held_against(question: PlanRequest, one: Candidate, stage: int, report: RankReport) -> None:
+def compare_with_rehearsal(question: PlanRequest, candidate: Candidate, stage: int, report: RankReport) -> None:
     """Compare the plan of a rank with its rehearsal, which has no device runtime and no allocator."""
-    memory = rank_memory(question, one, stage)
+    memory = rank_memory(question, candidate, stage)
     planned = memory.total - memory.runtime - memory.slack
     assert abs(planned / report.peak_bytes - 1) < 0.03, (stage, planned, report.peak_bytes)
-    assert executed_flops(question, one, stage) == report.flops, stage
+    assert executed_flops(question, candidate, stage) == report.flops, stage
     sent: Counter[str] = Counter()
     for message, count in report.messages.items():
         if message.kind != "receive":
             sent[message.axis.partition("+")[0]] += count * message.bytes
-    unplanned = left_out(question, one, stage)
-    for axis, size in exchanged_bytes(question, one, stage).items():
+    unplanned = unplanned_bytes(question, candidate, stage)
+    for axis, size in exchanged_bytes(question, candidate, stage).items():
         assert sent[axis] - size == unplanned[axis], (stage, axis)
 
 
-def left_out(question: PlanRequest, one: Candidate, stage: int) -> Counter[str]:
+def unplanned_bytes(question: PlanRequest, candidate: Candidate, stage: int) -> Counter[str]:
     """Bytes of messages that a plan does not count, by the first axis of the message."""
     found: Counter[str] = Counter()
     # Token count, summed over the data axis; loss and norm, over all axes: two fp32 numbers each.
-    found["data"] += 8 * (one.data > 1)
-    first = [axis for axis in ("pipeline", "data", "tensor") if getattr(one, axis) > 1][:1]
+    found["data"] += 8 * (candidate.data > 1)
+    first = [axis for axis in ("pipeline", "data", "tensor") if getattr(candidate, axis) > 1][:1]
     found.update(dict.fromkeys(first, 8))
-    if one.tensor > 1:
-        last = stage == (0 if one.schedule == "zbv" else one.pipeline - 1)
+    if candidate.tensor > 1:
+        last = stage == (0 if candidate.schedule == "zbv" else candidate.pipeline - 1)
         # Maximum and two sums for each token of the head, in fp32.
-        found["tensor"] += 12 * one.accumulation(question.global_batch) * one.micro_batch * question.sequence * last
+        found["tensor"] += (
+            12 * candidate.accumulation(question.global_batch) * candidate.micro_batch * question.sequence * last
+        )
         # Once per step the gradients of norms, of which each rank has the term of its shard of the sequence.
-        norms = 2 * question.model.layers / one.pipeline + last
-        shards = one.data * one.context if one.zero > 0 else 1
+        norms = 2 * question.model.layers / candidate.pipeline + last
+        shards = candidate.data * candidate.context if candidate.zero > 0 else 1
         found["tensor"] += norms * question.model.hidden_size * MODES[question.mode].reduction.itemsize / shards
     return found

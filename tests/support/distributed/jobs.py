@@ -53,7 +53,7 @@ def documents(step: int, size: int, length: int) -> list[list[int]]:
     return rows[:size]
 
 
-def places(rows: list[list[int]]) -> torch.Tensor:
+def document_positions(rows: list[list[int]]) -> torch.Tensor:
     """Positions of tokens within documents, (B, S)."""
     return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
 
@@ -64,7 +64,7 @@ def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
     inputs, labels = global_batch(step, recipe.model.vocab_size, size, length)
     rows = model.rows
     here = slice(rows.start, rows.stop)
-    positions = places(documents(step, size, length))[here] if recipe.data.isolate else None
+    positions = document_positions(documents(step, size, length))[here] if recipe.data.isolate else None
     return Batch(inputs[here], labels[here], np.asarray(rows), 0, positions)
 
 

@@ -121,8 +121,8 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
 def _forget_meshes() -> None:
     """Clear DTensor's caches of device meshes.
 
-    DTensor treats a mesh of the same ranks as the same mesh: in the next world it would use the last world's mesh, whose
-    groups are gone. A normal program joins only one world.
+    DTensor treats a mesh of the same ranks as the same mesh: in the next world it would use the last world's mesh,
+    whose groups are gone. A normal program joins only one world.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
 
