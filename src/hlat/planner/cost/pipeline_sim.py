@@ -112,7 +112,9 @@ def _run(orders: list[PassOrder], rank_of_stage: dict[int, int], times: StageTim
     return Timeline(tuple(map(tuple, timeline)))
 
 
-def _input_of(kind: PassKind, stage: int, batch: int, last: int, backward: PassKind) -> tuple[PassKind, int, int] | None:
+def _input_of(
+    kind: PassKind, stage: int, batch: int, last: int, backward: PassKind
+) -> tuple[PassKind, int, int] | None:
     """The pass whose output this pass needs; None for the first stage's forward pass."""
     if kind == "forward":
         return None if stage == 0 else ("forward", stage - 1, batch)
