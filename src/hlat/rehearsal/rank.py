@@ -92,7 +92,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
         del whole, batch
         peak, between_steps = memory.at_peak(), memory.now()
     blocks = _checkpoint_blocks(recipe, runtime, model, optimizer)
-    stage_layers = (stage.part.layer_range(recipe.model) for stage in model.parts)
+    stage_layers = (stage.shard.layer_range(recipe.model) for stage in model.stages)
     return RankReport(
         rank=runtime.rank,
         coordinates=layout.coordinates(runtime.rank),

@@ -110,7 +110,7 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
         stored_elements * moments,
     )
     sizes = (layers / candidate.virtual,) * candidate.virtual
-    return _on_device(request, fullest_moment(step, pipeline_rank, sizes, state, _on_cpu(request)))
+    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _on_cpu(request)))
 
 
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
