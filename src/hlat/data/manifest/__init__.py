@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.manifest.bad_rows import MIN_BAD_ROWS, BadRow, BadRowCounter, QuarantineWriter, too_many_bad_rows
+    from hlat.data.manifest.bad_row import BadRow
+    from hlat.data.manifest.bad_rows import MIN_BAD_ROWS, BadRowCounter, QuarantineWriter, too_many_bad_rows
     from hlat.data.manifest.hash_cache import load_hashes, save_hashes, update_hashes
     from hlat.data.manifest.manifest import (
         BLOCKS_FILE,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "bad_row": ("BadRow",),
         "bad_rows": (
-            "BadRow",
             "BadRowCounter",
             "MIN_BAD_ROWS",
             "QuarantineWriter",

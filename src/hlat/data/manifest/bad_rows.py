@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, floor, log10
 from pathlib import Path
-from typing import NamedTuple
 
 from hlat.data.formats import TEXT
+from hlat.data.manifest.bad_row import BadRow
 from hlat.data.manifest.manifest import QUARANTINE_FILE, QuarantineRecord
 from hlat.data.sources import SourceFile
 from hlat.data.stores import AtomicFileWriter
@@ -21,26 +21,6 @@ from hlat.runtime import DataError
 MIN_BAD_ROWS = 100
 """Bad rows from which on their share is checked before the end of the corpus."""
 _MAX_EXAMPLES = 3
-
-
-class BadRow(NamedTuple):
-    """A row that could not be read.
-
-    Attributes:
-        file: index of its file.
-        row: index in the file, from 0.
-        line: line number in the file, from 1; None if rows are not lines.
-        rows: rows of the work unit up to and including this one.
-        reason: the problem.
-        remedy: a sentence that says how to fix it.
-    """
-
-    file: int
-    row: int
-    line: int | None
-    rows: int
-    reason: str
-    remedy: str
 
 
 class BadRowCounter:
