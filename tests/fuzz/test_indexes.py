@@ -124,7 +124,7 @@ def try_many(saved: Path, count: int, seed: int) -> list[str]:
             continue
         for name, form in index.items():
             tensor = torch.empty(form.shape, dtype=form.dtype, device="meta")
-            stored = sum(block.length for block in form.blocks)
+            stored = sum(chunk.length for chunk in form.chunks)
             if tensor.nbytes > stored or stored > sum(sizes.values()):
                 broken.append(f"seed {seed + number}: {name} of {tensor.nbytes} bytes, {stored} in the files")
     assert refused > count // 4, "many changes are detected"
