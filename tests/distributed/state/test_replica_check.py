@@ -143,7 +143,7 @@ class Runs:
 def test_a_flipped_bit_is_found_before_it_is_saved_and_the_run_recovers(
     pool: Pool, world: int, tiny_recipe: str, corpus: Path, tmp_path: Path
 ) -> None:
-    """Of three ranks, the corrupt one is named at once; of two both are, and the right one when the steps are repeated.
+    """The corrupt one of three ranks is named at once; of two, both are, and the right one after repeating the steps.
 
     The bit belongs to a token that does not occur in the text, so that no gradient carries it to other ranks.
     """

@@ -97,7 +97,7 @@ def _rank(
     tokens = step.micro_batch * step.sequence / layout.context
     item = mode.compute.itemsize
     inner = tokens * item * model.intermediate_size / layout.tensor
-    block = layer_weights(model, layout.tensor)
+    block = block_weights(model, layout.tensor)
     message = tokens * item * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
     recomputes = step.policy == "full"
     # FSDP2 reduces a block's gradients as soon as they exist; in a pipeline at the end of the step.
@@ -257,7 +257,7 @@ def _cached_saved_bytes(
     return _SavedBytes(saved.per_layer, everything.per_layer, sum(saved.ends.values()), entry)
 
 
-def layer_weights(model: ModelConfig, tensor: int) -> float:
+def block_weights(model: ModelConfig, tensor: int) -> float:
     """Count the weights of one block on a tensor-parallel rank, as a float."""
     heads = model.heads / tensor
     keys = max(model.n_kv_heads / tensor, 1.0)
