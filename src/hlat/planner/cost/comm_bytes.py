@@ -74,9 +74,8 @@ def _context(request: PlanRequest, candidate: Candidate, stages: list[ModelShard
 
 def _pipeline(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> float:
     """Bytes that a rank sends: activations to the next stage, gradients to the previous one."""
-    sends = sum(
-        len(others) for _, others in candidate.step_shape(request).layout.remote_neighbour_stages(pipeline_rank)
-    )
+    layout = candidate.step_shape(request).layout
+    sends = sum(len(others) for _, others in layout.remote_neighbour_stages(pipeline_rank))
     return candidate.accumulation(request.global_batch) * sends * _hidden(request, candidate) / candidate.tensor
 
 
