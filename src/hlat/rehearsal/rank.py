@@ -125,7 +125,7 @@ class _StateStorages:
         """Category by ``storage_key``."""
         if self._model is None:
             return {}
-        current = {storage_key(tensor): "gathered_parameters" for tensor in self._model.gathered_parameters()}
+        current = {storage_key(tensor): "gathered" for tensor in self._model.gathered_parameters()}
         current |= {storage_key(tensor): "parameters" for tensor in self._model.stored_parameters()}
         current |= {storage_key(tensor): "gradients" for tensor in self._model.gradients()}
         return current | self._moments
