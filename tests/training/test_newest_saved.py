@@ -35,7 +35,7 @@ def test_a_state_as_new_as_the_durable_one_is_accepted(tmp_path, found, saved, d
 
 
 def test_a_checkpoint_set_aside_by_an_earlier_attempt_is_accepted_as_damaged(tmp_path):
-    """That attempt ended before its first step, so the supervisor did not learn of it."""
+    """The earlier attempt ended before its first step, so the supervisor did not learn of it."""
     (tmp_path / "checkpoints" / "step-00000300.bad").mkdir(parents=True)
     with pytest.raises(StateLostError):
         check_nothing_lost(HostGroup(), tmp_path, 200, left(400), [])

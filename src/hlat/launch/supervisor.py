@@ -23,8 +23,8 @@ from hlat.launch.run_events import RunEvents
 from hlat.launch.wait import ProcessExit, SignalForwarder, wait_for_processes
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
+    AttemptFailureKind,
     Failure,
-    FailureKind,
     Goodput,
     HeartbeatReading,
     RestartPolicy,
@@ -244,7 +244,7 @@ def _durable_step(attempt: _Attempt, before: int) -> int:
     return max(start_steps + durable_steps) if start_steps else before
 
 
-def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> FailureKind:
+def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
     report = cause.report
     if attempt.hang is not None:
         return "hang"

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
         set_step_counter,
     )
     from hlat.resilience.replica_check import Mismatch, ReplicaCheck
-    from hlat.resilience.restart_policy import Failure, FailureKind, RestartDecision, RestartPolicy, WorldSizePolicy
+    from hlat.resilience.restart_policy import (
+        AttemptFailureKind,
+        Failure,
+        RestartDecision,
+        RestartPolicy,
+        WorldSizePolicy,
+    )
     from hlat.resilience.stack_dumps import STACKS_SIGNAL, main_thread_stack, stacks_path
     from hlat.resilience.stragglers import Straggler, StragglerDetector
     from hlat.resilience.watchdog import Hang, Watchdog
@@ -68,7 +74,7 @@ __getattr__ = lazily(
         "restart_policy": (
             "RestartDecision",
             "Failure",
-            "FailureKind",
+            "AttemptFailureKind",
             "RestartPolicy",
             "WorldSizePolicy",
         ),
@@ -94,9 +100,9 @@ __all__ = [
     "STACKS_SIGNAL",
     "STORAGE_FAULTS",
     "AnomalyPolicy",
+    "AttemptFailureKind",
     "CorruptionIncident",
     "Failure",
-    "FailureKind",
     "FaultInjector",
     "Goodput",
     "Hang",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-FailureKind = Literal["signal", "exception", "passing", "exit", "hang", "user"]
+AttemptFailureKind = Literal["signal", "exception", "passing", "exit", "hang", "user"]
 """Kind of a failure.
 
 ``signal``: a process was killed. ``exception``: it raised an unexpected exception. ``passing``: an error that may be
@@ -26,7 +26,7 @@ _MAX_BACKOFF = 60.0  # seconds
 class Failure:
     """Failure that ended an attempt."""
 
-    kind: FailureKind
+    kind: AttemptFailureKind
     rank: int
     trained: bool  # True if a step had begun, in this attempt or an earlier one
     start_step: int | None  # step that the attempt started from; None if it failed before
