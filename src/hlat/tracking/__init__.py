@@ -9,13 +9,12 @@ It receives plain numbers and does not depend on models, data or devices.
 
 from hlat.tracking.events import EventLog, read_events
 from hlat.tracking.jsonl import from_json_value, to_json_value
-from hlat.tracking.metrics import Metrics, MetricsFile, read_metrics
+from hlat.tracking.metrics import MetricsFile, read_metrics
 from hlat.tracking.other_rank import OtherRankTracker
 from hlat.tracking.tracker import Tracker, open_tracker
 
 __all__ = [
     "EventLog",
-    "Metrics",
     "MetricsFile",
     "OtherRankTracker",
     "Tracker",
