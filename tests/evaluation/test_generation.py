@@ -47,14 +47,14 @@ def test_the_end_of_text_token_ends_the_text_and_is_not_returned(model):
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_generation_ends_at_the_maximum_sequence_length(model, use_cache):
-    """Positions beyond it were never trained; without a declaration there is no such place."""
+    """Positions beyond it were never trained. A model without a maximum has no such limit."""
     prompt = [1, 7, 3, 3, 20]
     free = generate(model, prompt, 40)
     declared = build(CONFIG.model_copy(update={"max_sequence_length": 16}), device="cpu", seed=2, dtype=torch.float64)
     assert generate(declared, prompt, 40, use_cache=use_cache) == free[: 16 - len(prompt)]
     assert generate(declared, prompt, 3, use_cache=use_cache) == free[:3]
     assert len(generate(declared, [1] * 15, 3)) == 1
-    with pytest.raises(DataError, match=r"16 tokens.*takes 16 in all.*Shorten the prompt to 15"):
+    with pytest.raises(DataError, match=r"16 tokens.*limit is 16 .*Shorten the prompt to 15"):
         generate(declared, [1] * 16, 3)
 
 

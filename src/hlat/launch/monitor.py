@@ -1,7 +1,7 @@
 """Monitor the heartbeats of an attempt while it runs.
 
 heartbeats --a few times a second--> Watchdog --hang--> stacks of every rank, in <run.dir>/logs --> kill all ranks
-                                     Slowness ------> events
+                                     StragglerDetector -> events
 """
 
 import signal

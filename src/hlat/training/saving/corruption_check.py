@@ -40,9 +40,9 @@ class CorruptionCheck:
         self._compared = False  # True if compared since the last step
         enabled = self._config.every_steps is not None or self._config.before_saves
         ranks = state.runtime.ranks
-        self._replicas = (
-            ReplicaCheck(state.model.local_parameters, state.optimizer, ranks) if enabled and ranks.world > 1 else None
-        )
+        self._replicas: ReplicaCheck | None = None
+        if enabled and ranks.world > 1:
+            self._replicas = ReplicaCheck(state.model.local_parameters, state.optimizer, ranks)
         if self._replicas is not None and not self._replicas.has_replicas:
             self._replicas = None
             tracker.message("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
