@@ -1,8 +1,8 @@
-"""Activation checkpointing: bytes per layer beside the formula of Korthikanti et al. 2022, and seconds of each policy.
+"""Activation checkpointing: bytes per layer compared with Korthikanti et al. 2022, and seconds of each policy.
 
-Measures what a forward pass leaves alive (storages of all operations), layer by layer as the difference of two depths,
-and times forward and backward passes, policies taking turns in one process. Beside them torch's own checkpointing:
-``checkpoint`` of whole blocks, and its selective form, which saves matrix products.
+The bytes of a layer are those of all storages alive after a forward pass with two layers, less those with one layer.
+Seconds are of forward and backward passes; the policies alternate in one process. The peer is torch's own
+checkpointing: ``checkpoint`` of complete blocks, and its selective form, which saves matrix products.
 
     python benchmarks/activation_memory.py [--mode bf16-sr] [--sequence 1024] [--width 1024] [--turns 5] [--threads 2]
 """
@@ -13,6 +13,8 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+
+from results import Recorder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -87,8 +89,8 @@ def alive(width, layers, mode, policy, sequence):
     return allocated.alive([loss, ids, *model.parameters()])
 
 
-def memory(width, mode, sequence):
-    """The table of bytes per layer."""
+def memory(record, width, mode, sequence):
+    """Print and record the bytes per layer."""
     from hlat.activation_checkpointing import POLICIES
     from hlat.model.derived import activation_bytes
     from hlat.precision import MODES
@@ -105,12 +107,15 @@ def memory(width, mode, sequence):
         formula = f"{theirs[policy]:.1f}" if policy in theirs else ""
         print(f"| {policy} | {measured:,} | {f'{counted:,}' if policy in OURS else ''} | "
               f"{measured / sbh:.2f} | {formula} |")  # fmt: skip
+        peer = {"peer": "Korthikanti et al. 2022, Table 2", "peer_values": theirs[policy]} if policy in theirs else {}
+        claim = f"activation bytes per layer, width {width}, {sequence} tokens, {mode}, policy {policy}"
+        record.add(claim, "s b h", measured / sbh, note=f"{measured:,} bytes", **peer)
     by_tensor(config, mode, sequence, sbh)
     shared(config, mode, sequence, sbh)
 
 
 def by_tensor(config, mode, sequence, sbh):
-    """Where the difference is: the terms of section 4.1 of the paper beside our tensors."""
+    """Print the difference by tensor: the terms of section 4.1 of the paper and our tensors."""
     from hlat.model.derived import activation_bytes
 
     layer = activation_bytes(config, BATCH, sequence, mode).layer
@@ -139,7 +144,7 @@ def by_tensor(config, mode, sequence, sbh):
 
 
 def shared(config, mode, sequence, sbh):
-    """A rank's share, counted: tensor parallelism with sequence parallelism."""
+    """Print the counted bytes of a rank under tensor parallelism with sequence parallelism."""
     from hlat.activation_checkpointing import POLICIES
     from hlat.model import ModelShard
     from hlat.model.derived import RankWorkload, activation_bytes
@@ -156,8 +161,8 @@ def shared(config, mode, sequence, sbh):
         print(f"| {count} | " + " | ".join(f"{cell:.2f}" for cell in (*cells, *theirs)) + " |")
 
 
-def speed(width, mode, sequence, turns):
-    """The table of seconds."""
+def speed(record, width, mode, sequence, turns):
+    """Print and record the seconds."""
     config = config_of(width)
     models = {policy: build(config, mode, policy) for policy in (*OURS, *TORCH)}
     ids, seconds = tokens_of(config, sequence), {policy: [] for policy in models}
@@ -168,18 +173,20 @@ def speed(width, mode, sequence, turns):
             if turn:  # the first makes tables and gradients
                 seconds[policy].append(time.perf_counter() - begin)
             model.zero_grad(set_to_none=True)
-    print("\n| policy | seconds of forward and backward, median | least | beside none, median of turns |")
+    print("\n| policy | seconds of forward and backward, median | least | relative to none, median of turns |")
     print("|---|---|---|---|")
     for policy, found in seconds.items():
-        beside = statistics.median(a / b for a, b in zip(found, seconds["none"], strict=True))
-        print(f"| {policy} | {statistics.median(found):.3f} | {min(found):.3f} | {beside:.3f} |")
+        ratios = [a / b for a, b in zip(found, seconds["none"], strict=True)]
+        print(f"| {policy} | {statistics.median(found):.3f} | {min(found):.3f} | {statistics.median(ratios):.3f} |")
+        if policy != "none":
+            record.add(f"time of forward and backward with policy {policy}, {mode}, relative to none", "1", ratios)
     print(
         f"\nmore FLOPs than none: {', '.join(f'{name} {share:.1%}' for name, share in extra(config, sequence).items())}"
     )
 
 
 def extra(config, sequence):
-    """FLOPs of what is computed again, as a share of a forward and a backward pass."""
+    """FLOPs of the recomputation as a share of a forward and a backward pass."""
     from hlat.model.derived import count_parameters, flops_per_token
 
     whole = flops_per_token(config, sequence)
@@ -203,9 +210,11 @@ def main():
 
     torch.set_num_threads(asked.threads)
     print(f"{LAYERS} layers, width {asked.width}, {BATCH} x {asked.sequence} tokens, {asked.mode}\n")
-    memory(asked.width, asked.mode, asked.sequence)
+    record = Recorder(__file__, "memory.md")
+    memory(record, asked.width, asked.mode, asked.sequence)
     print(f"\n{asked.timed_mode}, {asked.threads} threads, torch {torch.__version__}")
-    speed(asked.width, asked.timed_mode, asked.sequence, asked.turns)
+    speed(record, asked.width, asked.timed_mode, asked.sequence, asked.turns)
+    record.write()
 
 
 if __name__ == "__main__":

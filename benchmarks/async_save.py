@@ -1,13 +1,13 @@
-"""How long training stands still for a checkpoint, and how fast one is verified.
+"""Seconds that training waits for a checkpoint, and the speed of verifying one.
 
 The same state of about 1 GB, weights and AdamW's moments of a 96 M-parameter LLaMA, is saved by ``torch.save``, by a
-synchronous ``torch.distributed.checkpoint.save``, by our store, and by our store beside training. All take turns in one
-process run, so that a slow minute of the machine hits all; the middle round of each is reported. In several processes
-(ZeRO 3) each saves its share, and a save is over when all are.
+synchronous ``torch.distributed.checkpoint.save``, by hlat's store synchronously, and by hlat's saver process in the
+background. They alternate in one process, so that a slow minute of the machine affects all; the median of the rounds is
+reported. With several processes (ZeRO 3) each saves its shard, and a save ends when all have ended.
 
-Beside training, what is timed is what the loop waits for: the copy of the state. The wait for the save before it is as
-long as the write, where the next save comes at once, and nothing where it comes later; both are printed. Steps are
-timed too: alone, and while the saver writes. ``torch.save`` does not wait for the disk, the others do.
+In the background, the time counted is that for which the loop waits: the copy of the state. If the next save is due at
+once, it also waits for the write of the one before; both are printed. Steps are timed alone and while the saver writes.
+``torch.save`` does not wait for the disk, the others do.
 
     python benchmarks/async_save.py [--nproc 1] [--rounds 5] [--layers 10] [--folder DIR] [--device cpu]
 """
@@ -22,6 +22,8 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+
+from results import Recorder
 
 WIDTH = {"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2048, "heads": 12, "kv_heads": 12}
 LENGTH = 128
@@ -59,7 +61,7 @@ class Run:
         self.saver.agree_on_outcome()
 
     def train(self):
-        """One step; its seconds."""
+        """Do one step; return its seconds."""
         import torch
 
         from hlat.data.samples import Batch
@@ -83,7 +85,7 @@ class Run:
         )
 
     def state(self):
-        """As torch has it: parameters and moments by name, DTensors where they are sharded."""
+        """Parameters and moments by name as torch has them: DTensors where they are sharded."""
         tensors = {f"model.{one.name}": one.parameter.detach() for one in self.model.local_parameters}
         for one in self.model.local_parameters:
             for name, tensor in self.optimizer.state[one.parameter].items():
@@ -114,7 +116,7 @@ class Run:
         self.store.save(content.step, content.chunks, content.meta)
 
     def save_beside(self):
-        """Seconds of the copy, of the write, and of steps while it is written."""
+        """Save in the background: seconds of the copy, of the write, of a step meanwhile, and of all these steps."""
         copy = self.timed(lambda: self.saver.submit(self.content()))
         begin = time.perf_counter()
         steps = [self.train() for _ in range(STEPS)]
@@ -125,12 +127,13 @@ class Run:
         return copy, settled.result.seconds, statistics.median(steps), gone_on
 
     def nbytes(self):
-        """Of the whole state."""
+        """Bytes of the complete state, over all ranks."""
         return sum(self.runtime.ranks.all_gather(sum(block.nbytes for block in self.content().chunks)))
 
 
 def measure(runtime, process, folder, rounds, layers):
-    """Take turns; print the tables on rank 0."""
+    """Alternate between the sides; print and record on rank 0."""
+    record = Recorder(__file__, "checkpoints.md", device=runtime.device.type) if runtime.rank == 0 else None
     run = Run(runtime, process, folder, layers)
     sides = {"torch.save": run.torch_save, "DCP, synchronous": run.dcp_save, "hlat, synchronous": run.store_save}
     times = {name: [] for name in sides}
@@ -147,11 +150,19 @@ def measure(runtime, process, folder, rounds, layers):
         middle = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
         copy, write, step, _ = (statistics.median(column) for column in zip(*beside[1:], strict=True))
         print_tables(runtime.world, size, middle, copy, beside[0][0], write, statistics.median(alone[1:]), step)
-        print_verify(run.store.root)
+        what = f"{size / 1e9:.2f} GB, {runtime.world} process{'es' if runtime.world > 1 else ''}"
+        dcp = {"peer": "torch.distributed.checkpoint, synchronous", "peer_values": times["DCP, synchronous"][1:]}
+        record.add(f"training waits for a background save of {what}", "s", [row[0] for row in beside[1:]], **dcp)
+        record.add(f"training waits for a synchronous save of {what}", "s", times["hlat, synchronous"][1:], **dcp)
+        slower = [row[2] / each for row, each in zip(beside[1:], alone[1:], strict=True)]
+        record.add(f"time of a step while {what} are written, relative to a step alone", "1", slower)
+        record.add(f"durable after the copy, {what}", "s", [row[1] for row in beside[1:]])
+        print_verify(run.store.root, record)
+        record.write("async_save" if runtime.world == 1 else f"async_save-{runtime.world}-processes")
 
 
 def print_tables(world, size, middle, copy, first, write, alone, step):
-    """What was measured, as markdown."""
+    """Print what was measured, as markdown."""
     reference = middle["DCP, synchronous"]
     print(f"\n{size / 1e9:.2f} GB of state, {world} process{'es' if world > 1 else ''}, {alone:.2f} s a step\n")
     print("| save | training stands still, s | of a synchronous DCP save | of a step |")
@@ -165,8 +176,8 @@ def print_tables(world, size, middle, copy, first, write, alone, step):
     )
 
 
-def print_verify(root):
-    """Verifying the last checkpoint, beside sha256sum of the same files, by turns."""
+def print_verify(root, record):
+    """Verify the last checkpoint, alternating with sha256sum of the same files; print and record the speeds."""
     from hlat.checkpoint.protocol import verify
 
     [folder] = root.glob("step-*")
@@ -183,10 +194,12 @@ def print_verify(root):
     print(f"\n| verifying {size / 1e9:.2f} GB in {len(files)} files, {os.cpu_count()} cores | GB/s |\n|---|---|")
     for name, values in rates.items():
         print(f"| {name} | {statistics.median(values):.2f} |")
+    ours, theirs = rates.values()
+    record.add("speed of hlat checkpoint verify", "GB/s", ours, peer="sha256sum of the same files", peer_values=theirs)
 
 
 def work(arguments):
-    """One rank."""
+    """Run one rank."""
     from hlat.checkpoint.background import run_saver
     from hlat.checkpoint.format import Disk
     from hlat.runtime import rank_info

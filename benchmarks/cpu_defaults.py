@@ -1,9 +1,9 @@
-"""What the settings of a CPU process cost: how threads wait, how memory is kept, compiled blocks.
+"""Speed of a CPU process by its settings: how threads wait, whether freed memory is kept, compiled blocks.
 
-Each side is a process that trains one model with other settings. All of them stay alive and take turns of a few steps,
-so that a slow minute of the machine hits all; the median of the turns is reported, with its spread, relative to the
-first side. ``--busy N`` starts N programs that use the processor all the time, as neighbours inside this machine;
-time that the host of a virtual machine gives to others (steal) is read from /proc/stat and reported.
+Each side is a process that trains one model with its own settings. All of them stay alive and alternate every few
+steps, so that a slow minute of the machine affects all. The median of the turns is reported, with its spread, relative
+to the first side. ``--busy N`` starts N programs that use the processor all the time, as neighbours inside this
+machine. Time that the host of a virtual machine gives to others (steal) is read from /proc/stat and reported.
 
     python benchmarks/cpu_defaults.py [--model reference] [--mode mixed] [--busy 0] [--rounds 7] [--seconds 2] \
         --sides spin=300000 spin=20000 spin=20000,keep compiled
@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from results import Recorder
+
 SHAPE = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads")
 MODELS = {  # shape, length of a sequence, sequences of a step
     "reference": (dict(zip(SHAPE, (8192, 8, 512, 1536, 8, 4), strict=True)), 512, 4),
@@ -26,7 +28,7 @@ MODELS = {  # shape, length of a sequence, sequences of a step
 
 
 def settings(side):
-    """The environment and the options of a side.
+    """Environment and options of a side.
 
     spin=N is GOMP_SPINCOUNT, policy=P OMP_WAIT_POLICY; isa=AVX2 hides bf16 instructions and AVX-512 from torch;
     src=PATH takes hlat from another checkout. keep: freed memory stays in the process. compiled: run.compile=blocks.
@@ -49,7 +51,7 @@ def settings(side):
 
 
 def worker(model_name, mode, options):
-    """Train so many seconds whenever a line asks for it, and answer with steps, seconds and page faults."""
+    """Train for the seconds that each line of stdin names; answer with rate, processor time, page faults and memory."""
     import resource
 
     import numpy as np
@@ -115,19 +117,19 @@ def worker(model_name, mode, options):
 
 
 def stolen():
-    """Seconds that the host has given to others, and seconds in all, of all processors together."""
+    """Clock ticks that the host has given to others, and all ticks, summed over the processors."""
     values = [int(text) for text in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]]
     return values[7], sum(values[:8])
 
 
 def busy():
-    """Processor seconds that anything on this machine has used."""
+    """Processor seconds that all programs of this machine have used."""
     values = [int(text) for text in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]]
     return (sum(values[:3]) + sum(values[5:7])) / os.sysconf("SC_CLK_TCK")
 
 
 def turn(process, seconds, allowed):
-    """One turn of a side; once more, up to 20 times, where other programs took more than so many processors."""
+    """Run one turn of a side; repeat it, up to 20 times, while other programs use more than ``allowed`` cores."""
     for _ in range(20):
         process.stdin.write(f"{seconds}\n")
         process.stdin.flush()
@@ -151,7 +153,7 @@ def main():
     if arguments.worker is not None:
         worker(arguments.model, arguments.mode, set(arguments.worker))
         return
-    workers = {}
+    record, workers = Recorder(__file__, "cpu-settings.md"), {}
     for side in arguments.sides:
         environment, options = settings(side)
         command = [sys.executable, __file__, "--model", arguments.model, "--mode", arguments.mode, "--worker", *options]
@@ -181,6 +183,10 @@ def main():
             f"{statistics.median(one['faults'] for one in rounds):,.0f} | {rounds[-1]['memory'] / 2**20:,.0f} | "
             f"{workers[side].start_up:.1f} |"
         )
+        claim = f"training speed, {arguments.model} model, {arguments.mode}, {side}, busy neighbours: {arguments.busy}"
+        peer = {} if side == arguments.sides[0] else {"peer": f"hlat, {arguments.sides[0]}", "peer_values": first}
+        record.add(claim, "tokens/s", rates, note=f"{ratio:.2f} of the first side; steal {share:.1%}", **peer)
+    record.write()
 
 
 if __name__ == "__main__":

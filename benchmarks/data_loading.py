@@ -1,14 +1,14 @@
-"""How fast samples come: prepared shards beside other loaders, tokenizing while training beside tokenizing alone.
+"""Speed of reading samples: prepared shards compared with other loaders, online data with tokenizing alone.
 
     prepared   hlat, a numpy memmap read at the same places, Hugging Face datasets, mosaicml-streaming:
                the same tokens, the same length, shuffled, one process, batches as int64 tensors
-    online     hlat's feed with one tokenizing process beside encode_batch of the same texts on one thread, in turns of
-               some seconds; by the clock, and by the processor time of both processes
-    waiting    share of the time of training steps that the loop waited for its batch, both ways
+    online     hlat's loader with one tokenizing process, alternating every few seconds with encode_batch of the same
+               texts on one thread; by the clock, and by the processor time of both processes
+    waiting    share of the time of training steps that the loop waited for its batch, prepared and online
     state      bytes of the cursors of 256 streams; seconds to the batch at sample 10^9, and to fit a million documents
 
-Alternating rounds in one run; the middle one, and the middle ratio of a round, count. datasets and mosaicml-streaming
-are left out if not installed.
+Rounds alternate in one run; the median round, and the median ratio of a round, are reported. datasets and
+mosaicml-streaming are left out if not installed.
 
     python benchmarks/data_loading.py books.parquet --folder FOLDER [--rounds 3]
 """
@@ -22,6 +22,8 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+
+from results import Recorder
 
 LENGTH, BATCH, SEED, STREAMS = 1024, 16, 0, 256
 
@@ -53,7 +55,7 @@ def hlat_prepared(asked):
 
 
 def memmap(asked):
-    """What any loader of token shards has to do: read the rows and widen them."""
+    """The least that a loader of token shards has to do: read the rows and widen them."""
     import numpy as np
     import torch
 
@@ -107,8 +109,8 @@ def streaming_side(asked):
         yield batch["tokens"]
 
 
-def online(asked):
-    """The feed of a rank, tokenized by one process, and the library alone, in turns."""
+def online(asked, record):
+    """Alternate between the loader of a rank, tokenized by one process, and the library alone."""
     import psutil
 
     from hlat.data.online import OnlineData
@@ -120,7 +122,9 @@ def online(asked):
     feed = data.loader(0, data.cursors(), 0, print)
     batches = (feed.read(first)[0].inputs_BS.numel() for first in range(0, 10**9, BATCH))
     next(batches)
-    print(f"online, first batch of {STREAMS} streams: {time.perf_counter() - begin:.1f} s")
+    first = time.perf_counter() - begin
+    print(f"online, first batch of {STREAMS} streams: {first:.1f} s")
+    record.add(f"first batch of {STREAMS} online streams", "s", first)
     (child,) = (one for one in psutil.Process().children() if "hlat.data.online.worker" in one.cmdline())
     alone = encode_batch(asked)
     next(alone)
@@ -129,16 +133,20 @@ def online(asked):
         for _ in range(2 * asked.rounds + 1):
             child.resume()
             loader = rate(batches, asked.seconds, [psutil.Process(), child])
-            child.suspend()  # it must not work ahead in the time of the other
+            child.suspend()  # it must not work ahead while the other is timed
             rounds.append((*loader, *rate(alone, asked.seconds, [psutil.Process()])))
     finally:
         feed.close()
     print("| | million tokens/s | per processor second |\n|---|---|---|")
-    for name, first in (("hlat, online", 0), ("tokenizers.encode_batch", 2)):
-        wall, cpu = (", ".join(f"{one[first + column] / 1e6:.2f}" for one in rounds) for column in (0, 1))
+    for name, start in (("hlat, online", 0), ("tokenizers.encode_batch", 2)):
+        wall, cpu = (", ".join(f"{one[start + column] / 1e6:.2f}" for one in rounds) for column in (0, 1))
         print(f"| {name} | {wall} | {cpu} |")
     wall, cpu = (statistics.median(one[column] / one[column + 2] for one in rounds) for column in (0, 1))
     print(f"hlat, online / tokenizers.encode_batch: {wall:.2f} by the clock, {cpu:.2f} per processor second")
+    library = "tokenizers.encode_batch_fast, one thread"
+    for what, column in (("by the clock", 0), ("per second of processor time", 1)):
+        ours, theirs = ([row[first] / 1e6 for row in rounds] for first in (column, column + 2))
+        record.add(f"online data, {what}", "million tokens/s", ours, peer=library, peer_values=theirs)
 
 
 def rate(source, seconds, processes):
@@ -187,7 +195,7 @@ def worker(asked):
 
 
 def measured(asked, side):
-    """One round of one side, in a process of its own, on one core."""
+    """Run one round of one side, in a process of its own, on one core."""
     command = [sys.executable, __file__, str(asked.data), "--folder", str(asked.folder), "--side", side]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
@@ -218,8 +226,8 @@ def waiting(asked, mode):
     return sum(line["data"] for line in lines) / sum(line.get(phase, 0.0) for line in lines for phase in phases)
 
 
-def state(asked):
-    """Bytes of state, and seconds to the first batch at sample 10^9."""
+def state(asked, record):
+    """Measure bytes of state, seconds to the first batch at sample 10^9, and seconds of best-fit packing."""
     import numpy as np
 
     from hlat.data.online import OnlineData
@@ -228,22 +236,25 @@ def state(asked):
 
     config = recipe(asked, "online").data
     online = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
-    print(f"state of {STREAMS} streams: {online.cursors().values.nbytes:,} bytes per source")
+    nbytes = online.cursors().values.nbytes
+    print(f"state of {STREAMS} streams: {nbytes:,} bytes per source")
+    record.add(f"state of {STREAMS} online streams, per source", "bytes", nbytes)
     begin = time.perf_counter()
     data = TrainingData(open_prepared(asked.folder / "prepared"), recipe(asked, "prepared").data, SEED)
     data.batch(10**9, BATCH)
-    print(f"prepared, first batch at sample 10^9: {time.perf_counter() - begin:.3f} s")
+    seconds = time.perf_counter() - begin
+    print(f"prepared, first batch at sample 10^9: {seconds:.3f} s")
+    record.add("first batch at sample 10^9 of prepared data", "s", seconds)
     lengths = np.exp(np.random.default_rng(SEED).normal(6.5, 1.2, 1_000_000)).astype(np.int64) + 1
     begin = time.perf_counter()
     rows = len(fit_documents(lengths, 4096).rows) - 1
-    padding = 1 - lengths.sum() / (rows * 4096)
-    print(
-        f"best-fit of a million documents into rows of 4096: {time.perf_counter() - begin:.2f} s, {padding:.4%} padding"
-    )
+    seconds, padding = time.perf_counter() - begin, 1 - lengths.sum() / (rows * 4096)
+    print(f"best-fit_documents of a million documents into rows of 4096: {seconds:.2f} s, {padding:.4%} padding")
+    record.add("best-fit_documents of a million documents into rows of 4,096", "s", seconds, note=f"{padding:.4%} padding")
 
 
 def main():
-    """Prepare what is not there, then report."""
+    """Prepare the data if it is not there, then measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
@@ -258,6 +269,7 @@ def main():
     from hlat.data.online import prepare_online
     from hlat.data.prepare import prepare
 
+    record = Recorder(__file__, "data.md", packages=("tokenizers", "datasets", "mosaicml-streaming"))
     prepare(recipe(asked, "prepared").data, asked.folder / "prepared")
     prepare_online(recipe(asked, "online").data, asked.folder / "online", 100_000)
     needs = {"datasets": "datasets", "mosaicml-streaming": "streaming"}
@@ -275,10 +287,16 @@ def main():
     for side, found in rounds.items():
         ratio = statistics.median(mine["rate"] / theirs["rate"] for mine, theirs in zip(ours, found, strict=True))
         print(f"hlat, prepared / {side}: {ratio:.2f}")
-    online(asked)
-    state(asked)
+        mine, theirs = ([one["rate"] / 1e6 for one in found] for found in (ours, found))
+        note = f"median ratio of a round: {ratio:.2f}"
+        record.add("reading prepared samples", "million tokens/s", mine, peer=side, peer_values=theirs, note=note)
+    online(asked, record)
+    state(asked, record)
     for mode in ("prepared", "online"):
-        print(f"waiting for data, {mode}: {waiting(asked, mode):.2%} of the steps")
+        share = waiting(asked, mode)
+        print(f"waiting for data, {mode}: {share:.2%} of the steps")
+        record.add(f"waiting for {mode} data, share of the time of steps", "%", 100 * share)
+    record.write()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Throughput of `hlat data prepare` beside the raw batch encoding of the tokenizers library, on the same text.
+"""Throughput of `hlat data prepare` compared with the batch encoding of the tokenizers library, on the same text.
 
     python benchmarks/data_prepare.py ../shared/data/text/books.parquet --threads 2 --repeats 5
 
@@ -20,6 +20,7 @@ import tokenizers
 
 from hlat.config.sections import DataConfig
 from hlat.data.prepare import prepare
+from results import Recorder
 
 
 def main() -> None:
@@ -33,16 +34,19 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
-        _compare(arguments, Path(folder))
+        record = Recorder(__file__, "data.md", packages=("tokenizers",))
+        _compare(arguments, Path(folder), record)
+        record.write()
 
 
-def _compare(arguments: argparse.Namespace, folder: Path) -> None:
+def _compare(arguments: argparse.Namespace, folder: Path, record: Recorder) -> None:
     texts = pq.read_table(arguments.corpus, columns=[arguments.column])[arguments.column].to_pylist()
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     section = {"path": str(arguments.corpus), "text_column": arguments.column}
     trained, seconds = _prepare(folder / "trained", {**section, "tokenizer": {"vocab_size": arguments.vocab_size}}, 2)
     print(f"{megabytes:.1f} MB of text, {len(texts)} documents, {arguments.threads} threads or processes")
     print(f"training the tokenizer and preparing: {seconds:.1f} s")
+    record.add("training a tokenizer and preparing", "s", seconds, note=f"{megabytes:.1f} MB of text")
     tokenizer = str(trained / "tokenizer" / "tokenizer.json")
     config = {**section, "tokenizer": {"path": tokenizer}}
     times: dict[str, list[float]] = {"encode_batch": [], "encode_batch_fast": [], "hlat prepare": []}
@@ -55,6 +59,10 @@ def _compare(arguments: argparse.Namespace, folder: Path) -> None:
     for name, speed in speeds.items():
         best = megabytes / min(times[name])
         print(f"{name:20} {speed:8.2f} {best:10.2f} {speeds['hlat prepare'] / speed:15.2f}")
+    rates = {name: [megabytes / taken for taken in rounds] for name, rounds in times.items()}
+    claim = f"hlat data prepare with {arguments.threads} processes: read, tokenize, write, checksum"
+    for name in ("encode_batch", "encode_batch_fast"):
+        record.add(claim, "MB/s", rates["hlat prepare"], peer=f"tokenizers {name}", peer_values=rates[name])
 
 
 def _raw(tokenizer: str, texts: list[str], method: str) -> float:

@@ -1,12 +1,13 @@
-"""Goodput of a run that is killed at random instants, beside what Daly's formula makes of the same numbers.
+"""Goodput of a run that is killed at random instants, compared with Daly's formula for the same numbers.
 
-    undisturbed run -> seconds of a step, of a save's stall, until a save is durable
+    undisturbed run -> seconds of a step, seconds for which a save stalls it, seconds until a save is durable
     runs that lose a random rank every --mtbf seconds on average, saving at 1/4, 1 and 4 times the best interval
         -> share of time spent on steps that counted, as the supervisor accounts for it; the formula's
 
     python benchmarks/goodput.py --minutes 8 --mtbf 60 --nproc 2
 
-The best interval is the formula's, of the undisturbed run. Lives are drawn from an exponential distribution.
+The best interval is that of the formula for the undisturbed run. The time between kills is drawn from an exponential
+distribution.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from hlat.resilience import best_interval, expected_goodput
+from results import Recorder
 
 MODEL = [
     "model.hidden_size=256",
@@ -42,7 +44,7 @@ def main():
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 1.0, 4.0], help="of the best interval")
     parser.add_argument("--corpus", default=str(Path(json.__file__).parents[1]), help="text; the standard library")
-    asked = parser.parse_args()
+    asked, record = parser.parse_args(), Recorder(__file__, "recovery.md")
     with tempfile.TemporaryDirectory() as folder:
         asked.folder = Path(folder)
         calm = disturbed(asked, "calm", 20, minutes=min(1.5, asked.minutes), mtbf=None)
@@ -56,11 +58,12 @@ def main():
         print("|---|---|---|---|---|---|---|---|---|---|")
         for factor in asked.factors:
             steps = max(1, round(best * factor / calm["step"]))
-            row(asked, disturbed(asked, f"every-{steps}", steps, asked.minutes, asked.mtbf), steps, calm)
+            row(record, disturbed(asked, f"every-{steps}", steps, asked.minutes, asked.mtbf), steps, calm)
+    record.write()
 
 
-def row(asked, found, steps, calm):
-    """One line of the table."""
+def row(record, found, steps, calm):
+    """Print one row of the table, and record it."""
     life, interval = found["wall"] / max(1, found["kills"]), steps * calm["step"]
     back = found["back"]
     formula = expected_goodput(interval, calm["stall"], life, back, calm["delay"])
@@ -71,10 +74,13 @@ def row(asked, found, steps, calm):
         f"{shares['productive']:.1%} | {formula:.1%} | {others} |",
         flush=True,
     )
+    claim = f"goodput with a save every {steps} steps ({interval:.1f} s) and a kill every {life:.0f} s"
+    good, note = 100 * shares["productive"], f"{found['kills']} kills, a restart takes {back:.1f} s"
+    record.add(claim, "%", good, peer="Daly's formula", peer_values=100 * formula, note=note)
 
 
 def disturbed(asked, name, every, minutes, mtbf):
-    """A run that loses a rank now and then; stopped politely at the end."""
+    """Run hlat train, kill a random rank now and then, stop it with SIGTERM at the end."""
     run = asked.folder / name
     command = [
         sys.executable, "-m", "hlat", "train", str(Path(__file__).parents[1] / "recipes" / "quickstart.yaml"), *MODEL,
@@ -104,7 +110,7 @@ def disturbed(asked, name, every, minutes, mtbf):
 
 
 def measured(run, kills):
-    """What the events of a run say."""
+    """Seconds and sizes from the events and metrics of a run."""
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     parts = [event["seconds"] for event in events if event["event"] == "goodput"][-1]
     saves = [event for event in events if event["event"] == "checkpoint"][1:]  # the first makes its buffers

@@ -1,9 +1,9 @@
-"""What comparing copies costs: the speed of the digest beside a copy and beside sha256, and its share of a step.
+"""Cost of comparing replicas: speed of the tensor hash, of a copy and of sha256, and their share of a step.
 
-The digest is taken of the weights and moments of the 33.6 M-parameter LLaMA of ``benchmarks/train_speed.py``, as a rank
-of plain data parallelism holds them (16 bytes a parameter but for the gradient: 12). All sides take turns in one
-process, and the middle round of each is reported. GB/s are the bytes read over the time; a copy of as many bytes writes
-them too. The step is one forward and backward pass and update of the same model over ``--tokens`` tokens.
+The hash is taken of the weights and moments of the 33.6 M-parameter LLaMA of ``benchmarks/train_speed.py``, as stored
+on a rank of plain data parallelism (12 bytes per parameter, without the gradient). All sides alternate in one process,
+and the median round of each is reported. GB/s are the bytes read over the time; a copy also writes as many bytes.
+The step is one forward and backward pass and update of the same model over ``--tokens`` tokens.
 
     python benchmarks/integrity.py [--rounds 9] [--layers 8] [--tokens 2048] [--device cuda]
 """
@@ -24,13 +24,14 @@ from hlat.resilience.tensor_hash import digest
 from hlat.runtime.backend import synchronize
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
+from results import Recorder
 
 LENGTH = 256
 WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}
 
 
 def trained(options, device):
-    """The model and its optimizer after a step, and a function that does another."""
+    """Build the model and its optimizer, do a step, and return them with a function that does another step."""
     rows = options.tokens // LENGTH
     content = {
         "model": {**WIDTH, "layers": options.layers},
@@ -62,24 +63,24 @@ def timed(action, device):
 
 
 def measure(sides, rounds, device):
-    """The middle of some calls of each side, which take turns, after one that is not counted; in seconds."""
+    """Seconds of each call by side; the sides alternate, and a first round is not counted."""
     times = {name: [] for name in sides}
     for number, (name, action) in itertools.product(range(rounds + 1), sides.items()):
         seconds = timed(action, device)
         if number:
             times[name].append(seconds)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
 
 
 def main():
-    """Print the table."""
+    """Print and record the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    device = torch.device(options.device)
+    device, record = torch.device(options.device), Recorder(__file__, "recovery.md", device=options.device)
     model, optimizer, step = trained(options, device)
     states = state_tensors(optimizer, model.local_parameters)
     tensors = [one.tensor for one in model.local_parameters] + [
@@ -93,13 +94,20 @@ def main():
         "sha256": lambda: [hashlib.sha256(tensor.cpu().numpy()).digest() for tensor in tensors],
         f"step of {options.tokens:,} tokens": step,
     }
-    middle = measure(sides, options.rounds, device)
+    times = measure(sides, options.rounds, device)
+    middle = {name: statistics.median(values) for name, values in times.items()}
     print(f"{len(tensors)} tensors, {size / 1e6:.0f} MB on {device}, {torch.get_num_threads()} threads\n")
     print("| | ms | GB/s | share of a step |\n|---|---|---|---|")
     seconds_of_step = list(middle.values())[-1]
     for name, seconds in middle.items():
         speed = f"{size / seconds / 1e9:.1f}" if not name.startswith("step") else ""
         print(f"| {name} | {1e3 * seconds:.1f} | {speed} | {seconds / seconds_of_step:.1%} |")
+    rates = {name: [size / seconds / 1e9 for seconds in rounds] for name, rounds in list(times.items())[:-1]}
+    share = f"{middle['digest'] / seconds_of_step:.1%} of a step of {options.tokens:,} tokens"
+    for peer in ("copy", "sha256"):
+        what = f"tensor hash of {size / 1e6:.0f} MB of weights and moments"
+        record.add(what, "GB/s", rates["digest"], peer=peer, peer_values=rates[peer], note=share)
+    record.write()
 
 
 if __name__ == "__main__":

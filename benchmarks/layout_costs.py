@@ -1,8 +1,8 @@
-"""Memory and communication of the layouts, measured in real processes beside what they should be.
+"""Memory and communication of the layouts, measured in real processes and compared with what they should be.
 
 Trains a small model for two steps in every layout that the tests measure (tests/distributed) and prints two tables:
 bytes of parameters, gradients and optimizer state that each rank held, compared with ``stage_layers.py``; and
-messages of a step by kind, beside the counts of the literature.
+messages of a step by kind, compared with the counts of the literature.
 
     python benchmarks/layout_costs.py [--memory] [--communication]
 """
@@ -12,12 +12,14 @@ import os
 import sys
 from pathlib import Path
 
+from results import Recorder
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # eight processes on a few cores
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "distributed"))
 
 
-def memory(pool):
-    """The table of bytes, and how many ranks hold what the formula says."""
+def memory(pool, record):
+    """Print the table of bytes, and record how many ranks use exactly the bytes of the formula."""
     import memory_rows
 
     measured = {
@@ -27,11 +29,14 @@ def memory(pool):
     pairs = [
         pair for row in memory_rows.ROWS for pair in zip(measured[row.name], memory_rows.expected(row), strict=True)
     ]
-    print(f"\n{sum(a == b for a, b in pairs)} of {len(pairs)} ranks hold what the formula says, byte for byte.\n")
+    same = sum(a == b for a, b in pairs)
+    print(f"\n{same} of {len(pairs)} ranks use the bytes of the formula, byte for byte.\n")
+    claim = "ranks whose bytes of parameters, gradients and optimizer state equal the formula"
+    record.add(claim, "ranks", same, peer="all ranks", peer_values=len(pairs))
 
 
-def communication(pool):
-    """The table of messages, and how many ranks send what the literature and the explained differences say."""
+def communication(pool, record):
+    """Print the table of messages; record how many ranks send those of the literature and explained differences."""
     import textbook
     import traffic
 
@@ -44,6 +49,8 @@ def communication(pool):
     pairs = [(messages, textbook.total(wanted)) for ranks in counted.values() for messages, wanted in ranks]
     same = sum(messages == wanted for messages, wanted in pairs)
     print(f"\n{same} of {len(pairs)} ranks send what the textbook and the last column say, message for message.")
+    claim = "ranks whose messages of a step equal the textbook's with the explained differences"
+    record.add(claim, "ranks", same, peer="all ranks", peer_values=len(pairs))
 
 
 def main():
@@ -54,12 +61,13 @@ def main():
     asked = parser.parse_args()
     from workers import Pool
 
-    pool = Pool(8)
+    record, pool = Recorder(__file__, "layouts.md"), Pool(8)
     try:
         if asked.memory or not asked.communication:
-            memory(pool)
+            memory(pool, record)
         if asked.communication or not asked.memory:
-            communication(pool)
+            communication(pool, record)
+        record.write()
     finally:
         pool.close()
 

@@ -1,4 +1,4 @@
-"""What very long documents cost a process that tokenizes while training: memory, and how long the first row takes.
+"""Cost of very long documents for a process that tokenizes while training: memory, and seconds to the first row.
 
 A corpus of lines with two documents of some megabytes among short ones, read by eight streams in this process.
 
@@ -19,6 +19,7 @@ from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.loader import CursorTable
 from hlat.data.online.stream_assignment import StreamAssignment
 from hlat.data.online.worker import RowProducer
+from results import Recorder
 
 STREAMS, BATCH, ROWS = 8, 8, 20_000
 
@@ -30,7 +31,7 @@ def text(characters, rng):
 
 
 def lines(folder, megabytes):
-    """The corpus: eight files of short documents, one of two long ones."""
+    """Write the corpus: eight files of short documents, one of two long documents."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(8):
@@ -43,7 +44,7 @@ def lines(folder, megabytes):
 
 
 def peak():
-    """MiB that this process has held at most."""
+    """Peak memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
@@ -52,7 +53,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--megabytes", type=int, default=100)
-    asked = parser.parse_args()
+    asked, record = parser.parse_args(), Recorder(__file__, "data.md")
     short, corpus = asked.folder / "short", asked.folder / f"long-{asked.megabytes}"
     section = {"mode": "online", "sequence_length": 1024, "streams": STREAMS, "validation": {"fraction": 0}}
     trained = {**section, "path": str(lines(short, 0)), "tokenizer": {"vocab_size": 1000}}
@@ -65,14 +66,20 @@ def main():
     plan = build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BATCH, STREAMS, 0))
     before, begin = peak(), time.perf_counter()
     producer = RowProducer(replace(plan, streams=list(range(STREAMS))), CursorTable(STREAMS, 1).values)
-    longest, last = 0.0, begin
+    longest, last, first = 0.0, begin, 0.0
     for number, _ in zip(range(ROWS), producer.frames(), strict=False):
         now = time.perf_counter()
         if number == 0:
-            print(f"first row after {now - begin:.1f} s")
+            first = now - begin
+            print(f"first row after {first:.1f} s")
         longest, last = max(longest, now - last), now
     print(f"longest time between rows: {longest:.1f} s; {ROWS / (last - begin):.0f} rows/s")
     print(f"peak: {peak():,} MiB, {before:,} before reading")
+    what = f"online data with two documents of {asked.megabytes} MB"
+    record.add(f"{what}: first row", "s", first)
+    record.add(f"{what}: longest time between two rows", "s", longest)
+    record.add(f"{what}: peak memory of the process", "MiB", peak(), note=f"{before:,} MiB before reading")
+    record.write()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Peak memory and time of the chunked loss beside the plain one: a large vocabulary, a long sequence.
+"""Peak memory and time of the chunked loss and of the plain loss: a large vocabulary, a long sequence.
 
     hidden (tokens, width), head (vocabulary, width) -> loss, gradients by both
 
-Each side is a process of its own; what is reported is what its loss and backward pass added to the resident memory.
+Each side is a process of its own. The memory reported is what loss and backward pass added to the peak resident memory.
 
     python benchmarks/loss_memory.py [--vocabulary 131072] [--tokens 8192] [--width 512] [--rounds 1]
 """
@@ -13,9 +13,11 @@ import subprocess
 import sys
 import time
 
+from results import Recorder
+
 
 def worker(side, vocabulary, tokens, width):
-    """Print what one loss took."""
+    """Compute one loss; print its bytes, seconds and value as JSON."""
     import torch
     import torch.nn.functional as F
 
@@ -41,7 +43,7 @@ def worker(side, vocabulary, tokens, width):
 
 
 def main():
-    """Print both sides, alternating."""
+    """Print both sides, alternating, and record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=131_072)
     parser.add_argument("--tokens", type=int, default=8192)
@@ -53,17 +55,27 @@ def main():
     if asked.worker:
         worker(asked.worker, *sizes)
         return
+    record, results = Recorder(__file__, "memory.md"), {"chunked": [], "plain": []}
     gib = 4 * sizes[0] * sizes[1] / 2**30
     print(f"vocabulary {sizes[0]:,}, {sizes[1]:,} tokens, width {sizes[2]}: logits {gib:.1f} GiB")
     print("| | peak added, MiB | seconds | loss |\n|---|---|---|---|")
     names = ("vocabulary", "tokens", "width")
     options = [f"--{name}={size}" for name, size in zip(names, sizes, strict=True)]
     for _ in range(asked.rounds):
-        for side in ("chunked", "plain"):
+        for side, rounds in results.items():
             command = [sys.executable, __file__, *options, "--worker", side]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found = json.loads(done.stdout)
+            rounds.append(found)
             print(f"| {side} | {found['bytes'] / 2**20:,.0f} | {found['seconds']:.1f} | {found['loss']:.6f} |")
+    what = f"vocabulary {sizes[0]:,}, {sizes[1]:,} tokens, width {sizes[2]}, forward and backward"
+    for claim, unit, field, scale in (
+        ("peak memory added", "MiB", "bytes", 2**20),
+        ("time of the loss", "s", "seconds", 1),
+    ):
+        ours, theirs = ([found[field] / scale for found in results[side]] for side in ("chunked", "plain"))
+        record.add(f"{claim}, {what}", unit, ours, peer="torch, linear and cross_entropy", peer_values=theirs)
+    record.write()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Where a fault can be put into a file, and which of all are drawn.
+"""Mutants of the source: the places where code can be changed, and a random draw of them.
 
-source --ast--> places, each with what would stand there instead --seed--> as many of every room and of every kind
+source --ast--> places, each with its replacement --seed--> mutants, evenly from every room and of every kind
 """
 
 import ast
@@ -39,7 +39,7 @@ _NOT_COMPUTED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFro
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: bytes ``start`` to ``stop`` of a file, and what stands there instead."""
+    """A change of the source: bytes ``start`` to ``stop`` of a file, and their replacement."""
 
     id: str
     room: str
@@ -53,7 +53,7 @@ class Mutant:
 
 
 class _Places(ast.NodeVisitor):
-    """Finds what may be changed in a file."""
+    """Finds the places of a file that may be changed."""
 
     def __init__(self, source: bytes) -> None:
         self._source = source
@@ -75,7 +75,7 @@ class _Places(ast.NodeVisitor):
         self.found.append((operator, *self._span(node), text))
 
     def visit(self, node: ast.AST) -> None:
-        """Everything below a node, but for what is said rather than computed."""
+        """Visit everything below a node except messages, which are not computed with."""
         if isinstance(node, _NOT_COMPUTED):
             return
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -169,7 +169,7 @@ class _Places(ast.NodeVisitor):
 
 
 def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
-    """Every fault that can be put into a file."""
+    """All mutants of a file."""
     source = (ROOT / SOURCE / file).read_bytes()
     places = _Places(source)
     places.visit(ast.parse(source))
@@ -180,7 +180,7 @@ def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
 
 
 def draw(seed: int, count: int) -> list[Mutant]:
-    """Mutants of the rooms in turn, and in each room of the kinds in turn; no two of them on one line of a file."""
+    """Draw mutants, alternating between the rooms and, in a room, between the kinds; one per line of a file at most."""
     rng = random.Random(seed)
     rooms = [list(_of_room(room, patterns, rng)) for room, patterns in FILES.items()]
     drawn = [mutant for turn in zip(*rooms, strict=False) for mutant in turn]
@@ -204,7 +204,7 @@ def _of_room(room: str, patterns: tuple[str, ...], rng: random.Random) -> Iterat
 
 
 def faulty(record: dict[str, Any], source: bytes) -> bytes | None:
-    """A file with the fault in it; None where the place is not there any more."""
+    """Source with the mutant in it; None if the original text is no longer at its place."""
     start, stop = record["start"], record["stop"]
     if source[start:stop].decode(errors="replace") != record["before"]:
         return None

@@ -1,6 +1,6 @@
-"""A fault in a copy of the tree, and the tests that should notice it.
+"""A mutant in a copy of the repository, and the tests that should notice it.
 
-record of a mutant --> copy of the tree with it --pytest, in a process of its own--> killed, survived, timed out
+record of a mutant --> copy of the repository with it --pytest in its own process--> killed, survived, timed out
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 from mutant_places import ROOT, SOURCE, faulty
 
-# file or folder -> the test files about it, the quickest first; the first pattern that fits is taken
+# file or folder -> the test files about it, the fastest first; the first pattern that matches is taken
 NEAR: dict[str, str] = {
     "optim/schedule.py": "optim/test_optim training/test_witness",
     "optim/adamw.py": "optim/test_optim optim/test_bf16 optim/test_restart training/test_witness",
@@ -89,7 +89,7 @@ NEAR: dict[str, str] = {
     "checkpoint/": "checkpoint/test_store checkpoint/test_damage checkpoint/test_hostile checkpoint/test_state",
 }
 
-# room -> what runs where those did not notice
+# room -> tests that run with --wide if those above did not notice
 WIDE: dict[str, str] = {
     "optim": "optim training/test_witness distributed/test_rounding precision checkpoint/test_state",
     "parallel": "parallel distributed/test_norms distributed/test_rounding distributed/test_isolation "
@@ -106,18 +106,18 @@ WIDE: dict[str, str] = {
 
 
 class Copy:
-    """A copy of the tree, where one fault at a time is put in and taken out again."""
+    """A copy of the repository; one mutant at a time is put in and taken out again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._written = 1_000_000_000  # seconds of a file's time: compiled files are told apart by it
         for name in git("ls-files", "-co", "--exclude-standard").splitlines():
-            if (ROOT / name).is_file() and not name.startswith(("docs/", "benchmarks/results/")):
+            if (ROOT / name).is_file() and not name.startswith(("docs/", "benchmarks/results/", "benchmarks/raw/")):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, folder / name)
 
     def try_(self, record: dict[str, Any], seconds: float, wide: bool) -> dict[str, Any]:
-        """What came of a mutant."""
+        """Status of a mutant, the test that killed it, and seconds."""
         file, original = self.folder / SOURCE / record["file"], (ROOT / SOURCE / record["file"]).read_bytes()
         changed = faulty(record, original)
         if changed is None:
@@ -165,7 +165,7 @@ class Copy:
 
 
 def near_tests(file: str) -> list[str]:
-    """The test files about a source file."""
+    """Test files about a source file."""
     return test_files(next(tests for pattern, tests in NEAR.items() if file.startswith(pattern)))
 
 
@@ -179,5 +179,5 @@ def _last_test(output: str) -> str:
 
 
 def git(*words: str) -> str:
-    """What git says in this tree."""
+    """Output of a git command in this repository."""
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -1,20 +1,24 @@
-"""Mutation testing: one small fault at a time in a copy of the tree, and whether a test of the default suite notices.
+"""Mutation testing: one small change of the source at a time, and whether a test of the default suite notices it.
 
-    draw N places with a seed -> each: copy of the tree, fault put in, the tests about that file -> killed or survived
+    draw N mutants with a seed -> each: put into a copy of the repository, tests about that file -> killed, survived
 
-    python benchmarks/mutants.py --seed 15 --count 100 --jobs 2     goes on where it was stopped
-    python benchmarks/mutants.py --table                            what has come out so far
-    python benchmarks/mutants.py --retry survived --wide            runs survivors again, with all tests of their room
-    python benchmarks/mutants.py --show ID                          the fault as a diff
-    python benchmarks/mutants.py --judge ID "reason"                records that a survivor computes the same as before
+    python benchmarks/mutants.py --seed 15 --count 100 --jobs 2     continue where it was stopped
+    python benchmarks/mutants.py --table                            the results so far, and their record
+    python benchmarks/mutants.py --retry survived --wide            run survivors again, with all tests of their room
+    python benchmarks/mutants.py --show ID                          the mutant as a diff
+    python benchmarks/mutants.py --judge ID "reason"                note that a survivor computes the same as before
 
-The faults are those of the literature (Jia and Harman 2011, "An analysis and survey of the development of mutation
+The mutants are those of the literature (Jia and Harman 2011, "An analysis and survey of the development of mutation
 testing", table 2): constants, comparisons, arithmetic, conditions, statements left out, arguments swapped, no result.
-Messages, docstrings, types, assertions and errors raised are left alone: what they say is not what is computed.
+Messages, docstrings, types, assertions and raised errors are not changed: they are not part of what is computed.
 
-The tests that are about the file run, until one fails; with --wide, those of its room after them. Tests that take too
-long are counted apart: a fault that hangs is noticed, a machine that is busy is not, and who reads the table looks. One
-call at a time: the results are written whole.
+The tests about the file run until one fails; with --wide, those of its room after them. Timeouts are counted apart: a
+mutant that hangs is noticed, but so is a busy machine; look at each. One call at a time: the file is written as a
+whole.
+
+benchmarks/raw/mutants.json has the state of every mutant, from which an interrupted call continues and which the
+options above change. It is raw data and has a format of its own; the record with the counts is
+benchmarks/results/mutants.json.
 """
 
 import argparse
@@ -34,12 +38,13 @@ from typing import Any
 
 from mutant_places import FILES, ROOT, SOURCE, draw, faulty
 from mutant_trials import Copy, git
+from results import Recorder
 
-RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+STATES = ROOT / "benchmarks" / "raw" / "mutants.json"
 
 
 class Book:
-    """The results, on disk after every one of them."""
+    """State of all drawn mutants; on disk after every change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,9 +52,9 @@ class Book:
         self._lock = threading.Lock()
 
     def begin(self, seed: int, count: int) -> None:
-        """Draw, or go on with what was drawn; more are drawn after those that there are."""
+        """Draw mutants, or continue with those drawn; more are drawn after those that there are."""
         if self.content and self.content["seed"] != seed:
-            sys.exit(f"{self._path} holds a draw with seed {self.content['seed']}: give that, or another --results")
+            sys.exit(f"{self._path} holds a draw with seed {self.content['seed']}: give that, or another --states")
         known = {one["id"] for one in self.content.get("mutants", [])}
         if len(known) < count:
             commit = git("rev-parse", "--short=10", "HEAD").strip()
@@ -59,12 +64,12 @@ class Book:
             self.save()
 
     def of(self, id: str) -> dict[str, Any]:
-        """The record of a mutant."""
+        """State of a mutant."""
         found = [one for one in self.content["mutants"] if one["id"] == id]
         return found[0] if found else sys.exit(f"{id}: not among those that were drawn")
 
     def note(self, record: dict[str, Any], **fields: Any) -> None:
-        """Add to a record."""
+        """Add fields to the state of a mutant."""
         with self._lock:
             record.update(fields)
             self.save()
@@ -78,7 +83,7 @@ class Book:
 
 
 def table(book: Book) -> str:
-    """Markdown: a line per room, and what survived."""
+    """Markdown: a row per room, and the survivors."""
     lines = ["| room | tried | killed | timed out | equivalent | survived |", "|---|---|---|---|---|---|"]
     tried = [one for one in book.content["mutants"] if one["status"] not in (None, "stale")]
     for room in (*FILES, "all"):
@@ -95,7 +100,7 @@ def table(book: Book) -> str:
 
 
 def show(record: dict[str, Any]) -> str:
-    """The fault as a diff."""
+    """The mutant as a diff."""
     source = (ROOT / SOURCE / record["file"]).read_bytes()
     changed = faulty(record, source)
     if changed is None:
@@ -111,20 +116,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--seconds", type=float, default=600.0, help="for a run of tests")
     parser.add_argument("--wide", action="store_true", help="run the tests of the whole room too")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which the next is left to the next call")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no other mutant after that")
+    parser.add_argument("--states", type=Path, default=STATES)
     parser.add_argument(
         "--retry", metavar="STATUS", help="run those again that are killed, survived, 'timed out' or stale"
     )
     parser.add_argument("--rooms", nargs="+", default=[*FILES], choices=[*FILES], help="mutants of these only")
-    parser.add_argument("--only", metavar="ID", help="run this one, whatever is known of it")
+    parser.add_argument("--only", metavar="ID", help="run this one, whatever its status")
     parser.add_argument("--judge", nargs=2, metavar=("ID", "REASON"), help="record why a mutant computes the same")
     parser.add_argument("--show", metavar="ID")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    book = Book(given.results)
+    record, book = Recorder(__file__, "mutants.md"), Book(given.states)
     if given.table:
         print(table(book))
+        write(book, record)
     elif given.show:
         print(show(book.of(given.show)))
     elif given.judge:
@@ -138,10 +144,22 @@ def main() -> None:
         ]  # fmt: skip
         run(book, wanted, given.jobs, given.seconds, given.minutes, given.wide)
         print(table(book))
+        write(book, record)
+
+
+def write(book: Book, record: Recorder) -> None:
+    """Write the record: of the mutants tried, how many were killed and how many are equivalent."""
+    tried = [one for one in book.content["mutants"] if one["status"] not in (None, "stale")]
+    kinds = Counter("equivalent" if one.get("equivalent") else one["status"] for one in tried)
+    others = ", ".join(f"{kinds[kind]} {kind}" for kind in ("equivalent", "timed out", "survived"))
+    for status in ("killed", "survived"):
+        claim = f"mutants {status} by the tests about their file"
+        record.add(claim, "mutants", kinds[status], peer="all mutants tried", peer_values=len(tried), note=others)
+    record.write()
 
 
 def run(book: Book, wanted: list[dict[str, Any]], jobs: int, seconds: float, minutes: float, wide: bool) -> None:
-    """Try mutants, some at a time; after so many minutes none is begun any more."""
+    """Try mutants, ``jobs`` at a time; begin no other after ``minutes``."""
     until = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as threads:
         copies: SimpleQueue[Copy] = SimpleQueue()

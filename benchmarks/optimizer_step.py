@@ -1,13 +1,13 @@
-"""Speed of AdamW over bf16 weights with stochastic rounding, beside torch's fused fp32 AdamW and a plain copy.
+"""Speed of AdamW over bf16 weights with stochastic rounding, torch's fused fp32 AdamW, and a plain copy.
 
 Steps the parameters of the 33.6 M-parameter LLaMA of ``benchmarks/train_speed.py`` (``--layers`` for more of them).
-All sides take turns in one process, and the middle round of each is reported, so that a slow minute of the machine
-hits all; the plain kernel, which takes as long as all others together, has one round. A side's GB/s are the bytes that
-it has to move over its time: 14 an element for bf16-sr (weight, gradient and moments read, weight and moments written,
-in bf16), 28 for fp32; the copy moves 14 too, 7 read and 7 written.
+All sides alternate in one process, and the median round of each is reported, so that a slow minute of the machine
+affects all; the plain kernel, which takes as long as all others together, has one round. GB/s are the bytes that a side
+has to move over its time: 14 per element for bf16-sr (weight, gradient and moments read, weight and moments written, in
+bf16), 28 for fp32; the copy moves 14 too, 7 read and 7 written.
 
     python benchmarks/optimizer_step.py [--rounds 9] [--layers 8] [--device cuda] [--compile]
-    python benchmarks/optimizer_step.py --generators   what the random bits cost, by generator, on this CPU
+    python benchmarks/optimizer_step.py --generators   cost of the random bits, by generator, on this CPU
     python benchmarks/optimizer_step.py --check        the kernels of this machine equal the plain one bit for bit
 
 ``--compile`` adds the plain kernel under torch.compile. Without a GPU, ``--check`` runs Triton's kernel in its
@@ -33,6 +33,7 @@ from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import Operands
 from hlat.optim.element_addresses import ElementAddresses
 from hlat.runtime.backend import synchronize
+from results import Recorder
 
 WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}
 PLAIN = "bf16-sr, plain torch"
@@ -40,7 +41,7 @@ KEYS = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32)
 
 
 def parameters(layers, dtype, device):
-    """A model's parameters, with weights and gradients of a size as in training."""
+    """Parameters of the model, with weights and gradients as large as in training."""
     with torch.device("meta"):
         model = Decoder(ModelConfig(**WIDTH, layers=layers)).to(dtype)
     held = collect_local_parameters(model.to_empty(device=device))
@@ -58,7 +59,7 @@ def bf16_side(layers, device, kernel):
 
 
 def fp32_side(layers, device):
-    """A step of torch's fused AdamW."""
+    """A step of torch's fused AdamW in fp32."""
     return build_optimizer(parameters(layers, torch.float32, device), OptimizerConfig(lr=1e-4)).step
 
 
@@ -98,18 +99,18 @@ def timed(step, device):
 
 
 def measure(sides, rounds, device):
-    """The first call of each side, and the middle one of the others, in seconds."""
+    """Seconds of the first call of each side, and of each of the other calls."""
     first = {name: timed(step, device) for name, step in sides.items()}
     times = {name: [] for name in sides}
     for number, (name, step) in itertools.product(range(rounds), sides.items()):
         if name != PLAIN or number == 0:
             times[name].append(timed(step, device))
-    return first, {name: statistics.median(values) for name, values in times.items()}
+    return first, times
 
 
 def speed(options):
     """Print the table of speeds."""
-    device = torch.device(options.device)
+    device, record = torch.device(options.device), Recorder(__file__, "precision.md", device=options.device)
     elements = sum(one.parameter.numel() for one in parameters(options.layers, torch.bfloat16, "meta"))
     sides = {
         "bf16-sr, fused": (14, bf16_side(options.layers, device, kernel_for(device))),
@@ -119,17 +120,22 @@ def speed(options):
     }
     if options.compile:
         sides["bf16-sr, plain torch compiled"] = (14, bf16_side(options.layers, device, compiled_kernel()))
-    first, middle = measure({name: step for name, (_, step) in sides.items()}, options.rounds, device)
+    first, times = measure({name: step for name, (_, step) in sides.items()}, options.rounds, device)
     print(
         f"{elements / 1e6:.1f} M parameters on {device}, {torch.get_num_threads()} threads, torch {torch.__version__}\n"
     )
     print("| side | first step s | step ms | ns/element | B/element | GB/s |\n|---|---|---|---|---|---|")
     for name, (size, _) in sides.items():
-        seconds = middle[name]
+        seconds = statistics.median(times[name])
         print(
             f"| {name} | {first[name]:.2f} | {1e3 * seconds:.1f} | {1e9 * seconds / elements:.2f} | {size} "
             f"| {size * elements / seconds / 1e9:.1f} |"
         )
+    each = {name: [1e9 * seconds / elements for seconds in rounds] for name, rounds in times.items()}
+    claim = f"AdamW step of {elements / 1e6:.1f} M parameters in bf16-sr, {torch.get_num_threads()} threads"
+    for name in list(sides)[1:]:
+        record.add(claim, "ns per element", each["bf16-sr, fused"], peer=name, peer_values=each[name])
+    record.write()
 
 
 THREEFRY_20 = (
@@ -143,7 +149,8 @@ PHILOX_2X32_10 = """uint32_t first = (uint32_t)index + start0, second = start1, 
 
 
 def generators(options):
-    """Print what the random bits cost: the step with each generator less the step with the address for bits."""
+    """Print the cost of the random bits: the step with each generator less the step with the address for bits."""
+    record = Recorder(__file__, "precision.md")
     source = native._SOURCE.read_text()
     start, stop = source.index("uint32_t first = start0"), source.index("exp_avg[at] = stochastic(")
     threefry = source[start:stop]
@@ -163,14 +170,19 @@ def generators(options):
             sides[name] = bf16_side(options.layers, torch.device("cpu"), kernel_for(torch.device("cpu")))
     native.native_kernel.cache_clear()
     elements = sum(one.parameter.numel() for one in parameters(options.layers, torch.bfloat16, "meta"))
-    _, middle = measure(sides, options.rounds, torch.device("cpu"))
+    _, times = measure(sides, options.rounds, torch.device("cpu"))
+    middle = {name: statistics.median(values) for name, values in times.items()}
     print("| generator | step, ns/element on one core | of these random bits |\n|---|---|---|")
     for name, seconds in middle.items():
         print(f"| {name} | {1e9 * seconds / elements:.2f} | {1e9 * (seconds - middle['none']) / elements:.2f} |")
+        each = [1e9 * (taken - free) / elements for taken, free in zip(times[name], times["none"], strict=True)]
+        record.add(f"48 random bits of {name} in a step of AdamW, one core", "ns per element", each)
+    record.write("optimizer_step-generators")
 
 
 def check(options):
     """Compare the kernels on random bits of every kind."""
+    record, cases = Recorder(__file__, "precision.md", device=options.device), 0
     device = torch.device(options.device)
     kernels = {"default": kernel_for(device)}
     if device.type == "cpu":
@@ -189,10 +201,13 @@ def check(options):
                 if mine is not None:
                     torch.testing.assert_close(theirs.cpu(), mine, rtol=0, atol=0, equal_nan=True)
             print(f"{name} kernel, {rounding}, {'fp32' if wide else 'bf16'} gradients, {shape}: equal")
+            cases += 1
+    record.add("AdamW kernels equal the plain kernel bit for bit", "cases", cases, note=", ".join(kernels))
+    record.write("optimizer_step-check")
 
 
 def random_operands(rounding, wide, lines, length, device):
-    """Any bits: every exponent, subnormals, infinities, NaN."""
+    """Operands of any bits: every exponent, subnormals, infinities, NaN."""
     generator = torch.Generator().manual_seed(lines)
 
     def bits(bound, dtype, as_dtype):
@@ -210,13 +225,15 @@ def random_operands(rounding, wide, lines, length, device):
 
 
 def main():
-    """Print what is asked for."""
+    """Print and record the table that the options name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action="store_true", help="beside torch.compile; takes a minute to compile")
-    parser.add_argument("--generators", action="store_true", help="what the random bits cost")
+    parser.add_argument(
+        "--compile", action="store_true", help="also the plain kernel under torch.compile; a minute to compile"
+    )
+    parser.add_argument("--generators", action="store_true", help="cost of the random bits")
     parser.add_argument("--check", action="store_true", help="only compare the kernels bit for bit")
     options = parser.parse_args()
     (check if options.check else generators if options.generators else speed)(options)

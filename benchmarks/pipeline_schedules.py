@@ -1,8 +1,8 @@
-"""What schedules of a pipeline are worth: steps of real processes in turns, beside what the planner simulates.
+"""Speed of the pipeline schedules: steps of real processes, alternating, compared with the planner's simulation.
 
-A model is trained in a pipeline of two processes, one thread each, in all schedules that hlat offers, a step of each in
-turn. The simulation takes the seconds of passes as the same steps show them: forward, backward, and where a schedule
-takes backward apart, its part by inputs and its part by weights.
+A model is trained in a pipeline of two processes, one thread each, in all schedules that hlat offers, one step of each
+in turn. The simulation uses the seconds of passes measured in the same steps: forward, backward, and, where a schedule
+splits the backward pass, the gradients of inputs and the gradients of weights.
 
     python benchmarks/pipeline_schedules.py [--micro-batches 4 8] [--rounds 9]
 """
@@ -14,6 +14,8 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+
+from results import Recorder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes on two cores
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -40,7 +42,7 @@ def content(schedule, micro_batches):
 
 
 def timed(stage_class, seconds):
-    """Let a stage write down how long its passes take, by stage and kind."""
+    """Make a stage append the seconds of its passes to lists by stage and kind."""
 
     def wrapped(name, kind_of):
         inner = getattr(stage_class, name)
@@ -63,7 +65,7 @@ def timed(stage_class, seconds):
 
 
 def steps(runtime, micro_batches, rounds):
-    """The job of a rank: by schedule the seconds of its steps, and the median of its passes by stage and kind."""
+    """Run on a rank: by schedule, the seconds of its steps, and the median of its passes by stage and kind."""
     import torch.distributed as dist
     from rehearsed import _batch
 
@@ -96,7 +98,7 @@ def steps(runtime, micro_batches, rounds):
 
 
 def main():
-    """A table for each number of micro-batches."""
+    """Print and record a table for each number of micro-batches."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=9)
@@ -105,7 +107,7 @@ def main():
 
     from hlat.planner.cost import StageTimes, simulate_pipeline
 
-    pool = Pool(2)
+    record, pool = Recorder(__file__, "pipelines.md"), Pool(2)
     try:
         for count in asked.micro_batches:
             ranks = pool.run(2, steps, count, asked.rounds)
@@ -132,6 +134,12 @@ def main():
                     *(f"{1e3 * sum(values):.1f}" for values in times.values()),
                 ]  # fmt: skip
                 print(f"| {name} | {' | '.join(cells)} |")
+                rounds = [one / base for one, base in zip(ranks[0][0][name], ranks[0][0]["1f1b"], strict=True)]
+                claim = f"step of {name} relative to 1f1b, {count} micro-batches, 2 processes"
+                ratio = simulated[name] / simulated["1f1b"]
+                if name != "1f1b":
+                    record.add(claim, "1", rounds, peer="planner, simulated", peer_values=ratio)
+        record.write()
     finally:
         pool.close()
 

@@ -1,11 +1,11 @@
-"""How far the planner's step times are from measured runs, source by source, and the fit of its constants.
+"""Error of the planner's step times on published runs, by source, and the fit of its constants.
 
-Leave-one-source-out: what is printed for a source was predicted with constants fitted on all the others, without any
-throughput of that source. Beside it the one-constant baseline (FLOPs of the hardware / (peak x e) x bubble, with e the
-median of the other sources' medians, per family of chips and precision), held out in the same way.
+Leave-one-source-out: the runs of a source are predicted with constants fitted on all other sources, without any
+throughput of that source. The peer is a baseline with one constant (FLOPs of the hardware / (peak x e) x bubble, with e
+the median of the other sources' medians, per family of chips and precision), with the source left out likewise.
 
     python benchmarks/planner_accuracy.py published_runs.csv published_runs_vtrain_single.csv
-    python benchmarks/planner_accuracy.py ... --fit      # fits all runs and writes the values into constants.yaml
+    python benchmarks/planner_accuracy.py ... --fit      # fit all runs and write the values into constants.yaml
 
 The fit minimises the mean of |log(predicted / measured)|, capped at 0.5, over sources weighted by n^0.4 (runs of one
 source are not independent), plus 0.002 x the squared distance of each constant from its prior in units of its spread.
@@ -18,10 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from results import Recorder
+
 SMALLEST_STEP = 3e-3
 CAP, WEIGHT, PULL = 0.5, -0.6, 0.002
 
-# Rows whose published layout contradicts what they measured: left out of the fit, predicted and listed with the others.
+# Rows whose published layout contradicts their measurement: left out of the fit, predicted and listed with the others.
 SUSPECT = (
     "nemotron4-340b with one stage per rank: the same recipe states 12 in the release after (25.04) and is 5 % slower; "
     "with one, 7/16 of the step would be bubble, and layers would run at 70 % of the peak in bf16, as no other run does"
@@ -41,7 +43,7 @@ def label(run):
 
 
 class Runs:
-    """Measured runs as columns."""
+    """Published runs as columns."""
 
     def __init__(self, runs):
         from hlat.planner.problem import WorkloadColumns
@@ -62,7 +64,7 @@ class Runs:
 
 
 def fit(runs, rows, start=None, rounds=40):
-    """Constants that describe some rows, found coordinate by coordinate."""
+    """Fit the constants to some rows, one coordinate at a time."""
     from hlat.planner.cost import step_times
     from hlat.planner.cost.constants import Constants, load_priors
     from hlat.planner.problem import FAMILIES
@@ -99,7 +101,7 @@ def fit(runs, rows, start=None, rounds=40):
 
 
 def one_constant(runs):
-    """The baseline's error of each run, its source held out."""
+    """Error of the baseline on each run, with its source left out."""
     c = runs.columns
     causal = np.where(c.attention > 0, 0.5, 1.0)
     queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -129,7 +131,7 @@ def statistics(errors):
     return f"{sizes.mean():6.1f} {np.median(sizes):6.1f} {np.percentile(sizes, 90):6.1f}"
 
 
-def print_table(runs, fitted, held_out, baseline):
+def print_table(record, runs, fitted, held_out, baseline):
     head = "  mean median    90%"
     columns = f"{'source':46} {'chips':14} {'n':>5}"
     print(f"{columns} | all runs fitted      | left out             {'bias':>6} | one constant, left out")
@@ -153,10 +155,15 @@ def print_table(runs, fitted, held_out, baseline):
     ):
         three = [statistics(one[rows]) for one in (fitted, held_out, baseline)]
         print(f"{title:61} {rows.sum():5} | {three[0]} | {three[1]} {'':6} | {three[2]}")
+        if rows.any():
+            claim = f"mean error of the step time, {title.strip()}, {rows.sum()} runs, source left out of the fit"
+            mean, theirs = (float(100 * np.nanmean(np.abs(errors[rows]))) for errors in (held_out, baseline))
+            peer = {} if np.isnan(theirs) else {"peer": "one constant", "peer_values": theirs}
+            record.add(claim, "%", mean, **peer)
 
 
 def write_values(constants, runs):
-    """Put fitted values, and what they were fitted on, into constants.yaml."""
+    """Write fitted values, and the runs that they were fitted on, into constants.yaml."""
     import hlat.planner
     from hlat.planner.cost.constants import load_priors
 
@@ -180,7 +187,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--fit", action="store_true")
-    arguments = parser.parse_args()
+    arguments, record = parser.parse_args(), Recorder(__file__, "planner.md")
     found, left_out = [], defaultdict(int)
     for file in arguments.files:
         published, skipped = read_published_runs(file)
@@ -198,12 +205,13 @@ def main():
     for group in sorted(set(runs.group)):
         rows = runs.group == group
         held_out[rows] = runs.errors(fit(runs, ~rows & ~runs.suspect, everything))[rows]
-    print_table(runs, runs.errors(everything), held_out, one_constant(runs))
+    print_table(record, runs, runs.errors(everything), held_out, one_constant(runs))
     print("\nconstants:", {"/".join(key): float(f"{value:.3g}") for key, value in everything.values.items()})
     print("\nnot predicted:")
     for (group, reason), count in sorted(left_out.items()):
         print(f"  {count:4}  {group}: {reason}")
     print(f"\nsuspect, not fitted, {runs.suspect.sum()} rows: {SUSPECT}")
+    record.write()
 
 
 if __name__ == "__main__":

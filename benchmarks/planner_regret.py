@@ -1,8 +1,8 @@
-"""Regret of the planner in published sweeps: how much slower than the best measured layout is the one it ranks first.
+"""Regret of the planner in published sweeps: excess time of the layout ranked first over the best measured layout.
 
 A sweep is one model (layers, width, heads) on one number of devices with one global batch, of which a source measured
-three runs or more. Constants are those fitted on all other sources, as in planner_accuracy.py. "plainest" is what
-``hlat plan`` would take: of layouts that its tie rule cannot tell apart, the plainest.
+three layouts or more. Constants are fitted on all other sources, as in planner_accuracy.py. "plainest" is the choice of
+``hlat plan``: the plainest of the layouts that its tie rule treats as equal.
 
     python benchmarks/planner_regret.py published_runs.csv [--sweeps gpt-39.1b gpt-175b bloom]
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from planner_accuracy import Runs, fit
+from results import Recorder
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -37,7 +38,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--sweeps", nargs="*", default=["gpt-", "bloom"], help="beginnings of the names of models")
-    arguments = parser.parse_args()
+    arguments, record = parser.parse_args(), Recorder(__file__, "planner.md")
     found, _ = read_published_runs(arguments.file)
     runs = Runs([run for run in found if run.tokens_per_second])
     sweeps = defaultdict(list)
@@ -65,8 +66,11 @@ def main():
             f"{name:58} {len(indices):3} {regrets[-1][0]:9.1%} {regrets[-1][1]:9.1%} {rank:5} {order:6.2f} "
             f"{measured.max() / best - 1:7.0%}"
         )
+        percent = {"peer": "best measured layout", "peer_values": 0}
+        record.add(f"regret of the planner: {name}, {len(indices)} layouts", "%", 100 * regrets[-1][1], **percent)
     means = np.mean(regrets, axis=0)
     print(f"{'mean':58} {'':3} {means[0]:9.1%} {means[1]:9.1%}")
+    record.write()
 
 
 if __name__ == "__main__":

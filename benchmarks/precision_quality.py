@@ -1,8 +1,8 @@
-"""What precision costs in quality: the same run in every mode, with several seeds.
+"""Cost of precision in quality: the same run in every mode, with several seeds.
 
 A model of 10.6 M parameters (width 256, 8 layers, vocabulary 8192) is trained for 3,000 steps of 256 tokens in fp32,
-mixed, bf16-sr, bf16-kahan and bf16; validation loss on 64 fixed windows. Runs are ordinary runs in FOLDER: interrupted,
-the same command goes on with them; finished ones are not repeated. Two run at a time on one thread each.
+mixed, bf16-sr, bf16-kahan and bf16; validation loss on 64 fixed windows. Runs are ordinary runs in FOLDER: after an
+interruption the same command resumes them; finished ones are not repeated. Two run at a time on one thread each.
 
     python benchmarks/precision_quality.py books.parquet --folder FOLDER [--seeds 0 1 2] [--picture FILE.svg]
 
@@ -17,6 +17,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from results import Recorder
 
 MODES = ("fp32", "mixed", "bf16-sr", "bf16-kahan", "bf16")
 
@@ -34,7 +36,7 @@ tracking: {console: none, tensorboard: false}
 
 
 def train(folder, data, mode, seed, steps):
-    """Train one run to its end; returns its validation losses by step."""
+    """Train one run to its end; return its validation losses by step."""
     run = folder / f"{mode}-{seed}"
     overrides = [
         f"data.path={data}",
@@ -49,8 +51,8 @@ def train(folder, data, mode, seed, steps):
     return {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
 
 
-def table(losses, seeds):
-    """Final validation loss of each mode: by seed, mean, and distance to mixed with the same seeds."""
+def table(record, losses, seeds):
+    """Print and record the final validation loss of each mode: by seed, mean, and difference from mixed."""
     print(f"| mode | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | minus mixed, same seed |")
     print(f"|---|{'---|' * len(seeds)}---|---|")
     last = {key: found[max(found)] for key, found in losses.items()}
@@ -60,10 +62,15 @@ def table(losses, seeds):
         spread = f" ± {statistics.stdev(gaps):.4f}" if len(gaps) > 1 else ""
         shown = " | ".join(f"{end:.4f}" for end in ends)
         print(f"| {mode} | {shown} | {statistics.mean(ends):.4f} | {statistics.mean(gaps):+.4f}{spread} |")
+        note = f"mean {statistics.mean(ends):.4f}; minus mixed with the same seed {statistics.mean(gaps):+.4f}{spread}"
+        peer = {} if mode == "mixed" else {"peer": "mixed", "peer_values": [last["mixed", seed] for seed in seeds]}
+        record.add(
+            f"validation loss after {max(losses[mode, seeds[0]])} steps in {mode}", "nats", ends, note=note, **peer
+        )
 
 
 def picture(losses, seeds, file):
-    """Validation loss over the steps, above that of fp32 with the same seed: mean and range over the seeds."""
+    """Plot validation loss minus that of fp32 with the same seed, over the steps: mean and range over the seeds."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -82,7 +89,7 @@ def picture(losses, seeds, file):
 
 
 def main():
-    """Run what is missing, then report."""
+    """Run the missing runs, then report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
@@ -90,7 +97,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--picture", type=Path)
-    asked = parser.parse_args()
+    asked, record = parser.parse_args(), Recorder(__file__, "precision.md")
     asked.folder.mkdir(parents=True, exist_ok=True)
     (asked.folder / "recipe.yaml").write_text(RECIPE)
     prepare = [
@@ -108,7 +115,8 @@ def main():
     with ThreadPoolExecutor(asked.at_once) as pool:
         found = pool.map(lambda run: train(asked.folder, asked.data, *run, asked.steps), runs)
         losses = dict(zip(runs, found, strict=True))
-    table(losses, asked.seeds)
+    table(record, losses, asked.seeds)
+    record.write()
     if asked.picture:
         picture(losses, asked.seeds, asked.picture)
 

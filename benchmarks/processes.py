@@ -1,7 +1,7 @@
-"""One process on all cores, or several processes: which trains the quickstart's model faster on this machine?
+"""Speed of one process on all cores and of several processes, training the quickstart's model on this machine.
 
-Trains the shipped recipe for some steps, in turns, and prints tokens per second (the median of the logged steps after
-the first five) and their ratio to one process.
+Trains the shipped recipe for some steps, alternating, and prints tokens per second (the median of the logged steps
+after the first five) and their ratio to one process.
 
     python benchmarks/processes.py [--rounds 3] [--steps 40] [--nproc 2]
 """
@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from results import Recorder
+
 LAYOUTS = {
     "data parallel, ZeRO 0": ["parallel.zero=0", "batch.micro_batch={share}"],
     "data parallel, ZeRO 1": ["parallel.zero=1", "batch.micro_batch={share}"],
@@ -23,7 +25,7 @@ LAYOUTS = {
 
 
 def train(folder, name, steps, extra):
-    """Train once; returns the median rate."""
+    """Train once; return the median rate."""
     run_dir = folder / name
     subprocess.run(["rm", "-rf", run_dir / "metrics.jsonl", run_dir / "checkpoints"], check=True)
     fixed = [f"run.dir={run_dir}", f"data.prepared_dir={folder / 'data'}", "tracking.console=none"]
@@ -40,12 +42,12 @@ def train(folder, name, steps, extra):
 
 
 def main():
-    """Print a table of median rates."""
+    """Print and record the median rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--nproc", type=int, default=os.cpu_count() or 2)
-    asked = parser.parse_args()
+    asked, record = parser.parse_args(), Recorder(__file__, "processes.md")
     from hlat.quickstart.corpus import standard_library
     from hlat.runtime.backend import has_fast_bf16
     from hlat.runtime.distributed import join_run
@@ -66,6 +68,9 @@ def main():
         print(f"| {mode}, {asked.nproc} cores | tokens/s | of one process |\n|---|---|---|")
         for name, found in rates.items():
             print(f"| {name} | {statistics.median(found):,.0f} | {statistics.median(found) / base:.2f} |")
+            one = {} if name == "one process" else {"peer": "one process", "peer_values": rates["one process"]}
+            record.add(f"training speed of the quickstart's model, {mode}, {name}", "tokens/s", found, **one)
+    record.write()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a rehearsal costs: seconds, CPU seconds and memory of ``hlat rehearse``, for HLAT's own runs.
+"""Cost of a rehearsal: seconds, CPU seconds and memory of ``hlat rehearse``, for the runs of the HLAT paper.
 
     python benchmarks/rehearsal.py [--only hlat-7b]
 
-Seconds are those of a person who waits, on a machine that does nothing else; memory is that of the largest process.
+Seconds are wall time, on a machine that does nothing else; memory is the peak of the largest process.
 """
 
 import argparse
@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 
+from results import Recorder
+
 RUNS = {"hlat-7b": 2048, "hlat-70b": 8192}
 
 
 def cost(recipe, world):
-    """Wall seconds, CPU seconds of all processes, GiB of the largest so far, and what was found."""
+    """Rehearse: wall seconds, CPU seconds of all processes, GiB of the largest so far, and the report."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     command = [sys.executable, "-m", "hlat", "rehearse", recipe, "--world-size", str(world), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -26,10 +28,10 @@ def cost(recipe, world):
 
 
 def main():
-    """Print a table."""
+    """Print and record a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=RUNS)
-    only = parser.parse_args().only
+    only, record = parser.parse_args().only, Recorder(__file__, "rehearsal.md")
     print("| recipe | processes | ranks | seconds | CPU seconds | GiB | peak of a rank, GiB |")
     print("|---|---|---|---|---|---|---|")
     for recipe, world in RUNS.items():
@@ -37,6 +39,10 @@ def main():
             seconds, busy, gib, found = cost(recipe, world)
             peaks = ", ".join(f"{rank['memory']['peak_bytes'] / (1 << 30):.2f}" for rank in found["ranks"])
             print(f"| {recipe} | {world} | {len(found['ranks'])} | {seconds:.0f} | {busy:.0f} | {gib:.2f} | {peaks} |")
+            what = f"rehearsal of {len(found['ranks'])} rank(s) of {recipe} in {world:,} processes"
+            record.add(f"{what}: wall time", "s", seconds, note=f"{busy:.0f} s of CPU; peaks of the ranks {peaks} GiB")
+            record.add(f"{what}: memory of the largest process", "GiB", gib)
+    record.write()
 
 
 if __name__ == "__main__":

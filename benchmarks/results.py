@@ -201,10 +201,10 @@ def table(records: dict[str, Record]) -> str:
     lines = [
         "# Results",
         "",
-        "Generated from `benchmarks/results/*.json` by `python benchmarks/results.py --write`; do not edit. Each number",
-        "is the median of its rounds, with their range in brackets. *Transcribed* records were copied by hand from the",
-        "page of the notebook, because they were measured before benchmarks wrote records. ~~Struck through~~:",
-        "superseded. Busy: other programs, or the host of the virtual machine, used the processor at the same time.",
+        "Generated from `benchmarks/results/*.json` by `python benchmarks/results.py --write`; do not edit. Each",
+        "number is the median of its rounds, with their range in brackets. *Transcribed* records were copied by hand",
+        "from the page of the notebook, because they were measured before benchmarks wrote records. ~~Struck~~ claims",
+        "are superseded. Busy: other programs, or the host of a virtual machine, used the processor at the same time.",
     ]
     pages: defaultdict[str, list[tuple[str, Record]]] = defaultdict(list)
     for name, record in records.items():

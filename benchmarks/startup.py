@@ -1,12 +1,12 @@
-"""What joining a run costs: ``join_run()`` in 2, 8 and 32 processes of this machine, without the time to import torch.
+"""Cost of joining a run: ``join_run()`` in 2, 8 and 32 processes of this machine, without the time to import torch.
 
-The store is served by a process of its own that is there first, as under ``hlat train --nproc``.
+The store is served by a process of its own that is started first, as under ``hlat train --nproc``.
 
     python benchmarks/startup.py [PROCESSES ...]
 
-"CPU" is what one process computes itself, which is what it costs where each has a core of its own; "waited" is what
-passes on the clock here, where they share the cores. A cost that grows with the number of processes and no faster shows
-as CPU per peer that does not grow.
+"CPU" is the processor time of one process, which is the cost where each process has a core of its own; "waited" is the
+wall time here, where they share the cores. If the cost of a process grows in proportion to the number of processes, CPU
+per peer is constant.
 """
 
 import multiprocessing
@@ -23,12 +23,13 @@ from hlat.launch.multiprocess_launcher import open_store
 from hlat.runtime.distributed import join_run
 from hlat.runtime.distributed import rendezvous as meeting
 from hlat.runtime.distributed.join import leave_run
+from results import Recorder
 
 HEAD = f"{'processes':>9}  {'waited':>8}  {'CPU':>8}  {'CPU per peer':>12}  {'store keys each':>15}"
 
 
 def join_once(rank: int, world: int, port: int, gate: Barrier, pipe: Connection) -> None:
-    """One process: waits until all are there, joins, reports (seconds waited, CPU seconds, keys in the store)."""
+    """Run one process: wait for all, join, report (seconds waited, CPU seconds, keys in the store)."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True"})
@@ -44,14 +45,14 @@ def join_once(rank: int, world: int, port: int, gate: Barrier, pipe: Connection)
 
 
 def serve_store(pipe: Connection) -> None:
-    """The process that serves the store, as the launcher does: reports its port."""
+    """Serve the store as the launcher does, and report its port."""
     with open_store() as port:
         pipe.send(port)
         signal.pause()
 
 
 def measure(world: int) -> Iterator[tuple[float, float, int]]:
-    """What each process of a run of so many reports. They are forked, so that torch is imported once."""
+    """Yield the report of each process of a run. They are forked, so that torch is imported once."""
     context = multiprocessing.get_context("fork")
     gate = context.Barrier(world)
     ours, theirs = context.Pipe()
@@ -74,7 +75,8 @@ def measure(world: int) -> Iterator[tuple[float, float, int]]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print and record the table."""
+    record = Recorder(__file__, "processes.md")
     print(f"start() on {os.cpu_count()} cores, gloo: medians over the processes")
     print(HEAD)
     for world in map(int, sys.argv[1:] or ["2", "8", "32"]):
@@ -84,6 +86,9 @@ def main() -> None:
             f"{world:>9}  {statistics.median(waited):>6.3f} s  {cpu:>6.3f} s  {1e3 * cpu / (world - 1):>9.2f} ms  "
             f"{sum(keys) / world:>15.1f}"
         )
+        note = f"processor time of each {1e3 * cpu:.0f} ms; {sum(keys) / world:.1f} keys of the store each"
+        record.add(f"wait of each of {world} processes to join a run on one machine", "s", waited, note=note)
+    record.write()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Training speed and peak memory beside transformers.
+"""Training speed and peak memory of hlat and transformers.
 
 Trains the same 33.6 M-parameter model (width 512, 8 layers, 8 heads, 4 kv heads, ffn 1536, vocabulary 8192, sequence
 512, batch 4) in hlat and in transformers.LlamaForCausalLM with torch's AdamW, each eager and compiled, in fp32 and in
 bf16 (mixed in hlat, autocast in transformers), and hlat in bf16-sr. Each is a process of its own, so that peak memory
-is its own; rounds alternate between the sides, and the middle round of each is reported, so that a slow minute of the
-machine hits all. MFU is the share of the matrix-product rate measured in the same process. Where bf16 is emulated
+is its own; rounds alternate between the sides, and the median round of each is reported, so that a slow minute of the
+machine affects all. MFU is the share of the matrix-product rate measured in the same process. Where bf16 is emulated
 product by product (a CPU without bf16 instructions), transformers' bf16 is left out: a step takes minutes.
 
     python benchmarks/train_speed.py [--rounds 3] [--steps 8] [--device cpu]
@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from results import Recorder
 
 VOCABULARY, LAYERS, WIDTH, FFN, HEADS, KV_HEADS, LENGTH, BATCH = 8192, 8, 512, 1536, 8, 4, 512, 4
 MODES = {"fp32": "fp32", "bf16": "mixed", "bf16-sr": "bf16-sr"}
@@ -64,7 +66,7 @@ def hlat_step(device, mode, compiled):
 
 
 def transformers_step(device, mode, compiled):
-    """The usual loop around LlamaForCausalLM: loss by labels, clip, fused AdamW, constant rate."""
+    """One step of the usual loop around LlamaForCausalLM: loss by labels, clip, fused AdamW, constant rate."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -139,14 +141,14 @@ def worker(side, mode, steps, device_name):
 
 
 def measured(side, mode, arguments):
-    """One round of one side, in a process of its own."""
+    """Run one round of one side, in a process of its own."""
     command = [sys.executable, __file__, "--steps", str(arguments.steps), "--device", arguments.device]
     done = subprocess.run([*command, "--worker", side, mode], check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def sides_of(device_name):
-    """What is measured here: (side, mode)."""
+    """Pairs (side, mode) that are measured on this device."""
     import torch
 
     from hlat.runtime.backend import has_fast_bf16
@@ -161,7 +163,7 @@ def sides_of(device_name):
 
 
 def main():
-    """Print a table and the ratios to transformers."""
+    """Print a table and the ratios to transformers, and record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
@@ -171,6 +173,7 @@ def main():
     if arguments.worker:
         worker(*arguments.worker, arguments.steps, arguments.device)
         return
+    record = Recorder(__file__, "speed.md", packages=("transformers",), device=arguments.device)
     results = {key: [] for key in sides_of(arguments.device)}
     for _ in range(arguments.rounds):
         for key, rounds in results.items():
@@ -191,6 +194,20 @@ def main():
             theirs, their_memory = middle[other, mode]
             ratios = f"speed {ours / theirs:.2f}, peak memory {our_memory / their_memory:.2f}"
             print(f"{side} / {other}, {mode}: {ratios}")
+    for side, mode in results:
+        if not side.startswith("hlat"):
+            continue
+        other = side.replace("hlat", "transformers")
+        for what, unit, field, scale in (
+            ("training speed", "tokens/s", "tokens_per_second", 1),
+            ("peak memory", "MiB", "peak_memory", 2**20),
+        ):
+            ours, theirs = (
+                [one[field] / scale for one in results.get(key, [])] for key in ((side, mode), (other, mode))
+            )
+            peer = {"peer": f"{other}, torch AdamW", "peer_values": theirs} if theirs else {}
+            record.add(f"{what}, 33.6 M parameters, {MODES[mode]}, {side}", unit, ours, **peer)
+    record.write()
 
 
 if __name__ == "__main__":
