@@ -16,7 +16,7 @@ from pathlib import Path
 
 from results import Recorder
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the folder of tests/
 
 LAYERS = 4
 BATCH = 1
@@ -79,7 +79,7 @@ def tokens_of(config, sequence):
 
 def alive(width, layers, mode, policy, sequence):
     """Bytes alive after a forward pass."""
-    from storages import Allocated
+    from tests.support.storages import Allocated
 
     config = config_of(width, layers)
     model, ids = build(config, mode, policy), tokens_of(config, sequence)

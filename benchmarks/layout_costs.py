@@ -15,12 +15,12 @@ from pathlib import Path
 from results import Recorder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # eight processes on a few cores
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "distributed"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the folder of tests/
 
 
 def memory(pool, record):
     """Print the table of bytes, and record how many ranks use exactly the bytes of the formula."""
-    import memory_rows
+    from tests.support.distributed import memory_rows
 
     measured = {
         row.name: pool.run(row.world, memory_rows.measure, memory_rows.content_of(row)) for row in memory_rows.ROWS
@@ -37,8 +37,7 @@ def memory(pool, record):
 
 def communication(pool, record):
     """Print the table of messages; record how many ranks send those of the literature and explained differences."""
-    import textbook
-    import traffic
+    from tests.support.distributed import textbook, traffic
 
     counted = {}
     for row in traffic.ROWS:
@@ -59,7 +58,7 @@ def main():
     parser.add_argument("--memory", action="store_true", help="only bytes of state")
     parser.add_argument("--communication", action="store_true", help="only messages")
     asked = parser.parse_args()
-    from workers import Pool
+    from tests.support.distributed.workers import Pool
 
     record, pool = Recorder(__file__, "layouts.md"), Pool(8)
     try:

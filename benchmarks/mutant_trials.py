@@ -16,92 +16,112 @@ from mutant_places import ROOT, SOURCE, faulty
 
 # file or folder -> the test files about it, the fastest first; the first pattern that matches is taken
 NEAR: dict[str, str] = {
-    "optim/schedule.py": "optim/test_optim training/test_witness",
-    "optim/adamw.py": "optim/test_optim optim/test_bf16 optim/test_restart training/test_witness",
-    "optim/": "optim/test_kernels optim/test_bf16 optim/test_restart",
-    "data/samples/permutation.py": "data/test_order training/test_witness data/test_samples",
-    "data/samples/epoch_order.py": "data/test_mixture data/test_samples data/test_weights",
-    "data/samples/mixture.py": "data/test_mixture data/test_weights",
-    "data/samples/training_data.py": "data/test_samples data/test_packing data/test_weights",
-    "data/samples/packing.py": "data/test_packing data/test_weights",
-    "data/samples/best_fit.py": "data/test_packing",
-    "data/": "data/test_samples data/test_packing data/test_weights",
-    "parallel/mesh/mesh_layout.py": "parallel/test_arithmetic distributed/test_same_model "
-    "distributed/test_communication",
-    "parallel/stages/stage_layers.py": "parallel/test_arithmetic distributed/test_memory",
-    "parallel/compile.py": "parallel/test_compiling",
-    "parallel/stages/state_bytes.py": "parallel/test_arithmetic distributed/test_memory memory/test_budget",
-    "parallel/gradient_sync.py": "training/test_witness distributed/test_norms distributed/test_same_model",
-    "parallel/norms.py": "training/test_witness parallel/test_sums_of_squares distributed/test_norms",
-    "parallel/fsdp.py": "training/test_witness distributed/test_gradients "
-    "distributed/test_communication distributed/test_same_model distributed/test_memory",
+    "optim/schedule.py": "optim/test_adamw training/test_witness",
+    "optim/adamw.py": "optim/test_adamw optim/test_adamw_bf16 optim/test_restart training/test_witness",
+    "optim/": "optim/test_kernels optim/test_adamw_bf16 optim/test_restart",
+    "data/samples/permutation.py": "data/samples/test_permutation training/test_witness "
+    "data/samples/test_training_data",
+    "data/samples/epoch_order.py": "data/samples/test_mixture data/samples/test_training_data "
+    "data/samples/test_weights",
+    "data/samples/mixture.py": "data/samples/test_mixture data/samples/test_weights",
+    "data/samples/training_data.py": "data/samples/test_training_data data/samples/test_packing "
+    "data/samples/test_weights",
+    "data/samples/packing.py": "data/samples/test_packing data/samples/test_weights",
+    "data/samples/best_fit.py": "data/samples/test_packing",
+    "data/": "data/samples/test_training_data data/samples/test_packing data/samples/test_weights",
+    "parallel/mesh/mesh_layout.py": "parallel/mesh/test_mesh_layout distributed/layouts/test_same_model "
+    "distributed/layouts/test_communication",
+    "parallel/stages/stage_layers.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory",
+    "parallel/compile.py": "parallel/test_compile",
+    "parallel/stages/state_bytes.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory "
+    "activation_checkpointing/test_budget",
+    "parallel/gradient_sync.py": "training/test_witness distributed/layouts/test_norms "
+    "distributed/layouts/test_same_model",
+    "parallel/norms.py": "training/test_witness parallel/test_norms distributed/layouts/test_norms",
+    "parallel/fsdp.py": "training/test_witness distributed/layouts/test_gradients "
+    "distributed/layouts/test_communication distributed/layouts/test_same_model distributed/memory/test_memory",
     "parallel/parallel_model.py": "training/test_witness training/test_step precision/test_modes "
-    "distributed/test_same_model",
-    "parallel/context_parallel.py": "distributed/test_same_model distributed/test_isolation",
-    "parallel/": "training/test_witness distributed/test_same_model",
+    "distributed/layouts/test_same_model",
+    "parallel/context_parallel.py": "distributed/layouts/test_same_model distributed/layouts/test_isolation",
+    "parallel/": "training/test_witness distributed/layouts/test_same_model",
     "training/process/phase_timer.py": "training/test_step training/test_witness",
     "training/step.py": "training/test_witness training/test_anomalous_runs",
     "training/step_metrics.py": "training/test_witness cli/test_story",
     "training/validation.py": "training/test_step training/test_witness",
-    "training/batches/prefetch.py": "training/test_feed training/test_witness",
-    "training/batches/batch_sources.py": "training/test_feed training/test_witness training/test_online_runs",
-    "training/saving/checkpointing.py": "training/test_saving training/test_resume training/test_tiers",
-    "training/process/snapshot_clock.py": "training/test_saving training/test_tiers",
-    "training/process/lock.py": "training/test_lock",
-    "training/process/deadline.py": "training/test_deadline",
-    "training/process/gc_control.py": "training/test_garbage",
-    "training/process/profile.py": "training/test_profile",
-    "training/process/signals.py": "training/test_signals training/test_deadline training/test_resume "
-    "launch/test_stopping",
+    "training/batches/prefetch.py": "training/batches/test_prefetch training/test_witness",
+    "training/batches/batch_sources.py": "training/batches/test_prefetch training/test_witness "
+    "training/test_online_runs",
+    "training/saving/checkpointing.py": "training/saving/test_checkpointing training/test_resume "
+    "training/saving/test_tiers",
+    "training/process/snapshot_clock.py": "training/saving/test_checkpointing training/saving/test_tiers",
+    "training/process/lock.py": "training/process/test_lock",
+    "training/process/deadline.py": "training/process/test_deadline",
+    "training/process/gc_control.py": "training/process/test_gc_control",
+    "training/process/profile.py": "training/process/test_profile",
+    "training/process/signals.py": "training/process/test_signals training/process/test_deadline "
+    "training/test_resume launch/test_stopping",
     "training/saving/rollback.py": "training/test_anomalous_runs",
     "training/divergence.py": "training/test_anomalous_runs training/test_resume",
-    "training/saving/corruption_check.py": "distributed/test_integrity",
-    "training/faulty_disk.py": "training/test_saving training/test_faulty_text",
-    "training/fault_injection.py": "resilience/test_faults training/test_anomalous_runs",
+    "training/saving/corruption_check.py": "distributed/state/test_replica_check",
+    "training/faulty_disk.py": "training/saving/test_checkpointing training/test_faulty_text",
+    "training/fault_injection.py": "resilience/test_fault_injection training/test_anomalous_runs",
     "training/": "training/test_witness training/test_resume training/test_anomalous_runs",
-    "checkpoint/format/partial_read.py": "checkpoint/test_store checkpoint/test_state checkpoint/test_resharding",
+    "checkpoint/format/partial_read.py": "checkpoint/protocol/test_store checkpoint/test_state "
+    "checkpoint/test_resharding",
     "checkpoint/state.py": "checkpoint/test_state optim/test_restart checkpoint/test_resharding",
-    "checkpoint/format/tensor_chunks.py": "checkpoint/test_state checkpoint/test_store checkpoint/test_resharding",
+    "checkpoint/format/tensor_chunks.py": "checkpoint/test_state checkpoint/protocol/test_store "
+    "checkpoint/test_resharding",
     "checkpoint/export.py": "checkpoint/test_export training/test_witness",
-    "checkpoint/tokenizer.py": "checkpoint/test_carried_tokenizer checkpoint/test_export",
-    "checkpoint/resume_check.py": "checkpoint/test_identity",
-    "checkpoint/protocol/retry.py": "checkpoint/test_tries training/test_saving",
-    "checkpoint/background/staging_buffer.py": "checkpoint/test_host_copy checkpoint/test_background",
-    "checkpoint/background/async_saver.py": "checkpoint/test_background checkpoint/test_saving_processes "
-    "training/test_saving",
-    "checkpoint/background/saver_process.py": "checkpoint/test_background checkpoint/test_saving_processes "
-    "training/test_saving",
-    "checkpoint/tiers/snapshots.py": "checkpoint/test_snapshots training/test_tiers",
-    "checkpoint/tiers/replication.py": "checkpoint/test_snapshots training/test_tiers",
-    "checkpoint/tiers/run_tiers.py": "training/test_tiers checkpoint/test_snapshots checkpoint/test_remote",
-    "checkpoint/tiers/run_id.py": "checkpoint/test_snapshots checkpoint/test_remote training/test_tiers",
-    "checkpoint/tiers/remote_tier.py": "checkpoint/test_remote",
-    "checkpoint/tiers/object_store.py": "checkpoint/test_uploads checkpoint/test_remote",
-    "checkpoint/remote_": "checkpoint/test_remote",
-    "checkpoint/format/index.py": "checkpoint/test_hostile checkpoint/test_store checkpoint/test_damage",
-    "checkpoint/inventory.py": "cli/test_checkpoint_verbs checkpoint/test_store",
-    "checkpoint/protocol/commit.py": "checkpoint/test_commit_of_ranks checkpoint/test_crash_points "
-    "checkpoint/test_store",
-    "checkpoint/format/filesystem.py": "checkpoint/test_store checkpoint/test_crash_points "
-    "checkpoint/test_hlat_saving_defects",
-    "checkpoint/format/writer.py": "checkpoint/test_store checkpoint/test_crash_points",
-    "checkpoint/protocol/rank_parts.py": "checkpoint/test_store checkpoint/test_resharding checkpoint/test_hostile",
-    "checkpoint/": "checkpoint/test_store checkpoint/test_damage checkpoint/test_hostile checkpoint/test_state",
+    "checkpoint/tokenizer.py": "checkpoint/test_tokenizer checkpoint/test_export",
+    "checkpoint/resume_check.py": "checkpoint/test_resume_check",
+    "checkpoint/protocol/retry.py": "checkpoint/protocol/test_retry training/saving/test_checkpointing",
+    "checkpoint/background/staging_buffer.py": "checkpoint/background/test_staging_buffer "
+    "checkpoint/background/test_async_saver",
+    "checkpoint/background/async_saver.py": "checkpoint/background/test_async_saver "
+    "checkpoint/background/test_saving_processes training/saving/test_checkpointing",
+    "checkpoint/background/saver_process.py": "checkpoint/background/test_async_saver "
+    "checkpoint/background/test_saving_processes training/saving/test_checkpointing",
+    "checkpoint/tiers/snapshots.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers",
+    "checkpoint/tiers/replication.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers",
+    "checkpoint/tiers/run_tiers.py": "training/saving/test_tiers checkpoint/tiers/test_snapshots "
+    "checkpoint/tiers/test_remote_tier",
+    "checkpoint/tiers/run_id.py": "checkpoint/tiers/test_snapshots checkpoint/tiers/test_remote_tier "
+    "training/saving/test_tiers",
+    "checkpoint/tiers/remote_tier.py": "checkpoint/tiers/test_remote_tier",
+    "checkpoint/tiers/object_store.py": "checkpoint/tiers/test_object_store checkpoint/tiers/test_remote_tier",
+    "checkpoint/remote_": "checkpoint/tiers/test_remote_tier",
+    "checkpoint/format/index.py": "checkpoint/format/test_hostile checkpoint/protocol/test_store "
+    "checkpoint/protocol/test_damage",
+    "checkpoint/inventory.py": "cli/test_checkpoint_verbs checkpoint/protocol/test_store",
+    "checkpoint/protocol/commit.py": "checkpoint/protocol/test_commit_of_ranks checkpoint/protocol/test_crash_points "
+    "checkpoint/protocol/test_store",
+    "checkpoint/format/filesystem.py": "checkpoint/protocol/test_store checkpoint/protocol/test_crash_points "
+    "checkpoint/protocol/test_hlat_saving_defects",
+    "checkpoint/format/writer.py": "checkpoint/protocol/test_store checkpoint/protocol/test_crash_points",
+    "checkpoint/protocol/rank_parts.py": "checkpoint/protocol/test_store checkpoint/test_resharding "
+    "checkpoint/format/test_hostile",
+    "checkpoint/": "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
+    "checkpoint/test_state",
 }
 
 # room -> tests that run with --wide if those above did not notice
 WIDE: dict[str, str] = {
-    "optim": "optim training/test_witness distributed/test_rounding precision checkpoint/test_state",
-    "parallel": "parallel distributed/test_norms distributed/test_rounding distributed/test_isolation "
-    "distributed/test_activation_checkpointing distributed/test_planned distributed/test_checkpoints "
-    "distributed/test_memory distributed/test_published_layouts planner/test_pipeline rehearsal evaluation memory",
-    "training": "training cli/test_story tracking quickstart distributed/test_train distributed/test_integrity "
-    "distributed/test_anomalies_of_ranks faults/test_elastic faults/test_supervision launch/test_stopping",
-    "checkpoint": "checkpoint cli/test_checkpoint_verbs training/test_resume training/test_saving training/test_tiers "
-    "distributed/test_checkpoints distributed/test_snapshots_of_ranks faults/test_corruption",
-    "data": "data/test_order data/test_mixture data/test_samples data/test_packing data/test_weights "
-    "data/test_sources data/test_online data/test_stream_pieces training/test_mixed_runs training/test_feed "
-    "cli/test_data_verbs training/test_witness",
+    "optim": "optim training/test_witness distributed/layouts/test_rounding precision checkpoint/test_state",
+    "parallel": "parallel distributed/layouts/test_norms distributed/layouts/test_rounding "
+    "distributed/layouts/test_isolation distributed/memory/test_activation_checkpointing "
+    "distributed/memory/test_planned distributed/state/test_checkpoints distributed/memory/test_memory "
+    "distributed/layouts/test_published_layouts planner/cost/test_pipeline_sim rehearsal evaluation "
+    "activation_checkpointing",
+    "training": "training cli/test_story tracking quickstart distributed/test_train "
+    "distributed/state/test_replica_check distributed/state/test_anomalies faults/test_elastic "
+    "faults/test_supervision launch/test_stopping",
+    "checkpoint": "checkpoint cli/test_checkpoint_verbs training/test_resume training/saving/test_checkpointing "
+    "training/saving/test_tiers distributed/state/test_checkpoints distributed/state/test_snapshots "
+    "faults/test_corruption",
+    "data": "data/samples/test_permutation data/samples/test_mixture data/samples/test_training_data "
+    "data/samples/test_packing data/samples/test_weights data/sources/test_file_list data/online/test_online "
+    "data/tokenizers/test_safe_cuts training/test_mixed_runs training/batches/test_prefetch cli/test_data_verbs "
+    "training/test_witness",
 }
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from results import Recorder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes on two cores
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "distributed"), str(TESTS)]
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the folder of tests/
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}
 LAYERS, SEQUENCE, MICRO_BATCH = 8, 256, 2
@@ -67,12 +66,12 @@ def timed(stage_class, seconds):
 def steps(runtime, micro_batches, rounds):
     """Run on a rank: by schedule, the seconds of its steps, and the median of its passes by stage and kind."""
     import torch.distributed as dist
-    from rehearsed import _batch
 
     import hlat.parallel.pipeline_parallel
     from hlat.config.load import parse_recipe
     from hlat.parallel import build_parallel
     from hlat.training import accumulate_gradients
+    from tests.support.distributed.rehearsed import _batch
 
     passes = defaultdict(list)
     timed(hlat.parallel.pipeline_parallel._ReportingStage, passes)
@@ -103,9 +102,8 @@ def main():
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
-    from workers import Pool
-
     from hlat.planner.cost import StageTimes, simulate_pipeline
+    from tests.support.distributed.workers import Pool
 
     record, pool = Recorder(__file__, "pipelines.md"), Pool(2)
     try:

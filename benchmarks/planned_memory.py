@@ -14,22 +14,21 @@ from pathlib import Path
 from results import Recorder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # eight processes on a few cores
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "distributed"), str(TESTS)]
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the folder of tests/
 
 
 def main():
     """Print a row for each pipeline rank of each layout, and record the largest errors."""
     record = Recorder(__file__, "planner.md")
     import yaml
-    from rehearsed import measure
-    from test_planned import LAYOUTS, asked
-    from workers import Pool
 
     from hlat.hardware import MeasuredMachine
     from hlat.planner.cost import exchanged_bytes, executed_flops
     from hlat.planner.memory import rank_memory
     from hlat.rehearsal import rehearse
+    from tests.distributed.memory.test_planned import LAYOUTS, asked
+    from tests.support.distributed.rehearsed import measure
+    from tests.support.distributed.workers import Pool
 
     machine = MeasuredMachine("here", 1, {"bfloat16": 1e11, "float32": 1e11}, 24 << 30, 1e10, 1e9)
     print("| processes, layout, precision | rank | planned, MiB | rehearsed | measured | sent, MiB | GFLOP |")

@@ -13,16 +13,17 @@ from pathlib import Path
 from results import Recorder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # eight processes on a few cores
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "distributed"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the folder of tests/
 
 
 def main():
     """Print and record the table."""
     import torch
-    from comparing import differences, reference
-    from jobs import train
-    from layouts import CASES, STEPS, recipe_content
-    from workers import Pool
+
+    from tests.support.distributed.comparing import differences, reference
+    from tests.support.distributed.jobs import train
+    from tests.support.distributed.layouts import CASES, STEPS, recipe_content
+    from tests.support.distributed.workers import Pool
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=STEPS)
