@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from unittest.mock import patch
 
 import torch
@@ -185,7 +186,7 @@ def check(options):
     record, cases = Recorder(__file__, "precision.md", device=options.device), 0
     device = torch.device(options.device)
     kernels = {"default": kernel_for(device)}
-    if device.type == "cpu":
+    if device.type == "cpu" and find_spec("triton"):
         from hlat.optim import adamw_triton as cuda
 
         kernels["Triton"] = cuda.update

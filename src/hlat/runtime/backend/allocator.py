@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
 
     By default the GNU C library maps each large block separately and returns it to the kernel when it is freed. The
     temporaries of every training step are then mapped and zeroed again: 65,000 page faults per step of a 33.6 M model
-    (docs/experiments.md). The peak of memory does not change.
+    (docs/notebook/cpu-settings.md). The peak of memory does not change.
 
     Returns:
         True if the C library accepted the settings. Other libraries than GNU's, and replacements of malloc, do not.
