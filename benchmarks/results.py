@@ -177,7 +177,8 @@ def load_records(folder: Path = RECORDS) -> dict[str, Record]:
     """All records of a folder by name.
 
     Raises:
-        ValueError: a file breaks the schema; the message names the file.
+        ValueError: a file breaks the schema, or names a page, script or record that does not exist; the message names
+            the file.
     """
     records = {}
     for file in sorted(folder.glob("*.json")):
@@ -188,6 +189,10 @@ def load_records(folder: Path = RECORDS) -> dict[str, Record]:
     for name, record in records.items():
         if record.superseded_by is not None and record.superseded_by not in records:
             raise ValueError(f"{name}.json: superseded_by names no record: {record.superseded_by}")
+        if not (NOTEBOOK / record.page).is_file():
+            raise ValueError(f"{name}.json: page is no page of docs/notebook: {record.page}")
+        if not (ROOT / record.script).exists():
+            raise ValueError(f"{name}.json: script is not in the repository: {record.script}")
     return records
 
 
@@ -210,7 +215,8 @@ def table(records: dict[str, Record]) -> str:
     for name, record in records.items():
         pages[record.page].append((name, record))
     for page in sorted(pages):
-        lines += ["", f"## [{page.removesuffix('.md').replace('-', ' ').capitalize()}]({page})", ""]
+        title = (NOTEBOOK / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        lines += ["", f"## [{title}]({page})", ""]
         lines += ["| claim | number | peer | script | machine | date |", "|---|---|---|---|---|---|"]
         for name, record in sorted(pages[page], key=lambda item: (-item[1].date.toordinal(), item[0])):
             lines += [_row(name, record, claim) for claim in record.claims]
@@ -235,6 +241,8 @@ def _show(quantity: Quantity, unit: str) -> str:
     spread = ""
     if quantity.low is not None and quantity.high is not None:
         spread = f" ({_digits(quantity.low)} to {_digits(quantity.high)})"
+    elif quantity.high is not None:
+        spread = f" (at most {_digits(quantity.high)})"
     return f"{_digits(quantity.value)}{'' if unit == '1' else ' ' + unit}{spread}"
 
 
@@ -244,6 +252,8 @@ def _digits(value: float) -> str:
 
 def _show_machine(record: Record) -> str:
     machine = record.machine
+    if machine.cpu is None and machine.load is None:
+        return "unknown"
     words = [machine.cpu or "unknown CPU", f"{machine.cores or 'unknown number of'} cores"]
     words += [{True: "bf16", False: "no bf16", None: "bf16 unknown"}[machine.bf16]]
     words += [machine.accelerator] if machine.accelerator else []
