@@ -164,10 +164,10 @@ def print_table(record, runs, fitted, held_out, baseline):
 
 def write_values(constants, runs):
     """Write fitted values, and the runs that they were fitted on, into constants.yaml."""
-    import hlat.planner
+    import hlat.planner.cost
     from hlat.planner.cost.constants import load_priors
 
-    path = Path(hlat.planner.__file__).with_name("cost") / "constants.yaml"
+    path = Path(hlat.planner.cost.__file__).with_name("constants.yaml")
     text = re.sub(r"\n  (value|fitted_on): [^\n]*", "", path.read_text(encoding="utf-8"))
     by_name = defaultdict(dict)
     for (name, family), value in constants.values.items():
