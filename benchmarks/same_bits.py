@@ -23,6 +23,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from results import Recorder
+
 SMALL = (
     "model.vocab_size=320",
     "model.layers=4",
@@ -159,15 +161,19 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", help="cases whose names contain one of these")
     parser.add_argument("--set", nargs="+", default=[], metavar="a.b=c", help="overrides for all cases")
-    options = parser.parse_args()
+    options, record = parser.parse_args(), Recorder(__file__, "same-bits.md")
     text = options.text or Path(sysconfig.get_path("stdlib")) / "encodings" / "*.py"
     cases = [case for case in CASES if not options.only or any(word in case.name for word in options.only)]
     print("| run | processes | steps | final loss | weights | bits |\n|---|---|---|---|---|---|")
-    equal = True
+    equal = 0
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
-            equal &= compare(case, options.old.resolve(), options.new.resolve(), Path(folder), text, options.set)
-    return 0 if equal else 1
+            equal += compare(case, options.old.resolve(), options.new.resolve(), Path(folder), text, options.set)
+    note = " ".join(options.set) or None
+    claim = f"runs equal bit for bit between two checkouts, {options.old.name} and {options.new.name}"
+    record.add(claim, "runs", equal, peer="all runs compared", peer_values=len(cases), note=note)
+    record.write()
+    return 0 if equal == len(cases) else 1
 
 
 if __name__ == "__main__":
