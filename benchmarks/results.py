@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import resource
 import shlex
 import statistics
@@ -261,8 +262,8 @@ def _show_machine(record: Record) -> str:
 
 
 def _command(script: Path) -> str:
-    """The command line; of an absolute path only its last part, which says nothing about the machine."""
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    """The command line; of an absolute path only the last component, without the folders of this machine."""
+    words = [re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:]]
     return shlex.join(["python", str(script.relative_to(ROOT)), *words])
 
 

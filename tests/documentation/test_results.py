@@ -70,7 +70,7 @@ def test_a_recorder_writes_medians_spreads_and_the_machine(
     results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HLAT_BENCHMARK_RESULTS", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["x.py", "/somewhere/of/mine/books.parquet", "--rounds", "3"])
+    monkeypatch.setattr(sys, "argv", ["x.py", "/of/mine/books.parquet", "--folder=/tmp/of/mine", "a=b/c"])
     record = results.Recorder(str(BENCHMARKS / "integrity.py"), "recovery.md", packages=("no-such-package",))
     record.add("speed of something", "GB/s", [3.0, 1.0, 2.0], peer="a copy", peer_values=4.0, note="goal 1")
     file = record.write()
@@ -79,7 +79,7 @@ def test_a_recorder_writes_medians_spreads_and_the_machine(
     (claim,) = found["claims"]
     assert claim["ours"] == {"value": 2.0, "low": 1.0, "high": 3.0, "rounds": 3}
     assert claim["peer"] == {"name": "a copy", "value": 4.0, "low": None, "high": None, "rounds": None}
-    assert found["command"] == "python benchmarks/integrity.py books.parquet --rounds 3"
+    assert found["command"] == "python benchmarks/integrity.py books.parquet --folder=mine a=b/c"
     assert found["versions"]["torch"] and found["versions"]["no-such-package"] is None
     assert found["source"] == "measured by the script"
     assert found["machine"]["cores"] >= 1
