@@ -205,15 +205,15 @@ def main():
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     import torch
 
-    torch.set_num_threads(asked.threads)
-    print(f"{LAYERS} layers, width {asked.width}, {BATCH} x {asked.sequence} tokens, {asked.mode}\n")
+    torch.set_num_threads(options.threads)
+    print(f"{LAYERS} layers, width {options.width}, {BATCH} x {options.sequence} tokens, {options.mode}\n")
     record = Recorder(__file__, "memory.md")
-    memory(record, asked.width, asked.mode, asked.sequence)
-    print(f"\n{asked.timed_mode}, {asked.threads} threads, torch {torch.__version__}")
-    speed(record, asked.width, asked.timed_mode, asked.sequence, asked.turns)
+    memory(record, options.width, options.mode, options.sequence)
+    print(f"\n{options.timed_mode}, {options.threads} threads, torch {torch.__version__}")
+    speed(record, options.width, options.timed_mode, options.sequence, options.turns)
     record.write()
 
 

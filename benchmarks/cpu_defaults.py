@@ -173,14 +173,14 @@ def main():
     print(f"{arguments.model}, {arguments.mode}, busy neighbours: {arguments.busy}, steal {share:.1%}")
     columns = ("side", "tokens/s", "min to max", "of the first", "cores used", "by others", "page faults a step")
     print(f"| {' | '.join((*columns, 'peak MiB', 'start-up s'))} |\n{'|---' * (len(columns) + 2)}|")
-    first = [one["rate"] for one in results[arguments.sides[0]]]
+    first = [row["rate"] for row in results[arguments.sides[0]]]
     for side, rounds in results.items():
-        rates = [one["rate"] for one in rounds]
+        rates = [row["rate"] for row in rounds]
         ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, first, strict=True))
         print(
             f"| {side} | {statistics.median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {ratio:.3f} | "
-            f"{statistics.median(one['cpu'] for one in rounds):.2f} | {max(one['others'] for one in rounds):.2f} | "
-            f"{statistics.median(one['faults'] for one in rounds):,.0f} | {rounds[-1]['memory'] / 2**20:,.0f} | "
+            f"{statistics.median(row['cpu'] for row in rounds):.2f} | {max(row['others'] for row in rounds):.2f} | "
+            f"{statistics.median(row['faults'] for row in rounds):,.0f} | {rounds[-1]['memory'] / 2**20:,.0f} | "
             f"{workers[side].start_up:.1f} |"
         )
         claim = f"training speed, {arguments.model} model, {arguments.mode}, {side}, busy neighbours: {arguments.busy}"

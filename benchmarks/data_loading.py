@@ -28,14 +28,14 @@ from results import Recorder
 LENGTH, BATCH, SEED, STREAMS = 1024, 16, 0, 256
 
 
-def recipe(asked, mode):
+def recipe(options, mode):
     """The quickstart's model on the given text."""
     from hlat.config.load import parse_recipe
 
     section = {
-        "path": str(asked.data),
+        "path": str(options.data),
         "sequence_length": LENGTH,
-        "prepared_dir": str(asked.folder / mode),
+        "prepared_dir": str(options.folder / mode),
         "tokenizer": {"vocab_size": 8192},
         "mode": mode,
     }
@@ -44,24 +44,24 @@ def recipe(asked, mode):
     )
 
 
-def hlat_prepared(asked):
+def hlat_prepared(options):
     """Batches of TrainingData."""
     from hlat.data.prepared import open_prepared
     from hlat.data.samples import TrainingData
 
-    data = TrainingData(open_prepared(asked.folder / "prepared"), recipe(asked, "prepared").data, SEED)
+    data = TrainingData(open_prepared(options.folder / "prepared"), recipe(options, "prepared").data, SEED)
     for first in range(0, data.samples_per_epoch - BATCH, BATCH):
         yield data.batch(first, BATCH).inputs_BS
 
 
-def memmap(asked):
+def memmap(options):
     """The least that a loader of token shards has to do: read the rows and widen them."""
     import numpy as np
     import torch
 
     from hlat.data.prepared import open_prepared
 
-    prepared = open_prepared(asked.folder / "prepared")
+    prepared = open_prepared(options.folder / "prepared")
     (shard,) = prepared.manifest.splits["train"].shards
     tokens = np.memmap(prepared.dir / shard.file, dtype=prepared.manifest.dtype, mode="r")
     order = np.random.default_rng(SEED).permutation((len(tokens) - 1) // LENGTH)
@@ -70,54 +70,54 @@ def memmap(asked):
         yield torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
-def rows_of(asked):
+def rows_of(options):
     """The samples, for the others to store."""
     import numpy as np
 
     from hlat.data.prepared import open_prepared
 
-    prepared = open_prepared(asked.folder / "prepared")
+    prepared = open_prepared(options.folder / "prepared")
     (shard,) = prepared.manifest.splits["train"].shards
     tokens = np.memmap(prepared.dir / shard.file, dtype=prepared.manifest.dtype, mode="r")
     return [tokens[i * LENGTH : i * LENGTH + LENGTH + 1].astype(np.int64) for i in range((len(tokens) - 1) // LENGTH)]
 
 
-def datasets_side(asked):
+def datasets_side(options):
     """Hugging Face datasets, arrow on disk, format torch."""
     import datasets
 
-    folder = asked.folder / "arrow"
+    folder = options.folder / "arrow"
     if not folder.is_dir():
-        datasets.Dataset.from_dict({"tokens": rows_of(asked)}).save_to_disk(folder)
+        datasets.Dataset.from_dict({"tokens": rows_of(options)}).save_to_disk(folder)
     data = datasets.load_from_disk(folder).shuffle(seed=SEED).with_format("torch")
     for batch in data.iter(BATCH, drop_last_batch=True):
         yield batch["tokens"]
 
 
-def streaming_side(asked):
+def streaming_side(options):
     """mosaicml-streaming, local shards, through torch's DataLoader."""
     import torch
     from streaming import MDSWriter, StreamingDataset
 
-    folder = asked.folder / "mds"
+    folder = options.folder / "mds"
     if not folder.is_dir():
         with MDSWriter(out=str(folder), columns={"tokens": "ndarray:int64"}) as writer:
-            for row in rows_of(asked):
+            for row in rows_of(options):
                 writer.write({"tokens": row})
     data = StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=SEED, batch_size=BATCH)
     for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, drop_last=True):
         yield batch["tokens"]
 
 
-def online(asked, record):
+def online(options, record):
     """Alternate between the loader of a rank, tokenized by one process, and the library alone."""
     import psutil
 
     from hlat.data.online import OnlineData
     from hlat.data.prepared import open_prepared
 
-    config = recipe(asked, "online").data
-    data = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
+    config = recipe(options, "online").data
+    data = OnlineData(open_prepared(options.folder / "online"), config, SEED, BATCH, 1)
     begin = time.perf_counter()
     feed = data.loader(0, data.cursors(), 0, print)
     batches = (feed.read(first)[0].inputs_BS.numel() for first in range(0, 10**9, BATCH))
@@ -125,23 +125,23 @@ def online(asked, record):
     first = time.perf_counter() - begin
     print(f"online, first batch of {STREAMS} streams: {first:.1f} s")
     record.add(f"first batch of {STREAMS} online streams", "s", first)
-    (child,) = (one for one in psutil.Process().children() if "hlat.data.online.worker" in one.cmdline())
-    alone = encode_batch(asked)
+    (child,) = (child for child in psutil.Process().children() if "hlat.data.online.worker" in child.cmdline())
+    alone = encode_batch(options)
     next(alone)
     rounds = []
     try:
-        for _ in range(2 * asked.rounds + 1):
+        for _ in range(2 * options.rounds + 1):
             child.resume()
-            loader = rate(batches, asked.seconds, [psutil.Process(), child])
+            loader = rate(batches, options.seconds, [psutil.Process(), child])
             child.suspend()  # it must not work ahead while the other is timed
-            rounds.append((*loader, *rate(alone, asked.seconds, [psutil.Process()])))
+            rounds.append((*loader, *rate(alone, options.seconds, [psutil.Process()])))
     finally:
         feed.close()
     print("| | million tokens/s | per processor second |\n|---|---|---|")
     for name, start in (("hlat, online", 0), ("tokenizers.encode_batch", 2)):
-        wall, cpu = (", ".join(f"{one[start + column] / 1e6:.2f}" for one in rounds) for column in (0, 1))
+        wall, cpu = (", ".join(f"{row[start + column] / 1e6:.2f}" for row in rounds) for column in (0, 1))
         print(f"| {name} | {wall} | {cpu} |")
-    wall, cpu = (statistics.median(one[column] / one[column + 2] for one in rounds) for column in (0, 1))
+    wall, cpu = (statistics.median(row[column] / row[column + 2] for row in rounds) for column in (0, 1))
     print(f"hlat, online / tokenizers.encode_batch: {wall:.2f} by the clock, {cpu:.2f} per processor second")
     library = "tokenizers.encode_batch_fast, one thread"
     for what, column in (("by the clock", 0), ("per second of processor time", 1)):
@@ -151,26 +151,26 @@ def online(asked, record):
 
 def rate(source, seconds, processes):
     """Tokens per second of the clock, and of the processor time of some processes."""
-    used = [sum(one.cpu_times()[:2]) for one in processes]
+    used = [sum(process.cpu_times()[:2]) for process in processes]
     begin, tokens = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         tokens += next(source)
-    taken = sum(sum(one.cpu_times()[:2]) - before for one, before in zip(processes, used, strict=True))
+    taken = sum(sum(process.cpu_times()[:2]) - before for process, before in zip(processes, used, strict=True))
     return tokens / (time.perf_counter() - begin), tokens / taken
 
 
-def encode_batch(asked):
+def encode_batch(options):
     """The library alone: texts in memory, 16 at a time, one thread; the ids are not even made arrays."""
     import pyarrow.parquet as pq
     import tokenizers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    library = tokenizers.Tokenizer.from_file(str(asked.folder / "online" / "tokenizer" / "tokenizer.json"))
-    texts = [text for text in pq.read_table(asked.data)["text"].to_pylist() if text]
+    library = tokenizers.Tokenizer.from_file(str(options.folder / "online" / "tokenizer" / "tokenizer.json"))
+    texts = [text for text in pq.read_table(options.data)["text"].to_pylist() if text]
     while True:
         for first in range(0, len(texts), 16):
             found = library.encode_batch_fast(texts[first : first + 16], add_special_tokens=False)
-            yield sum(len(one.ids) for one in found)
+            yield sum(len(encoding.ids) for encoding in found)
 
 
 SIDES = {
@@ -181,38 +181,38 @@ SIDES = {
 }
 
 
-def worker(asked):
+def worker(options):
     """Tokens per second of one side for some seconds, after a first batch."""
-    source = SIDES[asked.side](asked)
+    source = SIDES[options.side](options)
     begin = time.perf_counter()
     next(source)
     first, begin, tokens = time.perf_counter() - begin, time.perf_counter(), 0
     for batch in source:
         tokens += batch.numel()
-        if time.perf_counter() - begin > asked.seconds:
+        if time.perf_counter() - begin > options.seconds:
             break
     print(json.dumps({"rate": tokens / (time.perf_counter() - begin), "first": first}))
 
 
-def measured(asked, side):
+def measured(options, side):
     """Run one round of one side, in a process of its own, on one core."""
-    command = [sys.executable, __file__, str(asked.data), "--folder", str(asked.folder), "--side", side]
+    command = [sys.executable, __file__, str(options.data), "--folder", str(options.folder), "--side", side]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def waiting(asked, mode):
+def waiting(options, mode):
     """Share of a run's steps that it waited for data, after the first line of metrics."""
-    run = asked.folder / f"run-{mode}"
+    run = options.folder / f"run-{mode}"
     overrides = [
-        f"data.path={asked.data}",
+        f"data.path={options.data}",
         f"data.mode={mode}",
         f"run.dir={run}",
         "data.sequence_length=256",
         "batch.global_batch=8",
         "batch.micro_batch=8",
-        f"training.steps={asked.steps}",
+        f"training.steps={options.steps}",
         "checkpoint.every_steps=null",
         "evaluation.every_steps=null",
         "evaluation.sequences=8",
@@ -226,7 +226,7 @@ def waiting(asked, mode):
     return sum(line["data"] for line in lines) / sum(line.get(phase, 0.0) for line in lines for phase in phases)
 
 
-def state(asked, record):
+def state(options, record):
     """Measure bytes of state, seconds to the first batch at sample 10^9, and seconds of best-fit packing."""
     import numpy as np
 
@@ -234,13 +234,13 @@ def state(asked, record):
     from hlat.data.prepared import open_prepared
     from hlat.data.samples import TrainingData, fit_documents
 
-    config = recipe(asked, "online").data
-    online = OnlineData(open_prepared(asked.folder / "online"), config, SEED, BATCH, 1)
+    config = recipe(options, "online").data
+    online = OnlineData(open_prepared(options.folder / "online"), config, SEED, BATCH, 1)
     nbytes = online.cursors().values.nbytes
     print(f"state of {STREAMS} streams: {nbytes:,} bytes per source")
     record.add(f"state of {STREAMS} online streams, per source", "bytes", nbytes)
     begin = time.perf_counter()
-    data = TrainingData(open_prepared(asked.folder / "prepared"), recipe(asked, "prepared").data, SEED)
+    data = TrainingData(open_prepared(options.folder / "prepared"), recipe(options, "prepared").data, SEED)
     data.batch(10**9, BATCH)
     seconds = time.perf_counter() - begin
     print(f"prepared, first batch at sample 10^9: {seconds:.3f} s")
@@ -262,38 +262,38 @@ def main():
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.side:
-        worker(asked)
+    options = parser.parse_args()
+    if options.side:
+        worker(options)
         return
     from hlat.data.online import prepare_online
     from hlat.data.prepare import prepare
 
     record = Recorder(__file__, "data.md", packages=("tokenizers", "datasets", "mosaicml-streaming"))
-    prepare(recipe(asked, "prepared").data, asked.folder / "prepared")
-    prepare_online(recipe(asked, "online").data, asked.folder / "online", 100_000)
+    prepare(recipe(options, "prepared").data, options.folder / "prepared")
+    prepare_online(recipe(options, "online").data, options.folder / "online", 100_000)
     needs = {"datasets": "datasets", "mosaicml-streaming": "streaming"}
     sides = [side for side in SIDES if side not in needs or find_spec(needs[side])]
     rounds = {side: [] for side in sides}
-    for _ in range(asked.rounds):
+    for _ in range(options.rounds):
         for side in sides:
-            rounds[side].append(measured(asked, side))
-    middle = {side: statistics.median(one["rate"] for one in found) for side, found in rounds.items()}
+            rounds[side].append(measured(options, side))
+    middle = {side: statistics.median(row["rate"] for row in found) for side, found in rounds.items()}
     print("| | million tokens/s | rounds | first batch, s |\n|---|---|---|---|")
     for side, found in rounds.items():
-        shown = ", ".join(f"{one['rate'] / 1e6:.2f}" for one in found)
+        shown = ", ".join(f"{row['rate'] / 1e6:.2f}" for row in found)
         print(f"| {side} | {middle[side] / 1e6:.2f} | {shown} | {found[0]['first']:.2f} |")
     ours = rounds.pop("hlat, prepared")
     for side, found in rounds.items():
         ratio = statistics.median(mine["rate"] / theirs["rate"] for mine, theirs in zip(ours, found, strict=True))
         print(f"hlat, prepared / {side}: {ratio:.2f}")
-        mine, theirs = ([one["rate"] / 1e6 for one in found] for found in (ours, found))
+        mine, theirs = ([row["rate"] / 1e6 for row in found] for found in (ours, found))
         note = f"median ratio of a round: {ratio:.2f}"
         record.add("reading prepared samples", "million tokens/s", mine, peer=side, peer_values=theirs, note=note)
-    online(asked, record)
-    state(asked, record)
+    online(options, record)
+    state(options, record)
     for mode in ("prepared", "online"):
-        share = waiting(asked, mode)
+        share = waiting(options, mode)
         print(f"waiting for data, {mode}: {share:.2%} of the steps")
         record.add(f"waiting for {mode} data, share of the time of steps", "%", 100 * share)
     record.write()

@@ -44,21 +44,21 @@ def main():
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 1.0, 4.0], help="of the best interval")
     parser.add_argument("--corpus", default=str(Path(json.__file__).parents[1]), help="text; the standard library")
-    asked, record = parser.parse_args(), Recorder(__file__, "recovery.md")
+    options, record = parser.parse_args(), Recorder(__file__, "recovery.md")
     with tempfile.TemporaryDirectory() as folder:
-        asked.folder = Path(folder)
-        calm = disturbed(asked, "calm", 20, minutes=min(1.5, asked.minutes), mtbf=None)
+        options.folder = Path(folder)
+        calm = disturbed(options, "calm", 20, minutes=min(1.5, options.minutes), mtbf=None)
         print(
             f"undisturbed: {calm['step']:.3f} s a step, {calm['stall']:.3f} s stall of a save, "
             f"durable {calm['delay']:.2f} s later, {calm['mib']:.0f} MiB"
         )
-        best = best_interval(calm["stall"], asked.mtbf)
+        best = best_interval(calm["stall"], options.mtbf)
         print(f"best interval: {best:.1f} s, {best / calm['step']:.0f} steps\n")
         print("| saves every | kills | life | back after | goodput | formula | lost | saving | recovering | waiting |")
         print("|---|---|---|---|---|---|---|---|---|---|")
-        for factor in asked.factors:
+        for factor in options.factors:
             steps = max(1, round(best * factor / calm["step"]))
-            row(record, disturbed(asked, f"every-{steps}", steps, asked.minutes, asked.mtbf), steps, calm)
+            row(record, disturbed(options, f"every-{steps}", steps, options.minutes, options.mtbf), steps, calm)
     record.write()
 
 
@@ -79,15 +79,15 @@ def row(record, found, steps, calm):
     record.add(claim, "%", good, peer="Daly's formula", peer_values=100 * formula, note=note)
 
 
-def disturbed(asked, name, every, minutes, mtbf):
+def disturbed(options, name, every, minutes, mtbf):
     """Run hlat train, kill a random rank now and then, stop it with SIGTERM at the end."""
-    run = asked.folder / name
+    run = options.folder / name
     command = [
         sys.executable, "-m", "hlat", "train", str(Path(__file__).parents[1] / "recipes" / "quickstart.yaml"), *MODEL,
-        f"data.path={asked.corpus}/*.py", f"data.prepared_dir={asked.folder / 'data'}", f"run.dir={run}",
+        f"data.path={options.corpus}/*.py", f"data.prepared_dir={options.folder / 'data'}", f"run.dir={run}",
         "training.steps=1000000", "training.log_every=10", f"checkpoint.every_steps={every}", "checkpoint.keep_last=2",
         "evaluation.every_steps=null", "tracking.console=none", "tracking.tensorboard=false", "recovery.restarts=1000",
-        *(["--nproc", str(asked.nproc)] if asked.nproc > 1 else []),
+        *(["--nproc", str(options.nproc)] if options.nproc > 1 else []),
     ]  # fmt: skip
     rng, kills = random.Random(1), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

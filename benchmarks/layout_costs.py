@@ -53,18 +53,18 @@ def communication(pool, record):
 
 
 def main():
-    """Print the tables asked for, or both."""
+    """Print the table that the options name, or both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", action="store_true", help="only bytes of state")
     parser.add_argument("--communication", action="store_true", help="only messages")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     from tests.support.distributed.workers import Pool
 
     record, pool = Recorder(__file__, "layouts.md"), Pool(8)
     try:
-        if asked.memory or not asked.communication:
+        if options.memory or not options.communication:
             memory(pool, record)
-        if asked.communication or not asked.memory:
+        if options.communication or not options.memory:
             communication(pool, record)
         record.write()
     finally:

@@ -53,16 +53,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--megabytes", type=int, default=100)
-    asked, record = parser.parse_args(), Recorder(__file__, "data.md")
-    short, corpus = asked.folder / "short", asked.folder / f"long-{asked.megabytes}"
+    options, record = parser.parse_args(), Recorder(__file__, "data.md")
+    short, corpus = options.folder / "short", options.folder / f"long-{options.megabytes}"
     section = {"mode": "online", "sequence_length": 1024, "streams": STREAMS, "validation": {"fraction": 0}}
     trained = {**section, "path": str(lines(short, 0)), "tokenizer": {"vocab_size": 1000}}
-    tokenizer = prepare_online(DataConfig.model_validate(trained), asked.folder / "tokenizer", 100).tokenizer_dir
+    tokenizer = prepare_online(DataConfig.model_validate(trained), options.folder / "tokenizer", 100).tokenizer_dir
     if not corpus.is_dir():
-        lines(corpus, asked.megabytes)
+        lines(corpus, options.megabytes)
     given = {**section, "path": str(corpus), "tokenizer": {"path": str(tokenizer)}}
     config = DataConfig.model_validate(given)
-    prepared = prepare_online(config, asked.folder / f"out-{asked.megabytes}", 100)
+    prepared = prepare_online(config, options.folder / f"out-{options.megabytes}", 100)
     plan = build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BATCH, STREAMS, 0))
     before, begin = peak(), time.perf_counter()
     producer = RowProducer(replace(plan, streams=list(range(STREAMS))), CursorTable(STREAMS, 1).values)
@@ -75,7 +75,7 @@ def main():
         longest, last = max(longest, now - last), now
     print(f"longest time between rows: {longest:.1f} s; {ROWS / (last - begin):.0f} rows/s")
     print(f"peak: {peak():,} MiB, {before:,} before reading")
-    what = f"online data with two documents of {asked.megabytes} MB"
+    what = f"online data with two documents of {options.megabytes} MB"
     record.add(f"{what}: first row", "s", first)
     record.add(f"{what}: longest time between two rows", "s", longest)
     record.add(f"{what}: peak memory of the process", "MiB", peak(), note=f"{before:,} MiB before reading")

@@ -50,20 +50,20 @@ def main():
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    sizes = (asked.vocabulary, asked.tokens, asked.width)
-    if asked.worker:
-        worker(asked.worker, *sizes)
+    options = parser.parse_args()
+    sizes = (options.vocabulary, options.tokens, options.width)
+    if options.worker:
+        worker(options.worker, *sizes)
         return
     record, results = Recorder(__file__, "memory.md"), {"chunked": [], "plain": []}
     gib = 4 * sizes[0] * sizes[1] / 2**30
     print(f"vocabulary {sizes[0]:,}, {sizes[1]:,} tokens, width {sizes[2]}: logits {gib:.1f} GiB")
     print("| | peak added, MiB | seconds | loss |\n|---|---|---|---|")
     names = ("vocabulary", "tokens", "width")
-    options = [f"--{name}={size}" for name, size in zip(names, sizes, strict=True)]
-    for _ in range(asked.rounds):
+    flags = [f"--{name}={size}" for name, size in zip(names, sizes, strict=True)]
+    for _ in range(options.rounds):
         for side, rounds in results.items():
-            command = [sys.executable, __file__, *options, "--worker", side]
+            command = [sys.executable, __file__, *flags, "--worker", side]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found = json.loads(done.stdout)
             rounds.append(found)

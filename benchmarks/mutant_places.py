@@ -85,8 +85,8 @@ class _Places(ast.NodeVisitor):
         super().visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for one in (*node.args.defaults, *(default for default in node.args.kw_defaults if default is not None)):
-            self.visit(one)
+        for default in (*node.args.defaults, *(default for default in node.args.kw_defaults if default is not None)):
+            self.visit(default)
         for statement in node.body:
             self.visit(statement)
 
@@ -118,7 +118,9 @@ class _Places(ast.NodeVisitor):
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         both = (node.left, node.right)
-        text = any(isinstance(one, ast.JoinedStr) or isinstance(getattr(one, "value", None), str) for one in both)
+        text = any(
+            isinstance(operand, ast.JoinedStr) or isinstance(getattr(operand, "value", None), str) for operand in both
+        )
         if type(node.op) in _ARITHMETIC and not text:
             left, right = self._text(node.left), self._text(node.right)
             self._add("arithmetic", node, f"(({left}) {_ARITHMETIC[type(node.op)]} ({right}))")
@@ -126,7 +128,7 @@ class _Places(ast.NodeVisitor):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         word = " or " if isinstance(node.op, ast.And) else " and "
-        self._add("and, or", node, "(" + word.join(f"({self._text(one)})" for one in node.values) + ")")
+        self._add("and, or", node, "(" + word.join(f"({self._text(value)})" for value in node.values) + ")")
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
@@ -152,7 +154,7 @@ class _Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if len(node.args) >= 2 and not any(isinstance(one, ast.Starred) for one in node.args[:2]):
+        if len(node.args) >= 2 and not any(isinstance(argument, ast.Starred) for argument in node.args[:2]):
             first, second = self._span(node.args[0]), self._span(node.args[1])
             between = self._source[first[1] : second[0]].decode()
             text = self._text(node.args[1]) + between + self._text(node.args[0])

@@ -55,17 +55,17 @@ class Book:
         """Draw mutants, or continue with those drawn; more are drawn after those that there are."""
         if self.content and self.content["seed"] != seed:
             sys.exit(f"{self._path} holds a draw with seed {self.content['seed']}: give that, or another --states")
-        known = {one["id"] for one in self.content.get("mutants", [])}
+        known = {mutant["id"] for mutant in self.content.get("mutants", [])}
         if len(known) < count:
             commit = git("rev-parse", "--short=10", "HEAD").strip()
             new = [asdict(mutant) for mutant in draw(seed, count) if mutant.id not in known][: count - len(known)]
-            drawn = [one | {"commit": commit, "status": None} for one in new]
+            drawn = [mutant | {"commit": commit, "status": None} for mutant in new]
             self.content = {"seed": seed, "mutants": [*self.content.get("mutants", []), *drawn]}
             self.save()
 
     def of(self, id: str) -> dict[str, Any]:
         """State of a mutant."""
-        found = [one for one in self.content["mutants"] if one["id"] == id]
+        found = [mutant for mutant in self.content["mutants"] if mutant["id"] == id]
         return found[0] if found else sys.exit(f"{id}: not among those that were drawn")
 
     def note(self, record: dict[str, Any], **fields: Any) -> None:
@@ -85,17 +85,17 @@ class Book:
 def table(book: Book) -> str:
     """Markdown: a row per room, and the survivors."""
     lines = ["| room | tried | killed | timed out | equivalent | survived |", "|---|---|---|---|---|---|"]
-    tried = [one for one in book.content["mutants"] if one["status"] not in (None, "stale")]
+    tried = [mutant for mutant in book.content["mutants"] if mutant["status"] not in (None, "stale")]
     for room in (*FILES, "all"):
-        here = [one for one in tried if room in (one["room"], "all")]
-        kinds = Counter("equivalent" if one.get("equivalent") else one["status"] for one in here)
+        here = [mutant for mutant in tried if room in (mutant["room"], "all")]
+        kinds = Counter("equivalent" if mutant.get("equivalent") else mutant["status"] for mutant in here)
         counts = [len(here), *(kinds[kind] for kind in ("killed", "timed out", "equivalent", "survived"))]
         lines.append(f"| {room} | {' | '.join(map(str, counts))} |")
-    for one in tried:
-        if one.get("equivalent"):
-            lines.append(f"\nequivalent: {one['id']}: {one['equivalent']}")
-        elif one["status"] != "killed":
-            lines.append(f"\n{one['status']}: {one['id']}: {one['before']!r} -> {one['after']!r}")
+    for mutant in tried:
+        if mutant.get("equivalent"):
+            lines.append(f"\nequivalent: {mutant['id']}: {mutant['equivalent']}")
+        elif mutant["status"] != "killed":
+            lines.append(f"\n{mutant['status']}: {mutant['id']}: {mutant['before']!r} -> {mutant['after']!r}")
     return "\n".join(lines)
 
 
@@ -149,8 +149,8 @@ def main() -> None:
 
 def write(book: Book, record: Recorder) -> None:
     """Write the record: of the mutants tried, how many were killed and how many are equivalent."""
-    tried = [one for one in book.content["mutants"] if one["status"] not in (None, "stale")]
-    kinds = Counter("equivalent" if one.get("equivalent") else one["status"] for one in tried)
+    tried = [mutant for mutant in book.content["mutants"] if mutant["status"] not in (None, "stale")]
+    kinds = Counter("equivalent" if mutant.get("equivalent") else mutant["status"] for mutant in tried)
     others = ", ".join(f"{kinds[kind]} {kind}" for kind in ("equivalent", "timed out", "survived"))
     for status in ("killed", "survived"):
         claim = f"mutants {status} by the tests about their file"

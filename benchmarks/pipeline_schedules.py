@@ -92,7 +92,9 @@ def steps(runtime, micro_batches, rounds):
                 seconds[schedule].append(time.perf_counter() - begin)
                 for key, values in passes.items():
                     medians[schedule][key].append(statistics.median(values))
-    found = {name: {key: statistics.median(values) for key, values in one.items()} for name, one in medians.items()}
+    found = {
+        name: {key: statistics.median(values) for key, values in by_pass.items()} for name, by_pass in medians.items()
+    }
     return dict(seconds), found
 
 
@@ -101,15 +103,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=9)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     from hlat.planner.cost import StageTimes, simulate_pipeline
     from tests.support.distributed.workers import Pool
 
     record, pool = Recorder(__file__, "pipelines.md"), Pool(2)
     try:
-        for count in asked.micro_batches:
-            ranks = pool.run(2, steps, count, asked.rounds)
-            print(f"\n{count} micro-batches, two ranks, {asked.rounds} rounds")
+        for count in options.micro_batches:
+            ranks = pool.run(2, steps, count, options.rounds)
+            print(f"\n{count} micro-batches, two ranks, {options.rounds} rounds")
             print(
                 "| schedule | step, ms | of 1f1b | simulated | of 1f1b | forward | backward | by inputs | by weights |"
             )
@@ -122,7 +124,9 @@ def main():
                            for stage in range(2 * each)]
                     for kind in ("forward", "backward", "input", "weight")
                 }  # fmt: skip
-                backward = [sum(one) for one in zip(times["backward"], times["input"], times["weight"], strict=True)]
+                backward = [
+                    sum(parts) for parts in zip(times["backward"], times["input"], times["weight"], strict=True)
+                ]
                 passes = StageTimes(times["forward"], backward, times["weight"])
                 simulated[name] = simulate_pipeline(name, 2, count, passes).seconds
                 step, ahead = 1e3 * measured[name], 1e3 * simulated[name]
@@ -132,7 +136,7 @@ def main():
                     *(f"{1e3 * sum(values):.1f}" for values in times.values()),
                 ]  # fmt: skip
                 print(f"| {name} | {' | '.join(cells)} |")
-                rounds = [one / base for one, base in zip(ranks[0][0][name], ranks[0][0]["1f1b"], strict=True)]
+                rounds = [step / base for step, base in zip(ranks[0][0][name], ranks[0][0]["1f1b"], strict=True)]
                 claim = f"step of {name} relative to 1f1b, {count} micro-batches, 2 processes"
                 ratio = simulated[name] / simulated["1f1b"]
                 if name != "1f1b":

@@ -140,7 +140,7 @@ def print_table(record, runs, fitted, held_out, baseline):
         for name in sorted(set(runs.label[runs.group == group])):
             rows = (runs.group == group) & (runs.label == name)
             bias = 100 * np.median(held_out[rows])
-            three = [statistics(one[rows]) for one in (fitted, held_out, baseline)]
+            three = [statistics(errors[rows]) for errors in (fitted, held_out, baseline)]
             print(f"{group[:46]:46} {name:14} {rows.sum():5} | {three[0]} | {three[1]} {bias:+6.1f} | {three[2]}")
     single = np.char.find(runs.group, "single node") >= 0
     gpu = np.isin(runs.columns.family, (0, 1)) & ~single
@@ -153,7 +153,7 @@ def print_table(record, runs, fitted, held_out, baseline):
         ("TPU", runs.columns.family == 4),
         ("Blackwell", runs.columns.family == 2),
     ):
-        three = [statistics(one[rows]) for one in (fitted, held_out, baseline)]
+        three = [statistics(errors[rows]) for errors in (fitted, held_out, baseline)]
         print(f"{title:61} {rows.sum():5} | {three[0]} | {three[1]} {'':6} | {three[2]}")
         if rows.any():
             claim = f"mean error of the step time, {title.strip()}, {rows.sum()} runs, source left out of the fit"

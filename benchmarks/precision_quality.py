@@ -97,28 +97,28 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--picture", type=Path)
-    asked, record = parser.parse_args(), Recorder(__file__, "precision.md")
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    (asked.folder / "recipe.yaml").write_text(RECIPE)
+    options, record = parser.parse_args(), Recorder(__file__, "precision.md")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / "recipe.yaml").write_text(RECIPE)
     prepare = [
         sys.executable,
         "-m",
         "hlat",
         "data",
         "prepare",
-        str(asked.folder / "recipe.yaml"),
+        str(options.folder / "recipe.yaml"),
         "training.steps=1000",
     ]
-    folders = [f"data.path={asked.data}", f"data.prepared_dir={asked.folder / 'data'}"]
+    folders = [f"data.path={options.data}", f"data.prepared_dir={options.folder / 'data'}"]
     subprocess.run([*prepare, *folders], check=True, stdout=subprocess.DEVNULL)
-    runs = [(mode, seed) for seed in asked.seeds for mode in MODES]
-    with ThreadPoolExecutor(asked.at_once) as pool:
-        found = pool.map(lambda run: train(asked.folder, asked.data, *run, asked.steps), runs)
+    runs = [(mode, seed) for seed in options.seeds for mode in MODES]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        found = pool.map(lambda run: train(options.folder, options.data, *run, options.steps), runs)
         losses = dict(zip(runs, found, strict=True))
-    table(record, losses, asked.seeds)
+    table(record, losses, options.seeds)
     record.write()
-    if asked.picture:
-        picture(losses, asked.seeds, asked.picture)
+    if options.picture:
+        picture(losses, options.seeds, options.picture)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--nproc", type=int, default=os.cpu_count() or 2)
-    asked, record = parser.parse_args(), Recorder(__file__, "processes.md")
+    options, record = parser.parse_args(), Recorder(__file__, "processes.md")
     from hlat.quickstart.corpus import standard_library
     from hlat.runtime.backend import has_fast_bf16
     from hlat.runtime.distributed import join_run
@@ -58,14 +58,14 @@ def main():
         folder = Path(temporary)
         common = [f"data.sources={standard_library()}", f"precision.mode={mode}"]
         rates = {"one process": []} | {name: [] for name in LAYOUTS}
-        for _ in range(asked.rounds):
-            rates["one process"].append(train(folder, "one", asked.steps, common))
+        for _ in range(options.rounds):
+            rates["one process"].append(train(folder, "one", options.steps, common))
             for name, overrides in LAYOUTS.items():
-                filled = [text.format(nproc=asked.nproc, share=8 // asked.nproc) for text in overrides]
-                extra = [*common, *filled, "--nproc", str(asked.nproc)]
-                rates[name].append(train(folder, name.replace(" ", "-").replace(",", ""), asked.steps, extra))
+                filled = [text.format(nproc=options.nproc, share=8 // options.nproc) for text in overrides]
+                extra = [*common, *filled, "--nproc", str(options.nproc)]
+                rates[name].append(train(folder, name.replace(" ", "-").replace(",", ""), options.steps, extra))
         base = statistics.median(rates["one process"])
-        print(f"| {mode}, {asked.nproc} cores | tokens/s | of one process |\n|---|---|---|")
+        print(f"| {mode}, {options.nproc} cores | tokens/s | of one process |\n|---|---|---|")
         for name, found in rates.items():
             print(f"| {name} | {statistics.median(found):,.0f} | {statistics.median(found) / base:.2f} |")
             one = {} if name == "one process" else {"peer": "one process", "peer_values": rates["one process"]}

@@ -182,11 +182,11 @@ def main():
     middle = {}
     for (side, mode), rounds in results.items():
         rate, memory, mfu, start_up = (
-            statistics.median(one[name] for one in rounds)
+            statistics.median(row[name] for row in rounds)
             for name in ("tokens_per_second", "peak_memory", "mfu", "start_up")
         )
         middle[side, mode] = (rate, memory)
-        spread = ", ".join(f"{one['tokens_per_second']:,.0f}" for one in rounds)
+        spread = ", ".join(f"{row['tokens_per_second']:,.0f}" for row in rounds)
         print(f"| {side} | {mode} | {rate:,.0f} | {spread} | {mfu:.0%} | {memory / 2**20:,.0f} | {start_up:.0f} |")
     for (side, mode), (ours, our_memory) in middle.items():
         other = side.replace("hlat", "transformers")
@@ -203,7 +203,7 @@ def main():
             ("peak memory", "MiB", "peak_memory", 2**20),
         ):
             ours, theirs = (
-                [one[field] / scale for one in results.get(key, [])] for key in ((side, mode), (other, mode))
+                [row[field] / scale for row in results.get(key, [])] for key in ((side, mode), (other, mode))
             )
             peer = {"peer": f"{other}, torch AdamW", "peer_values": theirs} if theirs else {}
             record.add(f"{what}, 33.6 M parameters, {MODES[mode]}, {side}", unit, ours, **peer)
