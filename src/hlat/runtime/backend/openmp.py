@@ -51,8 +51,8 @@ def set_spin_count(
     A thread that spins for long takes its core from other programs on this machine: with one of two cores busy,
     training is twice as fast with 20,000 iterations as with the library's default of 300,000. On a quiet machine it is
     3 to 8 % slower, and on a virtual machine with a busy host 6 to 26 %, because a core that sleeps is given away and
-    returns late. So the default is kept if the host has been observed to take time away (docs/notebook/cpu-settings.md has the
-    measurements).
+    returns late. So the default is kept if the host has been observed to take time away
+    (measured: docs/notebook/cpu-settings.md).
 
     Args:
         before: ticks when the command began; None if unknown.
