@@ -167,7 +167,7 @@ def print_tables(world, size, middle, copy, first, write, alone, step):
     print(f"\n{size / 1e9:.2f} GB of state, {world} process{'es' if world > 1 else ''}, {alone:.2f} s a step\n")
     print("| save | training stands still, s | of a synchronous DCP save | of a step |")
     print("|---|---|---|---|")
-    rows = {**middle, "hlat, beside training": copy, "the same, the next save at once": write + copy}
+    rows = {**middle, "hlat, background": copy, "the same, the next save at once": write + copy}
     for name, seconds in rows.items():
         print(f"| {name} | {seconds:.2f} | {seconds / reference:.1%} | {seconds / alone:.0%} |")
     print(

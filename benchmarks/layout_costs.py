@@ -1,7 +1,7 @@
 """Memory and communication of the layouts, measured in real processes and compared with what they should be.
 
 Trains a small model for two steps in every layout that the tests measure (tests/distributed) and prints two tables:
-bytes of parameters, gradients and optimizer state that each rank held, compared with ``stage_layers.py``; and
+bytes of parameters, gradients and optimizer state of each rank, compared with ``stage_layers.py``; and
 messages of a step by kind, compared with the counts of the literature.
 
     python benchmarks/layout_costs.py [--memory] [--communication]

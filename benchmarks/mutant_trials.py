@@ -130,7 +130,7 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._written = 1_000_000_000  # seconds of a file's time: compiled files are told apart by it
+        self._written = 1_000_000_000  # seconds of a file's time: compiled files are distinguished by it
         for name in git("ls-files", "-co", "--exclude-standard").splitlines():
             if (ROOT / name).is_file() and not name.startswith(("docs/", "benchmarks/results/", "benchmarks/raw/")):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
