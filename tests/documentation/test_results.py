@@ -138,13 +138,18 @@ def test_every_page_of_the_notebook_is_in_its_index() -> None:
     assert pages == set(re.findall(r"^\| \[[^]]*\]\(([^)]+)\)", index, re.MULTILINE))
 
 
-def test_files_named_in_code_spans_of_the_notebook_exist() -> None:
-    """Scripts, tests and sources; a name without a folder, as of a corpus, is not looked for."""
+def test_files_named_in_pages_exist() -> None:
+    """Files are named from the root of the repository, or, if they end in .py, from src/hlat."""
     wrong = []
     for page in PAGES:
-        for path in re.findall(r"\b(?:benchmarks|tests|docs|recipes|src/hlat)/[\w./-]*\w", _text(page)):
-            if not (ROOT / path).exists():
-                wrong.append(f"{page.relative_to(ROOT)}: {path}")
+        text = _text(page)
+        named = set(re.findall(r"\b(?:benchmarks|tests|docs|recipes|src/hlat)/[\w./-]*\w", text))
+        sources = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|yaml))`", text))
+        wrong += [
+            f"{page.relative_to(ROOT)}: {path}"
+            for path in sorted(named | sources)
+            if not any((folder / path).exists() for folder in (ROOT, ROOT / "src/hlat"))
+        ]
     assert not wrong
 
 
