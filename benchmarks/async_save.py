@@ -115,7 +115,7 @@ class Run:
         content = self.content()
         self.store.save(content.step, content.chunks, content.meta)
 
-    def save_beside(self):
+    def save_in_background(self):
         """Save in the background: seconds of the copy, of the write, of a step meanwhile, and of all these steps."""
         copy = self.timed(lambda: self.saver.submit(self.content()))
         begin = time.perf_counter()
@@ -137,26 +137,26 @@ def measure(runtime, process, folder, rounds, layers):
     run = Run(runtime, process, folder, layers)
     sides = {"torch.save": run.torch_save, "DCP, synchronous": run.dcp_save, "hlat, synchronous": run.store_save}
     times = {name: [] for name in sides}
-    beside, alone = [], []
+    background, alone = [], []
     for _ in range(rounds + 1):  # the first is a warm-up
         alone.append(statistics.median(run.train() for _ in range(STEPS)))
         for name, save in sides.items():
             times[name].append(run.timed(save))
             runtime.ranks.run_on_rank0(lambda: shutil.rmtree(folder / "dcp", ignore_errors=True))
-        beside.append(run.save_beside())
+        background.append(run.save_in_background())
         run.store.prune()
     size = run.nbytes()
     if runtime.rank == 0:
         middle = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
-        copy, write, step, _ = (statistics.median(column) for column in zip(*beside[1:], strict=True))
-        print_tables(runtime.world, size, middle, copy, beside[0][0], write, statistics.median(alone[1:]), step)
+        copy, write, step, _ = (statistics.median(column) for column in zip(*background[1:], strict=True))
+        print_tables(runtime.world, size, middle, copy, background[0][0], write, statistics.median(alone[1:]), step)
         what = f"{size / 1e9:.2f} GB, {runtime.world} process{'es' if runtime.world > 1 else ''}"
         dcp = {"peer": "torch.distributed.checkpoint, synchronous", "peer_values": times["DCP, synchronous"][1:]}
-        record.add(f"training waits for a background save of {what}", "s", [row[0] for row in beside[1:]], **dcp)
+        record.add(f"training waits for a background save of {what}", "s", [row[0] for row in background[1:]], **dcp)
         record.add(f"training waits for a synchronous save of {what}", "s", times["hlat, synchronous"][1:], **dcp)
-        slower = [row[2] / each for row, each in zip(beside[1:], alone[1:], strict=True)]
+        slower = [row[2] / each for row, each in zip(background[1:], alone[1:], strict=True)]
         record.add(f"time of a step while {what} are written, relative to a step alone", "1", slower)
-        record.add(f"durable after the copy, {what}", "s", [row[1] for row in beside[1:]])
+        record.add(f"durable after the copy, {what}", "s", [row[1] for row in background[1:]])
         print_verify(run.store.root, record)
         record.write("async_save" if runtime.world == 1 else f"async_save-{runtime.world}-processes")
 
