@@ -250,7 +250,9 @@ def state(options, record):
     rows = len(fit_documents(lengths, 4096).rows) - 1
     seconds, padding = time.perf_counter() - begin, 1 - lengths.sum() / (rows * 4096)
     print(f"best-fit_documents of a million documents into rows of 4096: {seconds:.2f} s, {padding:.4%} padding")
-    record.add("best-fit_documents of a million documents into rows of 4,096", "s", seconds, note=f"{padding:.4%} padding")
+    record.add(
+        "best-fit_documents of a million documents into rows of 4,096", "s", seconds, note=f"{padding:.4%} padding"
+    )
 
 
 def main():

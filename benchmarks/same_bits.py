@@ -26,12 +26,23 @@ from pathlib import Path
 from results import Recorder
 
 SMALL = (
-    "model.vocab_size=320", "model.layers=4", "model.hidden_size=32", "model.intermediate_size=96", "model.heads=8",
-    "model.kv_heads=4", "data.sequence_length=32", "data.tokenizer={train: bpe, vocab_size: 320}",
-    "batch={global_batch: 8, micro_batch: 2}", "training={steps: 6, log_every: 1, seed: 3}",
-    "evaluation.every_steps=null", "evaluation.sequences=8", "data.validation={fraction: 0.1, by: document}",
-    "checkpoint.every_steps=3", "run.name=small", "schedule.warmup_steps=1",
-)  # fmt: skip
+    "model.vocab_size=320",
+    "model.layers=4",
+    "model.hidden_size=32",
+    "model.intermediate_size=96",
+    "model.heads=8",
+    "model.kv_heads=4",
+    "data.sequence_length=32",
+    "data.tokenizer={train: bpe, vocab_size: 320}",
+    "batch={global_batch: 8, micro_batch: 2}",
+    "training={steps: 6, log_every: 1, seed: 3}",
+    "evaluation.every_steps=null",
+    "evaluation.sequences=8",
+    "data.validation={fraction: 0.1, by: document}",
+    "checkpoint.every_steps=3",
+    "run.name=small",
+    "schedule.warmup_steps=1",
+)
 
 
 @dataclass(frozen=True)
