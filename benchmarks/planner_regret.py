@@ -56,8 +56,12 @@ def main():
         measured, predicted = runs.measured[indices], held_out[key[0]][indices]
         best = measured.min()
         fastest = int(np.argmin(predicted))
-        tied = [candidate for candidate in range(len(indices)) if predicted[candidate] <= (1 + TIE_TOLERANCE) * predicted.min()]
-        chosen = min(tied, key=lambda one: (*plainness(runs.runs[indices[one]]), predicted[one]))
+        tied = [
+            candidate
+            for candidate in range(len(indices))
+            if predicted[candidate] <= (1 + TIE_TOLERANCE) * predicted.min()
+        ]
+        chosen = min(tied, key=lambda index: (*plainness(runs.runs[indices[index]]), predicted[index]))
         order = np.corrcoef(np.argsort(np.argsort(measured)), np.argsort(np.argsort(predicted)))[0, 1]
         regrets.append((measured[fastest] / best - 1, measured[chosen] / best - 1, len(indices)))
         name = f"{key[1]} {key[5]}, {key[2]} devices, batch {key[3]}"

@@ -27,8 +27,8 @@ _FLEX_DEVICES = ("cuda", "xpu")  # device types on which flex attention is diffe
 LONG_RUN = 1.5e14
 """FLOPs of a run per CPU thread of all its processes from which compiling pays: ten minutes on a core with AMX.
 
-Measured: 5 to 26 s of start-up for 1.18 to 1.30 times the speed (docs/notebook/cpu-settings.md). The decision of the recipe
-and no measurement, so that a resumed run decides as the run did that it goes on from."""
+Measured: 5 to 26 s of start-up for 1.18 to 1.30 times the speed (docs/notebook/cpu-settings.md). The decision depends
+on the recipe only, not on a measurement, so that a resumed run decides as the original run did."""
 
 
 @dataclass(frozen=True)

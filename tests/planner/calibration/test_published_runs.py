@@ -97,7 +97,7 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
 
 
 def test_accuracy_on_measured_runs(shared: Path) -> None:
-    """Goals of docs/notebook/planner.md with the shipped constants, which were fitted on these runs."""
+    """Goals of docs/notebook/planner.md, with the shipped constants, which were fitted on these runs."""
     file = shared / "data" / "published_runs.csv"
     if not file.is_file():
         pytest.skip("the table of measured runs is not here")

@@ -10,7 +10,7 @@ from hlat.planner.problem import RECOMPUTE_POLICIES
 from hlat.planner.search.search import LayoutPrediction
 
 TIE_TOLERANCE = 0.04
-"""Layouts whose predicted times differ by less than this share are a good a each other (docs/notebook/planner.md)."""
+"""Predicted times that differ by less than this share are a tie (error of the model: docs/notebook/planner.md)."""
 
 
 def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
