@@ -156,7 +156,9 @@ def shared(config, mode, sequence, sbh):
     for count in ranks:
         share = RankWorkload(ModelShard(tensor_count=count), sequence=count > 1)
         choices = ((), POLICIES["selective"], POLICIES["selective"] | inputs, POLICIES["full"])
-        cells = [activation_bytes(config, BATCH, sequence, mode, one, share).per_layer / sbh for one in choices]
+        cells = [
+            activation_bytes(config, BATCH, sequence, mode, recomputed, share).per_layer / sbh for recomputed in choices
+        ]
         theirs = (34 / count + 5 * config.heads * sequence / config.hidden_size / count, 34 / count)
         print(f"| {count} | " + " | ".join(f"{cell:.2f}" for cell in (*cells, *theirs)) + " |")
 

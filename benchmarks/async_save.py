@@ -86,10 +86,10 @@ class Run:
 
     def state(self):
         """Parameters and moments by name as torch has them: DTensors where they are sharded."""
-        tensors = {f"model.{one.name}": one.parameter.detach() for one in self.model.local_parameters}
-        for one in self.model.local_parameters:
-            for name, tensor in self.optimizer.state[one.parameter].items():
-                tensors[f"optimizer.{name}.{one.name}"] = tensor
+        tensors = {f"model.{local.name}": local.parameter.detach() for local in self.model.local_parameters}
+        for local in self.model.local_parameters:
+            for name, tensor in self.optimizer.state[local.parameter].items():
+                tensors[f"optimizer.{name}.{local.name}"] = tensor
         return tensors
 
     def timed(self, action):

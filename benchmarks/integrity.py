@@ -83,7 +83,7 @@ def main():
     device, record = torch.device(options.device), Recorder(__file__, "recovery.md", device=options.device)
     model, optimizer, step = trained(options, device)
     states = state_tensors(optimizer, model.local_parameters)
-    tensors = [one.tensor for one in model.local_parameters] + [
+    tensors = [local.tensor for local in model.local_parameters] + [
         tensor for values in states.values() for tensor in values
     ]
     targets = [torch.empty_like(tensor) for tensor in tensors]

@@ -138,9 +138,9 @@ def main() -> None:
     else:
         book.begin(given.seed, given.count)
         wanted = [book.of(given.only)] if given.only else [
-            one
-            for one in book.content["mutants"]
-            if one["status"] == given.retry and not one.get("equivalent") and one["room"] in given.rooms
+            mutant
+            for mutant in book.content["mutants"]
+            if mutant["status"] == given.retry and not mutant.get("equivalent") and mutant["room"] in given.rooms
         ]  # fmt: skip
         run(book, wanted, given.jobs, given.seconds, given.minutes, given.wide)
         print(table(book))
@@ -166,7 +166,7 @@ def run(book: Book, wanted: list[dict[str, Any]], jobs: int, seconds: float, min
         for number in range(jobs):
             copies.put(Copy(Path(folder) / str(number)))
 
-        def one(record: dict[str, Any]) -> None:
+        def try_mutant(record: dict[str, Any]) -> None:
             if time.monotonic() > until:
                 return
             copy = copies.get()
@@ -176,7 +176,7 @@ def run(book: Book, wanted: list[dict[str, Any]], jobs: int, seconds: float, min
                 copies.put(copy)
             print(f"{record['status']}: {record['id']} ({record.get('by')})", flush=True)
 
-        for future in [threads.submit(one, record) for record in wanted]:
+        for future in [threads.submit(try_mutant, record) for record in wanted]:
             future.result()
 
 

@@ -46,9 +46,9 @@ def parameters(layers, dtype, device):
     with torch.device("meta"):
         model = Decoder(ModelConfig(**WIDTH, layers=layers)).to(dtype)
     held = collect_local_parameters(model.to_empty(device=device))
-    for one in held:
-        torch.nn.init.normal_(one.parameter, std=0.02)
-        one.parameter.grad = 1e-3 * torch.randn_like(one.parameter)
+    for local in held:
+        torch.nn.init.normal_(local.parameter, std=0.02)
+        local.parameter.grad = 1e-3 * torch.randn_like(local.parameter)
     return held
 
 
@@ -76,16 +76,24 @@ def compiled_kernel():
 
     def step(weight, gradient, exp_avg, exp_avg_sq, scalars, rows, columns, names, keys):
         lines = ElementAddresses(weight.shape[1], rows, columns, names)
-        one = Operands(weight, gradient, exp_avg, exp_avg_sq, None, scalars, lines)
-        reference.update_lines(one, keys, "bf16-sr")
+        operand = Operands(weight, gradient, exp_avg, exp_avg_sq, None, scalars, lines)
+        reference.update_lines(operand, keys, "bf16-sr")
 
     compiled = torch.compile(step, dynamic=True, fullgraph=True)
 
     def kernel(operands, keys, _mode):
         with patch.object(reference, "square_root", torch.sqrt):
-            for one in operands:
-                tables = (one.addresses.rows_L, one.addresses.columns_L, one.addresses.names_L)
-                compiled(one.weight, one.gradient, one.exp_avg, one.exp_avg_sq, one.scalars, *tables, keys)
+            for operand in operands:
+                tables = (operand.addresses.rows_L, operand.addresses.columns_L, operand.addresses.names_L)
+                compiled(
+                    operand.weight,
+                    operand.gradient,
+                    operand.exp_avg,
+                    operand.exp_avg_sq,
+                    operand.scalars,
+                    *tables,
+                    keys,
+                )
 
     return kernel
 
@@ -112,7 +120,7 @@ def measure(sides, rounds, device):
 def speed(options):
     """Print the table of speeds."""
     device, record = torch.device(options.device), Recorder(__file__, "precision.md", device=options.device)
-    elements = sum(one.parameter.numel() for one in parameters(options.layers, torch.bfloat16, "meta"))
+    elements = sum(local.parameter.numel() for local in parameters(options.layers, torch.bfloat16, "meta"))
     sides = {
         "bf16-sr, fused": (14, bf16_side(options.layers, device, kernel_for(device))),
         PLAIN: (14, bf16_side(options.layers, device, reference.update)),
@@ -170,7 +178,7 @@ def generators(options):
             file.flush()
             sides[name] = bf16_side(options.layers, torch.device("cpu"), kernel_for(torch.device("cpu")))
     native.native_kernel.cache_clear()
-    elements = sum(one.parameter.numel() for one in parameters(options.layers, torch.bfloat16, "meta"))
+    elements = sum(local.parameter.numel() for local in parameters(options.layers, torch.bfloat16, "meta"))
     _, times = measure(sides, options.rounds, torch.device("cpu"))
     middle = {name: statistics.median(values) for name, values in times.items()}
     print("| generator | step, ns/element on one core | of these random bits |\n|---|---|---|")
@@ -193,7 +201,7 @@ def check(options):
     shapes = ((1, 1), (3, 7), (37, 129), (5, 1100))
     for rounding, wide, shape in itertools.product(reference.ROUNDINGS, (False, True), shapes):
         for name, kernel in kernels.items():
-            plain, other = (random_operands(rounding, wide, *shape, one) for one in ("cpu", device))
+            plain, other = (random_operands(rounding, wide, *shape, place) for place in ("cpu", device))
             for _ in range(3):
                 reference.update([plain], KEYS, rounding)
                 kernel([other], KEYS.to(device), rounding)

@@ -38,15 +38,15 @@ def main():
         file = Path(folder) / "own.yaml"
         file.write_text(yaml.safe_dump(machine.catalog("here")), encoding="utf-8")
         for world, layout, mode in LAYOUTS:
-            content, recipe, question, one = asked(str(file), world, layout, mode)
+            content, recipe, question, candidate = asked(str(file), world, layout, mode)
             measured = pool.run(world, measure, content)
-            first = [stage * (world // one.pipeline) for stage in range(one.pipeline)]
+            first = [stage * (world // candidate.pipeline) for stage in range(candidate.pipeline)]
             for stage, report in enumerate(rehearse(recipe, world, first).ranks):
-                planned = rank_memory(question, one, stage).total
+                planned = rank_memory(question, candidate, stage).total
                 ratios = [planned / report.peak_bytes - 1, planned / measured[report.rank].peak - 1]
                 worst = [max(a, abs(b)) for a, b in zip(worst, ratios, strict=True)]
-                sent = sum(exchanged_bytes(question, one, stage).values())
-                flops = executed_flops(question, one, stage)
+                sent = sum(exchanged_bytes(question, candidate, stage).values())
+                flops = executed_flops(question, candidate, stage)
                 assert flops == report.flops == measured[report.rank].flops
                 print(
                     f"| {world}, {layout}, {mode} | {stage} | {planned / 2**20:.1f} | {ratios[0]:+.1%} "

@@ -194,8 +194,8 @@ def main():
         found += [run for run in published if run.tokens_per_second]
         for run in (run for run in published if not run.tokens_per_second):
             left_out[run.group, "no throughput published"] += 1
-        for one in skipped:
-            left_out[one.group, one.reason] += 1
+        for row in skipped:
+            left_out[row.group, row.reason] += 1
     runs = Runs(found)
     everything = fit(runs, ~runs.suspect)
     if arguments.fit:
