@@ -369,7 +369,7 @@ def test_no_package_for_remote_stores_is_imported_for_local_files(small: Path, t
 import sys
 from pathlib import Path
 import hlat.data.prepare.worker
-assert not [name for name in ("torch", "fsspec", "aiohttp") if name in sys.modules]
+assert not [name for name in ("torch", "fsspec", "aiohttp", "pyarrow", "pydantic") if name in sys.modules]
 from hlat.config.sections import DataConfig
 from hlat.data.sources import list_files
 list_files(DataConfig(path={str(small)!r}), Path({str(tmp_path)!r}))
