@@ -1,4 +1,4 @@
-"""What several rooms' tests share: a small corpus, a small recipe, and where the measured texts may lie."""
+"""Fixtures of all tests: a small corpus, a small recipe, and the folder of measured texts."""
 
 import os
 import random
@@ -85,7 +85,7 @@ def tiny_recipe() -> str:
 
 @pytest.fixture
 def recipe_file(tiny_recipe: str, tmp_path: Path) -> Path:
-    """That recipe as a file."""
+    """The tiny recipe as a file."""
     path = tmp_path / "recipe.yaml"
     path.write_text(tiny_recipe)
     return path

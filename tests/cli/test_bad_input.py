@@ -1,4 +1,4 @@
-"""What a user sees who got something wrong: one message, exit code 2, no traceback, nothing half-written."""
+"""Errors of users: one message, exit code 2, no traceback, nothing half-written."""
 
 import contextlib
 import json

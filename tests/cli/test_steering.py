@@ -55,7 +55,7 @@ def test_hardware_files_that_are_none(cli, tmp_path, text):
 
 
 def test_generated_text(cli, tmp_path, monkeypatch):
-    """What a model writes is text of several lines; the rest of what it can write is shown."""
+    """Newlines and tabs of generated text are printed; other control characters are shown as escapes."""
     program = (
         "import hlat.evaluation, sys\n"
         "hlat.evaluation.generate_text = lambda *given: 'a\\nb\\tc\\x1b[2J\\x85\\x9b\\u202ed'\n"

@@ -1,4 +1,4 @@
-"""What a person reads about a recipe that is none: file, line, field, what it means and what to write."""
+"""Messages about invalid recipes: file, line, field, its meaning and what to write."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
-from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition, verify
+from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition, verify_data
 from hlat.data.prepare.duplicates import DuplicateFinder, hash_documents
 from hlat.data.prepare.partition import split_files
 from hlat.data.tokenizers import Tokenizer, train_bpe
@@ -70,7 +70,7 @@ def test_every_token_is_accounted_for_prepared_at_once_and_in_partitions(
             prepare_partition(config, out, number, parts)
         merge_partition_folders(config, folder / "merged", reversed(folders))
         assert tree(folder / "merged") == tree(folder / "whole")
-        verify(folder / "merged", config)
+        verify_data(folder / "merged", config)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 9))

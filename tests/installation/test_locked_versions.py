@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def locked() -> dict[str, tuple[Requirement, list[str]]]:
-    """What the lock says of each package: its requirement, and hashes."""
+    """Requirement and hashes of each package in the lock file."""
     text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
@@ -74,7 +74,7 @@ def test_torch_is_bounded_by_what_was_tested_and_seen() -> None:
 
 
 def test_nothing_names_a_machine_or_an_index() -> None:
-    """Where packages come from is a matter of each machine's settings."""
+    """Package indexes are settings of each machine, not of the project."""
     for name in ("constraints.txt", "requirements.lock"):
         text = (ROOT / name).read_text()
         assert not re.search(r"://|--(extra-)?index|--find-links|--trusted", text), name

@@ -61,6 +61,19 @@ def test_another_folder_is_imported_from_through_its_door():
     assert not wrong, "import from the door (the __init__ of the folder) instead:\n" + "\n".join(wrong)
 
 
+def test_what_is_imported_from_a_door_is_exported_by_it():
+    """A door that imports on first use answers for any name, so that mypy sees no mistake."""
+    exported = {(tuple(door.split(".")), name) for door, names in doors().items() for name in names}
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {'.'.join(module)} has no {name}"
+        for file in sources()
+        for node, module, name in imports(file)
+        if not is_module(module) and not is_module((*module, name)) and (module, name) not in exported
+        if not ROOT.joinpath(*module[1:], name, "__init__.py").is_file()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_name_has_one_door():
     homes = defaultdict(list)
     for door, names in doors().items():

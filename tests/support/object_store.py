@@ -29,12 +29,12 @@ class ObjectStore:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens."""
+        """URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads fsspec's backend to this server."""
+        """Environment variables that point fsspec's backend to this server."""
         return {
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "not-a-secret",

@@ -13,12 +13,12 @@ TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 
 
 def newest(run: Path) -> Checkpoint:
-    """The newest whole checkpoint of a run."""
+    """Open the newest complete checkpoint of a run."""
     return open_checkpoint(resolve(run))
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """What was logged, but for times and memory."""
+    """Logged metrics without times and memory."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 

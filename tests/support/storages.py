@@ -1,4 +1,4 @@
-"""What a forward pass really leaves alive: storages, counted by the bytes they have when it is over."""
+"""Storages that a forward pass leaves alive, counted by their bytes after it."""
 
 from collections.abc import Iterable
 from typing import Any

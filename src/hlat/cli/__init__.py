@@ -12,6 +12,8 @@ from hlat.cli.common import complain, say
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
 
+__all__ = ["app"]
+
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 

@@ -64,11 +64,11 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
     Every problem is listed. With a recipe, its settings have to be those that the data was prepared with.
     """
     folder, config = _find(source, overrides)
-    from hlat.data.prepare import verify
+    from hlat.data.prepare import verify_data
 
     ready()
     with data_progress() as progress:
-        prepared = verify(folder, config, progress)
+        prepared = verify_data(folder, config, progress)
     files = sum(len(split.shards) for split in prepared.manifest.splits.values())
     tokens = prepared.train_tokens + prepared.validation_tokens
     say("\n".join([f"{folder} is whole: {files:,} shards, {tokens:,} tokens", *prepared.advice]))

@@ -282,7 +282,8 @@ def _build_stage(
         parallelize_embedding_and_head(model, groups.tensor, layout.sequence_parallel)
     if groups.context is not None:
         with host_values():
-            from hlat.parallel.context_parallel import ContextParallelCore  # noqa: PLC0415  (imports torch's compiler, like the pipeline)
+            # Imported late, like the pipeline: it imports torch's compiler.
+            from hlat.parallel.context_parallel import ContextParallelCore  # noqa: PLC0415
 
         for block in model.blocks():
             block.attention.core = ContextParallelCore(groups.context)

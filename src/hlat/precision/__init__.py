@@ -1,6 +1,6 @@
 """Precision modes: the dtypes in which values are stored, computed, reduced and accumulated.
 
-| mode       | weights, master | products, activations | gradients, accumulation | reduction | moments | compensation | bytes per parameter |
+| mode       | weights | products | gradients | reduction | moments | compensation | bytes per parameter |
 |------------|------|------|------|------|------|------|----|
 | fp32       | fp32 | fp32 | fp32 | fp32 | fp32 |      | 16 |
 | mixed      | fp32 | bf16 | fp32 | fp32 | fp32 |      | 16 |
@@ -9,9 +9,10 @@
 | bf16       | bf16 | bf16 | bf16 | bf16 | bf16 |      | 8  |
 | bf16-kahan | bf16 | bf16 | bf16 | bf16 | bf16 | bf16 | 10 |
 
-A checkpoint stores weights, moments and compensation. Matrix products accumulate in fp32; norm statistics, softmax,
+Weights include the master copy, products the activations, gradients their accumulation. A checkpoint stores weights,
+moments and compensation. Matrix products accumulate in fp32; norm statistics, softmax,
 RoPE tables and the loss are fp32 in all modes. Within a step, mixed has a bf16 copy of the weights too (18 bytes).
-"""  # noqa: E501
+"""
 
 from hlat.precision.fp8 import check_fp8, convert_to_fp8
 from hlat.precision.modes import AUTO, MODES, Mode, resolve_mode

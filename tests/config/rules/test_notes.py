@@ -1,4 +1,4 @@
-"""What a recipe may say and will be surprised by is said."""
+"""Settings that are allowed but odd are pointed out."""
 
 import pytest
 from typer.testing import CliRunner

@@ -83,7 +83,7 @@ def failing(v: Values) -> int:
 
 
 def passes(check: Check, rule: Rule, v: Values) -> bool:
-    """Whether a rule has looked, its check found nothing wrong, and what it builds on is sound."""
+    """True if a rule applies, its check passes, and so do the checks that it depends on."""
     try:
         return not list(check(v)) and not list(rule(v))
     except Unavailable:
@@ -91,7 +91,7 @@ def passes(check: Check, rule: Rule, v: Values) -> bool:
 
 
 def broken(v: Values) -> Iterator[tuple[Check, Rule, Problem]]:
-    """What is wrong, with the rule that says so and its check."""
+    """Problems, each with the rule that reports it and its check."""
     for check, rule in zip(CHECKS, LAYOUT_RULES, strict=True):
         try:
             problems = list(rule(v))
@@ -198,7 +198,7 @@ TORCH: dict[str, Any] = {
 
 
 def torch_takes(config: ParallelConfig, count: int) -> bool:
-    """Whether torch's schedule can be made for the first rank: it lays out the passes of all ranks when it is."""
+    """True if torch can construct the schedule, which lays out the passes of all ranks, on the first rank."""
     last = config.stages - 1
     mine = [0, last] if config.schedule == "zbv" else range(0, config.stages, config.pipeline)
     group = {"group_size": config.pipeline, "group_rank": 0, "num_stages": config.stages, "submod": None}

@@ -15,7 +15,7 @@ from hlat.config.sections import DataConfig
 from hlat.data.manifest import read_data_manifest
 from hlat.data.manifest.record_checksum import checksum_of
 from hlat.data.online import prepare_online
-from hlat.data.prepare import prepare, verify, verify_and_seal
+from hlat.data.prepare import prepare, verify_and_seal, verify_data
 from hlat.data.prepared import PreparedData, open_prepared, prepared_folder
 from hlat.data.samples import TrainingData, ValidationData
 from hlat.data.tokenizers import load_saved
@@ -251,7 +251,7 @@ def test_a_contradiction_is_refused_without_a_checksum(folder: Path, change: Cal
     stored = json.loads(without_checksum(folder))
     change(stored)
     (folder / "manifest.json").write_text(json.dumps(stored))
-    for open_data in (open_prepared, verify):
+    for open_data in (open_prepared, verify_data):
         with pytest.raises(DataError, match=r"manifest\.json|begins at token"):
             open_data(folder)
 
@@ -271,7 +271,9 @@ def test_data_without_a_checksum_is_read_and_gets_one_when_it_is_verified(
     assert old.fingerprint == finished.fingerprint and samples(old, config) == samples(finished, config)
     (advice,) = old.advice
     assert advice.startswith("manifest.json has no checksum of its own") and "hlat data prepare" in advice
-    assert verify(folder, config).advice == old.advice and b"checksum" not in (folder / "manifest.json").read_bytes()
+    assert (
+        verify_data(folder, config).advice == old.advice and b"checksum" not in (folder / "manifest.json").read_bytes()
+    )
     assert verify_and_seal(folder).advice == [] == open_prepared(folder, config).advice
     assert json.loads((folder / "manifest.json").read_bytes()) == stored
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.data.prepare import prepare, verify
+from hlat.data.prepare import prepare, verify_data
 from hlat.data.prepared import BoundaryWriter, ShardWriter
 from hlat.data.sources import sha256_of
 from hlat.runtime import StorageError
@@ -93,7 +93,7 @@ def test_a_long_document_is_tokenized_in_bounded_memory(tmp_path: Path, megabyte
     config = data_config(file, tokenizer={"vocab_size": 400, "train_bytes": 100_000}, shard_tokens=10**9)
     prepare(config, tmp_path / "out", workers=1, progress=record_memory)
     assert 0 < max(peaks) < 180e6 + 16 * megabytes * 1e6
-    prepared = verify(tmp_path / "out")
+    prepared = verify_data(tmp_path / "out")
     assert sum(split.documents for split in prepared.manifest.splits.values()) == 21
 
 

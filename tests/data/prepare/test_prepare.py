@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from hlat.config.sections import DataConfig
-from hlat.data.prepare import prepare, verify
+from hlat.data.prepare import prepare, verify_data
 from tests.support.data.corpora import documents, prose, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config
 
@@ -35,7 +35,7 @@ def test_tokens_are_the_documents_in_order(small: Path, tmp_path: Path) -> None:
     assert "2 rows hold no text" in prepared.notes[0]
     assert all(shard.tokens == 5000 for shard in prepared.manifest.splits["train"].shards[:-1])
     assert len(prepared.manifest.splits["train"].shards) > 1
-    assert verify(tmp_path / "out").fingerprint == prepared.fingerprint
+    assert verify_data(tmp_path / "out").fingerprint == prepared.fingerprint
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -109,7 +109,7 @@ def test_dtype_follows_the_vocabulary(small: Path, tmp_path: Path) -> None:
     prepared = prepare(data_config(small, **section), tmp_path / "b", workers=1)
     assert prepared.manifest.dtype == "uint32"
     assert prepared.tokens("train").read(0, prepared.train_tokens).max() == 65536
-    verify(tmp_path / "b")
+    verify_data(tmp_path / "b")
 
 
 def test_a_corpus_too_small_for_the_vocabulary_is_noted(tmp_path: Path) -> None:

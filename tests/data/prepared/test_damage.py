@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.data.prepare import preparation, prepare, verify
+from hlat.data.prepare import preparation, prepare, verify_data
 from hlat.data.prepared import PreparedData, open_prepared, summarize
 from hlat.runtime import DataError
 from tests.support.data.preparing import data_config, training_data
@@ -37,7 +37,7 @@ def test_verification_reports_a_flipped_bit(finished: PreparedData, name: str) -
     file.write_bytes(content)
     open_prepared(finished.dir)
     with pytest.raises(DataError, match=f"{name}: the checksum differs"):
-        verify(finished.dir)
+        verify_data(finished.dir)
 
 
 @pytest.mark.parametrize("position", [0, 17, 80, 163, -8, -1])
@@ -71,7 +71,7 @@ def test_verification_reports_tokens_outside_the_vocabulary(finished: PreparedDa
     tokens[7] = 400
     tokens.tofile(file)
     with pytest.raises(DataError, match="token 400 at 7 is outside the vocabulary of 400"):
-        verify(finished.dir)
+        verify_data(finished.dir)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"format_version": 99}', "\x00"])

@@ -26,7 +26,8 @@ ODD_VALUES: tuple[str, ...] = (
     "x", "a" * 300, "b" * 20_000, '"\\e[2J\\x9b1m\\x85"', '"\\u202eabc\\u2066"', '"a\\nb\\tc\\rd"', '"\\0"',
     '"\\ud800"', "[/b]", "é𝔘語", "{" * 500, "[" * 3000,
     # paths and URLs
-    "/dev/zero", "/", "../../../etc/passwd", "s3://bucket/prefix/x", f"https://{SECRET}@host/x", f"http://h/x?k={SECRET}",
+    "/dev/zero", "/", "../../../etc/passwd", "s3://bucket/prefix/x", f"https://{SECRET}@host/x",
+    f"http://h/x?k={SECRET}",
     f"https://u%3A{SECRET}%40host/x#access_token={SECRET}",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hlat.data.prepare.partition import partition_folder, prepare_partition, train_tokenizer
     from hlat.data.prepare.preparation import folder_lock, ignore_progress, prepare, resolve_output_folder
     from hlat.data.prepare.tokenizer_and_split import ProgressCallback, make_tokenizer
-    from hlat.data.prepare.verification import verify, verify_and_seal
+    from hlat.data.prepare.verification import verify_and_seal, verify_data
 
 __getattr__ = lazily(
     __name__,
@@ -39,7 +39,7 @@ __getattr__ = lazily(
             "make_tokenizer",
         ),
         "verification": (
-            "verify",
+            "verify_data",
             "verify_and_seal",
         ),
     },
@@ -59,6 +59,6 @@ __all__ = [
     "prepare_partition",
     "resolve_output_folder",
     "train_tokenizer",
-    "verify",
     "verify_and_seal",
+    "verify_data",
 ]

@@ -43,13 +43,15 @@ _CHUNK = 1 << 23  # bytes read at a time; a multiple of the sizes of a token and
 _CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"
 
 
-def verify(dir: str | Path, config: DataConfig | None = None, progress: ProgressCallback | None = None) -> PreparedData:
+def verify_data(
+    dir: str | Path, config: DataConfig | None = None, progress: ProgressCallback | None = None
+) -> PreparedData:
     """Open prepared data and check all of its content: checksums, token range, document boundaries, counts.
 
     Args:
         dir: the folder.
         config: if given, the settings that decide the content must equal those the data was prepared with.
-        progress: called with "verify", the bytes checked, and the bytes in total.
+        progress: called with "verify_data", the bytes checked, and the bytes in total.
 
     Raises:
         DataError: lists every problem found, one per line.
@@ -63,16 +65,16 @@ def verify(dir: str | Path, config: DataConfig | None = None, progress: Progress
 
 
 def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -> PreparedData:
-    """Run ``verify``, then add a checksum to a manifest that has none, if the folder is writable.
+    """Run ``verify_data``, then add a checksum to a manifest that has none, if the folder is writable.
 
     Args:
         dir: the folder.
-        progress: see ``verify``.
+        progress: see ``verify_data``.
 
     Raises:
         DataError: lists every problem found, one per line.
     """
-    prepared = verify(dir, progress=progress)
+    prepared = verify_data(dir, progress=progress)
     if prepared.manifest.has_checksum:
         return prepared
     with suppress(OSError), folder_lock(prepared.dir, wait=True):
@@ -132,7 +134,7 @@ def _file_problems(
             yield from found
             done += size
             if progress is not None:
-                progress("verify", done, total)
+                progress("verify_data", done, total)
 
 
 def _run_check(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
