@@ -178,7 +178,7 @@ def print_tables(world, size, middle, copy, first, write, alone, step):
 
 def print_verify(root, record):
     """Verify the last checkpoint, alternating with sha256sum of the same files; print and record the speeds."""
-    from hlat.checkpoint.protocol import verify
+    from hlat.checkpoint.protocol import verify_checkpoint
 
     [folder] = root.glob("step-*")
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -186,7 +186,7 @@ def print_verify(root, record):
     rates = {"hlat checkpoint verify": [], "sha256sum": []}
     for _ in range(5):
         begin = time.perf_counter()
-        assert verify(folder) == []
+        assert verify_checkpoint(folder) == []
         middle = time.perf_counter()
         subprocess.run(["sha256sum", *files], check=True, stdout=subprocess.DEVNULL)
         rates["hlat checkpoint verify"].append(size / (middle - begin) / 1e9)

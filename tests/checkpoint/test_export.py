@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import collect, end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.format import Disk, replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify_checkpoint
 from hlat.cli.model import import_command
 from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, build, collect_local_parameters
@@ -78,7 +78,7 @@ def test_the_export_of_an_import_equals_the_original(
     """All files are equal, byte for byte."""
     source = hf_folder(tmp_path / "source", tokenizer, dtype, **FAMILIES[family])
     checkpoint = import_hf(source, tmp_path / "imported")
-    assert verify(checkpoint) == []
+    assert verify_checkpoint(checkpoint) == []
     exported = export_hf(checkpoint, tmp_path / "exported")
     assert_equal(stored(exported), stored(source))
     assert {tensor.dtype for tensor in stored(exported).values()} == {dtype}

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
 from hlat.checkpoint.format import INDEX_NAME, parse_index, replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_manifest, verify
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_manifest, verify_checkpoint
 from hlat.runtime import CheckpointError
 
 SLOW = int(os.environ.get("HLAT_FUZZ_INDEXES", "20000"))
@@ -149,7 +149,7 @@ def test_a_resealed_index_gives_correct_tensors_or_a_message(saved: Path, tmp_pa
     data = rng.choice(CHANGES)((saved / INDEX_NAME).read_bytes(), rng)
     (folder / INDEX_NAME).write_bytes(data)
     _seal(folder)
-    if verify(folder):
+    if verify_checkpoint(folder):
         return
     checkpoint = open_checkpoint(folder)
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, verify
+from hlat.checkpoint.protocol import CheckpointStore, verify_checkpoint
 from hlat.config.sections import FaultConfig
 from hlat.model import LocalParameter
 from hlat.model.derived import RowLayout
@@ -133,7 +133,7 @@ def test_torn_and_corrupted_writes_are_found_by_the_checksums(tmp_path, kind):
     store = store_with(tmp_path, fault(kind=kind, at_step=2))
     for step in (1, 2, 3):
         store.save(step, BLOCKS, {})
-    whole = [verify(tmp_path / "checkpoints" / f"step-{step:08d}") == [] for step in (1, 2, 3)]
+    whole = [verify_checkpoint(tmp_path / "checkpoints" / f"step-{step:08d}") == [] for step in (1, 2, 3)]
     assert whole == [True, False, True]
 
 

@@ -39,7 +39,7 @@ class CheckpointEntry:
     Attributes:
         location: the folder, or its URL.
         step: optimizer steps done.
-        state: ``committed``; ``damaged`` if a small file does not match its checksum (``verify`` checks all files);
+        state: ``committed``; ``damaged`` if a small file does not match its checksum (all: ``verify_checkpoint``);
             ``set aside`` if it was damaged and renamed; ``unfinished`` if a save or a removal was interrupted, or is
             still in progress.
         bytes: size of its files, from the manifest; 0 without a manifest.

@@ -83,7 +83,7 @@ def verify_command(checkpoint: CheckpointsArgument) -> None:
 def _verify_folder(path: Path) -> list[bool]:
     """Verify each checkpoint of a folder: True if it is complete, or was removed by the run meanwhile."""
     from hlat.checkpoint import find_checkpoints_folder, is_checkpoint, list_checkpoints
-    from hlat.checkpoint.protocol import read_manifest, verify
+    from hlat.checkpoint.protocol import read_manifest, verify_checkpoint
 
     if is_checkpoint(path):
         folders = [path]
@@ -93,7 +93,7 @@ def _verify_folder(path: Path) -> list[bool]:
     checked = []
     for folder in folders:
         begin = time.perf_counter()
-        problems = verify(folder)
+        problems = verify_checkpoint(folder)
         if problems and not folder.exists():
             say(f"{folder} was removed meanwhile")
             checked.append(True)
@@ -136,7 +136,7 @@ def prune_command(
 ) -> None:
     """Remove old checkpoints of a run that is not being trained; the newest complete one always stays."""
     from hlat.checkpoint import find_checkpoints_folder, list_checkpoints
-    from hlat.checkpoint.protocol import CheckpointStore, prunable_steps, verify
+    from hlat.checkpoint.protocol import CheckpointStore, prunable_steps, verify_checkpoint
     from hlat.training.process import run_lock
 
     ready()
@@ -145,7 +145,7 @@ def prune_command(
     folder = find_checkpoints_folder(Path(run))
     if dry_run:
         there = {entry.step: Path(entry.location) for entry in list_checkpoints(folder) if entry.state in _CHECKPOINTS}
-        steps = prunable_steps(list(there), keep_last, keep_every, lambda step: not verify(there[step]))
+        steps = prunable_steps(list(there), keep_last, keep_every, lambda step: not verify_checkpoint(there[step]))
         say(f"would remove: {_listed(steps)}")
         return
     try:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, resolve, verify
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, resolve, verify_checkpoint
 from hlat.runtime import CheckpointError
 from tests.support.checkpoint.saved_states import save, state
 
@@ -49,8 +49,8 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def assert_refused(folder: Path, message: str) -> None:
-    """Check that ``verify``, ``resolve``, loading without them, and a store refuse the checkpoint."""
-    assert message in "; ".join(verify(folder))
+    """Check that ``verify_checkpoint``, ``resolve``, loading without them, and a store refuse the checkpoint."""
+    assert message in "; ".join(verify_checkpoint(folder))
     with pytest.raises(CheckpointError, match="damaged"):
         resolve(folder)
     with pytest.raises(CheckpointError, match=message):
@@ -258,11 +258,11 @@ def test_a_deeply_nested_manifest_is_refused(folder: Path) -> None:
     data = b'{"format":' + b"[" * 100_000
     (folder / "manifest.json").write_bytes(data)
     (folder / "COMMITTED").write_text(sha256(data).hexdigest())
-    assert "not a valid manifest" in verify(folder)[0]
+    assert "not a valid manifest" in verify_checkpoint(folder)[0]
 
 
 def test_files_that_the_manifest_does_not_list_are_not_read(folder: Path, tmp_path: Path) -> None:
     """An additional file changes nothing."""
     shutil.copyfile(folder / "meta.json", folder / "extra.json")
-    assert verify(folder) == []
+    assert verify_checkpoint(folder) == []
     assert open_checkpoint(resolve(folder)).load("").keys() == state(1).keys()

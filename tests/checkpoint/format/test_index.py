@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from hlat.checkpoint.format.covering import cover_problem
 from hlat.checkpoint.format.pickled import read_pickle
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify_checkpoint
 from hlat.runtime import CheckpointError
 from tests.checkpoint.format.test_hostile import assert_refused, seal, write_index
 from tests.support.checkpoint.saved_states import save
@@ -192,7 +192,7 @@ def test_many_chunks_and_many_tensors_are_read_fast(folder: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(index))
     (folder / "data").write_bytes(bytes(24_000))
     seal(folder)
-    assert verify(folder) == []
+    assert verify_checkpoint(folder) == []
     assert len(open_checkpoint(folder).tensors) == 20_001
 
 

@@ -1,4 +1,4 @@
-"""meta.json with invalid fields and valid checksums: ``verify`` reports it, and every reader refuses it."""
+"""meta.json with invalid fields and valid checksums: ``verify_checkpoint`` reports it, and every reader refuses it."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from hlat.checkpoint import (
     read_saved_run,
 )
 from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.model import build, collect_local_parameters
 from hlat.runtime import CheckpointError
@@ -51,7 +51,7 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_metadata_of_hlat_is_valid(folder: Path) -> None:
-    assert verify(folder) == [] and open_checkpoint(folder).meta == META
+    assert verify_checkpoint(folder) == [] and open_checkpoint(folder).meta == META
 
 
 INVALID = [None, True, -1, 2**63, 1.5, float("inf"), "many", [], [1], {}, {"a": 1}, [[[]]]]
@@ -98,7 +98,7 @@ def test_metadata_that_is_not_an_object_is_damage(folder: Path, text: str) -> No
 
 def test_the_step_must_equal_that_of_the_manifest(folder: Path) -> None:
     change(folder, lambda meta: meta.update(step=2))
-    assert verify(folder) == ["meta.json is of step 2, the manifest of step 1"]
+    assert verify_checkpoint(folder) == ["meta.json is of step 2, the manifest of step 1"]
 
 
 def test_listing_and_opening_report_invalid_metadata(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_listing_and_opening_report_invalid_metadata(folder: Path) -> None:
 
 def test_imported_weights_are_not_the_checkpoint_of_a_run(folder: Path) -> None:
     change(folder, lambda meta: [meta.pop(name) for name in ("recipe", "data_fingerprint")])
-    assert verify(folder) == []
+    assert verify_checkpoint(folder) == []
     with pytest.raises(CheckpointError, match=r"no recipe and no data_fingerprint.*checkpoint\.init_from"):
         read_saved_run(open_checkpoint(folder))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.format import Disk, TensorChunk, replicated_chunks
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_on_all_ranks, verify
+from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_on_all_ranks, verify_checkpoint
 from hlat.runtime import CheckpointError, LaunchError, StorageError
 from hlat.runtime.distributed import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, PowerLoss
@@ -64,7 +64,7 @@ def operations_per_rank(tmp_path: Path) -> list[list[str]]:
 
 def test_a_save_by_all_ranks_makes_a_checkpoint(tmp_path: Path) -> None:
     done = operations_per_rank(tmp_path)
-    assert verify(tmp_path / "count" / "step-00000001") == []
+    assert verify_checkpoint(tmp_path / "count" / "step-00000001") == []
     assert_is_step(reopen(tmp_path / "count").newest(), 1)
     written = [{what.split()[1] for what in rank if what.startswith("create")} for rank in done]
     assert len({rank[-1] for rank in done[1:]}) == 1, "each rank fsyncs the shared folder"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.format import Disk, replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, verify
+from hlat.checkpoint.protocol import CheckpointStore, verify_checkpoint
 from hlat.runtime import StorageError
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk
 from tests.support.checkpoint.saved_states import assert_is_step, save
@@ -84,7 +84,7 @@ def assert_is_valid(root: Path) -> int:
     assert_is_step(newest, newest.step)
     assert {path.name for path in root.iterdir()} <= {f"step-{step:08d}" for step in (1, 2, 3)}
     for folder in root.iterdir():
-        assert verify(folder) == [], "older checkpoints are valid too, or do not exist"
+        assert verify_checkpoint(folder) == [], "older checkpoints are valid too, or do not exist"
     return newest.step
 
 
@@ -160,7 +160,7 @@ def test_a_protocol_without_file_sync_would_fail(make_folders: Callable[[str], t
     root, _ = make_folders("unsynced")
     lose_power_after_save(root, NoFileSync(10**9, root.parent / "shelter", forgets="everything"))
     assert open_store(root).steps() == [1, 2, 3]
-    assert verify(root / "step-00000003")
+    assert verify_checkpoint(root / "step-00000003")
 
 
 def test_an_error_in_one_file_stops_writing_the_others(tmp_path: Path) -> None:

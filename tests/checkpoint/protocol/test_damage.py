@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.checkpoint.protocol import CheckpointStore, resolve, verify
+from hlat.checkpoint.protocol import CheckpointStore, resolve, verify_checkpoint
 from hlat.runtime import CheckpointError
 from tests.support.checkpoint.saved_states import assert_is_step, save
 
@@ -106,7 +106,7 @@ def test_damage_is_reported_and_the_previous_checkpoint_is_used(
         flip_a_bit(bad / name)  # the index of two steps is the same, byte for byte
     else:
         damage(bad / name)
-    problems = verify(bad)
+    problems = verify_checkpoint(bad)
     assert problems and name in problems[0], problems
 
     with pytest.raises(CheckpointError, match="damaged"):
@@ -128,7 +128,7 @@ def test_damage_is_reported_and_the_previous_checkpoint_is_used(
 
 def test_a_symbolic_link_is_damage(root: Path) -> None:
     replace_by_link(root / "step-00000003" / "meta.json")
-    assert verify(root / "step-00000003") == ["meta.json is a symbolic link"]
+    assert verify_checkpoint(root / "step-00000003") == ["meta.json is a symbolic link"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,7 +142,7 @@ def test_a_changed_byte_is_reported(
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
-    assert verify(folder)
+    assert verify_checkpoint(folder)
 
 
 def test_swapped_files_are_reported(root: Path) -> None:
@@ -150,14 +150,14 @@ def test_swapped_files_are_reported(root: Path) -> None:
     kept = model.read_bytes()
     model.write_bytes(optimizer.read_bytes())
     optimizer.write_bytes(kept)
-    assert [problem.split()[0] for problem in verify(root / "step-00000003")] == [model.name, optimizer.name]
+    assert [problem.split()[0] for problem in verify_checkpoint(root / "step-00000003")] == [model.name, optimizer.name]
 
 
 def test_exchanged_folders_are_reported(root: Path) -> None:
     (root / "step-00000003").rename(root / "aside")
     (root / "step-00000002").rename(root / "step-00000003")
-    assert verify(root / "step-00000003") == ["the folder is named step-00000003, its content is of step 2"]
-    assert verify(root / "aside") == [], "a folder with another name belongs to the user"
+    assert verify_checkpoint(root / "step-00000003") == ["the folder is named step-00000003, its content is of step 2"]
+    assert verify_checkpoint(root / "aside") == [], "a folder with another name belongs to the user"
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:

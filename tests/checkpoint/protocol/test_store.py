@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify_checkpoint
 from hlat.runtime import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state
 
@@ -106,7 +106,7 @@ def test_a_large_state_is_written_to_several_files(store: CheckpointStore, monke
     monkeypatch.setattr("hlat.checkpoint.format.writer._FILE_BYTES", 100)
     path = save(store, 2)
     assert len(list(path.glob("model__0_*.distcp"))) == 4
-    assert verify(path) == []
+    assert verify_checkpoint(path) == []
     assert_is_step(store.newest(), 2)
 
 
@@ -116,7 +116,7 @@ def test_files_are_copied_into_the_checkpoint(store: CheckpointStore, tmp_path: 
     path = save(store, 1, {"tokenizer/tokenizer.json": source, "tokenizer/deep/er/a.txt": source})
     source.unlink()
     assert (path / "tokenizer" / "deep" / "er" / "a.txt").read_bytes() == bytes(range(256)) * 10_000
-    assert verify(path) == []
+    assert verify_checkpoint(path) == []
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "meta.json", "manifest.json", "COMMITTED"])
@@ -249,7 +249,7 @@ def test_checkpoints_written_by_this_process_are_not_verified_again(
     """Pruning after a save reads no files: what this process has written is valid."""
     for step in range(5):
         save(store, step)
-    monkeypatch.setattr("hlat.checkpoint.protocol.store.verify", lambda _: pytest.fail("verified again"))
+    monkeypatch.setattr("hlat.checkpoint.protocol.store.verify_checkpoint", lambda _: pytest.fail("verified again"))
     assert store.prune() == [0, 1, 2]
 
 

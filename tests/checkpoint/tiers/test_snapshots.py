@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from hlat.checkpoint.protocol import CheckpointStore, verify
+from hlat.checkpoint.protocol import CheckpointStore, verify_checkpoint
 from hlat.checkpoint.tiers import replication
 from hlat.checkpoint.tiers.replication import next_in_ring
 from hlat.runtime import LaunchError, StorageError
@@ -54,7 +54,7 @@ def test_a_snapshot_can_be_promoted_on_any_number_of_ranks_and_machines(cluster:
     step, newest = cluster.promote(after)
     assert step == 5 and cluster.damaged == []
     assert_is_state_of_step(newest, 5)
-    assert verify(cluster.run_dir / "checkpoints" / "step-00000005") == []
+    assert verify_checkpoint(cluster.run_dir / "checkpoints" / "step-00000005") == []
 
 
 def test_each_machine_keeps_two_snapshots_and_two_copies(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from hlat.checkpoint.protocol import open_checkpoint, resolve, verify
+from hlat.checkpoint.protocol import open_checkpoint, resolve, verify_checkpoint
 
 FAULT = "faults=[{{kind: {kind}, at_step: {at_step}, steps: {steps}, seconds: {seconds}}}]"
 
@@ -102,7 +102,7 @@ def test_several_failed_saves_do_not_change_the_run(cli, recipe_file, tiny, tmp_
     assert all("What would work" in event["message"] for event in failed)
     assert done.stdout.count("failed, training continues") == 3
     assert checkpoints_of(tmp_path / "bad") == steps(5, 25, 30, 35, 40)
-    assert all(verify(path) == [] for path in (tmp_path / "bad" / "checkpoints").iterdir())
+    assert all(verify_checkpoint(path) == [] for path in (tmp_path / "bad" / "checkpoints").iterdir())
     assert_same(resolve(tmp_path / "bad"), good)
 
 
@@ -184,7 +184,7 @@ def test_a_second_signal_ends_the_wait_for_the_last_save_but_not_the_save(recipe
     assert not list(tmp_path.glob("run/checkpoints/step-*")), "nobody waited for it"
     wait_until(lambda: not saver.is_running())
     [checkpoint] = (tmp_path / "run" / "checkpoints").iterdir()
-    assert verify(checkpoint) == []
+    assert verify_checkpoint(checkpoint) == []
 
 
 @pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])

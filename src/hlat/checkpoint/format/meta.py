@@ -2,8 +2,8 @@
 
     bytes --parse_meta--> a mapping whose known fields have the types below; other fields are not checked
 
-Every reader of a checkpoint uses this check, including ``verify``. So a file that was edited, with its checksums
-updated, is reported as damage; it cannot cause an unexpected error later.
+Every reader of a checkpoint uses this check, including ``verify_checkpoint``. So a file that was edited, with its
+checksums updated, is reported as damage; it cannot cause an unexpected error later.
 """
 
 import json

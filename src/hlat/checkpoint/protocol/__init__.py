@@ -20,7 +20,7 @@ from hlat.checkpoint.protocol.manifest import (
     read_manifest,
     step_folder_name,
     step_of_path,
-    verify,
+    verify_checkpoint,
 )
 from hlat.checkpoint.protocol.rank_parts import (
     PartCopy,
@@ -73,7 +73,7 @@ __all__ = [
     "save_with_retries",
     "step_folder_name",
     "step_of_path",
-    "verify",
+    "verify_checkpoint",
     "verify_part",
     "write_part",
 ]

@@ -125,7 +125,7 @@ def is_safe_name(name: str) -> bool:
     return plain and not any(character in name for character in "\\:\0")
 
 
-def verify(folder: Path) -> list[str]:
+def verify_checkpoint(folder: Path) -> list[str]:
     """List everything that is wrong with a checkpoint folder; an empty list means that it is valid.
 
     Every byte is read; files are hashed in parallel, in blocks of 1 MiB.

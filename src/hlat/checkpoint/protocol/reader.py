@@ -25,7 +25,7 @@ from hlat.checkpoint.format import (
     read_regions,
     storage_error,
 )
-from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_FOLDER, read_manifest, verify
+from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_FOLDER, read_manifest, verify_checkpoint
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup
 
@@ -194,13 +194,13 @@ def resolve(path: Path) -> Path:
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist. Give a run folder, its checkpoints folder, or one checkpoint.")
     if (path / MARKER_NAME).exists() or STEP_FOLDER.fullmatch(path.name):
-        if problems := verify(path):
+        if problems := verify_checkpoint(path):
             raise CheckpointError(f"{path}: damaged: {'; '.join(problems)}. Use another checkpoint.")
         return path
     root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     damaged = []
     for folder in reversed(step_folders(root)):
-        problems = verify(folder)
+        problems = verify_checkpoint(folder)
         if not problems:
             return folder
         damaged.append(f"{folder.name}: {'; '.join(problems)}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from hlat.checkpoint.format import Disk, TensorChunk, make_checkpoints_folder, storage_error
 from hlat.checkpoint.protocol.commit import CheckpointContent, clean_up, commit, remove_checkpoint
-from hlat.checkpoint.protocol.manifest import STAGING_PREFIX, STEP_FOLDER, step_folder_name, verify
+from hlat.checkpoint.protocol.manifest import STAGING_PREFIX, STEP_FOLDER, step_folder_name, verify_checkpoint
 from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks, step_folders
 from hlat.runtime import CheckpointError, StorageError
@@ -204,7 +204,7 @@ class CheckpointStore:
 
     def _find_newest(self) -> int | None:
         for folder in reversed(step_folders(self.root)):
-            problems = verify(folder)
+            problems = verify_checkpoint(folder)
             if not problems:
                 self._verified.add(_step_of(folder))
                 return _step_of(folder)
@@ -224,7 +224,7 @@ class CheckpointStore:
         for folder in reversed(step_folders(self.root)):
             if _step_of(folder) < step:
                 break
-            problems = verify(folder)
+            problems = verify_checkpoint(folder)
             if not problems and _step_of(folder) == step and not found:
                 self._verified.add(step)
                 return step
@@ -259,7 +259,7 @@ class CheckpointStore:
         return removed
 
     def _is_valid(self, step: int) -> bool:
-        if step not in self._verified and not verify(self.root / step_folder_name(step)):
+        if step not in self._verified and not verify_checkpoint(self.root / step_folder_name(step)):
             self._verified.add(step)
         return step in self._verified
 
