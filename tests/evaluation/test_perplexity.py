@@ -117,7 +117,7 @@ def test_a_recipe_of_another_version_is_refused(tmp_path: Path, run: Path) -> No
     config = Recipe.model_fields["model"].annotation.model_validate(meta["model"])
     state = collect(config, collect_local_parameters(build(config, device="cpu", seed=0)))
     CheckpointStore(tmp_path / "other" / "checkpoints", 1).save(1, state, meta | {"recipe": {"model": {"experts": 8}}})
-    with pytest.raises(CheckpointError, match="this version does not support its model section"):
+    with pytest.raises(CheckpointError, match="this version cannot read its recipe"):
         evaluate_checkpoint(tmp_path / "other", data=run / "data")
 
 
