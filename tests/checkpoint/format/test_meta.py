@@ -122,7 +122,7 @@ TINY = ModelConfig(vocab_size=32, layers=2, hidden_size=8, intermediate_size=16,
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layers": 10_000}, "it has 10,000 layers, and there are 21 tensors"),
+        ({"layers": 10_000}, "the model has 10,000 layers, but there are only 21 tensors"),
         ({"layers": 10**9}, "less than or equal to 10000"),
         ({"layers": 3}, "problem"),
         ({"vocab_size": 2**31 - 1}, "problem"),
@@ -139,9 +139,9 @@ def test_weights_that_do_not_fit_the_model_section_are_refused(
 ) -> None:
     """The model section is compared with the weights before the model is built."""
     model = build(TINY, device="cpu", seed=0)
-    blocks = collect(TINY, collect_local_parameters(model))
+    chunks = collect(TINY, collect_local_parameters(model))
     meta = {"step": 1, "model": TINY.model_dump(mode="json") | fields}
-    saved = CheckpointStore(tmp_path / "checkpoints", 1).save(1, blocks, meta)
+    saved = CheckpointStore(tmp_path / "checkpoints", 1).save(1, chunks, meta)
     monkeypatch.setattr("hlat.checkpoint.export.build", lambda *_, **__: pytest.fail("it was built"))
     with pytest.raises(CheckpointError, match=message):
         load_model(saved, torch.device("cpu"))
