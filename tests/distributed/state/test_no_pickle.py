@@ -65,4 +65,4 @@ def send_a_pickle(runtime: Runtime) -> tuple[str, bool]:
 
 def test_a_pickle_instead_of_a_message_is_rejected_and_runs_no_code(pool: Pool) -> None:
     (message, ran), _ = pool.run(2, send_a_pickle)
-    assert not ran and message.startswith("LaunchError: received an invalid message in place of rank 1's")
+    assert not ran and message.startswith("LaunchError: received an invalid message instead of rank 1's")
