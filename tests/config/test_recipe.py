@@ -114,7 +114,7 @@ def test_includes_merge_below_the_file_and_overrides_above(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("include: r.yaml\n", "circle"),
+        ("include: r.yaml\n", "cycle"),
         ("include: gone.yaml\n", "gone.yaml"),
         ("a: 1\na: 2\n", "twice"),
         ("- a\n", "not a mapping"),

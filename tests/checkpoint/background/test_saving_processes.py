@@ -135,7 +135,7 @@ def assert_full_parameters(model: Decoder, config: ModelConfig, salt: int) -> No
     """Check the full parameters as FSDP2 gathers them: the rows must have been loaded in its order."""
     canonical = {name.removeprefix("model."): t for name, t in expected(config, salt).items() if name[:6] == "model."}
     if model.shard.tensor_count == 1:
-        layouts = parameter_layouts(config, model.part)
+        layouts = parameter_layouts(config, model.shard)
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor)
             assert torch.equal(parameter.full_tensor().detach(), layouts[name].fuse(canonical)), name

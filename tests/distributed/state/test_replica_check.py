@@ -153,7 +153,7 @@ def test_a_flipped_bit_is_found_before_it_is_saved_and_the_run_recovers(
     kind, code, message = runs.train("flipped", fault)
     assert (kind, code) == ("CorruptionError", 5)
     assert "step 8: replicas that must be equal differ: weights of model.embed_tokens.weight, rows 0 to " in message
-    assert ("The others agree that rank 1 on" in message) == (world == 3)
+    assert ("By majority rank 1 on" in message) == (world == 3)
     flipped = tmp_path / "flipped"
     (event,) = events_of(flipped, "corruption")
     assert (event["step"], event["ranks"], event["decided"]) == (8, [1] if world == 3 else [0, 1], world == 3)
