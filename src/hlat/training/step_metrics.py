@@ -65,9 +65,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     recipe_changes = [{"path": c.path, "old": c.old, "new": c.new} for c in state.recipe_changes]
-    tracker.event(
-        "resume" if state.step else "start", step=state.step, parameters=parameters, recipe_changes=recipe_changes
-    )
+    tracker.event("resume" if state.step else "start", step=state.step, parameters=parameters, changes=recipe_changes)
 
 
 def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | OtherRankTracker) -> None:
