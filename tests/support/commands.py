@@ -5,25 +5,26 @@ imports them once and forks a process per command: of its own, with its own argu
 exit code. Tests that are about starting, signals or terminals start the real command instead.
 """
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 
 _TIMEOUT = 300.0
-_PRELOADED = [
-    "hlat.cli", "hlat.evaluation", "hlat.launch", "hlat.parallel.context_parallel", "hlat.parallel.pipeline_parallel",
-    "hlat.quickstart", "hlat.training",
-]  # fmt: skip
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def forking() -> "multiprocessing.context.ForkServerContext":
     """Starts processes that have imported hlat."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(["tests.support.preloaded"])
+    with contextlib.chdir(_ROOT):  # where the server finds ``tests``; it would go on without what it cannot import
+        forkserver.ensure_running()
     return context
 
 

@@ -22,6 +22,7 @@ from hlat.runtime.storage import read_small_file
 
 _SECTIONS = ("chips", "instances")
 _MAX_LISTED = 20  # mistakes listed in a message
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 7 times as fast; not in every build of PyYAML
 
 
 @cache
@@ -46,7 +47,7 @@ def load_catalog(user_file: str | None = None) -> Catalog:
 def _shipped() -> dict[str, Any]:
     content: dict[str, Any] = {"sources": {}}
     for name in ("catalog.yaml", "instances.yaml"):
-        section = yaml.safe_load(files("hlat.hardware").joinpath(name).read_text(encoding="utf-8"))
+        section = yaml.load(files("hlat.hardware").joinpath(name).read_text(encoding="utf-8"), _LOADER)
         content["sources"] |= section.pop("sources")
         content |= section
     return content

@@ -3,7 +3,6 @@
 Child processes come from a fork server that has imported torch, so starting one takes milliseconds.
 """
 
-import multiprocessing
 import os
 import random
 import resource
@@ -24,16 +23,14 @@ from hlat.checkpoint.format import Disk, replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore
 from hlat.runtime import StorageError
 from tests.support.checkpoint.saved_states import assert_is_step, save
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "hlat.checkpoint", "tests.support.checkpoint.saved_states"])
+from tests.support.commands import forking
 
 
 @contextmanager
 def child(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
     """Run ``work(pipe, *arguments)`` in a process; yield the process and the connection it sends on."""
-    here, there = SERVER.Pipe(duplex=False)
-    process = SERVER.Process(target=work, args=(there, *arguments))
+    here, there = forking().Pipe(duplex=False)
+    process = forking().Process(target=work, args=(there, *arguments))
     process.start()
     there.close()
     try:

@@ -1,7 +1,6 @@
 """Saving in real processes over gloo: states sharded by FSDP2, a failing disk on one rank, a killed rank."""
 
 import errno
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -37,23 +36,13 @@ from tests.support.checkpoint.stamped_parts import (
     saved_tensors,
     stamp,
 )
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    [
-        "torch",
-        "torch.distributed.fsdp",
-        "hlat.checkpoint",
-        "tests.support.checkpoint.stamped_parts",
-        "tests.support.checkpoint.saved_states",
-    ]
-)
+from tests.support.commands import forking
 
 
 def start(world: int, work: Callable[..., None], folder: Path) -> list[Any]:
     """Run ``work(ranks, folder)`` in processes that have joined a process group."""
     folder.mkdir(exist_ok=True)
-    members = [SERVER.Process(target=join, args=(rank, world, work, folder)) for rank in range(world)]
+    members = [forking().Process(target=join, args=(rank, world, work, folder)) for rank in range(world)]
     for member in members:
         member.start()
     return members

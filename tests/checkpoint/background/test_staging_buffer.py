@@ -1,6 +1,5 @@
 """The staging buffer: an exact copy of the state, in memory that another process can map."""
 
-import multiprocessing
 import os
 import resource
 from multiprocessing.connection import Connection
@@ -19,10 +18,9 @@ from hlat.checkpoint.background.staging_buffer import (
 from hlat.checkpoint.format import TensorChunk, replicated_chunks
 from tests.support.checkpoint.saved_states import assemble, assert_equal, state
 from tests.support.checkpoint.stamped_parts import Layout, config_of, processes, stamp
+from tests.support.commands import forking
 
 CPU = torch.device("cpu")
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "hlat.checkpoint", "tests.support.checkpoint.saved_states"])
 
 
 def allocate(chunks: list[TensorChunk]) -> StagingBuffer:
@@ -93,8 +91,8 @@ def allocate_too_much(pipe: Connection) -> None:
 
 
 def test_lack_of_memory_raises_an_error_instead_of_killing_the_process() -> None:
-    here, there = SERVER.Pipe(duplex=False)
-    process = SERVER.Process(target=allocate_too_much, args=(there,))
+    here, there = forking().Pipe(duplex=False)
+    process = forking().Process(target=allocate_too_much, args=(there,))
     process.start()
     there.close()
     assert here.recv() == "File too large"

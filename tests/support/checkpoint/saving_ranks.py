@@ -5,7 +5,6 @@ step, is detected. Tests can block the disks that savers write to.
 """
 
 import fcntl
-import multiprocessing
 import os
 import socket
 import time
@@ -30,17 +29,7 @@ from hlat.runtime.distributed import HelperProcess, Runtime, joined_run, start_h
 from hlat.runtime.storage import hold_run_folder
 from hlat.training.process import run_lock
 from tests.support.checkpoint.saved_states import assert_equal, state
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    [
-        "torch",
-        "hlat.checkpoint",
-        "hlat.training",
-        "tests.support.checkpoint.saved_states",
-        "tests.support.checkpoint.saving_ranks",
-    ]
-)
+from tests.support.commands import forking
 
 ROWS = 24_000  # of 16 bytes each: more than a file's write buffer on each rank
 
@@ -167,9 +156,9 @@ def run_ranks(
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = int(server.getsockname()[1])
-    pairs = [SERVER.Pipe() for _ in range(world)]
+    pairs = [forking().Pipe() for _ in range(world)]
     members = [
-        SERVER.Process(
+        forking().Process(
             target=_rank,
             args=(number, world, port, folder, script, make_disk, retries, tiers, at_start, pairs[number][1]),
         )

@@ -1,0 +1,27 @@
+"""Modules that commands and ranks of tests use, for the server that they are forked from: they are imported once.
+
+The objects of these modules are frozen: no forked process searches them for reference cycles again.
+"""
+
+import gc
+import importlib
+
+from hlat.hardware import load_catalog
+
+for _name in (
+    "hlat.cli",
+    "hlat.evaluation",
+    "hlat.launch",
+    "hlat.parallel.context_parallel",
+    "hlat.parallel.pipeline_parallel",
+    "hlat.quickstart",
+    "hlat.training",
+    "pytest",
+    "tensorboard.summary",
+    "torch.distributed.fsdp",
+):
+    importlib.import_module(_name)
+
+load_catalog()
+gc.collect()
+gc.freeze()
