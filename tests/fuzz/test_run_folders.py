@@ -155,6 +155,25 @@ def test_a_few_damaged_files(undisturbed: Undisturbed, tmp_path: Path, seed: int
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_flipped_bit_of_a_token_is_reported_and_not_trained_on(
+    undisturbed: Undisturbed, tmp_path: Path, split: str
+) -> None:
+    """Found with seed 2000: another validation loss, without a message."""
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, run, symlinks=True)
+    shard = run / "data" / f"{split}-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[1942] ^= 1 << 4
+    shard.write_bytes(content)
+    calls = [["train", *undisturbed.arguments, f"run.dir={run}"]]
+    calls += [["evaluate", run]] if split == "validation" else []
+    for call in calls:
+        done = hlat(*call)
+        assert done.returncode == 2, done.stdout
+        assert f"{split}-00000.bin: the checksum differs" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_many_damaged_files(undisturbed: Undisturbed, tmp_path: Path) -> None:
     """2,040 calls of verbs; HLAT_FUZZ_MUTATIONS sets the number of damaged runs, and HLAT_FUZZ_SEED the first seed."""

@@ -60,13 +60,15 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
 
     Raises:
         CheckpointError: the folder has no valid checkpoint.
-        DataError: there is no prepared data, or it was made with another tokenizer, or has no validation split.
+        DataError: there is no prepared data, or it was made with another tokenizer, or has no validation split, or a
+            shard of it is damaged.
     """
     folder = resolve(Path(checkpoint))
     model, meta = load_model(folder, join_run().device, torch.float32)
     recipe = _saved_recipe(meta, folder)
     prepared = open_prepared(Path(data) if data is not None else _run_data(recipe, folder))
     _check_data(prepared, folder, model.config)
+    prepared.check_shards("validation")
     if recipe is not None:
         length, batch = recipe.data.sequence_length, recipe.batch.micro_batch
         model.compute = MODES[saved_precision_mode(meta["recipe"])].compute

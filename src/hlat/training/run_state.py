@@ -139,6 +139,7 @@ def _prepare_data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress)
     runtime.ranks.run_on_rank0(make)
     runtime.ranks.run_on_all(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
     prepared = runtime.ranks.run_on_all(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
+    runtime.ranks.run_on_all(lambda: prepared.check_before_training() if runtime.local_rank == 0 else None)
     if recipe.data.mode == "online":  # the manifest may name other paths of the same text
         prepared = prepared.with_sources(runtime.ranks.run_on_rank0(lambda: made[0].manifest.sources))
     check_consistent(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})

@@ -1,13 +1,14 @@
 """Damage of prepared data is reported when it is opened, verified or read."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hlat.data.prepare import preparation, prepare, verify_data
-from hlat.data.prepared import PreparedData, open_prepared, summarize
+from hlat.data.prepared import PreparedData, open_prepared, prepared_folder, summarize
 from hlat.runtime import DataError
 from tests.support.data.preparing import data_config, training_data
 
@@ -38,6 +39,26 @@ def test_verification_reports_a_flipped_bit(finished: PreparedData, name: str) -
     open_prepared(finished.dir)
     with pytest.raises(DataError, match=f"{name}: the checksum differs"):
         verify_data(finished.dir)
+
+
+@pytest.mark.parametrize("position", [0, 1000, -1])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_flipped_bit_of_a_token_is_reported_before_training(
+    finished: PreparedData, monkeypatch: pytest.MonkeyPatch, split: str, position: int
+) -> None:
+    """A large training split is not compared, but reported as such; the validation split always is."""
+    finished.check_before_training()
+    assert finished.uncompared == []
+    file = finished.dir / f"{split}-00000.bin"
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=rf"damaged: {split}-00000\.bin: the checksum differs"):
+        finished.check_before_training()
+    monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", 1000)
+    assert "not compared" in finished.uncompared[0] and str(finished.dir) in finished.uncompared[0]
+    with nullcontext() if split == "train" else pytest.raises(DataError, match="validation-00000"):
+        finished.check_before_training()
 
 
 @pytest.mark.parametrize("position", [0, 17, 80, 163, -8, -1])

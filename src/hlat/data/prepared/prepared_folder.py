@@ -41,6 +41,7 @@ from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
 _MAX_PROBLEMS = 20  # problems that a message lists
+_COMPARED_BYTES = 1 << 30  # of training shards compared with their checksums before a run: about a second
 _NO_CHECKSUM = (
     f"{MANIFEST_FILE} has no checksum of its own, because an earlier version wrote it: hlat data prepare with this "
     "recipe verifies all of the data and adds it."
@@ -99,6 +100,45 @@ class PreparedData:
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """UTF-8 bytes of text per token, int64, shape (vocab_size,); see ``Tokenizer.token_bytes``."""
         return self.tokenizer.token_bytes
+
+    def check_shards(self, *splits: Split) -> None:
+        """Compare the shards of these splits with their checksums; reads every byte of them.
+
+        Raises:
+            DataError: lists every damaged shard.
+        """
+        shards = [shard for split in splits for shard in self.manifest.splits[split].shards]
+        damaged = [shard.file for shard in shards if sha256_of(self.dir / shard.file) != shard.sha256]
+        if damaged:
+            listed = ", ".join(damaged[:_MAX_PROBLEMS]) + (", ..." if len(damaged) > _MAX_PROBLEMS else "")
+            raise DataError(
+                f"{self.dir}: damaged: {listed}: the checksum differs from the manifest's. Restore the file, or delete "
+                "the folder and prepare again: the same corpus and settings give the same data, and runs can resume "
+                "with it."
+            )
+
+    def check_before_training(self) -> None:
+        """Compare the validation shards with their checksums, and the training shards if they are small (1 GiB).
+
+        Raises:
+            DataError: lists every damaged shard.
+        """
+        self.check_shards("validation")
+        if not self.uncompared:
+            self.check_shards("train")
+
+    @property
+    def uncompared(self) -> list[str]:
+        """Sentence for the user if the training shards are too large to be compared before every run."""
+        size = (
+            sum(shard.tokens for shard in self.manifest.splits["train"].shards) * np.dtype(self.manifest.dtype).itemsize
+        )
+        if size <= _COMPARED_BYTES:
+            return []
+        return [
+            f"{size / 1e9:,.1f} GB of training shards are not compared with their checksums at the start of a run; "
+            f"hlat data verify {self.dir} compares them."
+        ]
 
     def tokens(self, split: Split) -> TokenArray:
         """Memory-map the tokens of a split."""
