@@ -156,6 +156,19 @@ def test_another_machines_address_is_refused(monkeypatch):
         rendezvous._serve("192.0.2.7", 29500)
 
 
+@pytest.mark.parametrize("listens", [False, True], ids=["nobody listens", "the listener is silent"])
+def test_a_helper_gives_up_soon_on_a_store_that_has_gone(monkeypatch: pytest.MonkeyPatch, listens: bool):
+    """Found by killing a supervisor before the savers had connected: the ranks waited 20 minutes for them."""
+    with listen("127.0.0.1", 0) as listener:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
+        monkeypatch.setattr(rendezvous, "_HELPER_TIMEOUT", timedelta(seconds=1))
+        if not listens:
+            listener.close()
+        with pytest.raises(LaunchError, match="rank 1 cannot reach rank 0"):
+            rendezvous.rendezvous_helpers("saver", Rendezvous("run"), RankInfo(1, 2, 1))
+
+
 def test_a_client_waits_until_the_server_listens():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -34,6 +34,9 @@ from hlat.runtime.rank_env import RankInfo
 ARRIVAL_TIMEOUT = timedelta(minutes=10)
 """Time to wait for the other processes: a scheduler may start them minutes apart."""
 
+_HELPER_TIMEOUT = timedelta(seconds=60)
+"""Time for a helper process to connect: its rank has just used the store, so a store that is silent has gone."""
+
 _SILENCE = 15.0  # seconds of waiting before a message says so
 _NONCE = 16  # bytes
 _REFUSED = b"refused"
@@ -77,8 +80,12 @@ def rendezvous_ranks(here: RankInfo, folder: Path | None) -> tuple[SignedStore, 
 
 
 def rendezvous_helpers(name: str, meeting: Rendezvous, here: RankInfo) -> SignedStore:
-    """Wait until the helper of every process of a run has joined the store, and return it; see ``rendezvous_ranks``."""
-    server = _client(*_address(), here.rank)
+    """Wait until the helper of every process of a run has joined the store, and return it; see ``rendezvous_ranks``.
+
+    If the launcher that serves the store was killed, this fails after a minute: the rank waits for its helper before
+    it can end.
+    """
+    server = _client(*_address(), here.rank, _HELPER_TIMEOUT)
     return _arrive(server, Rendezvous(f"{meeting.name}/{name}", meeting.seal), here)[0]
 
 
@@ -208,13 +215,14 @@ def _serve(address: str, port: int) -> Store:
     return store
 
 
-def _client(address: str, port: int, rank: int) -> Store:
+def _client(address: str, port: int, rank: int, timeout: timedelta = ARRIVAL_TIMEOUT) -> Store:
     """Connect to the store that another process serves."""
     begin = time.monotonic()
     try:
-        answering, own = wait_until_reachable(address, port, ARRIVAL_TIMEOUT.total_seconds())
-        left = max(WAIT_SLICE, ARRIVAL_TIMEOUT - timedelta(seconds=time.monotonic() - begin))
-        store = call_interruptibly(lambda: _open_store(answering, port, None, left))
+        answering, own = wait_until_reachable(address, port, timeout.total_seconds())
+        left = max(WAIT_SLICE, timeout - timedelta(seconds=time.monotonic() - begin))
+        # Torch's own timeout does not end while a server that was stopped accepts the connection and never answers.
+        store = call_interruptibly(lambda: _open_store(answering, port, None, left), left + 2 * WAIT_SLICE)
     except (RuntimeError, ValueError, OSError) as error:
         message = f"rank {rank} cannot reach rank 0 at MASTER_ADDR={address} MASTER_PORT={port} ({_first_line(error)})."
         remedy = (

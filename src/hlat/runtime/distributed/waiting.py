@@ -8,6 +8,7 @@ library runs none until the library returns, which may take ten minutes, or fore
 """
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Generic, TypeVar
@@ -40,22 +41,30 @@ class _Outcome(Generic[T]):
         return self._value[0]
 
 
-def call_interruptibly(call: Callable[[], T]) -> T:
+def call_interruptibly(call: Callable[[], T], timeout: timedelta | None = None) -> T:
     """Run a call that may block for long, and handle signals meanwhile; return its result.
 
-    The call runs on a daemon thread. If a signal handler raises, as that of Ctrl-C does, the thread stays blocked until
-    the process ends, which does not wait for it.
+    The call runs on a daemon thread. If a signal handler raises, as that of Ctrl-C does, or the time is over, the
+    thread stays blocked until the process ends, which does not wait for it.
+
+    Args:
+        call: the call.
+        timeout: time after which it is given up; None to wait for ever.
 
     Raises:
+        TimeoutError: the call took longer.
         Exception: the error of the call.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if timeout is None and threading.current_thread() is not threading.main_thread():
         return call()  # signal handlers run on the main thread only
     outcome = _Outcome(call)
     thread = threading.Thread(target=outcome.run, name="waiting", daemon=True)
     thread.start()
+    begin = time.monotonic()
     while thread.is_alive():
         thread.join(WAIT_SLICE.total_seconds())
+        if timeout is not None and thread.is_alive() and time.monotonic() - begin > timeout.total_seconds():
+            raise TimeoutError(f"no answer within {timeout.total_seconds():g} s")
     return outcome.get()
 
 
