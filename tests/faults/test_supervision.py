@@ -89,7 +89,7 @@ def test_a_killed_stopped_and_hanging_run_ends_with_the_same_bits(runs):
     done = runs.train(
         "disturbed",
         "alone",
-        "recovery.hang_seconds=2",
+        "recovery.hang_seconds=6",  # longer than the report of an exception takes on a busy machine
         *faults(
             {"kind": "kill", "at_step": 8},
             {"kind": "stop", "at_step": 15, "phase": "backward"},
@@ -107,7 +107,7 @@ def test_a_killed_stopped_and_hanging_run_ends_with_the_same_bits(runs):
         ("exception", 27, "forward"),
     ]
     final = runs.events("disturbed", "goodput")[-1]
-    assert final["final"] and final["attempts"] == 5 and final["seconds"]["lost"] > 4, "two hangs of two seconds"
+    assert final["final"] and final["attempts"] == 5 and final["seconds"]["lost"] > 12, "two hangs of six seconds"
     assert set(final["seconds"]) == set(GOODPUT_PARTS) and min(final["seconds"].values()) > 0
 
 

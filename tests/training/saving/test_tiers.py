@@ -70,7 +70,7 @@ def test_a_killed_run_resumes_from_a_snapshot(cli, recipe_file, tiny, uninterrup
 def test_snapshots_are_written_by_the_saver_process(cli, recipe_file, tiny, uninterrupted, tmp_path):
     """A snapshot that comes due while the last one is being written waits for a later step."""
     where = local(tmp_path)[0]
-    slow = "faults=[{kind: kill, at_step: 30}, {kind: slow, at_step: 1, seconds: 0.05, steps: 30}]"
+    slow = "faults=[{kind: kill, at_step: 30}, {kind: slow, at_step: 1, seconds: 0.2, steps: 30}]"
     killed = cli("train", recipe_file, *tiny, where, "checkpoint.every_steps=null", slow, "--allow-faults", ALONE)
     assert killed.returncode == -9
     written = [event["step"] for event in events(tmp_path / "run", "snapshot")]
