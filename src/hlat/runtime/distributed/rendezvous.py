@@ -215,9 +215,9 @@ def _serve(address: str, port: int) -> Store:
     return store
 
 
-def _client(address: str, port: int, rank: int, timeout: timedelta = ARRIVAL_TIMEOUT) -> Store:
-    """Connect to the store that another process serves."""
-    begin = time.monotonic()
+def _client(address: str, port: int, rank: int, timeout: timedelta | None = None) -> Store:
+    """Connect to the store that another process serves, by default for as long as other processes may take to start."""
+    begin, timeout = time.monotonic(), timeout or ARRIVAL_TIMEOUT
     try:
         answering, own = wait_until_reachable(address, port, timeout.total_seconds())
         left = max(WAIT_SLICE, timeout - timedelta(seconds=time.monotonic() - begin))
