@@ -1,4 +1,4 @@
-"""A rollback waits for the pending save, which may be the newest good state; no other step waits for one."""
+"""A rollback waits for the pending save, which may be the newest good state."""
 
 import io
 from pathlib import Path
