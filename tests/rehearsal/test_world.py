@@ -48,7 +48,7 @@ def test_the_flops_of_one_process_are_those_of_the_model() -> None:
 )
 def test_checkpoint_bytes_of_all_ranks_add_up_to_the_model(mode: str, each: int) -> None:
     """Weights and optimizer state of every parameter, once however replicated, and the additions of rank 0."""
-    recipe = recipe_of(4, parallel={"tensor": 2, "zero": 1}, precision={"mode": mode})
+    recipe = recipe_of(4, parallel={"tensor": 2, "zero": 1}, precision={"mode": mode}, batch={"micro_batch": 4})
     reports = rehearse(recipe, 4, range(4)).ranks
     alone = rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks[0].checkpoint_bytes
     assert sum(report.checkpoint_bytes for report in reports) == alone

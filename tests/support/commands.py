@@ -2,7 +2,8 @@
 
 Importing torch and its distributed parts takes seconds of CPU time, and the tests start hundreds of commands. A server
 imports them once and forks a process per command: of its own, with its own arguments, folder, environment, output and
-exit code. Tests that are about starting, signals or terminals start the real command instead.
+exit code. The ranks of its runs are forked from it in turn. Tests that are about starting, signals or terminals start
+the real command instead.
 """
 
 import contextlib
@@ -74,5 +75,7 @@ def _command(words: list[str], streams: tuple[int, int], environment: dict[str, 
     sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
     sys.argv = ["hlat", *words]
     from hlat.command import main  # noqa: PLC0415
+    from tests.support import forked_ranks  # noqa: PLC0415
 
+    forked_ranks.install()
     main()

@@ -17,6 +17,7 @@ for _name in (
     "hlat.quickstart",
     "hlat.training",
     "pytest",
+    "tests.support.forked_ranks",
     "tensorboard.summary",
     "torch.distributed.fsdp",
 ):
