@@ -15,6 +15,7 @@ import torch
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.runtime.process import REQUEUE_CODE
+from tests.support.commands import StartedCommand
 
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]
 STEPS = 12
@@ -88,20 +89,16 @@ def test_stopping_and_resuming_in_the_same_layout_changes_no_bit(
     """First the run is stopped by a signal, then rank 1 alone is killed; the supervisor restarts it."""
     arguments = start("interrupted", *LAYOUT)
     assert cli(*arguments, "training.stop_after=3").returncode == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hlat", *arguments, "training.log_every=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = StartedCommand(*arguments, "training.log_every=1")
     victim = _wait_for_rank(process, run_dir(arguments), step=6)
     os.kill(victim, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0 and b"rank 1 was killed by SIGKILL" in stderr, stderr
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "rank 1 was killed by SIGKILL" in output, output
     assert losses(arguments) == losses(whole)
     assert same_bits(state(arguments), state(whole))
 
 
-def _wait_for_rank(process: "subprocess.Popen[bytes]", folder: Path, step: int) -> int:
+def _wait_for_rank(process: StartedCommand, folder: Path, step: int) -> int:
     """Wait until the run has reached a step; return the process id of rank 1."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -117,11 +114,7 @@ def test_a_signal_to_the_launcher_saves_and_the_run_resumes_in_another_layout(
     whole: list[str], start: Callable[..., list[str]], cli: Hlat
 ) -> None:
     arguments = start("signalled", "training.steps=400")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hlat", *arguments, "--nproc", "2", "parallel.zero=3"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    process = StartedCommand(*arguments, "--nproc", "2", "parallel.zero=3")
     _wait_for_rank(process, run_dir(arguments), step=2)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
@@ -154,11 +147,10 @@ def test_processes_with_different_recipes_stop_with_an_error(start: Callable[...
     for rank, rate in enumerate(("1e-3", "2e-3")):
         place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = os.environ | {name: str(value) for name, value in place.items()}
-        command = [sys.executable, "-m", "hlat", *start("different", f"optimizer.lr={rate}")]
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        processes.append(StartedCommand(*start("different", f"optimizer.lr={rate}"), env=environment))
     ends = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [2, 2]
-    assert b"optimizer.lr is 0.001 on rank 0, 0.002 on rank 1" in ends[0][1], ends
+    assert "optimizer.lr is 0.001 on rank 0, 0.002 on rank 1" in ends[0][0], ends
     assert not (run_dir(start("different")) / "checkpoints").exists()
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.commands import StartedCommand
+
 _TIMEOUT = 120.0  # seconds until a wait fails
 
 
-def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+def wait_until(holds: Callable[[], bool], process: "StartedCommand | subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + _TIMEOUT
     while not holds():
         assert process.poll() is None, process.communicate()[0]
@@ -23,19 +25,19 @@ def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str]") -> N
         time.sleep(0.02)
 
 
-def command_line(recipe: Path, tiny: list[str], run: Path, data: Path, *more: str) -> list[str]:
-    """Command line of a run that would take hours, and saves often."""
+def arguments(recipe: Path, tiny: list[str], run: Path, data: Path, *more: str) -> list[str]:
+    """Arguments of a run that would take hours, and saves often."""
     given = [argument for argument in tiny if not argument.startswith("run.dir=")]
     own = [f"run.dir={run}", f"data.prepared_dir={data}", "training.steps=1000000", "checkpoint.every_steps=20"]
     quiet = ["evaluation.every_steps=null", "tracking.console=plain", "recovery.backoff_seconds=0.05"]
-    return [sys.executable, "-m", "hlat", "train", str(recipe), *given, *own, *quiet, *more]
+    return ["train", str(recipe), *given, *own, *quiet, *more]
 
 
 def saved(run: Path) -> list[str]:
     return sorted(path.name for path in run.glob("checkpoints/step-*"))
 
 
-def end(process: "subprocess.Popen[str]") -> None:
+def end(process: "StartedCommand | subprocess.Popen[str]") -> None:
     if process.poll() is None:
         for child in psutil.Process(process.pid).children(recursive=True):
             child.kill()
@@ -43,7 +45,7 @@ def end(process: "subprocess.Popen[str]") -> None:
     process.wait()
 
 
-def output_of(process: "subprocess.Popen[str]") -> str:
+def output_of(process: "StartedCommand | subprocess.Popen[str]") -> str:
     return process.communicate(timeout=_TIMEOUT)[0]
 
 
@@ -60,12 +62,7 @@ TWO = ["--nproc", "2"]
 )
 def test_a_run_whose_folder_is_removed_ends_without_creating_it(recipe_file, tiny, tmp_path, change):
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        command_line(recipe_file, tiny, run, tmp_path / "data", *change),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = StartedCommand(*arguments(recipe_file, tiny, run, tmp_path / "data", *change))
     try:
         wait_until(lambda: len(saved(run)) > 0, process)
         away = tmp_path / "away"
@@ -128,7 +125,8 @@ def test_nothing_is_written_into_the_mount_point_of_an_unmounted_run(
     point.mkdir()
     run = point / inside
     every = ["checkpoint.every_steps=20" if not killed else "checkpoint.every_steps=40"]
-    process = mounted(point, command_line(recipe_file, tiny, run, tmp_path / "data", *change, *every))
+    command = [sys.executable, "-m", "hlat", *arguments(recipe_file, tiny, run, tmp_path / "data", *change, *every)]
+    process = mounted(point, command)
     try:
         view = Path(f"/proc/{process.pid}/root{run}")  # as seen by the command
         wait_until(lambda: len(saved(view)) > 0, process)

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.resilience.goodput import GOODPUT_PARTS
 from hlat.runtime.process import REQUEUE_CODE
+from tests.support.commands import StartedCommand
 from tests.support.faults.killing import assert_same_run
 
 STEPS = 30
@@ -48,14 +48,9 @@ class Runs:
     def train(self, name: str, layout: str, *more: str) -> "subprocess.CompletedProcess[str]":
         return self._cli(*self.arguments(name, layout, *more))
 
-    def start(self, name: str, layout: str, *more: str) -> "subprocess.Popen[str]":
+    def start(self, name: str, layout: str, *more: str) -> StartedCommand:
         """Start the command in the background, as a shell does."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "hlat", *self.arguments(name, layout, *more)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return StartedCommand(*self.arguments(name, layout, *more))
 
     def undisturbed(self, layout: str) -> Path:
         """Folder of an undisturbed run, which is trained on first use."""

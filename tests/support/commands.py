@@ -9,12 +9,15 @@ the real command instead.
 import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import IO
 
 _TIMEOUT = 300.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +38,7 @@ def hlat(
     """Run the command: what ``subprocess.run`` would return for it, with its output as text."""
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
-        streams = (_Inherited(out.fileno()), _Inherited(err.fileno()))
-        process = forking().Process(
-            target=_command, args=(words, streams, dict(os.environ if env is None else env), str(cwd or Path.cwd()))
-        )
-        process.start()
+        process = _fork(words, out.fileno(), err.fileno(), env, cwd)
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
@@ -50,6 +49,81 @@ def hlat(
             stream.seek(0)
             texts.append(stream.read().decode(errors="replace"))
     return subprocess.CompletedProcess(["hlat", *words], process.exitcode, *texts)
+
+
+class StartedCommand:
+    """The command in the background, with what tests use of ``subprocess.Popen``.
+
+    Standard output and standard error are one stream.
+
+    Args:
+        arguments: words after ``hlat``.
+        output: file for the stream; None for a pipe, ``stdout``.
+        env: environment variables; None for those of this process.
+
+    Attributes:
+        stdout: the stream as text, if it is a pipe.
+    """
+
+    def __init__(
+        self, *arguments: str | Path, output: IO[str] | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._words = [str(argument) for argument in arguments]
+        reads, writes = os.pipe() if output is None else (-1, output.fileno())
+        self._process = _fork(self._words, writes, writes, env, None)
+        if output is None:
+            os.close(writes)
+            self.stdout = os.fdopen(reads, encoding="utf-8", errors="replace")
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process.pid is not None, "it was started"
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, or minus the signal that ended the command; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the command runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float = _TIMEOUT) -> int:
+        """Wait for the end and return the exit code."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(["hlat", *self._words], timeout)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float = _TIMEOUT) -> tuple[str, None]:
+        """Return the rest of the stream, once its last writer has ended, and None for the stream of errors."""
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        with self.stdout:
+            text = self.stdout.read()
+        timer.cancel()
+        self.wait(timeout)
+        return text, None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the command."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _fork(
+    words: list[str], out: int, err: int, env: Mapping[str, str] | None, cwd: Path | None
+) -> "multiprocessing.context.ForkServerProcess":
+    streams, variables = (_Inherited(out), _Inherited(err)), dict(os.environ if env is None else env)
+    process = forking().Process(target=_command, args=(words, streams, variables, str(cwd or Path.cwd())))
+    process.start()
+    return process
 
 
 class _Inherited:
@@ -72,7 +146,8 @@ def _command(words: list[str], streams: tuple[int, int], environment: dict[str, 
     os.chdir(folder)
     for number, descriptor in enumerate(streams, start=1):
         os.dup2(descriptor, number)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
+        os.close(descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8") for number in (1, 2))
     sys.argv = ["hlat", *words]
     from hlat.command import main  # noqa: PLC0415
     from tests.support import forked_ranks  # noqa: PLC0415

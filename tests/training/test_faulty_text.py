@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,8 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+
+from tests.support.commands import StartedCommand
 
 pytestmark = pytest.mark.slow
 
@@ -34,20 +35,19 @@ class Run:
     """``hlat train`` with two processes; ``at_work`` is called after ten steps."""
 
     def __init__(self, recipe: Path, run: Path, path: object, *more: str) -> None:
-        self._command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe), "--nproc", "2"]
+        self._command = ["train", str(recipe), "--nproc", "2"]
         self._command += [f"data.path={path}", f"run.dir={run}", "data.mode=online", "data.streams=4"]
         self._command += ["tracking.console=plain", *more]
 
     def end(self, at_work: Callable[[], object] = lambda: None) -> tuple[int, str]:
         """Return the exit code and the complete output."""
         lines = []
-        with subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                lines.append(line)
-                if "step 10/" in line:
-                    at_work()
-        return process.returncode, "".join(lines)
+        process = StartedCommand(*self._command)
+        for line in process.stdout:
+            lines.append(line)
+            if "step 10/" in line:
+                at_work()
+        return process.wait(), "".join(lines)
 
 
 def _rewrite(file: Path) -> None:

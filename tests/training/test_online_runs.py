@@ -3,8 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
+from tests.support.commands import StartedCommand
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 ONLINE = ["data.mode=online", "data.streams=8"]
@@ -66,18 +65,9 @@ def test_a_stopped_and_resumed_run_is_the_same_run(cli, recipe_file, online, str
     _same(straight, tmp_path / "run")
 
 
-def test_a_killed_run_resumes_bitwise_and_leaves_no_process(recipe_file, online, straight, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "hlat",
-        "train",
-        str(recipe_file),
-        *online,
-        "checkpoint.every_steps=3",
-        "--no-supervisor",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+def test_a_killed_run_resumes_bitwise_and_leaves_no_process(cli, recipe_file, online, straight, tmp_path):
+    command = ["train", recipe_file, *online, "checkpoint.every_steps=3", "--no-supervisor"]
+    process = StartedCommand(*command)
     for line in process.stdout:
         if "step 10/40" in line:
             break
@@ -89,7 +79,7 @@ def test_a_killed_run_resumes_bitwise_and_leaves_no_process(recipe_file, online,
     process.communicate()
     psutil.wait_procs(workers, timeout=20)
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = cli(*command)
     assert done.returncode == 0, done.stderr
     _same(straight, tmp_path / "run")
 
@@ -115,17 +105,7 @@ def test_every_layout_reads_the_same_data_and_resumes_from_any_other(
 
 
 def test_a_worker_that_dies_is_a_reported_error(recipe_file, online):
-    command = [
-        sys.executable,
-        "-m",
-        "hlat",
-        "train",
-        str(recipe_file),
-        *online,
-        "training.steps=100000",
-        "--no-supervisor",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    process = StartedCommand("train", recipe_file, *online, "training.steps=100000", "--no-supervisor")
     for line in process.stdout:
         if "step 10/" in line:
             break

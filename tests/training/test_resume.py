@@ -15,6 +15,7 @@ import torch
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.training.process import run_lock
+from tests.support.commands import StartedCommand
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 
@@ -78,8 +79,7 @@ def test_a_run_stopped_after_17_of_40_steps_resumes_bitwise(cli, recipe_file, ti
 
 
 def test_a_run_interrupted_by_ctrl_c_saves_and_resumes(recipe_file, tiny, straight, tmp_path, cli):
-    command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = StartedCommand("train", recipe_file, *tiny)
     for line in process.stdout:
         if "step 5/40" in line:
             process.send_signal(signal.SIGINT)

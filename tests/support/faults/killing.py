@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import psutil
 import torch
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
+from tests.support.commands import StartedCommand
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 VICTIMS = ("a rank", "a rank", "all ranks", "supervisor", "everything")
@@ -38,11 +40,13 @@ class Killer:
     Attributes:
         rng: chooses times and victims.
         wanted: number of kills in total.
+        fresh: start new interpreters, which are killed during their imports too, not forked ones.
         kills: kills so far, by victim.
     """
 
     rng: random.Random
     wanted: int
+    fresh: bool = False
     kills: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -64,9 +68,8 @@ class Killer:
 
     def _once(self, arguments: list[str]) -> tuple[int, str]:
         """Run the command once; return its exit code and output."""
-        command = [sys.executable, "-m", "hlat", *arguments]
         with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            process = self._start(arguments, output)
             try:
                 while process.poll() is None and self.left:
                     self._kill(process, _run_dir(arguments))
@@ -76,7 +79,12 @@ class Killer:
             output.seek(0)
             return process.returncode, output.read()
 
-    def _kill(self, process: "subprocess.Popen[bytes]", run: Path) -> None:
+    def _start(self, arguments: list[str], output: IO[str]) -> "StartedCommand | subprocess.Popen[bytes]":
+        if not self.fresh:
+            return StartedCommand(*arguments, output=output)
+        return subprocess.Popen([sys.executable, "-m", "hlat", *arguments], stdout=output, stderr=subprocess.STDOUT)
+
+    def _kill(self, process: "StartedCommand | subprocess.Popen[bytes]", run: Path) -> None:
         if self.rng.random() > _STARTING:
             before = _starts(run)
             while process.poll() is None and _starts(run) == before:
@@ -106,7 +114,7 @@ class Killer:
             yield from ranks if victim == "all ranks" else [self.rng.choice(ranks)]
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "StartedCommand | subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):

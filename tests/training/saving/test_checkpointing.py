@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve, verify_checkpoint
+from tests.support.commands import StartedCommand
 
 FAULT = "faults=[{{kind: {kind}, at_step: {at_step}, steps: {steps}, seconds: {seconds}}}]"
 
@@ -152,9 +151,8 @@ def test_a_failed_last_save_is_an_error(cli, recipe_file, tiny, tmp_path, backgr
 
 def start(recipe_file, tiny, tmp_path, *more):
     """Start the command; its output goes to a file."""
-    command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny, *more]
     with (tmp_path / "said").open("w") as said:
-        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        return StartedCommand("train", recipe_file, *tiny, *more, output=said)
 
 
 def savers_of(process):
