@@ -7,7 +7,7 @@ requested, so that a caller that stops at a too long line does not wait for it t
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hlat.data.formats.decompression import Stream
+from hlat.data.formats.streams.decompression import Stream
 
 MAX_LINE_BYTES = 1 << 28
 """Maximum bytes of a line with its newline; 100 MB of Chinese text take 200 MB if JSON spells it as \\uXXXX."""
