@@ -17,6 +17,8 @@ class SourceConfig(Section):
     Megatron-LM's .bin with its .idx."""
     text_column: str | None = None
     """Column or key that holds the text; null means data.text_column."""
+    tokens_column: str | None = None
+    """Column or key of lists of token ids, made with data.tokenizer.path, instead of text; null means the data's."""
     name: str | None = None
     """Name of the source in weights, manifests and reports; null means its path."""
     weight: float | None = fixed(None, ge=0)
@@ -83,6 +85,9 @@ class DataConfig(Section):
     """Weights that change in the course of the run, one phase after the other; instead of the sources' own weights."""
     text_column: str = "text"
     """Column or key that holds the text."""
+    tokens_column: str | None = None
+    """Column or key of lists of token ids, made with data.tokenizer.path, such as input_ids; null for a corpus of text,
+    or of datasets of Megatron-LM."""
     sequence_length: Positive = fixed(1024, gt=1)
     """Tokens per sample."""
     packing: Literal["concat", "best-fit"] = fixed("concat")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hlat.data.formats.arrow import ArrowFormat
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns import TEXT_COLUMN, ColumnKind
+from hlat.data.formats.columns import TEXT_COLUMN, TOKENS_COLUMN, ColumnKind
 from hlat.data.formats.json_lines import JsonLinesFormat
 from hlat.data.formats.megatron_format import MegatronFormat
 from hlat.data.formats.parquet import ParquetFormat
@@ -25,6 +25,9 @@ FORMATS: tuple[FileFormat, ...] = (
     JsonLinesFormat(),
     MegatronFormat(),
     DEFAULT,
+    ParquetFormat(TOKENS_COLUMN),
+    ArrowFormat(TOKENS_COLUMN),
+    JsonLinesFormat(TOKENS_COLUMN),
 )
 """All formats."""
 _BY_NAME = {file_format.name: file_format for file_format in FORMATS}
@@ -32,7 +35,8 @@ assert len(_BY_NAME) == len(FORMATS), "names are unique"
 
 _TABLES = "Convert it to parquet or jsonl, with the text in its own column."
 _TOKEN_FILES = (
-    "The only files of tokens that hlat reads are Megatron-LM's (.bin with its .idx); otherwise give the text."
+    "Tokens are read from lists of ids in parquet, arrow and jsonl files (data.tokens_column), and from Megatron-LM's "
+    "datasets (.bin with its .idx)."
 )
 _UNSUPPORTED = {
     ".csv": _TABLES,

@@ -22,12 +22,12 @@ BATCH_BYTES = 1 << 26  # approximate size of a batch of rows
 
 
 class ColumnKind(ABC):
-    """What the values of a column are.
+    """Meaning of the values of a column.
 
     Attributes:
         field: field of data and data.sources that names the column.
         holds_tokens: True if the values are token ids.
-        name_suffix: what the name of a format has in addition if it reads such columns.
+        name_suffix: end of the names of formats that read such columns.
     """
 
     field: ClassVar[str]
