@@ -212,7 +212,7 @@ def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path: Path) -> Non
         prepare(config, tmp_path / "out", workers=1, progress=grow)
 
 
-@pytest.mark.parametrize("name", ["table.csv", "tokens.npy", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
+@pytest.mark.parametrize("name", ["table.xlsx", "tokens.npy", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
 def test_unsupported_file_types_are_refused_by_their_suffix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

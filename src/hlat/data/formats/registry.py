@@ -10,6 +10,7 @@ from pathlib import Path
 from hlat.data.formats.arrow import ArrowFormat
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import TEXT_COLUMN, TOKENS_COLUMN, ColumnKind
+from hlat.data.formats.csv_table import CsvFormat, TsvFormat
 from hlat.data.formats.json_lines import JsonLinesFormat
 from hlat.data.formats.megatron_format import MegatronFormat
 from hlat.data.formats.parquet import ParquetFormat
@@ -23,6 +24,8 @@ FORMATS: tuple[FileFormat, ...] = (
     ParquetFormat(),
     ArrowFormat(),
     JsonLinesFormat(),
+    CsvFormat(),
+    TsvFormat(),
     MegatronFormat(),
     DEFAULT,
     ParquetFormat(TOKENS_COLUMN),
@@ -39,8 +42,6 @@ _TOKEN_FILES = (
     "datasets (.bin with its .idx)."
 )
 _UNSUPPORTED = {
-    ".csv": _TABLES,
-    ".tsv": _TABLES,
     ".xls": _TABLES,
     ".xlsx": _TABLES,
     ".avro": _TABLES,

@@ -1,5 +1,6 @@
-"""Streams of bytes: decompressed while they are read, and split into lines with bounded memory."""
+"""Streams of bytes: decompressed while they are read, and split into lines and records with bounded memory."""
 
+from hlat.data.formats.streams.csv_records import CsvRecord, iter_records, split_fields
 from hlat.data.formats.streams.decompression import (
     COMPRESSED_ENDINGS,
     DamagedStream,
@@ -12,10 +13,13 @@ from hlat.data.formats.streams.line_reading import MAX_LINE_BYTES, iter_lines, s
 __all__ = [
     "COMPRESSED_ENDINGS",
     "MAX_LINE_BYTES",
+    "CsvRecord",
     "DamagedStream",
     "describe_expansion",
     "is_compressed",
     "iter_lines",
+    "iter_records",
     "open_decompressed",
     "skip_line",
+    "split_fields",
 ]
