@@ -13,8 +13,8 @@ class SourceConfig(Section):
     """One source of documents, where a recipe names several."""
 
     path: str
-    """File, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl (plain, .gz, .zst) or text files, or
-    Megatron-LM's .bin with its .idx."""
+    """File, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl, CSV, TSV or text files (the last
+    four also .gz or .zst), a Hugging Face dataset saved in a folder, or Megatron-LM's .bin with its .idx."""
     text_column: str | None = None
     """Column or key that holds the text; null means data.text_column."""
     tokens_column: str | None = None
@@ -77,8 +77,8 @@ class DataConfig(Section):
     mode: Literal["prepared", "online"] = fixed("prepared")
     """prepared tokenizes everything into memory-mapped shards before training; online tokenizes while training."""
     path: str | None = None
-    """The corpus: file, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl (plain, .gz, .zst) or
-    text files, or Megatron-LM's .bin with its .idx."""
+    """The corpus: file, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl, CSV, TSV or text files
+    (the last four also .gz or .zst), a Hugging Face dataset saved in a folder, or Megatron-LM's .bin with its .idx."""
     sources: tuple[SourceConfig, ...] = ()
     """Several sources instead of one path, mixed by weights; without weights they are one corpus, in this order."""
     phases: tuple[PhaseConfig, ...] = ()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hlat.data.formats.megatron import MegatronDataset, index_path
     from hlat.data.formats.ranges import WHOLE, FileRange, RangeReader
     from hlat.data.formats.records import InputFile, Row, RowError
-    from hlat.data.formats.registry import format_named, format_of
+    from hlat.data.formats.registry import folder_format, format_named, format_of
 
 __getattr__ = lazily(
     __name__,
@@ -54,6 +54,7 @@ __getattr__ = lazily(
             "RowError",
         ),
         "registry": (
+            "folder_format",
             "format_named",
             "format_of",
         ),
@@ -74,6 +75,7 @@ __all__ = [
     "RowError",
     "Vocabulary",
     "content_bytes",
+    "folder_format",
     "format_named",
     "format_of",
     "index_path",

@@ -8,6 +8,7 @@ A stream has no list of its batches, so it is one range.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 from pyarrow import ipc
@@ -28,7 +29,7 @@ class ArrowFormat(FileFormat):
     """
 
     kind = "arrow"
-    endings = (".arrow", ".feather", ".ipc")
+    endings: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
 
     def __init__(self, column: ColumnKind = TEXT_COLUMN) -> None:
         self.column: ColumnKind = column

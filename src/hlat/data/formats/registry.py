@@ -1,16 +1,18 @@
 """The file formats that hlat reads. This is the only place that lists them.
 
-    name of a file, kind of column --> format
+    name of a file or names in a folder, kind of column --> format
 
 To add one, write a class in a file of this folder and add it to ``FORMATS``.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hlat.data.formats.arrow import ArrowFormat
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import TEXT_COLUMN, TOKENS_COLUMN, ColumnKind
 from hlat.data.formats.csv_table import CsvFormat, TsvFormat
+from hlat.data.formats.hf_dataset import HuggingFaceFormat
 from hlat.data.formats.json_lines import JsonLinesFormat
 from hlat.data.formats.megatron_format import MegatronFormat
 from hlat.data.formats.parquet import ParquetFormat
@@ -26,10 +28,12 @@ FORMATS: tuple[FileFormat, ...] = (
     JsonLinesFormat(),
     CsvFormat(),
     TsvFormat(),
+    HuggingFaceFormat(),
     MegatronFormat(),
     DEFAULT,
     ParquetFormat(TOKENS_COLUMN),
     ArrowFormat(TOKENS_COLUMN),
+    HuggingFaceFormat(TOKENS_COLUMN),
     JsonLinesFormat(TOKENS_COLUMN),
 )
 """All formats."""
@@ -97,6 +101,25 @@ def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
             f"{', '.join(others)} have. Name the text instead, or convert the file."
         )
     return fitting[0]
+
+
+def folder_format(
+    names: Sequence[str], read: Callable[[str], bytes], column: ColumnKind
+) -> tuple[FileFormat, list[str]] | None:
+    """Return the format of a folder that is one data set, and its files in order; None for an ordinary folder.
+
+    Args:
+        names: paths of all its files, relative to the folder, with "/".
+        read: returns the content of a small file.
+        column: kind of the column that the source names.
+
+    Raises:
+        DataError: it is a data set that cannot be read; the message continues the name of the folder.
+    """
+    for file_format in FORMATS:
+        if file_format.accepts(column) and (files := file_format.folder_files(names, read)) is not None:
+            return file_format, files
+    return None
 
 
 def format_named(name: str) -> FileFormat:

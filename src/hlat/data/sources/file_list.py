@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import FileFormat
+from hlat.data.formats import FileFormat, folder_format
 from hlat.data.sources.columns import SourceColumn, default_column, source_columns
 from hlat.data.sources.companions import join_companions
-from hlat.data.sources.listing import ListedFile, find_file, list_source
+from hlat.data.sources.listing import ListedFile, Listing, find_file, list_source
 from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given, path_format
 from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
 from hlat.data.stores import Cache, CachedStore, Store, StoreAccessError, prefetch_in_order
@@ -81,11 +81,26 @@ def _files_of(path: str, column: SourceColumn, source: int, cache: Cache) -> lis
         return None if found is None else source_file(found, file.format)
 
     listing = list_source(path, cache)
+    if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
+        return [source_file(file, known[0]) for file in known[1]]
     files = [source_file(file, path_format(file.path, column.kind)) for file in listing.files]
-    if listing.folder is not None:
+    if listing.names is not None:
         check_folder(path, files)
     check_source(path, files)  # before hashing, which may take hours
     return join_companions(files, find_companion)
+
+
+def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[ListedFile]] | None:
+    """Return the format and the files of a folder that is one data set; None for an ordinary folder."""
+    assert listing.names is not None, "the source is a folder"
+    try:
+        found = folder_format(listing.names, listing.read, column.kind)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if found is None:
+        return None
+    files = dict(zip(listing.names, listing.files, strict=True))
+    return found[0], [files[name] for name in found[1]]
 
 
 def hash_files(

@@ -1,6 +1,6 @@
 """List the files of one source: a file, a folder, a glob or a URL.
 
-    path, folder, glob or URL --> files, sorted by path, and the folder if the source is one
+    path, folder, glob or URL --> files, sorted by path, and their names in the folder if the source is one
 
 Files are sorted by path, so their order is the same on every machine.
 """
@@ -8,6 +8,7 @@ Files are sorted by path, so their order is the same on every machine.
 import glob
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from hlat.data.stores import (
     local_path,
 )
 from hlat.runtime import DataError, is_url
+
+_SMALL_BYTES = 1 << 24
 
 
 class SourceNotFoundError(DataError):
@@ -45,6 +48,21 @@ class ListedFile(NamedTuple):
     etag: str = ""
     cached_store: CachedStore | None = None
 
+    @contextmanager
+    def open_local(self) -> Iterator[Path]:
+        """Yield a local path of the file, valid until the context ends; a remote file is fetched completely.
+
+        Raises:
+            DataError: a remote file cannot be fetched.
+            StorageError: the disk of the cache refused the write.
+        """
+        if self.cached_store is None:
+            yield Path(self.path)
+            return
+        remote = RemoteFile(self.path, self.size, self.etag, self.mtime_ns)
+        with self.cached_store.acquire(remote, lambda: True) as local:
+            yield local
+
     @classmethod
     def local(cls, path: Path) -> "ListedFile":
         """Return a local file; raise DataError if stat fails."""
@@ -57,10 +75,31 @@ class ListedFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The files of a source, and its folder with a "/" at the end; None if it is a file or a glob."""
+    """The files of a source.
+
+    Attributes:
+        files: the files.
+        names: their paths relative to the folder that the source is, with "/"; None if it is a file or a glob.
+    """
 
     files: list[ListedFile]
-    folder: str | None
+    names: list[str] | None
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a small file of the folder.
+
+        Raises:
+            DataError: it cannot be read, or is not small.
+        """
+        assert self.names is not None, "only folders have names"
+        file = self.files[self.names.index(name)]
+        if file.size > _SMALL_BYTES:
+            raise DataError(f"{name} has {file.size:,} bytes, which is too many for a description of a data set")
+        try:
+            with file.open_local() as local:
+                return local.read_bytes()
+        except OSError as error:
+            raise DataError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def list_source(path: str, cache: Cache) -> Listing:
@@ -79,11 +118,11 @@ def list_source(path: str, cache: Cache) -> Listing:
         cached_store = CachedStore(Store(path), cache)
         found = _find_remote(path, cached_store.store)
         is_folder = path.rstrip("/") != found[0].url and not glob.has_magic(path)
-        files = [ListedFile.remote(file, cached_store) for file in found]
-        return Listing(files, f"{path.rstrip('/')}/" if is_folder else None)
-    root = Path(path).expanduser()
-    files = [ListedFile.local(file) for file in find_files(path)]
-    return Listing(files, f"{root}/" if root.is_dir() else None)
+        names = [file.url.removeprefix(f"{path.rstrip('/')}/") for file in found]
+        return Listing([ListedFile.remote(file, cached_store) for file in found], names if is_folder else None)
+    root, local = Path(path).expanduser(), find_files(path)
+    files = [ListedFile.local(file) for file in local]
+    return Listing(files, [file.relative_to(root).as_posix() for file in local] if root.is_dir() else None)
 
 
 def find_file(path: str, cache: Cache) -> ListedFile | None:
