@@ -2,7 +2,8 @@
 
     name of a file or names in a folder, kind of column --> format
 
-To add one, write a class in a file of this folder and add it to ``FORMATS``.
+To add one, write a class in a file of this folder and add it here. A new kind of column
+(``hlat.data.formats.columns``) is read by the formats of columns without a change.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from hlat.data.formats.arrow import ArrowFormat
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns import TEXT_COLUMN, TOKENS_COLUMN, ColumnKind
+from hlat.data.formats.columns import COLUMN_KINDS, TEXT_COLUMN, ColumnKind
 from hlat.data.formats.csv_table import CsvFormat, TsvFormat
 from hlat.data.formats.hf_dataset import HuggingFaceFormat
 from hlat.data.formats.json_lines import JsonLinesFormat
@@ -22,19 +23,19 @@ from hlat.runtime import DataError
 
 DEFAULT = TextFormat()
 """The format of files with an ending that is not known."""
+_OF_COLUMNS: tuple[Callable[[ColumnKind], FileFormat], ...] = (
+    ParquetFormat,
+    ArrowFormat,
+    HuggingFaceFormat,
+    JsonLinesFormat,
+)
+"""Formats that exist once per kind of column."""
 FORMATS: tuple[FileFormat, ...] = (
-    ParquetFormat(),
-    ArrowFormat(),
-    JsonLinesFormat(),
+    *(file_format(column) for column in COLUMN_KINDS for file_format in _OF_COLUMNS),
     CsvFormat(),
     TsvFormat(),
-    HuggingFaceFormat(),
     MegatronFormat(),
     DEFAULT,
-    ParquetFormat(TOKENS_COLUMN),
-    ArrowFormat(TOKENS_COLUMN),
-    HuggingFaceFormat(TOKENS_COLUMN),
-    JsonLinesFormat(TOKENS_COLUMN),
 )
 """All formats."""
 _BY_NAME = {file_format.name: file_format for file_format in FORMATS}
