@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
 
-# Constants, so that torch.compile needs no guard for more.
-_EMULATE_BF16 = types_with(lambda backend: backend.product_dtype(torch.bfloat16) != torch.bfloat16)
+# Device types, as one text: torch.compile guards it by one comparison, and a tuple by a comparison for each element.
+_EMULATE_BF16 = " ".join(types_with(lambda backend: backend.product_dtype(torch.bfloat16) != torch.bfloat16))
 _ROUND_EMBEDDING_GRADIENTS = types_with(lambda backend: backend.rounds_embedding_gradients)
 
 
 def needs_widening(x: torch.Tensor) -> bool:
     """Return True if products of this tensor have to be computed in fp32 and rounded."""
-    return x.dtype == torch.bfloat16 and x.device.type in _EMULATE_BF16
+    return _EMULATE_BF16 != "" and x.dtype == torch.bfloat16 and x.device.type in _EMULATE_BF16.split()
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
