@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hlat.model.rope import Spans
 from hlat.model.varlen_attention import attend_within_documents
+from hlat.runtime import LaunchError
 from hlat.runtime.backend import backend_of
 
 _BLOCK = 128  # queries, and keys, of a block of scores that flex attention computes or skips
@@ -48,11 +49,16 @@ class DocumentMask:
         Args:
             positions_Bs: int64, on the device of attention. The first position of every row of the batch is 0.
             spans: (start, stop) pairs of the row offsets of the queries, ascending.
+
+        Raises:
+            LaunchError: the device has no kernel for this.
         """
         offsets_s = torch.cat([torch.arange(start, stop, device=positions_Bs.device) for start, stop in spans])
         first_Bs = offsets_s - positions_Bs
         kernel = backend_of(positions_Bs.device).document_kernel
-        assert kernel is not None, "models with data.isolate are built only where there is a kernel"
+        if kernel is None:  # a run is refused earlier, an evaluation is not
+            device_type = positions_Bs.device.type
+            raise LaunchError(f"data.isolate=true: attention within documents cannot run on a {device_type} device.")
         return cls(first_Bs, spans, _MASKS[kernel.name](first_Bs, offsets_s, spans[-1][1]))
 
     def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import yaml
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import peak_flops
-from hlat.model import attention_backend
+from hlat.model import DocumentMask, attention_backend
 from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import update
 from hlat.parallel import build_parallel
@@ -98,6 +98,8 @@ def test_each_decision_follows_the_registered_backend(other: None) -> None:
     isolated = recipe_of(data={"path": "none", "sequence_length": 32, "tokenizer": {"train": "char"}, "isolate": True})
     with pytest.raises(LaunchError, match=r"data\.isolate=true.*does not support the device"):
         build_parallel(isolated, Runtime(CPU), seed=1)
+    with pytest.raises(LaunchError, match=r"data\.isolate=true"):
+        DocumentMask.from_positions(torch.arange(4)[None], ((0, 4),))
     with pytest.raises(AssertionError, match="isolate"):
         attention_backend(4, 2, 16, torch.float32, CPU, isolated=True)
 

@@ -19,7 +19,7 @@ def choose_device(device: str, here: RankInfo) -> torch.device:
     """Choose the device of this process; with several accelerators on a machine, the one with the local rank as index.
 
     Args:
-        device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
         here: rank of this process.
 
     Raises:

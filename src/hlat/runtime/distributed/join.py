@@ -2,7 +2,7 @@
 
 RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     --> rendezvous: a store where every process announces itself
-    --> the default process group: collectives on the device (gloo, nccl, neuron)
+    --> the default process group: collectives on the device
     --> the control group: small values on the CPU (``HostGroup``)
 
 A single process skips all of this. Otherwise the cost per process grows linearly with the number of processes: three
@@ -69,7 +69,7 @@ def join_run(device: str = "auto", deterministic: bool = True, folder: Path | No
     """Choose the device of this process, configure its numerics, and join the other processes if there are any.
 
     Args:
-        device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
         deterministic: raise an error for kernels that are not deterministic.
         folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
             none. Without either, every process that reaches the store may join.
