@@ -153,7 +153,7 @@ def write(book: Book, record: Recorder) -> None:
     kinds = Counter("equivalent" if mutant.get("equivalent") else mutant["status"] for mutant in tried)
     others = ", ".join(f"{kinds[kind]} {kind}" for kind in ("equivalent", "timed out", "survived"))
     for status in ("killed", "survived"):
-        claim = f"mutants {status} by the tests about their file"
+        claim = "mutants killed by a test" if status == "killed" else "mutants that survived"
         record.add(claim, "mutants", kinds[status], peer="all mutants tried", peer_values=len(tried), note=others)
     record.write()
 

@@ -142,3 +142,19 @@ def test_a_new_run_loads_weights_of_any_mode(recipe_in, old, new):
     weights = build_state_of(source).model.local_parameters
     for ours, theirs in zip(state.model.local_parameters, weights, strict=True):
         assert torch.equal(ours.tensor, theirs.tensor.to(ours.tensor.dtype))
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_fast", "new", "expected"),
+    [
+        ("mixed", True, True, "mixed, as every device has fast bf16"),
+        ("fp32", False, True, "fp32, as not every device has fast bf16"),
+        ("mixed", True, False, "mixed, which the run began with"),
+        ("fp32", False, False, "fp32, which the run began with"),
+        ("mixed", False, False, "mixed, which the run began with; not every device here has fast bf16, so fp32 might"),
+        ("fp32", True, False, "fp32, which the run began with; every device here has fast bf16: a new run would be"),
+    ],
+)
+def test_the_choice_is_explained(mode: str, is_fast: bool, new: bool, expected: str) -> None:
+    reason = precision._reason(mode, is_fast, new)
+    assert reason.startswith(expected) and (reason == expected or ";" in expected)

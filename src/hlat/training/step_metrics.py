@@ -52,7 +52,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens")
     for note in (*recipe_notes(recipe), *state.training_data.notes):
         tracker.message(note)
-    for note in [*prepared.notes, *prepared.advice, *prepared.uncompared]:
+    for note in [*prepared.notes, *prepared.advice, *prepared.training_notes]:
         tracker.message(f"data: {note}")
     report_damaged(state.damaged, tracker)
     report_tier_notes(state.tiers.events, tracker)

@@ -46,17 +46,23 @@ def test_verification_reports_a_flipped_bit(finished: PreparedData, name: str) -
 def test_a_flipped_bit_of_a_token_is_reported_before_training(
     finished: PreparedData, monkeypatch: pytest.MonkeyPatch, split: str, position: int
 ) -> None:
-    """A large training split is not compared, but reported as such; the validation split always is."""
+    """A split that is too large to be compared is named instead; the other one is still compared."""
     finished.check_before_training()
-    assert finished.uncompared == []
+    assert finished.training_notes == []
     file = finished.dir / f"{split}-00000.bin"
     content = bytearray(file.read_bytes())
     content[position] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match=rf"damaged: {split}-00000\.bin: the checksum differs"):
         finished.check_before_training()
-    monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", 1000)
-    assert "not compared" in finished.uncompared[0] and str(finished.dir) in finished.uncompared[0]
+    sizes = {
+        name: sum(shard.stat().st_size for shard in finished.dir.glob(f"{name}-0*.bin"))
+        for name in ("train", "validation")
+    }
+    assert sizes["validation"] < sizes["train"]
+    monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", sizes["validation"])
+    [note] = finished.training_notes
+    assert "of train shards are not compared" in note and str(finished.dir) in note
     with nullcontext() if split == "train" else pytest.raises(DataError, match="validation-00000"):
         finished.check_before_training()
 

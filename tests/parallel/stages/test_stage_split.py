@@ -180,3 +180,11 @@ def test_recomputation_makes_the_head_cheaper_relative_to_layers() -> None:
     model = LLAMA_3_8B.model_copy(update={"layers": 9, "vocab_size": vocabulary})
     found = [stage_layer_counts(step_of(model, 2, "1f1b", 1, policy)) for policy in ("none", "full")]
     assert found == [[(7,), (2,)], [(6,), (3,)]]
+
+
+@pytest.mark.parametrize(("schedule", "each"), SCHEDULES)
+def test_every_rank_has_its_stages_and_all_layers_are_counted(schedule: Schedule, each: int) -> None:
+    """The numbers per rank, added up, are the layers of the model; none has stages of a rank that does not exist."""
+    counts = stage_layer_counts(step_of(LLAMA_3_8B, 4, schedule, each, "none"))
+    assert len(counts) == 4 and {len(stages) for stages in counts} == {each}
+    assert sum(map(sum, counts)) == LLAMA_3_8B.layers

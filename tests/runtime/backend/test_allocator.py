@@ -35,8 +35,7 @@ def test_freed_temporaries_are_reused_without_page_faults() -> None:
     """Ten temporaries cause fewer page faults than one block has pages.
 
     Ten blocks of 64 MiB that are mapped again fault once per page each, unless the kernel uses huge pages; blocks that
-    malloc keeps do not fault. The fewest of three attempts count: the kernel may
-    reclaim idle memory of a busy machine.
+    malloc keeps do not fault. The fewest of three attempts count: the kernel may reclaim idle memory of a busy machine.
     """
     pages = (64 << 20) // resource.getpagesize()
     assert min(page_faults("keep") for _ in range(3)) < pages

@@ -36,12 +36,12 @@ from hlat.data.prepared.consistency import (
     tokenizer_problems,
 )
 from hlat.data.prepared.shards import TokenArray
-from hlat.data.sources import Split, sha256_of
+from hlat.data.sources import SPLITS, Split, sha256_of
 from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
 _MAX_PROBLEMS = 20  # problems that a message lists
-_COMPARED_BYTES = 1 << 30  # of training shards compared with their checksums before a run: about a second
+_COMPARED_BYTES = 1 << 30  # largest split that is compared with its checksums before every run: about a second
 _NO_CHECKSUM = (
     f"{MANIFEST_FILE} has no checksum of its own, because an earlier version wrote it: hlat data prepare with this "
     "recipe verifies all of the data and adds it."
@@ -101,44 +101,47 @@ class PreparedData:
         """UTF-8 bytes of text per token, int64, shape (vocab_size,); see ``Tokenizer.token_bytes``."""
         return self.tokenizer.token_bytes
 
-    def check_shards(self, *splits: Split) -> None:
-        """Compare the shards of these splits with their checksums; reads every byte of them.
+    def check_shards(self, split: Split) -> None:
+        """Compare the shards of a split with their checksums; reads every byte of them.
 
         Raises:
-            DataError: lists every damaged shard.
+            DataError: lists the damaged shards.
         """
-        shards = [shard for split in splits for shard in self.manifest.splits[split].shards]
+        shards = self.manifest.splits[split].shards
         damaged = [shard.file for shard in shards if sha256_of(self.dir / shard.file) != shard.sha256]
         if damaged:
-            listed = ", ".join(damaged[:_MAX_PROBLEMS]) + (", ..." if len(damaged) > _MAX_PROBLEMS else "")
-            raise DataError(
-                f"{self.dir}: damaged: {listed}: the checksum differs from the manifest's. Restore the file, or delete "
-                "the folder and prepare again: the same corpus and settings give the same data, and runs can resume "
-                "with it."
-            )
+            raise self._damaged(", ".join(damaged[:_MAX_PROBLEMS]) + (", ..." if len(damaged) > _MAX_PROBLEMS else ""))
 
     def check_before_training(self) -> None:
-        """Compare the validation shards with their checksums, and the training shards if they are small (1 GiB).
+        """Compare the shards of every split of at most 1 GiB with their checksums.
 
         Raises:
-            DataError: lists every damaged shard.
+            DataError: lists the damaged shards of a split.
         """
-        self.check_shards("validation")
-        if not self.uncompared:
-            self.check_shards("train")
+        for split in SPLITS:
+            if self._shard_bytes(split) <= _COMPARED_BYTES:
+                self.check_shards(split)
 
     @property
-    def uncompared(self) -> list[str]:
-        """Sentence for the user if the training shards are too large to be compared before every run."""
-        size = (
-            sum(shard.tokens for shard in self.manifest.splits["train"].shards) * np.dtype(self.manifest.dtype).itemsize
-        )
-        if size <= _COMPARED_BYTES:
-            return []
+    def training_notes(self) -> list[str]:
+        """Sentences for the user of a run: splits that ``check_before_training`` leaves out because of their size."""
+        sizes = {split: self._shard_bytes(split) for split in SPLITS}
         return [
-            f"{size / 1e9:,.1f} GB of training shards are not compared with their checksums at the start of a run; "
+            f"{size / 1e9:,.1f} GB of {split} shards are not compared with their checksums at the start of a run; "
             f"hlat data verify {self.dir} compares them."
+            for split, size in sizes.items()
+            if size > _COMPARED_BYTES
         ]
+
+    def _shard_bytes(self, split: Split) -> int:
+        tokens = sum(shard.tokens for shard in self.manifest.splits[split].shards)
+        return tokens * np.dtype(self.manifest.dtype).itemsize
+
+    def _damaged(self, files: str) -> DataError:
+        return DataError(
+            f"{self.dir}: damaged: {files}: the checksum differs from the manifest's. Restore the file, or delete the "
+            "folder and prepare again: the same corpus and settings give the same data, and runs can resume with it."
+        )
 
     def tokens(self, split: Split) -> TokenArray:
         """Memory-map the tokens of a split."""
@@ -160,10 +163,7 @@ class PreparedData:
             record = self.manifest.splits[split]
             file = self.dir / record.documents_file
             if sha256_of(file) != record.documents_sha256:
-                raise DataError(
-                    f"{file}: damaged: the checksum differs from the manifest's. Restore it, or delete {self.dir} and "
-                    "prepare again: the same corpus and settings give the same data, and runs can resume with it."
-                )
+                raise self._damaged(record.documents_file)
             self._boundaries[split] = document_boundaries(self.dir, record)
         return self._boundaries[split]
 
