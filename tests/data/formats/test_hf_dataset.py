@@ -204,7 +204,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
         "names the data file ../secret.arrow, which is not next to",
     ),
     (_state(_data_files=[{"filename": "/etc/passwd"}]), "names the data file /etc/passwd, which is not next to it"),
-    (_state(_data_files=[{"filename": "\x1b[31m"}]), "names the data file \\x1b[31m, which is not next to it"),
+    (_state(_data_files=[{"filename": "\x1b[31m"}]), "names the data file \\u001b[31m, which is not next to it"),
     (_state(_format_kwargs=5, _inplace_history=5, _data_files=5), "state.json lists no data files"),
     (_remove("data-00001-of-00003.arrow"), "names the data file data-00001-of-00003.arrow, which is not next to it"),
     (_remove("dataset_info.json"), "dataset_info.json is missing: the dataset was not saved completely"),
@@ -224,10 +224,14 @@ def test_what_would_be_ignored_or_is_damaged_is_refused(
 ) -> None:
     folder = write_dataset(tmp_path / "saved", _tables(tokenizer))
     change(folder)
-    for mode, attempt in (("prepared", prepare), ("online", prepare_online)):
+    attempts: dict[str, Callable[[DataConfig], object]] = {
+        "prepared": lambda config: prepare(config, tmp_path / "out"),
+        "online": lambda config: prepare_online(config, tmp_path / "out", 0),
+    }
+    for mode, attempt in attempts.items():
         config = _config(folder, tokenizer, mode=mode, unreadable_rows=0.9)
         with pytest.raises(DataError) as caught:
-            attempt(config, tmp_path / "out", 0) if mode == "online" else attempt(config, tmp_path / "out")  # type: ignore[operator, arg-type]
+            attempt(config)
         assert str(caught.value).startswith(f"{folder}: ") and message in str(caught.value)
         assert not (tmp_path / "out").exists(), "refused before anything is written"
 
