@@ -289,6 +289,8 @@ def _build_stage(
         for block in model.blocks():
             parallelize_block(block, groups.tensor, layout.sequence_parallel)
         parallelize_embedding_and_head(model, groups.tensor, layout.sequence_parallel)
+    if model.head is not None:
+        model.head.cross_entropy.z_loss = recipe.optimizer.z_loss
     if groups.context is not None:
         with host_values():
             # Imported late, like the pipeline: it imports torch's compiler.

@@ -57,6 +57,8 @@ class OptimizerConfig(Section):
     """Decay norm weights and biases too, as HLAT did."""
     clip_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this global L2 norm; null for no clipping."""
+    z_loss: float = Field(0.0, ge=0)
+    """Factor of log(Z)^2 added to each token's loss, Z the sum of its exponentials: 1e-5 in OLMo 2; 0 for none."""
 
 
 class ScheduleConfig(Section):
