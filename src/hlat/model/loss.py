@@ -8,8 +8,8 @@ chunk starts, so that memory does not grow with the number of tokens. It takes t
 plain loss (the Liger kernels, Hsu et al. 2024, use chunks likewise). Gradients of the summed loss are computed in the
 forward pass; backward multiplies them by the incoming gradient.
 
-With a z-loss, gradients are those of the loss plus ``z_loss`` log(Z)^2 per token, where Z is the sum of the exponentials
-of its logits (PaLM, arXiv 2204.02311, section 5; OLMo 2, arXiv 2501.00656): it keeps logits from drifting.
+With a z-loss, gradients are those of the loss plus ``z_loss`` log(Z)^2 per token, where Z is the sum of the
+exponentials of its logits (PaLM, arXiv 2204.02311, section 5; OLMo 2, arXiv 2501.00656): it keeps logits from drifting.
 The value remains the cross-entropy, so that losses with and without it can be compared.
 
 Tensor suffixes: N tokens, D width, V vocabulary, v local vocabulary rows (all, or this rank's), n tokens of a chunk.
