@@ -10,7 +10,8 @@ import torch
 
 from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
 from hlat.hardware.measure import MatmulRate, measure_matmul
-from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.backend import has_fast_bf16, neuron
+from hlat.runtime.backend.cpu import CpuBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -67,7 +68,7 @@ def test_emulated_bf16_has_the_peak_of_fp32(fast: bool, monkeypatch: pytest.Monk
         measured.append(dtype)
         return MatmulRate(1e11, 1024)
 
-    monkeypatch.setattr(peak, "has_fast_bf16", lambda _: fast)
+    monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: fast)
     monkeypatch.setattr(peak, "measure_matmul", measure)
     found = peak_flops(torch.device("cpu"), torch.bfloat16)
     assert measured == [torch.bfloat16 if fast else torch.float32]
@@ -99,7 +100,7 @@ def test_a_neuron_device_has_the_peak_of_a_logical_core(
 ) -> None:
     file = tmp_path / "product_name"
     file.write_text(product)
-    monkeypatch.setattr(peak, "_PRODUCT_NAME", file)
+    monkeypatch.setattr(neuron, "PRODUCT_NAME", file)
     monkeypatch.setattr(
         torch, "get_device_module", lambda device: SimpleNamespace(get_device_name=lambda d: "neuron:0")
     )

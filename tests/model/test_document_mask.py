@@ -100,7 +100,7 @@ def weighted(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor
 @pytest.mark.parametrize("widened", [False, True], ids=["native", "widened"])
 def test_bf16_error_is_the_rounding_of_probabilities_and_result(widened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bound as for complete rows (test_matmul.py): 2^-9 for each of four roundings."""
-    monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", widened)
+    monkeypatch.setattr(products, "_EMULATE_BF16", "cpu" if widened else "")
     ours = operands(ROWS, B)
     exact = [x.detach().double().requires_grad_() for x in ours]
     out, expected = mask_of(ROWS).attend(*ours), reference(*exact, ROWS)

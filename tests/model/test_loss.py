@@ -73,6 +73,24 @@ def test_the_chunked_loss_equals_the_plain_loss(dtype: torch.dtype, weights: tor
         assert distance(ours.grad, theirs.grad) < bound
 
 
+@pytest.mark.parametrize("factor", [1e-5, 0.1])
+def test_the_z_loss_is_in_the_gradient_only(factor: float) -> None:
+    """Autograd differentiates the formula in float64; 100 roundings bound the chain of a few hundred additions."""
+    hidden, head, labels = given(torch.float64, torch.float64)
+    exact = [tensor.detach().clone().requires_grad_() for tensor in (hidden, head)]
+    z_N = F.linear(*exact).flatten(0, 1).logsumexp(-1)
+    expected = plain(*exact, labels) + factor * (z_N**2)[labels.flatten() != IGNORED].sum()
+    expected.backward()
+    with_z = InChunks()
+    with_z.z_loss = factor
+    found = head_loss(hidden, head, labels, with_z)
+    found.backward()
+    assert distance(found, plain(*exact, labels)) < 100 * 2.0**-53
+    for ours, theirs in zip((hidden, head), exact, strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        assert distance(ours.grad, theirs.grad) < 100 * 2.0**-53
+
+
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=["fp32 weights", "bf16 weights"])
 def test_the_gradient_of_the_head_is_accumulated_over_chunks_in_fp32(weights: torch.dtype) -> None:
     """Repeat the same bf16 chunk 64 times.

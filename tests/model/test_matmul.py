@@ -1,5 +1,7 @@
 """Matrix products use the dtype of the activations; widened products are rounded once, like native ones."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.fixture(params=[False, True], ids=["native", "widened"])
 def widened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Test both kinds of CPU, with and without bf16 instructions, on any machine."""
-    monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", request.param)
+    monkeypatch.setattr(products, "_EMULATE_BF16", "cpu" if request.param else "")
     return bool(request.param)
 
 
@@ -73,7 +75,7 @@ def test_attention_error_is_the_rounding_of_probabilities_and_result() -> None:
 
 
 def test_widened_attention_is_the_rounded_result_of_the_fp32_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_CPU_BF16_IS_SLOW", True)
+    monkeypatch.setattr(products, "_EMULATE_BF16", "cpu")
     q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
     mask = torch.ones(24, 24, dtype=torch.bool).tril()
     wide = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True, enable_gqa=True).to(B)
@@ -88,3 +90,27 @@ def test_the_gradient_of_a_frequent_token_is_accumulated_in_fp32() -> None:
     out.backward(torch.full(out.shape, 1 + 2.0**-7, dtype=B))
     assert weight.grad is not None
     assert weight.grad.tolist() == [[0, 0], [4128, 4128], [0, 0]]
+
+
+@pytest.mark.parametrize("emulated", ["", "cpu"])
+def test_compiled_code_checks_the_list_of_device_types_with_one_guard(
+    emulated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guard is evaluated at every call of a compiled block. A look-up in the table of backends would need dozens."""
+    monkeypatch.setattr(products, "_EMULATE_BF16", emulated)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if products.needs_widening(x) else x - 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    assert float(compiled(torch.zeros((), dtype=B))) == (1 if emulated else -1)
+    (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(block.__code__)
+    guards = [str(guard.verbose_code_parts()) for guard in _leaf_guards(entry.guard_manager.root)]
+    assert sum("_EMULATE_BF16 ==" in guard for guard in guards) == 1
+    assert sum("_EMULATE_BF16" in guard.partition("  #")[0] for guard in guards) == 1
+
+
+def _leaf_guards(manager: Any) -> list[Any]:
+    children = [guard for child in manager.get_child_managers() for guard in _leaf_guards(child)]
+    return [*manager.get_leaf_guards(), *children]

@@ -12,6 +12,7 @@ from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, decide_compilation
 from hlat.parallel.compile import _has_compiler, check_isolation
 from hlat.runtime import LaunchError
+from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.distributed import Runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -85,7 +86,7 @@ def test_auto_compiles_long_runs_on_a_cpu_with_fast_bf16(monkeypatch: pytest.Mon
     There are six per token and weight of a matrix product (Kaplan et al. 2020, section 2.1), plus those of attention:
     in this model at most a twentieth more.
     """
-    monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: True)
     monkeypatch.setattr("hlat.parallel.compile._has_compiler", lambda device: True)
     model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}
     per_step = 6 * (4 * (4 * 512**2 + 3 * 512 * 2048) + 4096 * 512) * 8 * 16
@@ -95,7 +96,7 @@ def test_auto_compiles_long_runs_on_a_cpu_with_fast_bf16(monkeypatch: pytest.Mon
         long_run = recipe("auto", 2, model=model, **steps)
         assert decide_compilation(long_run, CPU, world=2).on == compiled, (precision, factor)
         assert decide_compilation(long_run, CPU, world=4).on == (compiled and factor > 2)
-    monkeypatch.setattr("hlat.parallel.compile.has_fast_bf16", lambda device: False)
+    monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: False)
     slow = recipe("auto", model=model, training={"steps": int(needed * 3)}, precision={"mode": "mixed"})
     assert not decide_compilation(slow, CPU).on
 

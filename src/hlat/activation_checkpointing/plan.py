@@ -14,6 +14,7 @@ from hlat.activation_checkpointing.recompute_cost import RecomputeCosts
 from hlat.config import Fix, Problem, Recipe, RecipeError
 from hlat.model import ModelShard
 from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes
+from hlat.runtime.backend import backend_of
 
 _GIB = 1 << 30
 
@@ -186,7 +187,7 @@ class _Planner:
             sequence=parallel.sequence and parallel.tensor > 1,
             context=parallel.context,
             weight_copies=parallel.zero == 0 or shards == 1,
-            materialised_masks=self.device_type == "cpu",
+            materialised_masks=backend_of(self.device_type).materialises_masks,
             isolated=self.recipe.data.isolate,
         )
 

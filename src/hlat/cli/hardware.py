@@ -97,18 +97,17 @@ def measure_command(
     name: Annotated[str, typer.Option(help="Name of this machine in the catalog.")] = "this-machine",
 ) -> None:
     """Measure matrix products, memory and collectives of this machine, and write a catalog with it."""
-    import torch
     import yaml
 
     from hlat.hardware import measure_machine
-    from hlat.runtime import StorageError
+    from hlat.runtime import RankInfo, StorageError
+    from hlat.runtime.backend import choose_device
 
     ready()
     if to.exists():
         raise StorageError(f"{to} exists; name a new file, or remove it first")
     check_outputs((to,))
-    found = torch.accelerator.current_accelerator(check_available=True)
-    machine = measure_machine(found if found is not None else torch.device("cpu"))
+    machine = measure_machine(choose_device("auto", RankInfo()))
     for dtype, rate in machine.flops.items():
         say(f"{dtype:9} {rate / 1e12:10.4f} TFLOP/s in products")
     say(f"memory    {machine.memory_rate / 1e9:10.2f} GB/s in copies, {machine.memory_bytes / (1 << 30):.1f} GiB")

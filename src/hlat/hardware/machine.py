@@ -21,7 +21,7 @@ import torch
 
 from hlat.hardware.measure import measure_matmul
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import describe_device, synchronize
+from hlat.runtime.backend import backend_of, synchronize
 from hlat.runtime.distributed import RUN_SECRET_ENV
 
 _COPY_BYTES = 256 << 20  # larger than any cache
@@ -92,21 +92,15 @@ def measure_machine(
     Raises:
         LaunchError: the processes of the all-reduce failed or timed out.
     """
-    accelerated = device.type != "cpu"
-    count = torch.accelerator.device_count() if accelerated else 1
+    backend = backend_of(device)
+    count = backend.device_count()
     flops = {
         dtype: measure_matmul(device, getattr(torch, dtype), budget_seconds=budget_seconds, clock=clock).flops
         for dtype in ("bfloat16", "float32")
     }
     rate = _copy_rate(device, budget_seconds, clock)
-    link = _all_reduce_rate(device.type, max(count, 2)) if count > 1 or not accelerated else None
-    return MeasuredMachine(describe_device(device), count, flops, _memory(device), rate, link)
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(torch.get_device_module(device).get_device_properties(device).total_memory)
+    link = _all_reduce_rate(device.type, max(count, 2)) if count > 1 or backend.is_shared else None
+    return MeasuredMachine(backend.describe(device), count, flops, backend.memory_bytes(device), rate, link)
 
 
 def _copy_rate(device: torch.device, seconds: float, clock: Callable[[], float]) -> float:

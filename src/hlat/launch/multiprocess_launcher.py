@@ -20,6 +20,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
 
+from hlat.runtime.backend import interface_variables
 from hlat.runtime.distributed import RUN_SECRET_ENV
 from hlat.runtime.process import LAUNCHER_ENV
 
@@ -145,8 +146,8 @@ def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
     }
     defaults = {
         "OMP_NUM_THREADS": max(1, _cores() // nproc),
-        "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,  # the default resolves this machine's name
-        "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
+        # By default gloo resolves this machine's name.
+        **dict.fromkeys(interface_variables(), _LOOPBACK_INTERFACE),
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     return {name: str(value) for name, value in {**unset, **own}.items()}

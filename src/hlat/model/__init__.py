@@ -10,13 +10,16 @@ from hlat.model.local_parameters import LocalParameter, collect_local_parameters
 from hlat.model.loss import IGNORED, CrossEntropy
 from hlat.model.matmul import attend, attention_backend
 from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
+from hlat.model.spec import Axis, GradientSum
 
 __all__ = [
     "IGNORED",
+    "Axis",
     "CrossEntropy",
     "Decoder",
     "DecoderBlock",
     "DocumentMask",
+    "GradientSum",
     "KVCache",
     "LayerCache",
     "LocalParameter",

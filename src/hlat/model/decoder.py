@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
+from hlat.model.derived import parameter_layouts
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import KVCache
 from hlat.model.layers import DecoderBlock, RMSNorm
@@ -44,6 +45,14 @@ class Decoder(nn.Module):
         self.rope = Rope(config)
         self.spans: tuple[tuple[int, int], ...] | None = None
         self.compute: torch.dtype | None = None
+        self._check_description()
+
+    def _check_description(self) -> None:
+        """Compare the parameters with the description of the architecture, which all other rooms rely on."""
+        described = {name: layout.shape for name, layout in parameter_layouts(self.config, self.shard).items()}
+        built = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
+        wrong = sorted(name for name in built.keys() | described.keys() if built.get(name) != described.get(name))
+        assert not wrong, f"hlat.model.architectures describes these parameters otherwise: {', '.join(wrong)}"
 
     def _build_head(self, rows: int) -> Head:
         if self.config.tie_embeddings and self.embedding is not None:

@@ -1,8 +1,8 @@
 """Intra-document (block-diagonal) attention: tokens attend to earlier tokens of their own document only.
 
     position of each token in its document -> for each query, the row offset at which its document starts
-        CPU: attention document by document (``varlen_attention.py``)
-        accelerators: torch's flex attention with a block mask over 128 x 128 blocks of scores
+        varlen, on CPUs: attention document by document (``varlen_attention.py``)
+        flex, on accelerators: torch's flex attention with a block mask over 128 x 128 blocks of scores
 
 Either way the cost is the sum over documents, and no mask of queries x keys is built. What depends on the documents is
 computed once per micro-batch and shared by all layers.
@@ -22,6 +22,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hlat.model.rope import Spans
 from hlat.model.varlen_attention import attend_within_documents
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import backend_of
 
 _BLOCK = 128  # queries, and keys, of a block of scores that flex attention computes or skips
 
@@ -33,7 +35,7 @@ class DocumentMask:
     Attributes:
         first_Bs: row offset of the first token of each query's document, int64.
         spans: (start, stop) pairs of the row offsets of the queries, ascending.
-        blocks: the same as a block mask for flex attention; None on a CPU.
+        blocks: the same as a block mask for flex attention; None if the kernel takes documents one by one.
     """
 
     first_Bs: torch.Tensor
@@ -47,11 +49,17 @@ class DocumentMask:
         Args:
             positions_Bs: int64, on the device of attention. The first position of every row of the batch is 0.
             spans: (start, stop) pairs of the row offsets of the queries, ascending.
+
+        Raises:
+            LaunchError: the device has no kernel for this.
         """
         offsets_s = torch.cat([torch.arange(start, stop, device=positions_Bs.device) for start, stop in spans])
         first_Bs = offsets_s - positions_Bs
-        blocks = None if positions_Bs.device.type == "cpu" else block_mask(first_Bs, offsets_s, spans[-1][1])
-        return cls(first_Bs, spans, blocks)
+        kernel = backend_of(positions_Bs.device).document_kernel
+        if kernel is None:  # a run is refused earlier, an evaluation is not
+            device_type = positions_Bs.device.type
+            raise LaunchError(f"data.isolate=true: attention within documents cannot run on a {device_type} device.")
+        return cls(first_Bs, spans, _MASKS[kernel.name](first_Bs, offsets_s, spans[-1][1]))
 
     def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:
         """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E)."""
@@ -104,6 +112,13 @@ def block_mask(first_Bs: torch.Tensor, offsets_s: torch.Tensor, keys: int) -> Bl
     return BlockMask.from_kv_blocks(
         *partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=attends, seq_lengths=(len(offsets_s), keys)
     )
+
+
+_MASKS: dict[str, Callable[[torch.Tensor, torch.Tensor, int], BlockMask | None]] = {
+    # name of a backend's document kernel -> block mask that it needs
+    "varlen": lambda first_Bs, offsets_s, keys: None,
+    "flex": block_mask,
+}
 
 
 def _key_blocks(selected_BNM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

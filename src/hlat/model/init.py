@@ -16,16 +16,18 @@ import torch
 from hlat.config.sections import ModelConfig
 from hlat.model.derived import RowLayout, RowRun
 from hlat.model.local_parameters import LocalParameter
+from hlat.model.spec import Initial
 from hlat.runtime.randomness import normal_block, stream_key
 
 _CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 in addition to the weights
 
 
-def initial_std(config: ModelConfig, canonical_name: str) -> float | None:
-    """Return the standard deviation of a tensor's initial values; None for norms (ones) and biases (zeros)."""
-    if canonical_name.endswith(("norm.weight", ".bias")):
-        return None
-    if canonical_name.endswith(("o_proj.weight", "down_proj.weight")) and config.init_scaled_outputs:
+_CONSTANTS = {Initial.ONES: 1.0, Initial.ZEROS: 0.0}
+
+
+def initial_std(config: ModelConfig, initial: Initial) -> float:
+    """Return the standard deviation of normal initial values."""
+    if initial is Initial.RESIDUAL and config.init_scaled_outputs:
         return config.init_std / math.sqrt(2 * config.layers)
     return config.init_std
 
@@ -48,12 +50,12 @@ def initial_rows(config: ModelConfig, seed: int, layout: RowLayout, start: int, 
 
 
 def _run_values(config: ModelConfig, seed: int, layout: RowLayout, run: RowRun, width: int) -> torch.Tensor:
-    std = initial_std(config, run.name)
-    if std is None:
-        return torch.full((run.count, width), 0.0 if run.name.endswith(".bias") else 1.0)
+    initial = run.tensor.initial
+    if initial in _CONSTANTS:
+        return torch.full((run.count, width), _CONSTANTS[initial])
     key = stream_key(seed, "init", run.name)
     values = normal_block(key, run.canonical_start, run.count, layout.row_size or width, layout.first_column, width)
-    return values.mul_(std)
+    return values.mul_(initial_std(config, initial))
 
 
 @torch.no_grad()

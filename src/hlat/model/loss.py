@@ -8,6 +8,10 @@ chunk starts, so that memory does not grow with the number of tokens. It takes t
 plain loss (the Liger kernels, Hsu et al. 2024, use chunks likewise). Gradients of the summed loss are computed in the
 forward pass; backward multiplies them by the incoming gradient.
 
+With a z-loss, gradients are those of the loss plus ``z_loss`` log(Z)^2 per token, where Z is the sum of the
+exponentials of its logits (PaLM, arXiv 2204.02311, section 5; OLMo 2, arXiv 2501.00656): it keeps logits from drifting.
+The value remains the cross-entropy, so that losses with and without it can be compared.
+
 Tensor suffixes: N tokens, D width, V vocabulary, v local vocabulary rows (all, or this rank's), n tokens of a chunk.
 """
 
@@ -34,10 +38,14 @@ class CrossEntropy:
     Args:
         first_row: vocabulary row of the first column of the logits.
         columns: largest number of columns of any process; None if all have as many as this one.
+
+    Attributes:
+        z_loss: factor of log(Z)^2, the term that only gradients have.
     """
 
     def __init__(self, first_row: int = 0, columns: int | None = None) -> None:
         self._first_row, self._columns = first_row, columns
+        self.z_loss = 0.0
 
     def chunk(self, columns: int) -> int:
         """Number of tokens of a chunk if the logits have this many columns; the same on every process."""
@@ -62,10 +70,12 @@ class CrossEntropy:
             gradient: True to compute the gradient too.
 
         Returns:
-            The loss, a scalar in nats, fp32 or wider; and its gradient (N, v) in the dtype of the logits, or None.
+            The loss, a scalar in nats, fp32 or wider; and its gradient (N, v) in the dtype of the logits, z-loss
+            included, or None.
         """
         wide_Nv = logits_Nv.to(accumulation_dtype(logits_Nv.dtype))
-        wide_Nv.sub_(self.reduce_max(wide_Nv.amax(-1)).unsqueeze(1))
+        peak_N = self.reduce_max(wide_Nv.amax(-1))
+        wide_Nv.sub_(peak_N.unsqueeze(1))
         row_N = labels_N - self._first_row
         here_N = (row_N >= 0) & (row_N < wide_Nv.shape[1])
         row_N1 = row_N.masked_fill(~here_N, 0).unsqueeze(1)
@@ -76,7 +86,10 @@ class CrossEntropy:
         loss = (total_N.log() - label_N).masked_fill(~counted_N, 0).sum()
         if not gradient:
             return loss, None
-        grad_Nv = exp_Nv.mul_((counted_N / total_N).unsqueeze(1))
+        factor_N = counted_N / total_N
+        if self.z_loss:  # d (log Z)^2 / d logit = 2 log Z exp(logit) / Z
+            factor_N *= 1 + 2 * self.z_loss * (peak_N + total_N.log())
+        grad_Nv = exp_Nv.mul_(factor_N.unsqueeze(1))
         grad_Nv.scatter_add_(1, row_N1, -(here_N & counted_N).to(grad_Nv.dtype).unsqueeze(1))
         return loss, grad_Nv.to(logits_Nv.dtype)
 

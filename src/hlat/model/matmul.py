@@ -16,18 +16,20 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend
 
-from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.backend import backend_of, types_with
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
 
-_CPU_BF16_IS_SLOW = not has_fast_bf16(torch.device("cpu"))  # a constant, so that torch.compile needs no guard
+# Device types, as one text: torch.compile guards it by one comparison, and a tuple by a comparison for each element.
+_EMULATE_BF16 = " ".join(types_with(lambda backend: backend.product_dtype(torch.bfloat16) != torch.bfloat16))
+_ROUND_EMBEDDING_GRADIENTS = types_with(lambda backend: backend.rounds_embedding_gradients)
 
 
 def needs_widening(x: torch.Tensor) -> bool:
     """Return True if products of this tensor have to be computed in fp32 and rounded."""
-    return _CPU_BF16_IS_SLOW and x.dtype == torch.bfloat16 and x.device.type == "cpu"
+    return _EMULATE_BF16 != "" and x.dtype == torch.bfloat16 and x.device.type in _EMULATE_BF16.split()
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -123,11 +125,13 @@ def attention_backend(
 ) -> str:
     """Name torch's kernel for causal attention of such heads on a device; ``isolated`` means within documents."""
     q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
-    if isolated and device.type != "cpu":
-        return "flex_attention within documents"
-    within = " within documents" if isolated else ""
-    if isolated or needs_widening(q):
-        return f"flash_attention{within}{', in fp32' if needs_widening(q) else ''}"
+    widening = ", in fp32" if needs_widening(q) else ""
+    if isolated:
+        kernel = backend_of(device).document_kernel
+        assert kernel is not None, "a run with data.isolate checks this when it builds the model"
+        return f"{kernel.title} within documents{widening}"
+    if widening:
+        return f"flash_attention{widening}"
     chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=True)
     return SDPBackend(chosen).name.lower()
 
@@ -138,7 +142,7 @@ def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     torch's CPU kernel accumulates in the dtype of the weight: in bf16 the gradient of a frequent token, a sum of
     thousands of terms per micro-batch, would stop growing.
     """
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+    if weight.dtype != torch.bfloat16 or weight.device.type not in _ROUND_EMBEDDING_GRADIENTS:
         return F.embedding(ids, weight)
     out: torch.Tensor = _WideEmbedding.apply(ids, weight)  # type: ignore[no-untyped-call]
     return out

@@ -14,6 +14,7 @@ from hlat.config.sections import OptimizerConfig
 from hlat.model import LocalParameter, local
 from hlat.optim.adamw_bf16 import Bf16AdamW
 from hlat.precision import MODES
+from hlat.runtime.backend import backend_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -43,7 +44,7 @@ def build_optimizer(
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        fused=all(each.parameter.device.type in ("cpu", "cuda") for each in parameters),
+        fused=all(backend_of(each.parameter.device).fused_adamw for each in parameters),
     )
 
 

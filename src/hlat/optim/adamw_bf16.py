@@ -4,7 +4,8 @@
 
 The same gradients give the same bits in one process and with any sharding: the update of an element depends on that
 element only, and its random bits on its index in the canonical tensor (``element_addresses.py``,
-``precision/rounding.py``). The host never waits for the device: the step counter is a device tensor.
+``precision/rounding.py``). The host never waits for the device: the step counter is a device tensor. Only where a
+device has no float64, the scalars of a step are computed on the host.
 """
 
 import functools
@@ -20,6 +21,7 @@ from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
 from hlat.optim.element_addresses import ElementAddresses, address_elements
 from hlat.precision import step_keys, stream_keys
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
 
 _LOG = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ class Bf16AdamW(torch.optim.Optimizer):
             f"the weights of {mode} are bf16"
         )
         self._mode, self._seed = mode, seed
-        self._squares: dict[float, Squares] = {}  # by beta, on the device
+        self._squares: dict[float, Squares] = {}  # by beta, where float64 is
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
         params = [
             {"params": [each.parameter for each in members], "weight_decay": decay}
@@ -124,9 +126,9 @@ class Bf16AdamW(torch.optim.Optimizer):
         )
 
     def _scalars(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """Compute ``reference.SCALARS`` of every parameter in float64: returns fp32 of shape (P, 7)."""
+        """Compute ``reference.SCALARS`` of every parameter in float64: returns fp32 of shape (P, 7), on the device."""
         rows = []
-        for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
+        for group, steps in zip(self.param_groups, steps_P.to(self._wide_device).split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]
             ones = torch.ones_like(steps, dtype=torch.float64)
             bias1, bias2 = (1.0 - _power(self._squares_of(beta), steps) for beta in (beta1, beta2))
@@ -140,11 +142,11 @@ class Bf16AdamW(torch.optim.Optimizer):
                 ones * group["eps"],
             ]
             rows.append(torch.stack(columns, dim=1))
-        return torch.cat(rows).to(torch.float32)
+        return torch.cat(rows).to(torch.float32).to(steps_P.device)
 
     def _squares_of(self, base: float) -> Squares:
         if base not in self._squares:
-            self._squares[base] = _squares(base, self._device)
+            self._squares[base] = _squares(base, self._wide_device)
         return self._squares[base]
 
     @functools.cached_property
@@ -154,6 +156,11 @@ class Bf16AdamW(torch.optim.Optimizer):
     @functools.cached_property
     def _device(self) -> torch.device:
         return self._parameters[0].tensor.device
+
+    @functools.cached_property
+    def _wide_device(self) -> torch.device:
+        """The device if it has float64, else the host."""
+        return self._device if backend_of(self._device).float64 else torch.device("cpu")
 
     @functools.cached_property
     def _addresses(self) -> list[ElementAddresses]:
@@ -187,16 +194,26 @@ def _skip_update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding
 
 def kernel_for(device: torch.device) -> Kernel:
     """Return the fastest kernel for a device, compiled if necessary. All kernels give the same bits."""
-    if device.type == "cpu":
-        return native_kernel() or reference.update
-    if device.type == "cuda":
-        try:
-            from hlat.optim.adamw_triton import update  # noqa: PLC0415  (Triton is installed with CUDA builds only)
-        except ImportError as problem:
-            _LOG.warning("AdamW over bf16 weights runs uncompiled: Triton cannot be imported: %s", problem)
-        else:
-            return update
-    return reference.update
+    return _KERNELS[backend_of(device).rounding_kernel]() or reference.update
+
+
+def _triton_kernel() -> Kernel | None:
+    """Return the kernel in Triton; None, with a warning that gives the reason, if Triton is not installed."""
+    try:
+        from hlat.optim.adamw_triton import update  # noqa: PLC0415  (Triton is installed with CUDA builds only)
+    except ImportError as problem:
+        _LOG.warning("AdamW over bf16 weights runs uncompiled: Triton cannot be imported: %s", problem)
+        return None
+    kernel: Kernel = update
+    return kernel
+
+
+_KERNELS: dict[str, Callable[[], Kernel | None]] = {
+    # rounding_kernel of a backend -> the kernel; None if it cannot be built here
+    "c": native_kernel,
+    "triton": _triton_kernel,
+    "torch": lambda: reference.update,
+}
 
 
 def _power(squares: Squares, exponents: torch.Tensor) -> torch.Tensor:

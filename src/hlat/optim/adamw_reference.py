@@ -34,6 +34,7 @@ import torch
 
 from hlat.optim.element_addresses import ElementAddresses
 from hlat.precision import element_bits, stochastic_round
+from hlat.runtime.backend import types_with
 
 SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inverse_bias2", "eps")
 """Scalars of an update, in the order of the kernels' arguments; decay is lr times weight decay."""
@@ -41,6 +42,7 @@ SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", 
 ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
 """Rounding schemes of an update: stochastic, to nearest, compensated (Kahan)."""
 
+_WITH_FLOAT64 = types_with(lambda backend: backend.float64)  # a constant, for torch.compile
 _MAX_BETA_TO_NEAREST = 1 - 2.0**-5
 _CHUNK = 1 << 15  # elements at a time: temporaries fit into the cache, and torch starts no threads for so few
 
@@ -130,9 +132,9 @@ def square_root(values: torch.Tensor) -> torch.Tensor:
 
     ``torch.sqrt`` of fp32 has an error in the last bit for every sixth value if MKL computes it. The float64 root is
     close enough for correct rounding to fp32: the root of a 24-bit number is never nearer than 2^-50 to the middle of
-    two fp32 values.
+    two fp32 values. Devices without float64 round their fp32 root themselves.
     """
-    return values.double().sqrt().float()
+    return values.double().sqrt().float() if values.device.type in _WITH_FLOAT64 else values.sqrt()
 
 
 def _random_bits(addresses: ElementAddresses, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,8 +6,8 @@
         k and v rows of a replicated kv head         each copy has the term of its query heads
         a tied embedding on two pipeline stages      one has the term of the lookup, the other that of the head
 
-An all-reduce gives every copy the same bits, so copies that start equal stay equal. It runs once per step, not per
-micro-batch.
+The description of the architecture names these ranks for each tensor (``hlat.model.spec``). An all-reduce gives every
+copy the same bits, so copies that start equal stay equal. It runs once per step, not per micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from hlat.model import LocalParameter
+from hlat.model import GradientSum, LocalParameter
 from hlat.parallel.mesh import Layout, ProcessGroups, all_reduce_together
-
-_HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
-_KV = ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias")
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,10 @@ class ReplicatedGradients:
     @classmethod
     def of(cls, parameters: Sequence[LocalParameter], layout: Layout, groups: ProcessGroups) -> "ReplicatedGradients":
         """Select the parameters to reduce from all local parameters of a rank."""
-
-        def partial(name: str) -> bool:
-            is_norm = name.endswith("norm.weight")
-            return name.endswith(_HEAD_NORMS) or (is_norm and layout.sequence_parallel)
-
-        over_tensor = [each for each in parameters if groups.tensor is not None and partial(each.name)]
-        over_kv = [
-            each
-            for each in parameters
-            if groups.kv is not None and any(tensor.name.endswith(_KV) for tensor in each.layout.tensors)
-        ]
-        tied = [each for each in parameters if each.layout.tensors[0].name == "model.embed_tokens.weight"]
+        partial = {GradientSum.TENSOR, *([GradientSum.SEQUENCE] if layout.sequence_parallel else [])}
+        over_tensor = [each for each in parameters if groups.tensor is not None and partial & _sums(each)]
+        over_kv = [each for each in parameters if groups.kv is not None and GradientSum.KEY_COPIES in _sums(each)]
+        tied = [each for each in parameters if GradientSum.TIED in _sums(each)]
         is_tied = groups.embedding is not None or len(tied) > 1
         return cls(over_tensor, over_kv, tied if is_tied else [], groups)
 
@@ -66,7 +55,7 @@ class ReplicatedGradients:
                 view
                 for parameter in self.over_kv
                 for block in parameter.row_blocks()
-                if block.name.endswith(_KV) and parameter.gradient is not None
+                if block.tensor.gradient_sum is GradientSum.KEY_COPIES and parameter.gradient is not None
                 for view in parameter.row_views(block, parameter.gradient)
             ]
             all_reduce_together(rows, self.groups.kv)
@@ -76,6 +65,10 @@ class ReplicatedGradients:
             tied[1].copy_(tied[0])
         elif tied and self.groups.embedding is not None:
             all_reduce_together(tied, self.groups.embedding)
+
+
+def _sums(parameter: LocalParameter) -> set[GradientSum]:
+    return {tensor.gradient_sum for tensor in parameter.layout.tensors}
 
 
 def _gradients(parameters: Sequence[LocalParameter]) -> Iterator[torch.Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
 
 _RUN = 256  # elements summed in fp32
@@ -31,7 +32,7 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], zero: torch.Tensor) -> torch
     """
     if not tensors:
         return zero.clone()
-    if zero.device.type != "cpu" or in_fake_world():
+    if not backend_of(zero.device).sums_norms_in_order or in_fake_world():
         return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=zero.dtype)).square().sum()
     norms = [norm for flat in _flat(tensors, zero.dtype) for norm in _norms_of_runs(flat.to(zero.dtype))]
     return torch.cat(norms).double().square().sum().to(zero.dtype) if norms else zero.clone()

@@ -34,6 +34,8 @@ from hlat.parallel.stages import StepShape, rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
 from hlat.precision import MODES, Mode, check_fp8, convert_to_fp8
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import backend_of, sum_dtype
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 
@@ -183,7 +185,9 @@ class ParallelModel:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Compute this rank's term of the summed loss over some micro-batches, forward only: float64, in nats.
+        """Compute this rank's term of the summed loss over some micro-batches, forward only, in nats.
+
+        The sum has the widest dtype of the device, float64 where there is one.
 
         Args:
             batches: complete sequences on the CPU for this rank's data-parallel index; the same number on every rank.
@@ -192,9 +196,9 @@ class ParallelModel:
         if self._pipeline is not None:
             nats = self._pipeline.evaluate(local)
         else:
-            nats = torch.zeros((), dtype=torch.float64, device=self._device)
+            nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
             for inputs, labels, positions in local:
-                nats += self.stages[0](inputs, labels, positions=positions).double()
+                nats += self.stages[0](inputs, labels, positions=positions).to(nats.dtype)
         for stage in self.stages:
             reshard(stage)
         return nats if self._coordinates.tp == 0 else torch.zeros_like(nats)
@@ -258,6 +262,11 @@ def build_parallel(
     layout = step.layout
     with host_values():  # a device mesh reads the values of its rank tensor
         groups = create_process_groups(layout, runtime.rank, recipe.model, runtime.device)
+    if groups.pipeline is not None and not backend_of(runtime.device).can_send(groups.pipeline):
+        raise LaunchError(
+            f"parallel.pipeline={layout.pipeline}: the process group of {runtime.device.type} devices has no send and "
+            "receive here. Use parallel.pipeline=1 with a larger parallel.tensor or parallel.zero, or a newer release."
+        )
     shards = rank_model_shards(step, runtime.rank)
     stages = [_build_stage(recipe, layout, groups, runtime, shard, mode) for shard in shards]
     model = ParallelModel(recipe, runtime, layout, groups, stages)
@@ -280,6 +289,8 @@ def _build_stage(
         for block in model.blocks():
             parallelize_block(block, groups.tensor, layout.sequence_parallel)
         parallelize_embedding_and_head(model, groups.tensor, layout.sequence_parallel)
+    if model.head is not None:
+        model.head.cross_entropy.z_loss = recipe.optimizer.z_loss
     if groups.context is not None:
         with host_values():
             # Imported late, like the pipeline: it imports torch's compiler.

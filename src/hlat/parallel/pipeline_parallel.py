@@ -26,6 +26,7 @@ from hlat.model import Decoder
 from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
+from hlat.runtime.backend import sum_dtype
 from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import enter_phase
 
@@ -159,8 +160,15 @@ class Pipeline:
         return loss / self._divisor
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> torch.Tensor:
-        """Compute the summed loss of micro-batches in float64, forward only; zero except on the last stage."""
-        nats = torch.zeros((), dtype=torch.float64, device=self._device)
+        """Compute the summed loss of micro-batches, forward only; zero except on the last stage.
+
+        Args:
+            batches: micro-batches with this rank's positions.
+
+        Returns:
+            A scalar in the widest dtype of the device, float64 where there is one.
+        """
+        nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
         pending: list[tuple[dist.Work, torch.Tensor]] = []  # keeps tensors alive while they are sent
         local: dict[tuple[int, int], torch.Tensor] = {}
         # The outer loop is over micro-batches: sender and receiver then issue messages in the same order, as NCCL
@@ -170,7 +178,7 @@ class Pipeline:
                 x = inputs_BS if index == 0 else self._receive(index, number, local)
                 out = model(x, labels_BS, positions=positions_BS)
                 if index == self._layout.config.stages - 1:
-                    nats += out.double()
+                    nats += out.to(nats.dtype)
                 else:
                     self._send(index, number, out, local, pending)
             while len(pending) > self._layout.pipeline:

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import compute_capability
+from hlat.runtime.backend import backend_of
 
-_FIRST_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper have fp8 tensor cores
 _ALIGNMENT = 16  # elements; the kernels require both sides of a matrix to be multiples
 
 
@@ -25,12 +24,9 @@ def check_fp8(device: torch.device) -> None:
         LaunchError: the device has no fp8 products, or torchao is not installed.
     """
     advice = "Use precision.mode=mixed, or bf16-sr for half the memory."
-    if device.type != "cuda":
-        raise LaunchError(f"precision.mode=fp8: torch has no fp8 products on a {device.type} device. {advice}")
-    capability = compute_capability(device)
-    if capability < _FIRST_CAPABILITY:
-        needed = "needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper, Blackwell)"
-        raise LaunchError(f"precision.mode=fp8: {needed}, this one has {'.'.join(map(str, capability))}. {advice}")
+    refusal = backend_of(device).fp8_refusal(device)
+    if refusal:
+        raise LaunchError(f"precision.mode=fp8: {refusal}. {advice}")
     if find_spec("torchao") is None:
         raise LaunchError(f"precision.mode=fp8: torchao is not installed: pip install 'hlat[fp8]'. {advice}")
 

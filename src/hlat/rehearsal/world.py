@@ -16,7 +16,7 @@ from hlat.parallel.stages import StepShape, peak_memory_rank
 from hlat.precision import resolve_mode
 from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime.backend import backend_of, has_fast_bf16
 from hlat.runtime.distributed import fake_rank
 
 
@@ -87,8 +87,9 @@ def rehearse(
 
 
 def _resolved(recipe: Recipe) -> Recipe:
-    """The recipe with ``precision.mode`` resolved: ``auto`` as on an accelerator, unless the recipe asks for a CPU."""
-    fast = recipe.run.device != "cpu" or has_fast_bf16(torch.device("cpu"))
+    """Resolve ``precision.mode``: ``auto`` as on an accelerator, unless the recipe names the CPU, which is here."""
+    named = recipe.run.device
+    fast = not backend_of(named).is_everywhere or has_fast_bf16(torch.device(named))
     return recipe.in_mode(resolve_mode(recipe.precision.mode, fast))
 
 

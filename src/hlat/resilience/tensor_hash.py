@@ -11,6 +11,8 @@ import functools
 
 import torch
 
+from hlat.runtime.backend import backend_of
+
 _WORDS = 1 << 16  # words of a chunk: the words and weights of one chunk fit in cache
 _CHUNKS = 64  # chunks at a time, on devices that store the products
 _GOLDEN, _OTHER = -0x61C8864680B583EB, -0x3B314601E57A13AD  # odd; their multiples modulo 2^64 are pseudo-random
@@ -38,8 +40,8 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sums(words_CW: torch.Tensor, weights_W: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of the words of each chunk: (C, W), (W,) -> (C,)."""
-    if words_CW.device.type == "cpu":
-        return torch.mv(words_CW, weights_W)  # stores no products; accelerators have no integer mv
+    if backend_of(words_CW.device).has_integer_mv:
+        return torch.mv(words_CW, weights_W)  # stores no products
     return _sums_of_products(words_CW, weights_W)
 
 

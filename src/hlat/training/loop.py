@@ -15,6 +15,7 @@ from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
 from hlat.resilience import StepVerdict, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime, joined_run
 from hlat.runtime.process import enter_phase, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
@@ -188,7 +189,7 @@ def _train(
 
 
 def _open_prefetcher(state: RunState, tracker: Tracker | OtherRankTracker) -> BatchPrefetcher:
-    pinned = state.runtime.device.type == "cuda"
+    pinned = backend_of(state.runtime.device).pins_memory
     reader = state.training_data.reader(state.model, state.samples)
     return BatchPrefetcher(
         reader, state.recipe.batch.global_batch, pinned, lambda note: tracker.message(f"data: {note}")

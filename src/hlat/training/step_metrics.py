@@ -11,7 +11,7 @@ from hlat.model import attention_backend
 from hlat.model.derived import count_parameters
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
-from hlat.runtime.backend import describe_device, peak_memory_bytes, synchronize
+from hlat.runtime.backend import backend_of, peak_memory_bytes, synchronize
 from hlat.runtime.distributed import AsyncMax
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
@@ -27,7 +27,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     parameters = count_parameters(recipe.model).total
     tracker.message(
         f"{recipe.run.name}: {parameters:,} parameters, {recipe.precision.mode} "
-        f"on {describe_device(state.runtime.device)}, "
+        f"on {backend_of(state.runtime.device).describe(state.runtime.device)}, "
         f"peak {state.peak.value / 1e9:,.0f} GFLOP/s ({state.peak.source})"
     )
     compute = MODES[recipe.precision.mode].compute

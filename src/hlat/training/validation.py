@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hlat.data.samples import Batch, ValidationData
 from hlat.model import IGNORED, Decoder
 from hlat.parallel import MicroBatch, ParallelModel
+from hlat.runtime.backend import sum_dtype
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class LossEvaluator(Protocol):
     """Model that can be validated: complete in one process, or this rank's shard."""
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return this rank's term of the summed loss: float64 scalar, in nats.
+        """Return this rank's term of the summed loss: a scalar in nats, float64 if the device has it.
 
         Args:
             batches: complete sequences, on the CPU.
@@ -45,11 +46,11 @@ class SingleProcessModel:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return the summed loss: float64 scalar, in nats."""
-        nats = torch.zeros((), dtype=torch.float64, device=self._device)
+        """Return the summed loss: a scalar in the widest dtype of the device, in nats."""
+        nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
         for batch in batches:
             inputs_BS, labels_BS, positions_BS = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
-            nats += self._model(inputs_BS, labels_BS, positions=positions_BS).double()
+            nats += self._model(inputs_BS, labels_BS, positions=positions_BS).to(nats.dtype)
         return nats
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -76,7 +77,7 @@ def validate_single_process(model: Decoder, data: ValidationData, batch_size: in
 
 
 def _averages(model: LossEvaluator, batches: Sequence[Batch], counted: bool) -> ValidationResult:
-    """Average over all tokens and bytes; sums are float64, so that the batch size does not matter."""
+    """Average over all tokens and bytes; sums are float64 (if possible), so that the batch size does not matter."""
     nats = model.evaluate([MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS) for batch in batches])
     tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
     text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0

@@ -21,8 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import json_lines, line_reading, read_documents, read_lines, tables
-from hlat.data.formats.line_reading import iter_lines
+from hlat.data.formats import json_lines
+from hlat.data.formats import text as text_files
+from hlat.data.formats.columns import text as text_column
+from hlat.data.formats.streams import iter_lines, line_reading
 from hlat.data.online import OnlineData, prepare_online, worker
 from hlat.data.prepare import prepare
 from hlat.data.prepared import PreparedData
@@ -30,6 +32,7 @@ from hlat.runtime import DataError
 from tests.support.data.corpora import documents
 from tests.support.data.preparation_model import tokenize_here
 from tests.support.data.preparing import SMALL
+from tests.support.data.reading_files import read_documents, read_lines
 
 LIMIT = 1 << 20
 TOO_LONG = 24 * LIMIT
@@ -38,9 +41,9 @@ TOO_LONG = 24 * LIMIT
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit a document to 1 MiB instead of 256 MiB, so that 24 MiB are far too long."""
-    for module in (line_reading, json_lines, tables):
+    for module in (line_reading, json_lines, text_column):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", LIMIT)
-    monkeypatch.setattr(json_lines, "MAX_TEXT_BYTES", 4 * LIMIT)
+    monkeypatch.setattr(text_files, "MAX_TEXT_BYTES", 4 * LIMIT)
     tokenize_here(monkeypatch)
 
 
@@ -152,7 +155,7 @@ def test_blocks_of_a_file_skip_a_line_that_is_too_long(tmp_path: Path) -> None:
 def test_a_table_value_that_is_too_long_is_a_bad_row(
     tmp_path: Path, column_type: pa.DataType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(text_column, "BATCH_BYTES", 1000)
     values = ["a", "b" * (LIMIT + 1), None, "c" * LIMIT, "d"]
     pq.write_table(pa.table({"text": pa.array(values).cast(column_type)}), tmp_path / "a.parquet", compression="zstd")
     rows = list(read_documents(tmp_path / "a.parquet", "text"))
@@ -202,9 +205,11 @@ def test_online_data_fails_or_leaves_the_bad_row_out(
 _MEASURED = """
 import resource, sys
 from pathlib import Path
-from hlat.data.formats import read_documents
+from hlat.data.formats import InputFile, format_of
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-rows = [row.error.reason if row.error else row.content for row in read_documents(Path(sys.argv[1]), "text")]
+path = Path(sys.argv[1])
+found = format_of(path).documents(InputFile(path, "text"))
+rows = [row.error.reason if row.error else row.content for row in found]
 print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

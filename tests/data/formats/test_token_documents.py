@@ -322,6 +322,6 @@ def test_tokens_and_text_in_one_source_are_refused(tokenizer: tuple[Path, Tokeni
     assert "inside .gz is not read; decompress" in _refusal(_config([compressed], tokenizer[0]), tmp_path / "out")
     other = tmp_path / "a.npy"
     other.touch()
-    assert "files of tokens that hlat reads are Megatron-LM's" in _refusal(
+    assert "Tokens are read from lists of ids in parquet, arrow and jsonl files" in _refusal(
         _config([other], tokenizer[0]), tmp_path / "out"
     )

@@ -11,12 +11,12 @@ import zstandard
 from pyarrow import ipc
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import read_documents
 from hlat.data.prepare import prepare
 from hlat.data.sources import file_list as sources
-from hlat.data.sources.file_list import find_files
+from hlat.data.sources.listing import find_files
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, write_jsonl
+from tests.support.data.reading_files import read_documents
 
 TEXTS: list[str | None] = [*documents(300, 40), None, "", "naïve 日本語 \U0001f600", "last"]
 
@@ -212,7 +212,7 @@ def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path: Path) -> Non
         prepare(config, tmp_path / "out", workers=1, progress=grow)
 
 
-@pytest.mark.parametrize("name", ["table.csv", "tokens.npy", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
+@pytest.mark.parametrize("name", ["table.xlsx", "tokens.npy", "a.tar", "a.tar.gz", "a.ZIP", "page.pdf"])
 def test_unsupported_file_types_are_refused_by_their_suffix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -271,13 +271,13 @@ def test_problems_of_a_folder_give_the_same_errors_as_locally(memory: Any, tmp_p
     memory.pipe("/mixed/README.md", b"x")
     with pytest.raises(DataError, match=r"mixes text files \(README\.md\).*memory://mixed/\*\*/\*\.parquet"):
         list_files(data_config("memory://mixed"), tmp_path)
-    memory.pipe("/csv/a.csv", b"x")
-    with pytest.raises(DataError, match=r"^memory://csv/a\.csv: hlat does not read \.csv files"):
-        list_files(data_config("memory://csv"), tmp_path)
+    memory.pipe("/orc/a.orc", b"x")
+    with pytest.raises(DataError, match=r"^memory://orc/a\.orc: hlat does not read \.orc files"):
+        list_files(data_config("memory://orc"), tmp_path)
     with pytest.raises(DataError, match="memory://none: nothing there"):
         list_files(data_config("memory://none"), tmp_path)
     with pytest.raises(DataError, match="no file matches this glob"):
-        list_files(data_config("memory://csv/*.txt"), tmp_path)
+        list_files(data_config("memory://orc/*.txt"), tmp_path)
 
 
 def test_a_file_url_is_a_local_path(small: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.distributed.comparing import differences, reference, within_bounds
 from tests.support.distributed.jobs import train
-from tests.support.distributed.layouts import CASES, SOME, STEPS, Case, recipe_content
+from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, SOME, STEPS, Case, recipe_content
 from tests.support.distributed.workers import Pool
 
 
@@ -55,6 +55,21 @@ VARIANTS = {
 @some_in_every_run
 def test_coalescing_and_checkpointing_change_nothing(case: Case, variant: str, pool: Pool) -> None:
     check(pool, case, torch.float32, SHORT if case in SOME else STEPS, **VARIANTS[variant])
+
+
+@pytest.mark.parametrize("name", ["TP4 + SP, q and k norms, odd vocabulary", "PP2 zbv"])
+def test_the_z_loss_of_a_layout_is_that_of_one_process(name: str, pool: Pool) -> None:
+    """The sum of exponentials is over the complete vocabulary, although each rank has some of its rows."""
+    (case,) = (case for case in CASES if case.name == name)
+    content = recipe_content(case, optimizer={"z_loss": 0.1})
+    alone = {**content, "parallel": {}, "batch": {"global_batch": GLOBAL_BATCH, "micro_batch": GLOBAL_BATCH}}
+    [expected] = pool.run(1, train, alone, SHORT)
+    found = differences(case, pool.run(case.world, train, content, SHORT), expected, torch.float32)
+    assert within_bounds(found), found
+    without = reference(case, torch.float32, SHORT)
+    assert (
+        expected.losses[0] == without.losses[0] and abs(expected.gradient_norms[0] - without.gradient_norms[0]) > 1e-3
+    )
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import configure_numerics, has_fast_bf16
-from hlat.runtime.backend import device as device_module
+from hlat.runtime.backend import configure_numerics, cuda, has_fast_bf16
 from hlat.runtime.distributed import join_run, joined_run
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -91,5 +90,5 @@ def test_by_default_kernels_are_deterministic():
 
 @pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
 def test_bf16_is_fast_on_nvidia_gpus_from_ampere_on(monkeypatch, capability, fast):
-    monkeypatch.setattr(device_module, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(cuda, "compute_capability", lambda device: capability)
     assert has_fast_bf16(CUDA) is fast

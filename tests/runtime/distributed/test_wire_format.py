@@ -87,7 +87,7 @@ def test_arrays_keep_bits_shape_and_dtype(dtype):
 
 
 def test_registered_objects_are_decoded_to_equal_objects():
-    source = SourceRecord(path="a", use="split", content=[0, "b"], bytes=3, mtime_ns=4, sha256="c", index=None)
+    source = SourceRecord(path="a", use="split", content=[0, "b", "text"], bytes=3, mtime_ns=4, sha256="c", index=None)
     for one in (
         SaveResult(3, Path("/a"), 0.5, 1),
         Problem("model.heads", "too many", "take 4", 9, True),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from hlat.checkpoint.format import TensorChunk
-from hlat.runtime.backend import pin_memory, synchronize, unpin_memory
+from hlat.runtime.backend import backend_of, synchronize
 
 _ALIGNMENT = 64  # bytes: views of any dtype, and copies in whole cache lines
 
@@ -111,7 +111,7 @@ class StagingBuffer:
             self._error = error
             return
         ctypes.memset(self._bytes.data_ptr(), 0, self.size)  # releases the interpreter lock: Python and torch continue
-        self._is_pinned = pin_memory(self._bytes, self._device)
+        self._is_pinned = backend_of(self._device).pin_memory(self._bytes, self._device)
 
     def wait(self) -> None:
         """Wait until the buffer is allocated.
@@ -140,7 +140,7 @@ class StagingBuffer:
         """Close the buffer, which is freed with the last view of it."""
         self._allocation.join()
         if self._is_pinned:
-            unpin_memory(self._bytes, self._device)
+            backend_of(self._device).unpin_memory(self._bytes, self._device)
             self._is_pinned = False
         os.close(self.descriptor)
 

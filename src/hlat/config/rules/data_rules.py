@@ -43,6 +43,23 @@ def _names(v: Values) -> Iterator[Problem]:
         seen.setdefault(source.label, index)
 
 
+def _columns(v: Values) -> Iterator[Problem]:
+    sources, default = v("data.sources"), v("data.tokens_column")
+    for index, source in enumerate(sources):
+        if source.text_column is not None and source.tokens_column is not None:
+            reason = f"the source gives text_column ({source.text_column}) too, and a document is read from one column."
+            yield _wrong(f"data.sources.{index}.tokens_column", source.tokens_column, reason, "Keep one of them.")
+    own = [source.tokens_column for source in sources]
+    inherit = [source for source in sources if source.text_column is None and source.tokens_column is None]
+    if inherit or v("data.path") is not None or v("data.validation.path") is not None:
+        own.append(default)
+    names = [name for name in own if name is not None]
+    if names and v("data.tokenizer.path") is None:
+        reason = f"{names[0]} holds token ids, which mean nothing without the tokenizer that made them."
+        remedy = "Give that tokenizer. None can be trained on ids; for that, give the text (text_column)."
+        yield _wrong("data.tokenizer.path", None, reason, remedy)
+
+
 def _weights(v: Values) -> Iterator[Problem]:
     sources, phases = v("data.sources"), v("data.phases")
     given = [index for index, source in enumerate(sources) if source.weight is not None]
@@ -126,4 +143,4 @@ def _online(v: Values) -> Iterator[Problem]:
                 yield _wrong(f"data.sources.{index}.{name}", getattr(source, name), reason, remedy)
 
 
-DATA_RULES: tuple[Rule, ...] = (_corpus, _names, _weights, _phases, _last_phase, _online)
+DATA_RULES: tuple[Rule, ...] = (_corpus, _names, _columns, _weights, _phases, _last_phase, _online)

@@ -13,10 +13,12 @@ class SourceConfig(Section):
     """One source of documents, where a recipe names several."""
 
     path: str
-    """File, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl (plain, .gz, .zst) or text files, or
-    Megatron-LM's .bin with its .idx."""
+    """File, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl, CSV, TSV or text files (the last
+    four also .gz or .zst), a Hugging Face dataset saved in a folder, or Megatron-LM's .bin with its .idx."""
     text_column: str | None = None
     """Column or key that holds the text; null means data.text_column."""
+    tokens_column: str | None = None
+    """Column or key of lists of token ids, made with data.tokenizer.path, instead of text; null means the data's."""
     name: str | None = None
     """Name of the source in weights, manifests and reports; null means its path."""
     weight: float | None = fixed(None, ge=0)
@@ -75,14 +77,17 @@ class DataConfig(Section):
     mode: Literal["prepared", "online"] = fixed("prepared")
     """prepared tokenizes everything into memory-mapped shards before training; online tokenizes while training."""
     path: str | None = None
-    """The corpus: file, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl (plain, .gz, .zst) or
-    text files, or Megatron-LM's .bin with its .idx."""
+    """The corpus: file, folder, glob or URL (s3://, gs://, https://) of parquet, arrow, jsonl, CSV, TSV or text files
+    (the last four also .gz or .zst), a Hugging Face dataset saved in a folder, or Megatron-LM's .bin with its .idx."""
     sources: tuple[SourceConfig, ...] = ()
     """Several sources instead of one path, mixed by weights; without weights they are one corpus, in this order."""
     phases: tuple[PhaseConfig, ...] = ()
     """Weights that change in the course of the run, one phase after the other; instead of the sources' own weights."""
     text_column: str = "text"
     """Column or key that holds the text."""
+    tokens_column: str | None = None
+    """Column or key of lists of token ids, made with data.tokenizer.path, such as input_ids; null for a corpus of text,
+    or of datasets of Megatron-LM."""
     sequence_length: Positive = fixed(1024, gt=1)
     """Tokens per sample."""
     packing: Literal["concat", "best-fit"] = fixed("concat")

@@ -1,13 +1,19 @@
 """The sections of a recipe besides the model. One sentence per field: this file is the manual."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from hlat.config.sections.base import Section, fixed
+from hlat.runtime.backend import BACKENDS
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+
+if TYPE_CHECKING:
+    Device = str
+else:
+    Device = Literal[("auto", *BACKENDS)]  # type checkers do not see the keys of a table
 
 
 class RunConfig(Section):
@@ -17,7 +23,7 @@ class RunConfig(Section):
     """Name of the run: letters, digits, dot, dash and underscore."""
     dir: str | None = None
     """Folder of everything the run writes; null means runs/<name>. The same folder again resumes the run."""
-    device: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
+    device: Device = "auto"
     """Device type to run on; auto takes the accelerator if torch finds one, else the CPU."""
     compile: Literal["auto", "blocks", "none"] = "auto"
     """Scope of torch.compile: blocks, none, or auto: blocks on GPUs, and in long bf16 runs on CPUs with bf16
@@ -51,6 +57,8 @@ class OptimizerConfig(Section):
     """Decay norm weights and biases too, as HLAT did."""
     clip_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this global L2 norm; null for no clipping."""
+    z_loss: float = Field(0.0, ge=0)
+    """Factor of log(Z)^2 added to each token's loss, Z the sum of its exponentials: 1e-5 in OLMo 2; 0 for none."""
 
 
 class ScheduleConfig(Section):

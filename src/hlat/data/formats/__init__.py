@@ -1,88 +1,84 @@
-"""File formats: read the bytes of a file as rows, and rows as documents."""
+"""File formats: read the bytes of a file as rows, and rows as documents.
+
+base       the protocol of a format
+registry   the list of all formats
+columns    what a column holds: text, or token ids
+streams    decompression, lines and records
+"""
 
 from typing import TYPE_CHECKING
 
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.data.formats.base import Companion, FileFormat
     from hlat.data.formats.document import (
         Content,
         ContentT,
+        Vocabulary,
         content_bytes,
         text_byte_count,
         tokenize_contents,
         tokens_from_bytes,
     )
-    from hlat.data.formats.file_types import ARROW, JSON, MEGATRON, PARQUET, TEXT, file_type
-    from hlat.data.formats.json_lines import read_lines
     from hlat.data.formats.megatron import MegatronDataset, index_path
-    from hlat.data.formats.readers import read_documents
-    from hlat.data.formats.records import Row, RowError
-    from hlat.data.formats.tables import read_row_group, row_group_sizes, rows_of_column
-    from hlat.data.formats.token_documents import TokenDocuments, Vocabulary
+    from hlat.data.formats.ranges import WHOLE, FileRange, RangeReader
+    from hlat.data.formats.records import InputFile, Row, RowError
+    from hlat.data.formats.registry import folder_format, format_named, format_of
 
 __getattr__ = lazily(
     __name__,
     {
+        "base": ("Companion", "FileFormat"),
         "document": (
             "Content",
             "ContentT",
+            "Vocabulary",
             "content_bytes",
             "text_byte_count",
             "tokenize_contents",
             "tokens_from_bytes",
         ),
-        "file_types": (
-            "ARROW",
-            "JSON",
-            "MEGATRON",
-            "PARQUET",
-            "TEXT",
-            "file_type",
-        ),
-        "json_lines": ("read_lines",),
         "megatron": (
             "MegatronDataset",
             "index_path",
         ),
-        "readers": ("read_documents",),
+        "ranges": (
+            "WHOLE",
+            "FileRange",
+            "RangeReader",
+        ),
         "records": (
+            "InputFile",
             "Row",
             "RowError",
         ),
-        "tables": (
-            "read_row_group",
-            "row_group_sizes",
-            "rows_of_column",
-        ),
-        "token_documents": (
-            "TokenDocuments",
-            "Vocabulary",
+        "registry": (
+            "folder_format",
+            "format_named",
+            "format_of",
         ),
     },
 )
 
 __all__ = [
-    "ARROW",
-    "JSON",
-    "MEGATRON",
-    "PARQUET",
-    "TEXT",
+    "WHOLE",
+    "Companion",
     "Content",
     "ContentT",
+    "FileFormat",
+    "FileRange",
+    "InputFile",
     "MegatronDataset",
+    "RangeReader",
     "Row",
     "RowError",
-    "TokenDocuments",
     "Vocabulary",
     "content_bytes",
-    "file_type",
+    "folder_format",
+    "format_named",
+    "format_of",
     "index_path",
-    "read_documents",
-    "read_lines",
-    "read_row_group",
-    "row_group_sizes",
-    "rows_of_column",
     "text_byte_count",
     "tokenize_contents",
     "tokens_from_bytes",

@@ -4,9 +4,10 @@ Worker processes import this module, so it imports neither torch nor the heavier
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hlat.data.tokenizers import TokenIdArray, Tokenizer
 
@@ -15,6 +16,38 @@ Content = str | TokenIdArray
 ContentT = TypeVar("ContentT", str, TokenIdArray)
 
 _ENCODED_DTYPE = np.dtype("<u4")
+
+
+class Vocabulary(NamedTuple):
+    """Valid token ids.
+
+    Attributes:
+        size: ids are below this.
+        eos_id: id of the end-of-sequence token; None for none.
+    """
+
+    size: int
+    eos_id: int | None
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "Vocabulary":
+        """Return the vocabulary of a tokenizer."""
+        return cls(tokenizer.vocab_size, tokenizer.eos_id)
+
+    def first_unknown(self, ids: npt.NDArray[np.integer[Any]]) -> int | None:
+        """Return the index of the first id that is not in the vocabulary; None if all are."""
+        if not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.size:
+            return None
+        return int(np.flatnonzero((ids < 0) | (ids >= self.size))[0])
+
+    def document(self, ids: npt.NDArray[np.integer[Any]]) -> TokenIdArray:
+        """Return the content of a document that is stored as ids, all in the vocabulary.
+
+        Every document gets an end-of-sequence token when samples are made, so one at its end is removed here: ids
+        that were stored with it give the same documents, hashes and validation tail as ids stored without it.
+        """
+        ends = self.eos_id is not None and len(ids) > 0 and int(ids[-1]) == self.eos_id
+        return (ids[:-1] if ends else ids).astype(np.uint32)
 
 
 def content_bytes(content: Content) -> bytes:

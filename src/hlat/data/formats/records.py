@@ -14,13 +14,35 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from hlat.data.formats.decompression import DamagedStream
-from hlat.data.formats.document import Content
-from hlat.data.formats.file_types import file_type
+from hlat.data.formats.document import Content, Vocabulary
+from hlat.data.formats.streams import DamagedStream
 from hlat.runtime import DataError, escape_name
 
-SET_TEXT_COLUMN = "Set data.text_column to one of these."
 _MAX_NAMES = 20  # column names that a message lists
+
+
+class InputFile(NamedTuple):
+    """A local file, and everything that reading its documents may need.
+
+    Attributes:
+        path: the file.
+        column: column or key of its documents; ignored by formats without columns.
+        vocabulary: vocabulary of the given tokenizer; None if the tokenizer is trained on the corpus.
+        companion: the file that belongs to it, for formats of two files; None for the one next to it.
+        stays: True for a file of the user, which may be kept open; False for one that a cache has to delete.
+    """
+
+    path: Path
+    column: str
+    vocabulary: Vocabulary | None = None
+    companion: Path | None = None
+    stays: bool = True
+
+    @property
+    def known_ids(self) -> Vocabulary:
+        """The vocabulary, for a file of tokens."""
+        assert self.vocabulary is not None, "files of tokens are refused unless a tokenizer is given"
+        return self.vocabulary
 
 
 class RowError(NamedTuple):
@@ -53,14 +75,18 @@ class Row(NamedTuple):
     error: RowError | None = None
 
 
-def make_row(row: int, text: str | RowError | None, position: int) -> Row:
-    """Make a row from its text, or a bad row from an error."""
-    return Row(row, None, position, text) if isinstance(text, RowError) else Row(row, text, position)
+def make_row(row: int, content: Content | RowError | None, position: int) -> Row:
+    """Make a row from its content, or a bad row from an error."""
+    return Row(row, None, position, content) if isinstance(content, RowError) else Row(row, content, position)
 
 
 @contextmanager
-def convert_file_errors(file: Path) -> Iterator[None]:
+def convert_file_errors(file: Path, kind: str) -> Iterator[None]:
     """Convert exceptions of the reading libraries into a DataError that names the file.
+
+    Args:
+        file: the file.
+        kind: its format, for messages.
 
     Raises:
         DataError: the file is missing, unreadable, damaged or truncated, or too many files are open.
@@ -76,7 +102,7 @@ def convert_file_errors(file: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise DataError(f"{file}: {error.strerror}. Raise the limit (ulimit -n), and run again.") from error
-        raise _damaged(file, f"the {file_type(file)} file", error) from error
+        raise _damaged(file, f"the {kind} file", error) from error
 
 
 def _damaged(file: Path, what: str, error: object) -> DataError:

@@ -11,7 +11,6 @@ from fractions import Fraction
 from math import ceil, floor, log10
 from pathlib import Path
 
-from hlat.data.formats import TEXT
 from hlat.data.manifest.bad_row import BadRow
 from hlat.data.manifest.manifest import QUARANTINE_FILE, QuarantineRecord
 from hlat.data.sources import SourceFile
@@ -129,10 +128,7 @@ def _row_numbers(bad: BadRow) -> dict[str, int]:
 
 def _describe_position(bad: BadRow, files: list[SourceFile]) -> str:
     file = files[bad.file]
-    if bad.line is not None:
-        return f"{file.path}, line {bad.line}"
-    file_type = file.content[2]
-    return file.path if file_type == TEXT else f"{file.path}, row {bad.row}"
+    return f"{file.path}{file.format.address(bad.row, bad.line, file.size)}"
 
 
 def _round_up(share: float) -> float:

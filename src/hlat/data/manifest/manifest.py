@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hlat.data.formats import FileFormat, format_named
 from hlat.data.manifest.settings import paths_by_source
 from hlat.data.sources import SPLITS, SourceFile, Split
 from hlat.runtime.distributed import sendable
@@ -111,11 +112,11 @@ class QuarantineRecord(StrictRecord):
 
 @sendable
 class SourceRecord(StrictRecord):
-    """A source file that the data was made from; ``index`` is the .idx of a file of tokens."""
+    """A source file that the data was made from; ``index`` is its companion, such as the .idx of a .bin."""
 
     path: str
     use: Literal["split", "validation"]
-    content: Annotated[list[str | int], Field(min_length=2)]
+    content: Annotated[list[str | int], Field(min_length=3)]
     bytes: Count
     mtime_ns: Annotated[int, Field(strict=True)]
     sha256: str
@@ -130,8 +131,22 @@ class SourceRecord(StrictRecord):
         return self
 
     @property
+    def column(self) -> str:
+        """Column or key of its documents."""
+        return str(self.content[1])
+
+    @property
+    def format(self) -> FileFormat:
+        """Its format.
+
+        Raises:
+            DataError: this version of hlat does not know it.
+        """
+        return format_named(str(self.content[2]))
+
+    @property
     def files(self) -> "list[SourceRecord]":
-        """The file, and its .idx if it has one."""
+        """The file, and its companion if it has one."""
         return [self] if self.index is None else [self, self.index]
 
     @classmethod
@@ -150,10 +165,9 @@ class SourceRecord(StrictRecord):
 
     def to_file(self) -> SourceFile:
         """Return the file of the corpus that this record describes."""
-        source, column = self.content[:2]
         identity = self.bytes, self.mtime_ns, self.sha256, self.etag
         index = None if self.index is None else self.index.to_file()
-        return SourceFile(self.path, str(column), int(source), *identity, index)
+        return SourceFile(self.path, self.format, self.column, int(self.content[0]), *identity, index)
 
 
 class BlocksRecord(StrictRecord):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.sections import DataConfig
+from hlat.data.sources import source_columns
 from hlat.data.tokenizers import load_tokenizer
 
 
@@ -41,9 +42,8 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
     Raises:
         DataError: the tokenizer, of which the hash of the content is needed, cannot be read.
     """
-    columns = [source.text_column or config.text_column for source in config.sources]
     settings: dict[str, Any] = {
-        "data.text_column": [config.text_column, *columns] if config.path is not None else columns,
+        **_columns(config),
         "data.mode": config.mode,
         "data.duplicates": config.duplicates,
     }
@@ -69,6 +69,13 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
         if validation.fraction > 0:
             settings["data.validation.by"] = validation.by
     return settings
+
+
+def _columns(config: DataConfig) -> dict[str, list[str | None]]:
+    """Return the columns of the sources by the field that names them: text_column, and others that a source has."""
+    columns = source_columns(config)
+    fields = ["text_column", *(column.kind.field for column in columns)]
+    return {f"data.{field}": [c.name if c.kind.field == field else None for c in columns] for field in fields}
 
 
 def setting_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -4,9 +4,9 @@ Each tokenizing process counts the rows it has read, as often as it reads them. 
 bad row is an error; otherwise the fraction is checked from the hundredth bad row on, since it means little before.
 """
 
-from hlat.data.formats import JSON, TEXT, Row
+from hlat.data.formats import Row
 from hlat.data.manifest import MIN_BAD_ROWS, too_many_bad_rows
-from hlat.data.online.block_index import WHOLE, FileBlock
+from hlat.data.online.block_index import FileBlock
 from hlat.data.sources import SourceFile
 from hlat.runtime import DataError
 
@@ -66,11 +66,5 @@ class BadRowMonitor:
 
 def _describe_row(file: SourceFile, block: FileBlock, row: Row) -> str:
     """Return file and line or row of a bad row, for messages."""
-    kind = file.content[2]
-    if row.error is not None and row.error.line is not None:
-        return f"{file.path}, line {row.error.line}"
-    if kind == TEXT:
-        return file.path
-    if kind == JSON and block.stop != WHOLE:  # the line number is unknown without reading the file from its beginning
-        return f"{file.path}, the line that ends at byte {row.position:,}"
-    return f"{file.path}, row {block.start + row.row}"
+    line = None if row.error is None else row.error.line
+    return f"{file.path}{file.format.address(block.start + row.row, line, row.position)}"

@@ -60,9 +60,9 @@ def _current_identity(source: SourceRecord) -> FileIdentity:
 
     A file may be moved or touched between runs, but must not change during training.
     """
-    column = str(source.content[1])
+    kind = source.format.name, source.column
     if is_url(source.path):
-        return source.path, column, source.bytes, source.mtime_ns, source.etag
+        return source.path, *kind, source.bytes, source.mtime_ns, source.etag
     try:
         stat = Path(source.path).stat()
     except OSError as error:
@@ -72,7 +72,7 @@ def _current_identity(source: SourceRecord) -> FileIdentity:
             f"{source.path}: has {stat.st_size:,} bytes, had {source.bytes:,} when this data was prepared. Restore the "
             "file, or start a new run with another run.dir."
         )
-    return source.path, column, stat.st_size, stat.st_mtime_ns, ""
+    return source.path, *kind, stat.st_size, stat.st_mtime_ns, ""
 
 
 def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:

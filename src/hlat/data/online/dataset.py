@@ -69,7 +69,7 @@ class OnlineData:
     def _refuse_small_cache(self, config: DataConfig) -> None:
         """Raise DataError if the cache cannot hold one file per stream of a rank: a stream needs the file it reads."""
         plan = self._plan
-        sizes = sorted((size for path, _, size, _, _ in plan.files if is_url(path)), reverse=True)
+        sizes = sorted((size for path, _, _, size, _, _ in plan.files if is_url(path)), reverse=True)
         streams = len(plan.assignment.owned)
         needed, limit = sum(sizes[:streams]), plan.cache[1]
         if needed > limit:

@@ -18,10 +18,9 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import Content, Row, Vocabulary, content_bytes, text_byte_count, tokenize_contents
+from hlat.data.formats import WHOLE, Content, Row, Vocabulary, content_bytes, text_byte_count, tokenize_contents
 from hlat.data.manifest import (
     BLOCKS_FILE,
     FORMAT_VERSION,
@@ -39,14 +38,7 @@ from hlat.data.manifest import (
     shard_file,
     write_data_manifest,
 )
-from hlat.data.online.block_index import (
-    WHOLE,
-    FileBlock,
-    blocks_to_array,
-    choose_block_bytes,
-    split_file,
-    split_remote_file,
-)
+from hlat.data.online.block_index import FileBlock, blocks_to_array, choose_block_bytes, split_file
 from hlat.data.online.block_reader import BlockReader
 from hlat.data.prepare import Corpus, SplitPlan, folder_lock, ignore_progress, make_tokenizer, resolve_output_folder
 from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
@@ -187,7 +179,7 @@ class _OnlinePreparation:
         counts = [0] * max(len(self._config.sources), 1)
         for index, file in enumerate(self._files):
             if not file.is_validation:
-                found = _file_blocks(index, file, size)
+                found = split_file(index, file, size)
                 blocks += found
                 counts[file.source] += len(found)
         if not blocks:
@@ -261,16 +253,3 @@ class _OnlinePreparation:
 def _documents(rows: Iterator[Row]) -> Iterator[Content]:
     """Yield the contents of rows that are neither null nor empty."""
     yield from (row.content for row in rows if row.content is not None and len(row.content))
-
-
-def _file_blocks(index: int, file: SourceFile, size: int) -> list[FileBlock]:
-    """Return the blocks of a file, local or remote."""
-    if file.cached_store is not None:
-        return list(split_remote_file(index, file.path, file.size, size))
-    try:
-        return list(split_file(index, Path(file.path), file.column, size))
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).strip().rstrip(".").splitlines()[0]
-        raise DataError(
-            f"{file.path}: cannot be opened: {reason}. It is truncated or damaged: fetch or write the file again."
-        ) from error

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.formats import Vocabulary
+from hlat.data.formats import Vocabulary, format_named
 from hlat.data.online.stream import RowSettings, StreamCursor
 from hlat.data.online.stream_assignment import StreamAssignment, partition_count
 from hlat.data.samples import EpochOrder
@@ -27,8 +27,8 @@ _HEAD = np.dtype(
 ROW, SKIPPED, NOTE, DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR = range(6)
 
 
-FileIdentity = tuple[str, str, int, int, str]
-"""Path or URL, column, size in bytes, modification time in nanoseconds, and ETag of a file."""
+FileIdentity = tuple[str, str, str, int, int, str]
+"""Path or URL, format, column, size in bytes, modification time in nanoseconds, and ETag of a file."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class WorkerPlan:
     Attributes:
         block_file: path of the block index.
         files: identity of each file.
-        indexes: identity of the .idx file of each file; None for text.
+        indexes: identity of the companion of each file; None for formats of one file.
         cache: folder and size limit in bytes of the cache for files of URLs.
         tokenizer: folder of the tokenizer.
         vocab_size: size of the tokenizer's vocabulary.
@@ -101,8 +101,9 @@ class WorkerPlan:
         cache = Cache(Path(self.cache[0]), self.cache[1])
 
         def file(identity: FileIdentity) -> SourceFile:
-            path, column, size, mtime_ns, etag = identity
-            return SourceFile(path, column, 0, size, mtime_ns, etag=etag, cached_store=open_cached_store(path, cache))
+            path, name, column, size, mtime_ns, etag = identity
+            store = open_cached_store(path, cache)
+            return SourceFile(path, format_named(name), column, 0, size, mtime_ns, etag=etag, cached_store=store)
 
         return [
             replace(file(identity), index=None if index is None else file(index))

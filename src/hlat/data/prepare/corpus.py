@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
-from hlat.data.formats import Content, Row, RowError, TokenDocuments, Vocabulary, content_bytes, read_documents
+from hlat.data.formats import Content, RowError, Vocabulary, content_bytes
 from hlat.data.manifest import BadRow, BadRowCounter
 from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, WorkUnit
 from hlat.data.sources import ALL_VALIDATION, SourceFile, Split, SplitRule, hash_threshold
@@ -118,20 +117,11 @@ def read_rows(corpus: Corpus, start: CorpusPosition) -> Iterator[CorpusRow]:
     before = sum(corpus.files[index].size for index in range(corpus.file_range.start, start.file))
     with closing(prefetch_in_order(corpus.files[start.file : corpus.file_range.stop])) as fetched:
         for index, (file, local) in enumerate(fetched, start.file):
-            with file.relabel_errors(local):
-                for row in _rows(corpus, file, local, start.row if index == start.file else 0):
+            with file.as_input(local, corpus.vocabulary) as opened:
+                for row in file.format.documents(opened, start.row if index == start.file else 0):
                     yield CorpusRow(index, row.row, row.content, before + row.position, row.error)
             file.check_unchanged()
             before += file.size
-
-
-def _rows(corpus: Corpus, file: SourceFile, local: Path, start: int) -> Iterator[Row]:
-    if file.index is None:
-        yield from read_documents(local, file.column, start)
-        return
-    assert corpus.vocabulary is not None, "files of tokens are refused unless a tokenizer is given"
-    with file.index.open_local() as index, file.index.relabel_errors(index):
-        yield from TokenDocuments(local, index, corpus.vocabulary).rows(start)
 
 
 def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[CorpusRow]:
@@ -271,4 +261,4 @@ class _UnitBuilder:
     def unit(self, span: UnitSpan, split_rule: SplitRule) -> WorkUnit:
         """Return the unit, ready to be tokenized."""
         where = f"{self.file.path}, from row {self._from_row}"
-        return WorkUnit(span, split_rule, self._documents, self.file.index is not None, where)
+        return WorkUnit(span, split_rule, self._documents, self.file.format.holds_tokens, where)

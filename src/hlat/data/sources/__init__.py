@@ -5,30 +5,32 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.data.sources.columns import source_columns
     from hlat.data.sources.file_list import (
         CACHE_FOLDER,
-        SourceNotFoundError,
         cache_location,
         describe_corpus_changes,
         hash_files,
         list_files,
         open_cached_store,
     )
+    from hlat.data.sources.listing import SourceNotFoundError
     from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
     from hlat.data.sources.split import ALL_VALIDATION, SPLITS, Split, SplitRule, hash_threshold, tail_start
 
 __getattr__ = lazily(
     __name__,
     {
+        "columns": ("source_columns",),
         "file_list": (
             "CACHE_FOLDER",
-            "SourceNotFoundError",
             "cache_location",
             "describe_corpus_changes",
             "hash_files",
             "list_files",
             "open_cached_store",
         ),
+        "listing": ("SourceNotFoundError",),
         "source_file": (
             "SourceFile",
             "Stamp",
@@ -61,5 +63,6 @@ __all__ = [
     "list_files",
     "open_cached_store",
     "sha256_of",
+    "source_columns",
     "tail_start",
 ]

@@ -1,41 +1,28 @@
 """List and hash the files of a corpus.
 
-    path, folder, glob or URL --list--> sorted files --hash--> files with fingerprints
+    path, folder, glob or URL --list--> sorted files with their formats --hash--> files with fingerprints
 
-Files are sorted by path, so their order is the same on every machine. The fingerprint of a file is its size and the
-sha256 of its content. It does not depend on the location of the file, local or remote.
+The fingerprint of a file is its size and the sha256 of its content. It does not depend on the location of the file,
+local or remote.
 """
 
-import glob
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.sources.megatron_pairs import TWO_FILES, pair_indexes
-from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given
-from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of, stat_of
-from hlat.data.stores import (
-    Cache,
-    CachedStore,
-    RemoteFile,
-    Store,
-    StoreAccessError,
-    StoreUnavailableError,
-    local_path,
-    prefetch_in_order,
-)
+from hlat.data.formats import FileFormat, folder_format
+from hlat.data.sources.columns import SourceColumn, default_column, source_columns
+from hlat.data.sources.companions import join_companions
+from hlat.data.sources.listing import ListedFile, Listing, find_file, list_source
+from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given, path_format
+from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
+from hlat.data.stores import Cache, CachedStore, Store, StoreAccessError, prefetch_in_order
 from hlat.runtime import DataError, is_url
 
 CACHE_FOLDER = "cache"
 """Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder."""
-
-
-class SourceNotFoundError(DataError):
-    """A source of the recipe has no files."""
 
 
 def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
@@ -51,19 +38,17 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
             .bin or .idx without the other, tokens without a tokenizer, or a URL that cannot be used.
     """
     cache = Cache(*cache_location(config, folder))
-    sources = [(source.path, source.text_column or config.text_column) for source in config.sources]
-    if config.path is not None:
-        sources.insert(0, (config.path, config.text_column))
-    if not sources:
+    paths = [*([] if config.path is None else [config.path]), *(source.path for source in config.sources)]
+    if not paths:
         raise DataError(
             "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
         )
-    numbered = [(index, path, column) for index, (path, column) in enumerate(sources)]
+    numbered = list(zip(range(len(paths)), paths, source_columns(config), strict=True))
     if config.validation.path is not None:
-        numbered.append((-1, config.validation.path, config.text_column))
+        numbered.append((-1, config.validation.path, default_column(config)))
     files = [file for index, path, column in numbered for file in _files_of(path, column, index, cache)]
     for file in files:
-        if file.index is not None:
+        if file.format.holds_tokens:
             check_tokenizer_given(file.path, config.tokenizer.path)
     return files
 
@@ -78,73 +63,44 @@ def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
     return CachedStore(Store(path), cache) if is_url(path) else None
 
 
-def _files_of(path: str, column: str, source: int, cache: Cache) -> list[SourceFile]:
-    path = local_path(path)
-    if is_url(path):
-        cached_store = CachedStore(Store(path), cache)
-        found = [_remote(file, column, source, cached_store) for file in _find_remote(path, cached_store.store)]
-    else:
-        found = [SourceFile(str(file), column, source, *stat_of(file)) for file in find_files(path)]
-    check_source(path, [file.path for file in found])  # before hashing, which may take hours
-    return pair_indexes(found, partial(_find_index, column=column, source=source, cache=cache))
+def _files_of(path: str, column: SourceColumn, source: int, cache: Cache) -> list[SourceFile]:
+    """List the files of one source, each with its companion."""
 
-
-def _find_index(path: str, column: str, source: int, cache: Cache) -> SourceFile | None:
-    """Find the .idx of a .bin if the recipe's path does not include it; return None if it does not exist."""
-    if not is_url(path):
-        return SourceFile(path, column, source, *stat_of(Path(path))) if Path(path).is_file() else None
-    store = Store(path)
-    try:
-        return _remote(store.find()[0], column, source, CachedStore(store, cache))
-    except StoreAccessError as error:
-        raise DataError(f"{error} {TWO_FILES}.") from error
-
-
-def _remote(file: RemoteFile, column: str, source: int, cached_store: CachedStore) -> SourceFile:
-    return SourceFile(file.url, column, source, file.size, file.mtime_ns, etag=file.etag, cached_store=cached_store)
-
-
-def _find_remote(url: str, store: Store) -> list[RemoteFile]:
-    try:
-        files = store.find()
-    except (StoreAccessError, StoreUnavailableError) as error:
-        raise SourceNotFoundError(str(error)) from error
-    if not files:
-        raise SourceNotFoundError(
-            f"{url}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
+    def source_file(file: ListedFile, file_format: FileFormat) -> SourceFile:
+        identity = file.size, file.mtime_ns
+        return SourceFile(
+            file.path, file_format, column.name, source, *identity, etag=file.etag, cached_store=file.cached_store
         )
-    if url.rstrip("/") != files[0].url and not glob.has_magic(url):
-        check_folder(url, [file.url for file in files])
-    return files
+
+    def find_companion(file: SourceFile, companion: str) -> SourceFile | None:
+        try:
+            found = find_file(companion, cache)
+        except StoreAccessError as error:
+            assert file.format.companion is not None, "only such files have companions"
+            raise DataError(f"{error} {file.format.companion.rule}.") from error
+        return None if found is None else source_file(found, file.format)
+
+    listing = list_source(path, cache)
+    if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
+        return [source_file(file, known[0]) for file in known[1]]
+    files = [source_file(file, path_format(file.path, column.kind)) for file in listing.files]
+    if listing.names is not None:
+        check_folder(path, files)
+    check_source(path, files)  # before hashing, which may take hours
+    return join_companions(files, find_companion)
 
 
-def find_files(path: str) -> list[Path]:
-    """List the local files of one source, sorted by path.
-
-    Args:
-        path: a file, a folder (all files below it except hidden ones), or a glob, in which ** crosses folders.
-
-    Raises:
-        SourceNotFoundError: no such file, or no match.
-        DataError: an empty folder, or one that mixes text files with parquet, arrow or jsonl files.
-    """
-    root = Path(path).expanduser()
-    if root.is_file():
-        return [root]
-    if root.is_dir():
-        files = sorted(file for file in _walk(root) if file.is_file() and not _hidden(file.relative_to(root)))
-        if not files:
-            raise DataError(f"{path}: the folder contains no files")
-        check_folder(path, [str(file) for file in files])
-        return files
-    if glob.has_magic(path):
-        files = sorted(Path(name) for name in _matches(str(root)) if Path(name).is_file())
-        if not files:
-            raise SourceNotFoundError(
-                f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
-            )
-        return files
-    raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()})")
+def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[ListedFile]] | None:
+    """Return the format and the files of a folder that is one data set; None for an ordinary folder."""
+    assert listing.names is not None, "the source is a folder"
+    try:
+        found = folder_format(listing.names, listing.read, column.kind)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if found is None:
+        return None
+    files = dict(zip(listing.names, listing.files, strict=True))
+    return found[0], [files[name] for name in found[1]]
 
 
 def hash_files(
@@ -214,21 +170,3 @@ def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list
 
 def _more(count: int) -> str:
     return f" and {count} more" if count else ""
-
-
-def _matches(pattern: str) -> list[str]:
-    return glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    """Yield all files below a folder; a folder that cannot be listed is an error, not empty."""
-    for folder, _, names in os.walk(root, onerror=_cannot_list):
-        yield from (Path(folder, name) for name in names)
-
-
-def _cannot_list(error: OSError) -> None:
-    raise DataError(f"{error.filename}: the folder cannot be listed: {error.strerror}") from error
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

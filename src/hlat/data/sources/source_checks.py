@@ -7,54 +7,60 @@ a tokenizer.
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.data.formats import MEGATRON, TEXT, file_type
+from hlat.data.formats import FileFormat, format_of
+from hlat.data.formats.columns import ColumnKind
+from hlat.data.sources.source_file import SourceFile
 from hlat.data.stores import url_file_name
 from hlat.runtime import DataError, is_url
 
 
-def path_file_type(path: str) -> str:
-    """Return the type of a local or remote file; errors name the full URL, as several files may have the same name.
+def path_format(path: str, column: ColumnKind) -> FileFormat:
+    """Return the format of a local or remote file; errors name the full URL, as several files may have the same name.
+
+    Args:
+        path: its path or URL.
+        column: kind of the column that its source names.
 
     Raises:
         DataError: hlat does not read files of this type.
     """
     if not is_url(path):
-        return file_type(Path(path))
+        return format_of(Path(path), column)
     name = Path(url_file_name(path))
     try:
-        return file_type(name)
+        return format_of(name, column)
     except DataError as error:
         raise DataError(str(error).replace(str(name), path, 1)) from error
 
 
-def check_folder(path: str, files: Sequence[str]) -> None:
+def check_folder(path: str, files: Sequence[SourceFile]) -> None:
     """Check that a folder does not mix text files with record files.
 
     Raises:
         DataError: it does, so it is not clear which files are the corpus.
     """
-    texts = [file for file in files if path_file_type(file) == TEXT]
+    texts = [file for file in files if file.format.is_one_document]
     if texts and len(texts) < len(files):
-        record = next(file for file in files if path_file_type(file) != TEXT)
-        text, other = (Path(url_file_name(file)) for file in (texts[0], record))
+        record = next(file for file in files if not file.format.is_one_document)
+        text, other = (Path(url_file_name(file.path)) for file in (texts[0], record))
         raise DataError(
-            f"{path}: the folder mixes text files ({text}) with {path_file_type(record)} files ({other}), so it "
+            f"{path}: the folder mixes text files ({text}) with {record.format.kind} files ({other}), so it "
             f"is not clear which are the corpus. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
         )
 
 
-def check_source(path: str, files: Sequence[str]) -> None:
+def check_source(path: str, files: Sequence[SourceFile]) -> None:
     """Check that a source does not mix tokens with text, whose lengths cannot be added.
 
     Raises:
-        DataError: it does, or it has a file of a type that hlat does not read.
+        DataError: it does.
     """
-    tokens = [file for file in files if path_file_type(file) == MEGATRON]
+    tokens = [file for file in files if file.format.holds_tokens]
     if tokens and len(tokens) < len(files):
-        other = next(file for file in files if path_file_type(file) != MEGATRON)
+        other = next(file for file in files if not file.format.holds_tokens)
         raise DataError(
-            f"{path}: tokens ({tokens[0]}) and {path_file_type(other)} files ({other}) in one source. Make them two "
-            "entries of data.sources, each with a glob."
+            f"{path}: tokens ({tokens[0].path}) and {other.format.kind} files ({other.path}) in one source. Make them "
+            "two entries of data.sources, each with a glob."
         )
 
 

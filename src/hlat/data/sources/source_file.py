@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hlat.data.sources.source_checks import path_file_type
+from hlat.data.formats import FileFormat, InputFile, Vocabulary
 from hlat.data.stores import CachedStore, RemoteFile
 from hlat.runtime import DataError
 
@@ -17,18 +17,20 @@ class SourceFile:
 
     Attributes:
         path: path or URL for messages and records; read the content through ``open_local``.
-        column: column or key of its text.
+        format: its format.
+        column: column or key of its documents.
         source: index of its source; -1 for data.validation.path.
         size: in bytes.
         mtime_ns: time of last modification in ns; 0 if unknown.
         sha256: hash of its content; empty before ``hash_files``.
         etag: version identifier of a remote store; empty if there is none. A file whose path, size, mtime_ns and etag
             are the same is taken as unchanged.
-        index: the .idx of a file of tokens; None for text.
+        index: its companion, such as the .idx of a .bin; None for formats of one file.
         cached_store: store and cache of a remote file; None for a local file.
     """
 
     path: str
+    format: FileFormat
     column: str
     source: int
     size: int
@@ -46,12 +48,12 @@ class SourceFile:
     @property
     def content(self) -> list[str | int]:
         """Everything about the file that decides the prepared tokens; the path does not."""
-        own: list[str | int] = [self.source, self.column, path_file_type(self.path), self.size, self.sha256]
+        own: list[str | int] = [self.source, self.column, self.format.name, self.size, self.sha256]
         return own if self.index is None else [*own, self.index.size, self.index.sha256]
 
     @property
     def files(self) -> "list[SourceFile]":
-        """The file, and its .idx if it has one."""
+        """The file, and its companion if it has one."""
         return [self] if self.index is None else [self, self.index]
 
     @property
@@ -87,6 +89,25 @@ class SourceFile:
             if self.sha256 and (self.cached_sha256 or sha256_of(local)) != self.sha256:
                 raise DataError(f"{self.path}: {_CHANGED}")
             yield local
+
+    @contextmanager
+    def as_input(self, local: Path, vocabulary: Vocabulary | None) -> Iterator[InputFile]:
+        """Yield the file for its format to read, with its companion; errors name the files as the recipe does.
+
+        Args:
+            local: its local path, from ``open_local``.
+            vocabulary: vocabulary of the given tokenizer; None if the tokenizer is trained.
+
+        Raises:
+            DataError: as ``open_local`` for the companion.
+        """
+        stays = self.cached_store is None
+        with self.relabel_errors(local):
+            if self.index is None:
+                yield InputFile(local, self.column, vocabulary, None, stays)
+                return
+            with self.index.open_local() as companion, self.index.relabel_errors(companion):
+                yield InputFile(local, self.column, vocabulary, companion, stays)
 
     @contextmanager
     def relabel_errors(self, local: Path) -> Iterator[None]:

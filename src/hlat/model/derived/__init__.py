@@ -1,7 +1,8 @@
 """Quantities derived from the model section: row layout of parameters, parameter and FLOP counts, activation bytes."""
 
 from hlat.model.derived.activations import RECOMPUTABLE, RankWorkload, activation_bytes
-from hlat.model.derived.counts import count_parameters, flops_per_token, forward_flops_per_token
+from hlat.model.derived.axes import axis_share, element_share
+from hlat.model.derived.counts import block_share, count_parameters, flops_per_token, forward_flops_per_token
 from hlat.model.derived.parameter_layout import RowBlock, RowLayout, RowRun, gate_up_groups, parameter_layouts
 
 __all__ = [
@@ -11,7 +12,10 @@ __all__ = [
     "RowLayout",
     "RowRun",
     "activation_bytes",
+    "axis_share",
+    "block_share",
     "count_parameters",
+    "element_share",
     "flops_per_token",
     "forward_flops_per_token",
     "gate_up_groups",

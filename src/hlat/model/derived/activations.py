@@ -19,6 +19,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hlat.config.sections import ModelConfig
+from hlat.model.architectures import model_spec
+from hlat.model.derived.axes import local_elements
 from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads, vocabulary_rows
 from hlat.precision import MODES
 
@@ -202,22 +204,14 @@ class _Sizes:
         }
 
     def _weight_copies(self) -> dict[str, int]:
-        config, here = self.config, shard_heads(self.config, self.workload.shard)
-        width, head, inner = (
-            config.hidden_size,
-            config.n_head_dim,
-            len(intermediate_columns(config, self.workload.shard)),
-        )
-        elements = {
-            "attention_norm": width,
-            "qk_norm": 2 * head if config.qk_norm else 0,
-            "qkv": (here.queries + 2 * here.kvs) * head * width,
-            "output": here.queries * head * width,
-            "feed_forward_norm": width,
-            "gate_up": 2 * inner * width,
-            "down": inner * width,
-        }
-        return {f"{name}_weight_copy": self.copied * count for name, count in elements.items()}
+        copies: dict[str, int] = {}
+        for parameter in model_spec(self.config).block:
+            for tensor in parameter.tensors:
+                if not tensor.is_bias:  # no gradient depends on a bias
+                    name = f"{parameter.step}_weight_copy"
+                    size = self.copied * local_elements(self.config, self.workload.shard, tensor)
+                    copies[name] = copies.get(name, 0) + size
+        return copies
 
     def ends(self) -> dict[str, int]:
         """Bytes of the saved tensors outside of the blocks, by name."""

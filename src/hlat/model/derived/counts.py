@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hlat.config.sections import ModelConfig
+from hlat.model.architectures import model_spec
+from hlat.model.derived.axes import element_share, local_elements
+from hlat.model.model_shard import FULL_MODEL
+from hlat.model.spec import Component
 
 Convention = Literal["causal", "full"]
 
@@ -40,19 +44,29 @@ class ParameterCount:
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
     """Count the parameters of ``Decoder(config)``."""
-    layers, width, head_dim = config.layers, config.hidden_size, config.n_head_dim
-    qkv_rows = (config.heads + 2 * config.n_kv_heads) * head_dim
-    attention = layers * (qkv_rows + config.heads * head_dim) * width
-    feed_forward = layers * 3 * width * config.intermediate_size
-    vocabulary = config.vocab_size * width
+    spec, counts, matmul = model_spec(config), dict.fromkeys(Component, 0), 0
+    ends = [spec.embedding, spec.norm, *([] if spec.head is None else [spec.head])]
+    counted = [(tensor, config.layers) for tensor in spec.block_tensors]
+    counted += [(tensor, 1) for parameter in ends for tensor in parameter.tensors]
+    for tensor, times in counted:
+        elements = times * local_elements(config, FULL_MODEL, tensor)
+        counts[tensor.component] += elements
+        matmul += elements * tensor.is_product
+    if spec.head is None:
+        matmul += counts[Component.EMBEDDING]
     return ParameterCount(
-        embedding=vocabulary,
-        attention=attention + (layers * qkv_rows if config.qkv_bias else 0),
-        feed_forward=feed_forward,
-        norms=layers * (2 * width + (2 * head_dim if config.qk_norm else 0)) + width,
-        head=0 if config.tie_embeddings else vocabulary,
-        matmul=attention + feed_forward + vocabulary,
+        embedding=counts[Component.EMBEDDING],
+        attention=counts[Component.ATTENTION],
+        feed_forward=counts[Component.FEED_FORWARD],
+        norms=counts[Component.NORMS],
+        head=counts[Component.HEAD],
+        matmul=matmul,
     )
+
+
+def block_share(config: ModelConfig, tensor_count: int) -> float:
+    """Count the parameters of one block per tensor rank, as a mean over the ranks."""
+    return sum(element_share(config, tensor, tensor_count) for tensor in model_spec(config).block_tensors)
 
 
 def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:

@@ -10,8 +10,9 @@ A fused matrix consists of groups; each group has the next rows of each of its c
     gate_up  ``gate_up_groups``:     [rows of gate in group 0 | rows of up in group 0 | rows of gate in group 1 | ...]
 
 A tensor-parallel shard (``ModelShard``) has its own layouts, whose rows start at an offset in the canonical tensors.
-The order of its fused columns is that of the rows of its output projection, as without fusing. Initialisation,
-checkpoints, export and sharding all use ``RowLayout``; no other module computes row indices.
+The order of its fused columns is that of the rows of its output projection, as without fusing. Layouts follow from the
+description of the architecture (``hlat.model.spec``). Initialisation, checkpoints, export and sharding all use
+``RowLayout``; no other module computes row indices.
 """
 
 import math
@@ -21,7 +22,10 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config.sections import ModelConfig
-from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads, vocabulary_rows
+from hlat.model.architectures import model_spec
+from hlat.model.derived.axes import axis_range, axis_size
+from hlat.model.model_shard import FULL_MODEL, ModelShard
+from hlat.model.spec import SHARDED, Axis, Fusion, GradientSum, Initial, ParameterSpec, TensorSpec
 
 _MAX_GROUPS = 64
 _MIN_GROUP_ROWS = 128
@@ -51,22 +55,31 @@ class CanonicalTensor:
         rows_per_group: number of its rows in each group of the parameter.
         first_row: first of its rows in the parameter.
         owned: True if this shard counts and saves the rows; if several shards have copies, one of them owns them.
+        initial: its initial values.
+        gradient_sum: ranks that compute different terms of its gradient.
     """
 
     name: str
     rows_per_group: int
     first_row: int = 0
     owned: bool = True
+    initial: Initial = Initial.NORMAL
+    gradient_sum: GradientSum = GradientSum.NONE
 
 
 @dataclass(frozen=True)
 class RowRun:
     """``count`` rows that are consecutive both in a parameter (from ``start``) and in a canonical tensor."""
 
-    name: str
+    tensor: CanonicalTensor
     canonical_start: int
     start: int
     count: int
+
+    @property
+    def name(self) -> str:
+        """Name of the canonical tensor."""
+        return self.tensor.name
 
 
 @dataclass(frozen=True)
@@ -77,10 +90,19 @@ class RowBlock:
     in both. Within the parameter they are separate ``runs`` if it is fused.
     """
 
-    name: str
+    tensor: CanonicalTensor
     canonical_start: int
     runs: tuple[RowRun, ...]
-    owned: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the canonical tensor."""
+        return self.tensor.name
+
+    @property
+    def owned(self) -> bool:
+        """True if this shard counts and saves the rows."""
+        return self.tensor.owned
 
     @property
     def rows(self) -> int:
@@ -130,7 +152,7 @@ class RowLayout:
                 low, high = max(start, first), min(stop, first + tensor.rows_per_group)
                 if low < high:
                     canonical = tensor.first_row + group * tensor.rows_per_group + low - first
-                    yield RowRun(tensor.name, canonical, low, high - low)
+                    yield RowRun(tensor, canonical, low, high - low)
                 first += tensor.rows_per_group
 
     def row_blocks(self, start: int, stop: int) -> list[RowBlock]:
@@ -138,10 +160,7 @@ class RowLayout:
         runs_by_name: dict[str, list[RowRun]] = {}
         for run in self.runs(start, stop):
             runs_by_name.setdefault(run.name, []).append(run)
-        owned = {tensor.name: tensor.owned for tensor in self.tensors}
-        return [
-            RowBlock(name, runs[0].canonical_start, tuple(runs), owned[name]) for name, runs in runs_by_name.items()
-        ]
+        return [RowBlock(runs[0].tensor, runs[0].canonical_start, tuple(runs)) for runs in runs_by_name.values()]
 
     def split(self, fused: torch.Tensor) -> dict[str, torch.Tensor]:
         """Split a complete parameter into its canonical tensors: copies, or the parameter itself if it is only one."""
@@ -164,82 +183,45 @@ class RowLayout:
 
 def parameter_layouts(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> dict[str, RowLayout]:
     """Return the layout of every parameter of ``Decoder(config, shard)``, by name, in order of execution."""
-    first = shard.tensor_index == 0  # the first rank of the tensor group owns replicated norm weights
-    width, rows = config.hidden_size, vocabulary_rows(config, shard)
+    spec, block = model_spec(config), _Shapes(config, shard)
     layouts: dict[str, RowLayout] = {}
     if shard.embedding:
-        layouts["embedding.weight"] = _rows("model.embed_tokens.weight", rows, width)
+        layouts[spec.embedding.name] = block.layout(spec.embedding)
     for index in shard.layer_range(config):
-        module, canonical = f"layers.{index}", f"model.layers.{index}"
-        layouts[f"{module}.attention_norm.weight"] = _vector(f"{canonical}.input_layernorm.weight", width, first)
-        layouts |= _attention(config, shard, f"{module}.attention", f"{canonical}.self_attn")
-        layouts[f"{module}.feed_forward_norm.weight"] = _vector(
-            f"{canonical}.post_attention_layernorm.weight", width, first
-        )
-        layouts |= _feed_forward(config, shard, f"{module}.feed_forward", f"{canonical}.mlp")
+        for parameter in spec.block:
+            layouts[f"layers.{index}.{parameter.name}"] = block.layout(parameter, f"model.layers.{index}.")
     if shard.head:
-        layouts["norm.weight"] = _vector("model.norm.weight", width, first)
-        if not config.tie_embeddings:
-            layouts["head.weight"] = _rows("lm_head.weight", rows, width)
+        layouts[spec.norm.name] = block.layout(spec.norm)
+        if spec.head is not None:
+            layouts[spec.head.name] = block.layout(spec.head)
         elif not shard.embedding:  # a copy of the embedding, which another stage owns
-            layouts["head.weight"] = _rows("model.embed_tokens.weight", rows, width, owned=False)
+            layouts["head.weight"] = block.layout(spec.embedding, owned=False)
     return layouts
 
 
-def _vector(name: str, size: int, owned: bool) -> RowLayout:
-    return RowLayout((CanonicalTensor(name, size, owned=owned),), 1, ())
+class _Shapes:
+    """Layouts of the parameters of a shard."""
 
-
-def _rows(name: str, rows: range, width: int, owned: bool = True) -> RowLayout:
-    return RowLayout((CanonicalTensor(name, len(rows), rows.start, owned),), 1, (width,))
-
-
-def _columns(name: str, rows: int, columns: range, row_size: int) -> RowLayout:
-    return RowLayout((CanonicalTensor(name, rows),), 1, (len(columns),), columns.start, row_size)
-
-
-def _attention(config: ModelConfig, shard: ModelShard, module: str, canonical: str) -> dict[str, RowLayout]:
-    head_dim, width, heads = config.n_head_dim, config.hidden_size, shard_heads(config, shard)
-    per_group = heads.queries // heads.kvs
-    rows = {  # rows in a group, first row, owned
-        "q": (per_group * head_dim, heads.first_query * head_dim, True),
-        "k": (head_dim, heads.first_kv * head_dim, heads.owns_kv),
-        "v": (head_dim, heads.first_kv * head_dim, heads.owns_kv),
-    }
-    layouts: dict[str, RowLayout] = {}
-    for kind, columns in (("weight", (width,)), ("bias", ())):
-        if kind == "bias" and not config.qkv_bias:
-            continue
-        tensors = {name: CanonicalTensor(f"{canonical}.{name}_proj.{kind}", *numbers) for name, numbers in rows.items()}
-        if config.coalesce:
-            layouts[f"{module}.qkv.{kind}"] = RowLayout(tuple(tensors.values()), heads.kvs, columns)
-        else:
-            layouts |= {
-                f"{module}.{name}.{kind}": RowLayout((tensor,), heads.kvs, columns) for name, tensor in tensors.items()
-            }
-    if config.qk_norm:
-        first = shard.tensor_index == 0
-        layouts[f"{module}.q_norm.weight"] = _vector(f"{canonical}.q_norm.weight", head_dim, first)
-        layouts[f"{module}.k_norm.weight"] = _vector(f"{canonical}.k_norm.weight", head_dim, first)
-    columns_here = range(heads.first_query * head_dim, (heads.first_query + heads.queries) * head_dim)
-    layouts[f"{module}.output.weight"] = _columns(
-        f"{canonical}.o_proj.weight", width, columns_here, config.heads * head_dim
-    )
-    return layouts
-
-
-def _feed_forward(config: ModelConfig, shard: ModelShard, module: str, canonical: str) -> dict[str, RowLayout]:
-    width, inner = config.hidden_size, intermediate_columns(config, shard)
-    groups = gate_up_groups(config, shard)
-    tensors = {
-        n: CanonicalTensor(f"{canonical}.{n}_proj.weight", len(inner) // groups, inner.start) for n in ("gate", "up")
-    }
-    if config.coalesce:
-        layouts = {f"{module}.gate_up.weight": RowLayout(tuple(tensors.values()), groups, (width,))}
-    else:
-        layouts = {
-            f"{module}.{name}.weight": RowLayout((tensor,), groups, (width,)) for name, tensor in tensors.items()
+    def __init__(self, config: ModelConfig, shard: ModelShard) -> None:
+        self._ranges = {axis: axis_range(config, shard, axis) for axis in Axis}
+        self._sizes = {axis: axis_size(config, axis) for axis in SHARDED}
+        self._groups = {
+            Fusion.SINGLE: 1,
+            Fusion.KEY_HEADS: self._ranges[Axis.KEYS].count // config.n_head_dim,
+            Fusion.GATE_UP: gate_up_groups(config, shard),
         }
-    down = f"{canonical}.down_proj.weight"
-    layouts[f"{module}.down.weight"] = _columns(down, width, inner, config.intermediate_size)
-    return layouts
+
+    def layout(self, parameter: ParameterSpec, prefix: str = "", owned: bool = True) -> RowLayout:
+        """Return the layout of a parameter whose canonical names begin with ``prefix``."""
+        groups, columns = self._groups[parameter.fusion], parameter.tensors[0].columns
+        tensors = tuple(self._tensor(tensor, prefix, groups, owned) for tensor in parameter.tensors)
+        if columns is None:
+            return RowLayout(tensors, groups, ())
+        here = self._ranges[columns]
+        return RowLayout(tensors, groups, (here.count,), here.first, self._sizes.get(columns))
+
+    def _tensor(self, tensor: TensorSpec, prefix: str, groups: int, owned: bool) -> CanonicalTensor:
+        rows = self._ranges[tensor.rows]
+        mine = owned and (rows.owned or (tensor.columns in SHARDED))
+        name = prefix + tensor.name
+        return CanonicalTensor(name, rows.count // groups, rows.first, mine, tensor.initial, tensor.gradient_sum)

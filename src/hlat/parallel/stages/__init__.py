@@ -12,14 +12,12 @@ from hlat.parallel.stages.rank_memory import (
 from hlat.parallel.stages.stage_layers import peak_memory_rank, rank_model_shards, stage_layer_counts, stage_layers
 from hlat.parallel.stages.state_bytes import state_bytes_of_shards
 from hlat.parallel.stages.step_shape import StepShape
-from hlat.parallel.stages.transient_memory import block_weights
 
 __all__ = [
     "PassKind",
     "PassOrder",
     "RankBytes",
     "StepShape",
-    "block_weights",
     "has_embedding_and_head",
     "pass_order",
     "peak_memory_rank",

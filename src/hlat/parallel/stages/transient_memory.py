@@ -12,15 +12,14 @@ from functools import lru_cache
 
 from hlat.activation_checkpointing import POLICIES
 from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
-from hlat.model import ModelShard, vocabulary_rows
-from hlat.model.derived import RankWorkload, activation_bytes
+from hlat.model import Axis, CrossEntropy, GradientSum, ModelShard, vocabulary_rows
+from hlat.model.architectures import model_spec
+from hlat.model.derived import RankWorkload, activation_bytes, axis_share, block_share, element_share
 from hlat.parallel.mesh import Layout
 from hlat.parallel.stages.in_flight import Instant, peak_instants
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
 
-_CHUNK = 64 << 20  # bytes of fp32 logits in a chunk of the loss (model/loss.py)
-_SMALLEST_CHUNK = 256  # tokens (model/loss.py)
 _HEAD_TENSORS = ("final_norm", "loss_by_hidden", "loss_by_head")  # freed before a block runs backward
 
 
@@ -96,8 +95,8 @@ def _rank(
     saved = _saved_bytes(step, ends, on_cpu)
     tokens = step.micro_batch * step.sequence / layout.context
     item = mode.compute.itemsize
-    inner = tokens * item * model.intermediate_size / layout.tensor
-    block = block_weights(model, layout.tensor)
+    inner = tokens * item * axis_share(model, Axis.INNER, layout.tensor)
+    block = block_share(model, layout.tensor)
     message = tokens * item * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
     recomputes = step.policy == "full"
     # FSDP2 reduces a block's gradients as soon as they exist; in a pipeline at the end of the step.
@@ -180,19 +179,24 @@ def _split_backward_bytes(step: StepShape, size: float) -> float:
         step: model, layout and batch of a training step.
         size: bytes of one element per token of a micro-batch.
     """
-    model, tensor = step.model, step.layout.tensor
-    keys = max(model.n_kv_heads / tensor, 1.0)
-    inside = (model.heads / tensor + 2 * keys) * model.n_head_dim + 2 * model.intermediate_size / tensor
-    between = 2 * model.hidden_size / (tensor if step.layout.sequence_parallel else 1)
-    return size * (inside + 2 * model.hidden_size + between)
+    model, count = step.model, step.layout.tensor
+    tensors = model_spec(model).block_tensors
+    products = sum(axis_share(model, tensor.rows, count) for tensor in tensors if tensor.is_product)
+    norms = sum(
+        axis_share(model, tensor.rows, count) for tensor in tensors if tensor.gradient_sum is GradientSum.SEQUENCE
+    )
+    return size * (products + norms / (count if step.layout.sequence_parallel else 1))
 
 
 def _largest_gradient(step: StepShape) -> float:
     """Bytes of the largest weight gradient as computed, plus its copy in the accumulation dtype if that differs."""
     model, mode = step.model, MODES[step.mode]
-    size = (2 if model.coalesce else 1) * model.hidden_size * model.intermediate_size / step.layout.tensor
+    sizes = [
+        sum(element_share(model, tensor, step.layout.tensor) for tensor in parameter.tensors)
+        for parameter in model_spec(model).block
+    ]
     wider = mode.gradients.itemsize if mode.gradients != mode.compute else 0
-    return size * (mode.compute.itemsize + wider)
+    return max(sizes) * (mode.compute.itemsize + wider)
 
 
 @dataclass(frozen=True)
@@ -257,18 +261,10 @@ def _cached_saved_bytes(
     return _SavedBytes(saved.per_layer, everything.per_layer, sum(saved.ends.values()), entry)
 
 
-def block_weights(model: ModelConfig, tensor: int) -> float:
-    """Count the weights of one block on a tensor-parallel rank, as a float."""
-    heads = model.heads / tensor
-    keys = max(model.n_kv_heads / tensor, 1.0)
-    attention = model.hidden_size * model.n_head_dim * (2 * heads + 2 * keys)
-    return attention + 3 * model.hidden_size * model.intermediate_size / tensor + 2 * model.hidden_size
-
-
 def _logits(model: ModelConfig, tensor: int, tokens: float, item: int) -> float:
     """Bytes of a chunk of the loss: logits and gradient in the compute dtype and in fp32; fp32 works in place."""
     rows = len(vocabulary_rows(model, ModelShard(0, tensor)))
-    size = max(_SMALLEST_CHUNK, _CHUNK // (4 * rows))
+    size = CrossEntropy().chunk(rows)
     chunk = min(tokens, size)
     # The gradient of the head is accumulated in fp32 over chunks.
     accumulated = rows * model.hidden_size * 4 if tokens > size else 0.0

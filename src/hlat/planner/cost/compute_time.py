@@ -21,6 +21,7 @@ from hlat.planner.problem import (
     MATERIALIZED_SCORES,
     Column,
     WorkloadColumns,
+    block_products,
     layer_weights,
 )
 
@@ -144,17 +145,7 @@ def _layer_products(
     columns: WorkloadColumns, constants: Constants, product: _Products
 ) -> tuple[Column, Column, Column]:
     """Seconds of one layer's products: forward, gradients of inputs, gradients of weights."""
-    tokens, width = columns.tokens, columns.hidden
-    queries, keys = columns.heads * columns.head_dim, columns.kv_heads * columns.head_dim
-    intermediate = columns.intermediate / columns.tensor
-    # With fewer kv heads than tensor ranks, each rank computes one whole head.
-    keys_here = np.maximum(keys / columns.tensor, columns.head_dim)
-    shapes = (
-        (tokens, queries / columns.tensor + 2 * keys_here, width),
-        (tokens, width, queries / columns.tensor),
-        (tokens, intermediate * (1 + columns.gated), width),
-        (tokens, width, intermediate),
-    )
+    shapes = [(columns.tokens, rows, width) for rows, width in block_products(columns)]
     forward, by_input, by_weight = (
         sum(times)
         for times in zip(

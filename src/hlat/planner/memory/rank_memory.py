@@ -9,9 +9,9 @@ result with rehearsals and real runs.
 
 from dataclasses import dataclass, fields
 
+from hlat.model.derived import block_share
 from hlat.parallel.stages import (
     RankBytes,
-    block_weights,
     has_embedding_and_head,
     peak_rank_bytes,
     rank_bytes,
@@ -94,7 +94,7 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
     if last and model.layers % candidate.pipeline:
         layers -= 1
     ends = (first + last) * model.vocab_size * model.hidden_size / candidate.tensor
-    elements = layers * block_weights(model, candidate.tensor) + ends
+    elements = layers * block_share(model, candidate.tensor) + ends
     shards = candidate.data * candidate.context
     sharded = candidate.zero > 0 and shards > 1
     stored_elements = elements / shards if sharded else elements

@@ -18,6 +18,7 @@ from hlat.planner.problem.workload import (
     StepLayout,
     Workload,
     WorkloadColumns,
+    block_products,
     layer_weights,
     rank_weights,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "StepLayout",
     "Workload",
     "WorkloadColumns",
+    "block_products",
     "candidates",
     "instance_device",
     "layer_weights",

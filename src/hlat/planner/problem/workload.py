@@ -208,12 +208,25 @@ def _deduplicate(objects: list[object]) -> tuple[list[object], NDArray[np.intp]]
     return distinct, indices
 
 
+def block_products(columns: WorkloadColumns) -> tuple[tuple[Column, Column], ...]:
+    """Return (output, input) width on one tensor rank of a block's products: qkv, output, gate and up, down.
+
+    A kv head is never split: with fewer kv heads than tensor ranks, each rank has one.
+    """
+    queries = columns.heads * columns.head_dim / columns.tensor
+    keys = np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
+    intermediate = columns.intermediate / columns.tensor
+    return (
+        (queries + 2 * keys, columns.hidden),
+        (columns.hidden, queries),
+        (intermediate * (1 + columns.gated), columns.hidden),
+        (columns.hidden, intermediate),
+    )
+
+
 def layer_weights(columns: WorkloadColumns) -> Column:
     """Elements of the weight matrices of one layer on one tensor rank."""
-    queries, keys = columns.heads * columns.head_dim, columns.kv_heads * columns.head_dim
-    attention = columns.hidden * (2 * queries + 2 * keys)
-    feed_forward = (2 + columns.gated) * columns.hidden * columns.intermediate
-    weights: Column = (attention + feed_forward) / columns.tensor
+    weights: Column = sum((rows * width for rows, width in block_products(columns)), np.zeros(len(columns)))
     return weights
 
 

@@ -1,4 +1,4 @@
-"""The device and the libraries below PyTorch: the only code that looks at a device type."""
+"""Devices and the libraries below PyTorch: the only code that knows device types."""
 
 from typing import TYPE_CHECKING
 
@@ -9,17 +9,16 @@ if TYPE_CHECKING:
     from hlat.runtime.backend.device import (
         accelerator_in_use,
         choose_device,
-        compute_capability,
         configure_numerics,
-        describe_device,
         has_fast_bf16,
+        is_on_host,
         nondeterministic_kernel_error,
         peak_memory_bytes,
-        pin_memory,
+        sum_dtype,
         synchronize,
-        unpin_memory,
     )
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
+    from hlat.runtime.backend.table import BACKENDS, backend_of, interface_variables, types_with
     from hlat.runtime.backend.torch_private import untested_torch_warning
 
 __getattr__ = lazily(
@@ -27,40 +26,46 @@ __getattr__ = lazily(
     {
         "allocator": ("keep_freed_memory",),
         "device": (
-            "choose_device",
-            "compute_capability",
-            "describe_device",
-            "has_fast_bf16",
             "accelerator_in_use",
-            "peak_memory_bytes",
-            "pin_memory",
-            "nondeterministic_kernel_error",
+            "choose_device",
             "configure_numerics",
+            "has_fast_bf16",
+            "is_on_host",
+            "nondeterministic_kernel_error",
+            "peak_memory_bytes",
+            "sum_dtype",
             "synchronize",
-            "unpin_memory",
         ),
         "openmp": (
             "ProcessorTime",
             "set_spin_count",
+        ),
+        "table": (
+            "BACKENDS",
+            "backend_of",
+            "interface_variables",
+            "types_with",
         ),
         "torch_private": ("untested_torch_warning",),
     },
 )
 
 __all__ = [
+    "BACKENDS",
     "ProcessorTime",
     "accelerator_in_use",
+    "backend_of",
     "choose_device",
-    "compute_capability",
     "configure_numerics",
-    "describe_device",
     "has_fast_bf16",
+    "interface_variables",
+    "is_on_host",
     "keep_freed_memory",
     "nondeterministic_kernel_error",
     "peak_memory_bytes",
-    "pin_memory",
     "set_spin_count",
+    "sum_dtype",
     "synchronize",
-    "unpin_memory",
+    "types_with",
     "untested_torch_warning",
 ]

@@ -1,40 +1,42 @@
-"""The device: chosen once, and queried here for everything that depends on the backend.
+"""The device of a process: chosen and configured once, and queries that need the device only.
 
-No other module of hlat calls ``torch.cuda`` or its counterparts; they use ``torch.accelerator`` or this module.
+run.device, local rank --choose_device--> device --configure_numerics--> settings of torch
 """
 
 import os
-import resource
 import sys
-from pathlib import Path
 
 import torch
 
+from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.rank_env import RankInfo
+
+_HOST = "cpu"
 
 
 def choose_device(device: str, here: RankInfo) -> torch.device:
     """Choose the device of this process; with several accelerators on a machine, the one with the local rank as index.
 
     Args:
-        device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
         here: rank of this process.
 
     Raises:
         LaunchError: the requested type is not present on this machine, or there are fewer devices than processes.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
-    present = found.type if found is not None else "cpu"
-    if device not in ("auto", "cpu", present):
+    present = found.type if found is not None else _HOST
+    chosen = present if device == "auto" else device
+    backend = backend_of(chosen)
+    if chosen != present and not backend.is_everywhere:
         message = f"run.device={device}: torch finds no such device here, only {present}."
         raise LaunchError(f"{message} Use run.device=auto, or install a torch build for {device}.")
-    chosen = present if device == "auto" else device
-    if chosen == "cpu" or here.world == 1:
+    if backend.is_shared or here.world == 1:
         return torch.device(chosen)
-    count = torch.accelerator.device_count()
+    count = backend.device_count()
     # Some schedulers make only one device visible to each process: it has index 0 in every process.
-    one_visible = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    one_visible = count == 1 and bool(os.environ.get(backend.visible_devices_variable or ""))
     index = 0 if one_visible else here.local_rank
     if index >= count:
         message = f"process {here.local_rank} of this machine has no {chosen} device of its own: there are {count}."
@@ -54,13 +56,7 @@ def configure_numerics(device: torch.device, deterministic: bool = True) -> None
         deterministic: raise an error for kernels that are not deterministic. A warning would not be enough: torch
             would still use such a kernel for the backward pass of fused attention on CUDA.
     """
-    if device.type == "cuda":
-        # By default cuBLAS may accumulate partial sums of a 16-bit product in 16 bits.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    if deterministic and device.type == "cuda":
-        # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility).
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    backend_of(device).configure_products(deterministic)
     # use_deterministic_algorithms(True) does the same, but imports the compiler to configure it, which takes over a
     # second at each start. Here the compiler gets the setting from the environment, or directly if it is loaded.
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
@@ -82,66 +78,32 @@ def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
     )
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all queued work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def accelerator_in_use() -> bool:
     """Return True if this process has initialized an accelerator; a forked process could not use the driver's state."""
-    module = torch.get_device_module()
-    return module is not torch.cpu and bool(getattr(module, "is_initialized", lambda: False)())
+    built_for = torch.accelerator.current_accelerator()
+    return built_for is not None and backend_of(built_for).is_initialized()
 
 
-def pin_memory(memory: torch.Tensor, device: torch.device) -> bool:
-    """Lock the pages of host memory, so that an accelerator can copy asynchronously; return False if it cannot."""
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):  # a new thread starts on device 0
-        return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
-
-
-def unpin_memory(memory: torch.Tensor, device: torch.device) -> None:
-    """Undo a successful ``pin_memory`` before the memory is freed."""
-    with torch.cuda.device(device):
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all queued work."""
+    backend_of(device).synchronize(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Peak memory so far, in bytes: allocated on an accelerator, or resident in this process on the CPU."""
-    if device.type != "cpu":
-        return int(torch.accelerator.max_memory_allocated(device))
-    status_file = Path("/proc/self/status")
-    if status_file.is_file():
-        # On Linux a child inherits getrusage's peak: a small process would report that of its launcher.
-        status = status_file.read_text(encoding="ascii", errors="replace")
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
-
-
-def describe_device(device: torch.device) -> str:
-    """Return a readable name, such as ``cpu (2 threads)``."""
-    if device.type == "cpu":
-        return f"cpu ({torch.get_num_threads()} threads)"
-    name = getattr(torch.get_device_module(device), "get_device_name", None)
-    return f"{device.type} ({name(device)})" if name is not None else device.type
-
-
-def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of an NVIDIA GPU: (8, 9) is Ada, (9, 0) Hopper."""
-    return torch.cuda.get_device_capability(device)
-
-
-_FIRST_WITH_BF16 = (8, 0)  # NVIDIA Ampere; AMD GPUs that torch supports report (9, 0) or more
+    return backend_of(device).peak_memory_bytes(device)
 
 
 def has_fast_bf16(device: torch.device) -> bool:
     """Return True if bf16 matrix products run in hardware on this device, rather than being emulated."""
-    if device.type == "cuda":
-        return compute_capability(device) >= _FIRST_WITH_BF16
-    if device.type != "cpu":
-        return True
-    capabilities = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, lambda: False)() for name in capabilities)
+    return backend_of(device).has_fast_bf16(device)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest dtype for sums on a device: float64, or float32 if it has none."""
+    return torch.float64 if backend_of(device).float64 else torch.float32
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is in host memory, where Python can read it."""
+    return tensor.device.type == _HOST

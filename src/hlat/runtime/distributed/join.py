@@ -2,7 +2,7 @@
 
 RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     --> rendezvous: a store where every process announces itself
-    --> the default process group: collectives on the device (gloo, nccl, neuron)
+    --> the default process group: collectives on the device
     --> the control group: small values on the CPU (``HostGroup``)
 
 A single process skips all of this. Otherwise the cost per process grows linearly with the number of processes: three
@@ -20,7 +20,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from hlat.runtime.backend import choose_device, configure_numerics, keep_freed_memory, nondeterministic_kernel_error
+from hlat.runtime.backend import (
+    backend_of,
+    choose_device,
+    configure_numerics,
+    interface_variables,
+    nondeterministic_kernel_error,
+)
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.rendezvous import Rendezvous, rendezvous_helpers, rendezvous_ranks
 from hlat.runtime.distributed.signed_store import SignedStore
@@ -34,8 +40,6 @@ _CONTROL_TIMEOUT = timedelta(days=1)
 
 # Savers wait while the slowest of them writes its shard; training does not depend on them meanwhile.
 _HELPER_TIMEOUT = timedelta(minutes=30)
-
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
 
 _stores: list[SignedStore] = []  # torch keeps no reference to the Python objects
 
@@ -65,7 +69,7 @@ def join_run(device: str = "auto", deterministic: bool = True, folder: Path | No
     """Choose the device of this process, configure its numerics, and join the other processes if there are any.
 
     Args:
-        device: a device type (cpu, cuda, neuron) or auto: the accelerator that torch finds, else the CPU.
+        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
         deterministic: raise an error for kernels that are not deterministic.
         folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
             none. Without either, every process that reaches the store may join.
@@ -77,8 +81,7 @@ def join_run(device: str = "auto", deterministic: bool = True, folder: Path | No
     here = rank_info()
     chosen = choose_device(device, here)
     configure_numerics(chosen, deterministic)
-    if chosen.type == "cpu":  # tensors are allocated by the C library
-        keep_freed_memory()
+    backend_of(chosen).configure_process()
     if here.world == 1:
         return Runtime(chosen)
     ranks, rendezvous = _join(chosen, here, folder)
@@ -113,9 +116,13 @@ def leave_run(runtime: Runtime) -> None:
 
 def abandon_run(runtime: Runtime) -> None:
     """Leave the run after an error, without waiting; the other ranks see the connections close."""
-    # Destroying an accelerator's group waits for pending collectives, which a peer may never join: there the
-    # connections close when the process ends.
-    if runtime.world > 1 and runtime.device.type == "cpu":
+    if runtime.world == 1:
+        return
+    collectives = backend_of(runtime.device).collectives
+    assert collectives is not None, "several processes have joined"
+    # Destroying a group with threads waits for pending collectives, which a peer may never join: there the connections
+    # close when the process ends.
+    if not collectives.has_threads:
         dist.destroy_process_group()
 
 
@@ -151,18 +158,18 @@ def _join(device: torch.device, here: RankInfo, folder: Path | None) -> tuple[Ho
         raise LaunchError(
             "this process has already joined a run: leave it with hlat.runtime.distributed.join.leave_run first."
         )
-    backend = _BACKENDS.get(device.type)
-    if backend is None:
+    backend = backend_of(device)
+    collectives = backend.collectives
+    if collectives is None:
         message = f"run.device={device.type}: torch has no collective backend for such devices."
         raise LaunchError(f"{message} Use run.device=cpu, or one process.")
     signed, rendezvous = rendezvous_ranks(here, folder)
-    # Backends of accelerators access the store from their own threads, even after Python has shut down.
-    store = _keep_store(signed) if backend == "gloo" else signed.plain
+    # Threads of a library access the store even after Python has shut down: they need the plain one.
+    store = signed.plain if collectives.has_threads else _keep_store(signed)
 
     def connect() -> Any:
-        if device.type != "cpu":
-            torch.accelerator.set_device_index(device)  # the index is per thread
-        _connect(backend, store, here)
+        backend.select(device)  # the choice is per thread
+        _connect(collectives.name, store, here)
         return dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
 
     with _connecting(here):
@@ -192,7 +199,7 @@ def _connecting(here: RankInfo) -> Iterator[None]:
             f"the {here.world} processes joined the store, but rank {here.rank} cannot connect to the others "
             f"({_first_line(error)})."
         )
-        remedy = "Check that the machines reach each other; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network."
+        remedy = f"Check that the machines reach each other; {' and '.join(interface_variables())} name the network."
         raise LaunchError(f"{message} {remedy}") from error
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from hlat.runtime.backend import interface_variables
 from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, wait_until_reachable
 from hlat.runtime.distributed.host_collectives import format_ranks
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV, Signer, run_signer
@@ -254,7 +255,8 @@ def _use_network_of(own: str) -> None:
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if interface is not None and is_loopback(own):
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)  # on other networks NCCL chooses the fastest itself
+        for variable in interface_variables():  # on other networks the libraries choose the fastest themselves
+            os.environ.setdefault(variable, interface)
 
 
 def _first_line(error: Exception) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hlat.runtime.backend import is_on_host
 from hlat.runtime.distributed.sendable_types import SENDABLE
 
 _LENGTH = 8  # bytes
@@ -109,7 +110,7 @@ def _tagged(value: object, blobs: list[bytes]) -> dict[str, Any]:
             tagged = {"bytes": _append_blob(value, blobs)}
         case np.ndarray() if value.dtype.str in _ARRAYS:
             tagged = {"array": [value.dtype.str, list(value.shape), _append_blob(value.tobytes(), blobs)]}
-        case torch.Tensor() if value.device.type == "cpu":
+        case torch.Tensor() if is_on_host(value):
             content = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             tagged = {"tensor": [_name(value.dtype), list(value.shape), _append_blob(content, blobs)]}
         case _:

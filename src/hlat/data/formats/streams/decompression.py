@@ -1,7 +1,7 @@
 """Decompress .gz and .zst files while reading; other files are read as they are.
 
 A few compressed bytes can expand to gigabytes. So data is decompressed only when it is read, in chunks of bounded size;
-hlat.data.formats.json_lines bounds how much of a line or a text is kept in memory.
+the readers of lines and texts bound how much of one is kept in memory.
 """
 
 import gzip
@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+COMPRESSED_ENDINGS = (".gz", ".zst")
 _CHUNK = 1 << 18
 
 Stream = io.BufferedReader | gzip.GzipFile
@@ -19,6 +20,11 @@ Stream = io.BufferedReader | gzip.GzipFile
 
 class DamagedStream(Exception):
     """Compressed data is damaged or truncated."""
+
+
+def is_compressed(file: Path) -> bool:
+    """Return True if the suffix of a file says that it is compressed."""
+    return file.suffix.lower() in COMPRESSED_ENDINGS
 
 
 def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:

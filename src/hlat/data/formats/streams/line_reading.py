@@ -7,7 +7,7 @@ requested, so that a caller that stops at a too long line does not wait for it t
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hlat.data.formats.decompression import Stream
+from hlat.data.formats.streams.decompression import Stream
 
 MAX_LINE_BYTES = 1 << 28
 """Maximum bytes of a line with its newline; 100 MB of Chinese text take 200 MB if JSON spells it as \\uXXXX."""
@@ -49,7 +49,7 @@ def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[Tex
     while content := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
         if content.isspace() and len(content) <= MAX_LINE_BYTES:
-            blank, skipped = _skip_blank(stream)
+            blank, skipped = skip_blank(stream)
             number, offset = number + blank, offset + len(content) + skipped
             continue
         yield TextLine(number, offset, content)
@@ -70,11 +70,16 @@ def skip_line(stream: Stream) -> int:
     return skipped
 
 
-def _skip_blank(stream: Stream) -> tuple[int, int]:
-    """Skip blank lines, many at a time; return the number of lines and their bytes."""
+def skip_blank(stream: Stream, characters: bytes | None = None) -> tuple[int, int]:
+    """Skip blank lines, many at a time; return the number of lines and their bytes.
+
+    Args:
+        stream: the stream, at the beginning of a line.
+        characters: bytes of which a blank line consists; None for all white space.
+    """
     lines = skipped = 0
     while peeked := stream.peek(_READ_BYTES):
-        blank = peeked[: len(peeked) - len(peeked.lstrip())]
+        blank = peeked[: len(peeked) - len(peeked.lstrip(characters))]
         end = blank.rfind(b"\n") + 1
         if not end:
             break

@@ -1,0 +1,66 @@
+"""Arrow files and streams: rows from any row on; ranges of rows of the record batches of a file.
+
+    .arrow, .feather, .ipc --record batches--> rows --> documents
+                           --record batches, divided--> ranges of rows
+
+A stream has no list of its batches, so it is one range.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.columns import TEXT_COLUMN, ColumnKind
+from hlat.data.formats.ranges import WHOLE_FILE, FileRange, group_ranges
+from hlat.data.formats.records import InputFile, Row
+
+_MAGIC = b"ARROW1"
+
+
+class ArrowFormat(FileFormat):
+    """Arrow files and streams.
+
+    Args:
+        column: kind of the column that holds the documents.
+    """
+
+    kind = "arrow"
+    endings: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
+
+    def __init__(self, column: ColumnKind = TEXT_COLUMN) -> None:
+        self.column: ColumnKind = column
+
+    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
+        size = file.path.stat().st_size
+        with pa.memory_map(str(file.path)) as source:
+            if source.read(len(_MAGIC)) == _MAGIC:
+                reader = ipc.open_file(source)
+                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+            else:
+                source.seek(0)
+                reader = ipc.open_stream(source)
+                batches = iter(reader)
+            self.column.check(file, reader.schema)
+            columns = (batch.column(reader.schema.get_field_index(file.column)) for batch in batches)
+            yield from self.column.rows(columns, file, 0, start, lambda _: min(source.tell(), size))
+
+    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        """Yield ranges of the rows of record batches; a stream is one range."""
+        rows = self._batch_rows(file.path)
+        if rows is None:
+            yield WHOLE_FILE
+            return
+        total = file.path.stat().st_size
+        yield from group_ranges(((count, total * count // max(sum(rows), 1)) for count in rows), size)
+
+    def _batch_rows(self, path: Path) -> list[int] | None:
+        """Return the number of rows of each record batch; None for a stream."""
+        with pa.memory_map(str(path)) as source:
+            if source.read(len(_MAGIC)) != _MAGIC:
+                return None
+            reader = ipc.open_file(source)
+            return [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]

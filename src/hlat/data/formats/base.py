@@ -1,0 +1,170 @@
+"""The protocol of a file format: everything that hlat needs to know about one kind of file.
+
+    endings           file names --> format (hlat.data.formats.registry)
+    documents         a file --> its rows, from any row on            (preparation)
+    ranges            a file --> parts that can be opened alone       (reading while the model trains)
+    range_reader      a part --> its rows
+    address           a bad row --> its position, for messages
+
+A format is one class in one file of this folder, and one line of the registry. Nothing else knows which formats there
+are. The defaults below are those of a file that has rows and can only be read from its beginning.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from hlat.data.formats.columns import ColumnKind
+from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows
+from hlat.data.formats.records import InputFile, Row, convert_file_errors
+from hlat.runtime import DataError
+
+
+class Companion(NamedTuple):
+    """The second file of a format whose documents are two files with the same name.
+
+    Attributes:
+        main: ending of the file that a corpus lists.
+        ending: ending of the file that belongs to it.
+        path: returns the path or name of the second file of a first one.
+        rule: a sentence about the two, for messages, without its full stop.
+    """
+
+    main: str
+    ending: str
+    path: Callable[[str], str]
+    rule: str
+
+
+class FileFormat(ABC):
+    """One kind of file.
+
+    Attributes:
+        kind: the word for such files in messages.
+        endings: endings of their names, lower-case with the dot, without an ending for compression.
+        compressible: True if files may also be .gz or .zst files.
+        column: kind of the column that holds the documents; None if the format has no columns.
+        is_one_document: True if a file is one document; it has no rows, and an empty file is an empty document.
+        companion: the second file of such a file; None if there is none.
+    """
+
+    kind: ClassVar[str]
+    endings: ClassVar[tuple[str, ...]] = ()
+    compressible: ClassVar[bool] = False
+    is_one_document: ClassVar[bool] = False
+    companion: ClassVar[Companion | None] = None
+    column: ColumnKind | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the format in records; no two formats have the same."""
+        return f"{self.kind}{'' if self.column is None else self.column.name_suffix}"
+
+    @property
+    def holds_tokens(self) -> bool:
+        """True if the documents are token ids."""
+        return self.column is not None and self.column.holds_tokens
+
+    def accepts(self, column: ColumnKind) -> bool:
+        """Return True if a source that names a column of this kind may have files of this format.
+
+        A format without columns ignores the name, unless it holds text and the column is one of tokens.
+        """
+        return self.column is column or (self.column is None and column.holds_tokens <= self.holds_tokens)
+
+    def check(self, path: Path) -> None:
+        """Check what can be known of a file without reading it.
+
+        Raises:
+            DataError: it cannot be a file of this format.
+            OSError: it cannot be accessed.
+        """
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the file is empty (0 bytes); restore it, or leave it out of the source")
+
+    def documents(self, file: InputFile, start: int = 0) -> Iterator[Row]:
+        """Yield the documents of a file from row ``start`` on, in order.
+
+        Memory is bounded by one document and one batch of rows. Nothing is skipped silently: a null is a row with
+        content None, which the caller counts.
+
+        Raises:
+            DataError: the file is missing, empty, damaged or truncated, or has no column of this name. Problems of a
+                single row are returned in ``Row.error``.
+        """
+        with convert_file_errors(file.path, self.kind):
+            self.check(file.path)
+            yield from self._read(file, start)
+
+    @abstractmethod
+    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
+        """Yield the documents of a file from row ``start`` on; errors of the libraries are passed on."""
+
+    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        """Yield the ranges of a file, in order.
+
+        Args:
+            file: the file; its vocabulary may be None.
+            size: approximate bytes per range.
+
+        Raises:
+            OSError: the file cannot be read.
+            pyarrow.ArrowException: the file is damaged.
+            DataError: as ``documents``.
+        """
+        del file, size
+        yield WHOLE_FILE
+
+    def remote_ranges(self, path: Path, total: int, size: int) -> Iterator[FileRange]:
+        """Yield the ranges of a file that is not fetched.
+
+        Args:
+            path: the end of its URL.
+            total: its size in bytes.
+            size: approximate bytes per range.
+        """
+        del path, total, size
+        yield WHOLE_FILE
+
+    def range_reader(self) -> RangeReader:
+        """Return a reader of ranges other than complete files."""
+        return _RowRangeReader(self)
+
+    def address(self, row: int, line: int | None, position: int) -> str:
+        """Return the position of a bad row in its file, for messages; empty if the file is one document.
+
+        Args:
+            row: index of the row: in the file, or, if ranges are not rows, in its range.
+            line: its line number, from 1; None if unknown.
+            position: byte of the file at which it ends, approximately; only for formats whose ranges are bytes.
+        """
+        del position
+        return f", row {row}" if line is None else f", line {line}"
+
+    def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
+        """Return the files of a folder that is one data set of this format, in order; None if it is not one.
+
+        Args:
+            names: paths of all its files, relative to the folder, with "/".
+            read: returns the content of a small file.
+
+        Raises:
+            DataError: it is one, but cannot be read; the message continues the name of the folder.
+        """
+        del names, read
+        return None
+
+
+class _RowRangeReader:
+    """Reader of ranges of rows for formats that can begin at any row.
+
+    Args:
+        file_format: the format.
+    """
+
+    def __init__(self, file_format: FileFormat) -> None:
+        self._format = file_format
+
+    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
+        return cut_rows(self._format.documents(file, part.start + row), part)

@@ -1,0 +1,178 @@
+"""Tables as text: comma- and tab-separated values, plain or compressed, with the names of the columns in the first row.
+
+    .csv, .tsv (.gz, .zst) --records--> documents
+                           --records--> ranges of bytes, each from the beginning of a record; plain files only
+
+A record can begin at any line that lies outside of quotes, which is only known from all quotes before it. So the
+ranges are found by reading the file once, and are not found for files that are not fetched. Fields are text: an empty
+one is an empty document, and none is null.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.columns import TEXT_COLUMN
+from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader
+from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row, missing_column
+from hlat.data.formats.streams import (
+    MAX_LINE_BYTES,
+    CsvRecord,
+    describe_expansion,
+    is_compressed,
+    iter_records,
+    open_decompressed,
+    split_fields,
+)
+from hlat.runtime import DataError
+
+_REPAIR = "Repair or remove the row."
+_TEXT_UTF8 = "Write the file as UTF-8 with a header row."
+
+
+class _Header(NamedTuple):
+    """The first row of a file: its number of fields, the field of the text, and the byte after it."""
+
+    fields: int
+    text: int
+    end: int
+
+
+class CsvFormat(FileFormat):
+    """Comma-separated values."""
+
+    kind = "csv"
+    endings = (".csv",)
+    compressible = True
+    column = TEXT_COLUMN
+    delimiter = b","
+
+    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
+        with file.path.open("rb") as raw:
+            stream = open_decompressed(file.path, raw)
+            records = iter_records(stream, self.delimiter)
+            header = self._header(file, next(records, None))
+            for row, record in enumerate(records):
+                self._check_closed(file, record)
+                if row >= start:
+                    long = record.is_too_long and stream is not raw
+                    expansion = f": {describe_expansion(raw, record.offset + len(record.content))}" if long else ""
+                    yield make_row(row, self._text(record, header, record.line, expansion), raw.tell())
+
+    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        """Yield ranges of bytes that begin with a record; a compressed file is one range."""
+        if is_compressed(file.path):
+            yield WHOLE_FILE
+            return
+        with file.path.open("rb") as raw:
+            records = iter_records(raw, self.delimiter)
+            header = next(records, None)
+            start = end = 0 if header is None else header.end
+            for record in records:
+                if record.offset - start >= size:
+                    yield FileRange(start, record.offset)
+                    start = record.offset
+                end = record.end
+        if end > start:
+            yield FileRange(start, end)
+
+    def range_reader(self) -> RangeReader:
+        """Return a reader of the records of a range."""
+        return _RecordRangeReader(self)
+
+    def address(self, row: int, line: int | None, position: int) -> str:
+        """Return the line at which a bad row begins, or the byte at which it ends."""
+        del row
+        return f", the record that ends at byte {position:,}" if line is None else f", line {line}"
+
+    def records_in(self, file: InputFile, part: FileRange) -> Iterator[Row]:
+        """Yield the rows of a range of a plain file, numbered from its beginning.
+
+        Raises:
+            DataError: see ``documents``.
+        """
+        with convert_file_errors(file.path, self.kind), file.path.open("rb") as raw:
+            header = self._header(file, next(iter_records(raw, self.delimiter), None))
+            raw.seek(part.start)
+            for row, record in enumerate(iter_records(raw, self.delimiter, part.start)):
+                if record.offset >= part.stop:
+                    return
+                self._check_closed(file, record)
+                yield make_row(row, self._text(record, header, None, ""), record.end)
+
+    def _header(self, file: InputFile, record: CsvRecord | None) -> _Header:
+        """Return the columns of a file.
+
+        Raises:
+            DataError: the first row has no such column, or several, or is not the header of a table.
+        """
+        if record is None:
+            raise DataError(f"{file.path}: no header: the file has only empty lines. {_TEXT_UTF8}")
+        self._check_closed(file, record)
+        try:
+            names = self._names(record)
+        except ValueError as error:
+            raise DataError(
+                f"{file.path}, line {record.line}: not the header of a {self.kind} file: {error}. {_TEXT_UTF8}"
+            ) from error
+        if file.column not in names:
+            raise DataError(f"{file.path}: {missing_column(file.column, names)}. {self.column.remedy}")
+        if names.count(file.column) > 1:
+            raise DataError(f"{file.path}: {names.count(file.column)} columns are called {file.column!r}. Rename them.")
+        return _Header(len(names), names.index(file.column), record.end)
+
+    def _names(self, header: CsvRecord) -> list[str]:
+        """Return the names of the columns; raise ValueError if there are none."""
+        if header.is_too_long:
+            raise ValueError(f"more than {MAX_LINE_BYTES:,} bytes")
+        try:
+            return [field.decode() for field in split_fields(header.content, self.delimiter)]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"invalid UTF-8 ({error.reason})") from error
+
+    def _check_closed(self, file: InputFile, record: CsvRecord) -> None:
+        """Raise DataError if the file ends within quotes: everything after the quote would be one field."""
+        if not record.is_closed:
+            raise DataError(
+                f"{file.path}: the row that ends the file begins at byte {record.offset:,} (line {record.line} from "
+                "the beginning of the file or of its range) and has a quote that is never closed. The file is "
+                "truncated, or a quote at the beginning of a field is not doubled."
+            )
+
+    def _text(self, record: CsvRecord, header: _Header, line: int | None, expansion: str) -> str | RowError:
+        """Return the text of a record, or why it is a bad row."""
+        if record.is_too_long:
+            reason = f"a row of more than {MAX_LINE_BYTES:,} bytes{expansion}"
+            return RowError(line, reason, "A document may not be longer: cut it into several, one per row.")
+        try:
+            fields = split_fields(record.content, self.delimiter)
+            if len(fields) != header.fields:
+                reason = f"a row of {len(fields)} fields, but the header has {header.fields}"
+                return RowError(line, reason, "Quote fields that have delimiters, quotes or line ends.")
+            return fields[header.text].decode()
+        except UnicodeDecodeError as error:
+            return RowError(line, f"invalid UTF-8 at byte {error.start} of the text ({error.reason})", _REPAIR)
+        except ValueError as error:
+            return RowError(line, str(error), _REPAIR)
+
+
+class TsvFormat(CsvFormat):
+    """Tab-separated values, quoted like comma-separated ones."""
+
+    kind = "tsv"
+    endings = (".tsv",)
+    delimiter = b"\t"
+
+
+class _RecordRangeReader:
+    """Reader of ranges of bytes.
+
+    Args:
+        table: the format.
+    """
+
+    def __init__(self, table: CsvFormat) -> None:
+        self._table = table
+
+    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
+        return (found for found in self._table.records_in(file, part) if found.row >= row)

@@ -1,0 +1,149 @@
+"""Folders that Hugging Face's ``Dataset.save_to_disk`` wrote: arrow streams, named in order by state.json.
+
+    folder/state.json --> data-00000-of-00002.arrow, data-00001-of-00002.arrow --record batches--> ranges of rows
+
+A ``DatasetDict`` is a folder of such folders, one per split, with dataset_dict.json. The format is that of
+``datasets/arrow_dataset.py`` (``save_to_disk`` and ``load_from_disk``) in https://github.com/huggingface/datasets.
+Whatever makes the rows of a dataset others than those of its files is refused: a mapping of indices, and a transform.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from hlat.data.formats.arrow import ArrowFormat
+from hlat.runtime import DataError, escape_name
+
+_STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+_SHARDS = "data-*-of-*.arrow"
+_SAVE_AGAIN = "Save the dataset again with save_to_disk."
+
+
+class HuggingFaceFormat(ArrowFormat):
+    """Datasets in folders, with a column of text or of token ids."""
+
+    kind = "hf-dataset"
+    endings = ()
+
+    def _batch_rows(self, path: Path) -> list[int] | None:
+        """Return the number of rows of each record batch; a stream is walked through, which reads only its headers."""
+        rows = super()._batch_rows(path)
+        if rows is not None:
+            return rows
+        with pa.memory_map(str(path)) as source:
+            return [batch.num_rows for batch in ipc.open_stream(source)]
+
+    def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
+        """Return the files of a saved dataset in the order of its state.json.
+
+        Args:
+            names: paths of all files of the folder.
+            read: returns the content of a small file.
+
+        Raises:
+            DataError: the dataset is incomplete or damaged, has several splits, or has other rows than its files.
+        """
+        if _DICT in names:
+            return _split_files(names, read)
+        if _STATE in names and (_INFO in names or any(fnmatch(name, _SHARDS) for name in names)):
+            return _dataset_files("", names, read)
+        inner = [name.removesuffix(f"/{_STATE}") for name in names if name.endswith(f"/{_STATE}")]
+        inner = [folder for folder in inner if f"{folder}/{_INFO}" in names]
+        if inner:
+            raise DataError(
+                f"holds datasets of save_to_disk in its folders {_list(inner)}. Make each an entry of data.sources."
+            )
+        return None
+
+
+def _split_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
+    """Return the files of the only split of a DatasetDict."""
+    splits = _json(_DICT, read).get("splits")
+    if not isinstance(splits, list) or not splits or not all(isinstance(split, str) for split in splits):
+        raise DataError(f"{_DICT} does not list the splits. {_SAVE_AGAIN}")
+    if len(splits) > 1:
+        raise DataError(
+            f"a DatasetDict with the splits {_list(splits)}. Name the folder of one as the corpus, for example "
+            f"its folder {escape_name(splits[0])}, and that of another as data.validation.path."
+        )
+    return _dataset_files(f"{splits[0]}/", names, read)
+
+
+def _dataset_files(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
+    """Return the data files of one dataset.
+
+    Args:
+        folder: its folder, with a "/" at the end; empty for the folder of the source itself.
+        names: paths of all files of the source.
+        read: returns the content of a small file.
+
+    Raises:
+        DataError: see ``HuggingFaceFormat.folder_files``.
+    """
+    for file in (_STATE, _INFO):
+        if folder + file not in names:
+            raise DataError(f"{folder}{file} is missing: the dataset was not saved completely. {_SAVE_AGAIN}")
+    state = _json(folder + _STATE, read)
+    _refuse_views(folder + _STATE, state)
+    files = [_data_file(folder, entry, names) for entry in _entries(folder + _STATE, state)]
+    if len(set(files)) < len(files):
+        raise DataError(f"{folder}{_STATE} lists a data file twice. {_SAVE_AGAIN}")
+    return files
+
+
+def _refuse_views(path: str, state: dict[str, Any]) -> None:
+    """Raise DataError if the rows of a dataset are not the rows of its files, one after the other."""
+    for key, value in state.items():
+        if key.startswith("_indices") and value:
+            raise DataError(
+                f"{path} has a mapping of indices ({escape_name(key)}), which selects and orders the rows. Save the "
+                "dataset again after dataset.flatten_indices()."
+            )
+    options, history = state.get("_format_kwargs"), state.get("_inplace_history")
+    steps = history if isinstance(history, list) else []
+    past = any(isinstance(step, dict) and step.get("transforms") for step in steps)
+    if state.get("_format_type") == "custom" or (isinstance(options, dict) and "transform" in options) or past:
+        raise DataError(f"{path} has a transform, which hlat does not run. Apply it with dataset.map, and save again.")
+
+
+def _entries(path: str, state: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the entries of the data files; each has a file name and nothing else."""
+    entries = state.get("_data_files")
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{path} lists no data files. {_SAVE_AGAIN}")
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.keys() != {"filename"} or not isinstance(entry["filename"], str):
+            raise DataError(
+                f"{path} describes a data file with more or less than its name: {str(entry)[:80]!a}. {_SAVE_AGAIN}"
+            )
+    return entries
+
+
+def _data_file(folder: str, entry: dict[str, str], names: Sequence[str]) -> str:
+    """Return the path of a data file, which must lie in the folder of its state.json."""
+    path = folder + entry["filename"]
+    if "/" in entry["filename"] or path not in names:
+        raise DataError(
+            f"{folder}{_STATE} names the data file {escape_name(entry['filename'][:200])}, which is not next to it. "
+            f"Copy the folder again. {_SAVE_AGAIN}"
+        )
+    return path
+
+
+def _json(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
+    try:
+        value = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {str(error)[:200]}. {_SAVE_AGAIN}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} is not a JSON object. {_SAVE_AGAIN}")
+    return value
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(escape_name(name) for name in names[:10]) + (", ..." if len(names) > 10 else "")

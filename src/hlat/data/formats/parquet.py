@@ -1,0 +1,135 @@
+"""Parquet files: rows from any row on, with memory bounded by one batch; ranges of rows, decoded by row group.
+
+    .parquet, .pq --row groups--> batches of rows --> documents
+                  --row groups, divided--> ranges of rows
+
+Many ranges may be cut from one row group, which can only be decoded completely, so the most recently used decoded
+groups are kept, up to a limit.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from pyarrow import parquet as pq
+
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.columns import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnKind
+from hlat.data.formats.ranges import FileRange, RangeReader, cut_rows, group_ranges
+from hlat.data.formats.records import InputFile, Row, convert_file_errors
+
+_GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
+
+
+class ParquetFormat(FileFormat):
+    """Parquet files.
+
+    Args:
+        column: kind of the column that holds the documents.
+    """
+
+    kind = "parquet"
+    endings = (".parquet", ".pq")
+
+    def __init__(self, column: ColumnKind = TEXT_COLUMN) -> None:
+        self.column: ColumnKind = column
+
+    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
+        size = file.path.stat().st_size
+        with pq.ParquetFile(file.path) as parquet:
+            self.column.check(file, parquet.schema_arrow)
+            total = max(parquet.metadata.num_rows, 1)
+            first = 0
+            for group in range(parquet.num_row_groups):
+                rows, row_bytes = _row_group_size(parquet, file.column, group)
+                if first + rows > start:
+                    batch_rows = min(max(BATCH_BYTES // row_bytes, 1), BATCH_ROWS)
+                    batches = parquet.iter_batches(
+                        batch_rows, row_groups=[group], columns=[file.column], use_threads=False
+                    )
+                    columns = (batch.column(0) for batch in batches)
+                    yield from self.column.rows(columns, file, first, start, lambda row: size * row // total)
+                first += rows
+
+    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        """Yield ranges of the rows of row groups."""
+        with pq.ParquetFile(file.path) as parquet:
+            groups = [
+                (parquet.metadata.row_group(group).num_rows, _column_bytes(parquet, file.column, group))
+                for group in range(parquet.num_row_groups)
+            ]
+        yield from group_ranges(groups, size)
+
+    def range_reader(self) -> RangeReader:
+        """Return a reader of ranges of rows, which keeps decoded row groups."""
+        return _GroupReader(self.column, self.kind)
+
+
+class _GroupReader:
+    """Reader of ranges of rows, which keeps decoded row groups.
+
+    Args:
+        column: kind of the column.
+        kind: the word for the format in messages.
+    """
+
+    def __init__(self, column: ColumnKind, kind: str) -> None:
+        self._column, self._kind = column, kind
+        self._starts: dict[Path, list[int]] = {}  # first row of each group, and the end
+        self._groups: OrderedDict[tuple[Path, str, int], Any] = OrderedDict()
+        self._bytes = 0
+
+    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
+        with convert_file_errors(file.path, self._kind):
+            if file.path not in self._starts:
+                self._starts[file.path] = list(accumulate(_row_counts(file.path), initial=0))
+            group = bisect_right(self._starts[file.path], part.start) - 1
+            first = part.start + row
+            values = self._group(file, group).slice(first - self._starts[file.path][group], part.stop - first)
+            yield from cut_rows(self._column.rows([values], file, first, first, lambda _: 0), part)
+
+    def _group(self, file: InputFile, group: int) -> Any:
+        """Return the column of a row group, from the cache if it is there."""
+        key = (file.path, file.column, group)
+        if key not in self._groups:
+            self._groups[key] = self._decode(file, group)
+            self._bytes += self._groups[key].nbytes
+            while self._bytes > _GROUP_CACHE_BYTES and len(self._groups) > 1:
+                self._bytes -= self._groups.popitem(last=False)[1].nbytes
+        self._groups.move_to_end(key)
+        return self._groups[key]
+
+    def _decode(self, file: InputFile, group: int) -> Any:
+        with pq.ParquetFile(file.path) as parquet:
+            self._column.check(file, parquet.schema_arrow)
+            return parquet.read_row_group(group, columns=[file.column], use_threads=False).column(0)
+
+
+def _row_counts(file: Path) -> list[int]:
+    """Return the number of rows of each row group."""
+    with pq.ParquetFile(file) as parquet:
+        return [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+
+
+def _row_group_size(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:
+    """Return the number of rows of a row group, and the average decompressed bytes of a row in the column."""
+    metadata = parquet.metadata.row_group(group)
+    total = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, column))
+    return metadata.num_rows, max(total // max(metadata.num_rows, 1), 1)
+
+
+def _column_bytes(parquet: pq.ParquetFile, column: str, group: int) -> int:
+    """Return the decompressed bytes of a column in a row group; of the first one, if there is no such column."""
+    metadata = parquet.metadata.row_group(group)
+    chunks = _chunks(metadata, column) or [metadata.column(0)]  # a missing column is reported when the text is read
+    return int(chunks[0].total_uncompressed_size)
+
+
+def _chunks(metadata: Any, column: str) -> list[Any]:
+    """Return the chunks of a column in a row group: those of its name, or else those nested in it, as in lists."""
+    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
+    named = [chunk for chunk in chunks if chunk.path_in_schema == column]
+    return named or [chunk for chunk in chunks if chunk.path_in_schema.startswith(f"{column}.")]

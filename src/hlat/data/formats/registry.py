@@ -1,0 +1,134 @@
+"""The file formats that hlat reads. This is the only place that lists them.
+
+    name of a file or names in a folder, kind of column --> format
+
+To add one, write a class in a file of this folder and add it here. A new kind of column
+(``hlat.data.formats.columns``) is read by the formats of columns without a change.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hlat.data.formats.arrow import ArrowFormat
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.columns import COLUMN_KINDS, TEXT_COLUMN, ColumnKind
+from hlat.data.formats.csv_table import CsvFormat, TsvFormat
+from hlat.data.formats.hf_dataset import HuggingFaceFormat
+from hlat.data.formats.json_lines import JsonLinesFormat
+from hlat.data.formats.megatron_format import MegatronFormat
+from hlat.data.formats.parquet import ParquetFormat
+from hlat.data.formats.streams import COMPRESSED_ENDINGS
+from hlat.data.formats.text import TextFormat
+from hlat.runtime import DataError
+
+DEFAULT = TextFormat()
+"""The format of files with an ending that is not known."""
+_OF_COLUMNS: tuple[Callable[[ColumnKind], FileFormat], ...] = (
+    ParquetFormat,
+    ArrowFormat,
+    HuggingFaceFormat,
+    JsonLinesFormat,
+)
+"""Formats that exist once per kind of column."""
+FORMATS: tuple[FileFormat, ...] = (
+    *(file_format(column) for column in COLUMN_KINDS for file_format in _OF_COLUMNS),
+    CsvFormat(),
+    TsvFormat(),
+    MegatronFormat(),
+    DEFAULT,
+)
+"""All formats."""
+_BY_NAME = {file_format.name: file_format for file_format in FORMATS}
+assert len(_BY_NAME) == len(FORMATS), "names are unique"
+
+_TABLES = "Convert it to parquet or jsonl, with the text in its own column."
+_TOKEN_FILES = (
+    "Tokens are read from lists of ids in parquet, arrow and jsonl files (data.tokens_column), and from Megatron-LM's "
+    "datasets (.bin with its .idx)."
+)
+_UNSUPPORTED = {
+    ".xls": _TABLES,
+    ".xlsx": _TABLES,
+    ".avro": _TABLES,
+    ".orc": _TABLES,
+    ".sqlite": _TABLES,
+    ".npy": _TOKEN_FILES,
+    ".npz": _TOKEN_FILES,
+    ".pt": _TOKEN_FILES,
+    ".pkl": _TOKEN_FILES,
+    ".safetensors": _TOKEN_FILES,
+    ".h5": _TOKEN_FILES,
+    ".tar": "Unpack it first.",
+    ".zip": "Unpack it first.",
+    ".7z": "Unpack it first.",
+    ".rar": "Unpack it first.",
+    ".tgz": "Unpack it first.",
+    ".xz": "Unpack it first, or compress with gzip or zstd.",
+    ".bz2": "Unpack it first, or compress with gzip or zstd.",
+    ".lz4": "Unpack it first, or compress with gzip or zstd.",
+    ".pdf": "Extract its text first.",
+    ".docx": "Extract its text first.",
+    ".epub": "Extract its text first.",
+}
+
+
+def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
+    """Return the format of a file by its suffix; an unknown suffix is text.
+
+    Args:
+        file: the file.
+        column: kind of the column that its source names.
+
+    Raises:
+        DataError: the suffix is of a file type that hlat does not read, or does not read compressed, or not with a
+            column of this kind.
+    """
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    compressed = bool(suffixes) and suffixes[-1] in COMPRESSED_ENDINGS
+    ending = next(iter(suffixes[::-1][compressed:]), "")
+    found = [file_format for file_format in FORMATS if ending in file_format.endings] or [DEFAULT]
+    if compressed and not found[0].compressible:
+        raise DataError(f"{file}: {found[0].kind} inside {file.suffix} is not read; decompress the file first")
+    if ending in _UNSUPPORTED:
+        raise DataError(
+            f"{file}: hlat does not read {ending} files. {_UNSUPPORTED[ending]} If it is not part of the corpus, name "
+            "the files that are with a glob such as folder/**/*.txt."
+        )
+    fitting = [file_format for file_format in found if file_format.accepts(column)]
+    if not fitting:
+        others = sorted({file_format.kind for file_format in FORMATS if file_format.column is column})
+        raise DataError(
+            f"{file}: {found[0].kind} files have no column that data.{column.field} could name; those of "
+            f"{', '.join(others)} have. Name the text instead, or convert the file."
+        )
+    return fitting[0]
+
+
+def folder_format(
+    names: Sequence[str], read: Callable[[str], bytes], column: ColumnKind
+) -> tuple[FileFormat, list[str]] | None:
+    """Return the format of a folder that is one data set, and its files in order; None for an ordinary folder.
+
+    Args:
+        names: paths of all its files, relative to the folder, with "/".
+        read: returns the content of a small file.
+        column: kind of the column that the source names.
+
+    Raises:
+        DataError: it is a data set that cannot be read; the message continues the name of the folder.
+    """
+    for file_format in FORMATS:
+        if file_format.accepts(column) and (files := file_format.folder_files(names, read)) is not None:
+            return file_format, files
+    return None
+
+
+def format_named(name: str) -> FileFormat:
+    """Return the format that a record names.
+
+    Raises:
+        DataError: there is none of this name.
+    """
+    if name not in _BY_NAME:
+        raise DataError(f"{name!r} is not a file format of this version of hlat; it reads {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]

@@ -1,0 +1,72 @@
+"""Text files, plain or compressed: a file is one document.
+
+A compressed file longer than ``MAX_TEXT_BYTES`` is a bad row, so that memory is bounded. A plain file has no limit,
+because its owner sees its size.
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.records import InputFile, Row, RowError, make_row
+from hlat.data.formats.streams import describe_expansion, open_decompressed
+
+MAX_TEXT_BYTES = 1 << 30
+"""Maximum size in bytes of a compressed text file after decompression."""
+_READ_BYTES = 1 << 20
+
+
+class TextFormat(FileFormat):
+    """Text files: all files with an ending that no other format has."""
+
+    kind = "text"
+    compressible = True
+    is_one_document = True
+
+    def check(self, path: Path) -> None:
+        """Accept any file: an empty one is an empty document."""
+
+    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
+        """Yield the file as row 0; nothing is read if ``start`` > 0."""
+        if start > 0:
+            return
+        with file.path.open("rb") as raw:
+            content = _read_content(file.path, raw)
+        text = content if isinstance(content, RowError) else _decode(content)
+        yield make_row(0, text, file.path.stat().st_size)
+
+    def address(self, row: int, line: int | None, position: int) -> str:
+        """Return nothing: the file is the row."""
+        del row, line, position
+        return ""
+
+
+def _read_content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | RowError:
+    """Read a text file; return an error for a compressed one with more than ``MAX_TEXT_BYTES``."""
+    stream = open_decompressed(file, raw)
+    if stream is raw:
+        return raw.read()
+    content = bytearray()
+    while chunk := stream.read(_READ_BYTES):
+        content += chunk
+        if len(content) > MAX_TEXT_BYTES:
+            reason = f"more than {MAX_TEXT_BYTES:,} bytes of text: {describe_expansion(raw, len(content))}"
+            return RowError(
+                None, reason, "Cut it into several files, or decompress it first: plain files have no limit."
+            )
+    return content
+
+
+def _decode(content: bytes | bytearray) -> str | RowError:
+    """Decode UTF-8; return an error for other bytes and for text with NUL bytes."""
+    glob = "name the text files with a glob such as folder/**/*.txt."
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        reason = f"invalid UTF-8 at byte {error.start} ({error.reason})"
+        return RowError(None, reason, f"Convert the file to UTF-8; if it is not text, {glob}")
+    if "\0" in text:
+        reason = f"a zero byte (NUL) at byte {content.index(0)}: this is not text"
+        return RowError(None, reason, f"If it is meant to be text, remove the byte; if not, {glob}")
+    return text

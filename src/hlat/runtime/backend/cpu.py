@@ -1,0 +1,97 @@
+"""The CPU as a device: threads of the host, its memory, and the gloo library."""
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from hlat.runtime.backend.allocator import keep_freed_memory
+from hlat.runtime.backend.base import Backend, Collectives, Compiler, DocumentKernel
+
+LONG_RUN = 1.5e14
+"""FLOPs of a run per CPU thread of all its processes from which compiling pays: ten minutes on a core with AMX.
+
+Measured: 5 to 26 s of start-up for 1.18 to 1.30 times the speed (docs/notebook/cpu-settings.md). The decision depends
+on the recipe only, not on a measurement, so that a resumed run decides as the original run did."""
+
+_BF16_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+
+
+class CpuBackend(Backend):
+    """The processors of this machine."""
+
+    collectives = Collectives("gloo", has_threads=False, interface_variable="GLOO_SOCKET_IFNAME")
+    is_everywhere = True
+    is_shared = True
+    uses_host_threads = True
+    fused_adamw = True
+    rounding_kernel = "c"
+    document_kernel = DocumentKernel("varlen", "flash_attention", is_compiled=False)
+    materialises_masks = True
+    compiler = Compiler("C++", ("g++", "clang++", "c++"), "CXX", "g++", needs_headers=True)
+    float64 = True
+    sums_norms_in_order = True
+    has_integer_mv = True
+    rounds_embedding_gradients = True
+
+    def device_count(self) -> int:
+        """All processors count as one device."""
+        return 1
+
+    def select(self, device: torch.device) -> None:
+        """Do nothing: there is one device."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """Do nothing: an operation has finished when it returns."""
+
+    def is_initialized(self) -> bool:
+        """Return False: there is no driver."""
+        return False
+
+    def configure_process(self) -> None:
+        """Let malloc, which allocates the tensors, keep freed memory."""
+        keep_freed_memory()
+
+    def has_fast_bf16(self, device: torch.device) -> bool:
+        """Return True if the processor has AVX-512-BF16 or AMX instructions."""
+        return any(getattr(torch.cpu, name, lambda: False)() for name in _BF16_INSTRUCTIONS)
+
+    def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return float32 for bf16 without instructions for it: torch multiplies such numbers one by one."""
+        emulated = dtype == torch.bfloat16 and not self.has_fast_bf16(torch.device(self.device_type))
+        return torch.float32 if emulated else dtype
+
+    def compile_refusal(self, compute: torch.dtype, flops: float, world: int) -> str:
+        """Return the reason not to compile; empty if bf16 is fast and the run recovers the start-up time."""
+        if compute != torch.bfloat16 or not self.has_fast_bf16(torch.device(self.device_type)):
+            return "little gain on a CPU without bf16 instructions or in fp32; run.compile=blocks forces it"
+        if flops < LONG_RUN * torch.get_num_threads() * world:
+            return "the run is too short to recover the compilation time; run.compile=blocks forces it"
+        return ""
+
+    def memory_bytes(self, device: torch.device) -> int:
+        """Physical memory of the machine, in bytes."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def peak_memory_bytes(self, device: torch.device) -> int:
+        """Peak of this process's resident memory so far, in bytes."""
+        status_file = Path("/proc/self/status")
+        if status_file.is_file():
+            # On Linux a child inherits getrusage's peak: a small process would report that of its launcher.
+            status = status_file.read_text(encoding="ascii", errors="replace")
+            return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
+
+    def describe(self, device: torch.device) -> str:
+        """Return a readable name, such as ``cpu (2 threads)``."""
+        return f"{self.device_type} ({torch.get_num_threads()} threads)"
+
+    def chip_name(self, device: torch.device) -> str | None:
+        """Return None: the catalog has no CPUs, they are measured."""
+        return None
+
+
+BACKEND = CpuBackend("cpu")

@@ -1,0 +1,65 @@
+"""The table of accelerators: the one place in hlat that lists device types.
+
+    device, or its type --backend_of--> Backend: capabilities of such devices (``base.py``)
+
+To add an accelerator, write one module with a subclass of ``Backend`` and its instance ``BACKEND``, and add a line
+here. ``run.device`` of a recipe then accepts the type, and everything that depends on a device asks the new backend. A
+type that torch knows and this table does not, such as xpu, gets the conservative answers of ``Backend`` itself.
+
+This module does not import torch, because recipes are checked without it.
+"""
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from hlat.runtime.backend.base import Backend
+
+BACKENDS = {
+    # device type -> module whose ``BACKEND`` describes it
+    "cpu": "hlat.runtime.backend.cpu",
+    "cuda": "hlat.runtime.backend.cuda",
+    "neuron": "hlat.runtime.backend.neuron",
+}
+
+
+def backend_of(device: "torch.device | str") -> "Backend":
+    """Return the backend of a device, or of a device type. Each is created once per process.
+
+    Args:
+        device: a device of any type that torch knows, or the name of such a type.
+    """
+    return _backend(device if isinstance(device, str) else device.type)
+
+
+@functools.cache
+def _backend(device_type: str) -> "Backend":
+    if device_type not in BACKENDS:
+        unknown: Backend = import_module("hlat.runtime.backend.base").Backend(device_type)
+        return unknown
+    known: Backend = import_module(BACKENDS[device_type]).BACKEND
+    return known
+
+
+def types_with(capability: "Callable[[Backend], bool]") -> tuple[str, ...]:
+    """Return the device types of the table that have a capability.
+
+    For constants of modules whose functions ``torch.compile`` traces: it reads a constant, but would trace
+    ``backend_of``, and check at every call that none of what it reads has changed.
+
+    Args:
+        capability: a function of a backend; False for ``Backend`` itself, as types outside of the table are not
+            returned.
+    """
+    return tuple(device_type for device_type in BACKENDS if capability(backend_of(device_type)))
+
+
+def interface_variables() -> tuple[str, ...]:
+    """Return the environment variables that tell collective libraries which network interface to use."""
+    libraries = (backend_of(device_type).collectives for device_type in BACKENDS)
+    names = (library.interface_variable for library in libraries if library is not None)
+    return tuple(name for name in names if name is not None)
