@@ -1,4 +1,4 @@
-"""The decoder: a LLaMA-family language model, complete or one shard of it.
+"""The decoder: a language model, complete or one shard of it.
 
     tokens -> embedding -> blocks -> norm -> head -> logits, or the loss if labels are given
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
+from hlat.model.architectures import build_block
 from hlat.model.derived import parameter_layouts
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import KVCache
@@ -22,7 +23,7 @@ from hlat.model.rope import Rope
 
 
 class Decoder(nn.Module):
-    """A LLaMA-family language model, or the shard of one that a process builds.
+    """A decoder-only language model, or the shard of one that a process builds.
 
     Attributes:
         config: the complete model.
@@ -39,7 +40,7 @@ class Decoder(nn.Module):
         self.config, self.shard = config, shard
         rows = len(vocabulary_rows(config, shard))
         self.embedding = Embedding(rows, config.hidden_size) if shard.embedding else None
-        self.layers = nn.ModuleDict({str(index): DecoderBlock(config, shard) for index in shard.layer_range(config)})
+        self.layers = nn.ModuleDict({str(index): build_block(config, shard) for index in shard.layer_range(config)})
         self.norm = RMSNorm(config.hidden_size, config.norm_eps) if shard.head else None
         self.head = self._build_head(rows) if shard.head else None
         self.rope = Rope(config)

@@ -17,11 +17,10 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model.derived import gate_up_groups
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import LayerCache
 from hlat.model.matmul import Linear, attend
-from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads
+from hlat.model.model_shard import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
 from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
@@ -178,14 +177,39 @@ class FeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """One pre-norm decoder block."""
+    """One decoder block, with a norm before attention and one before the feed-forward layer.
+
+    Architectures with norms in other places override the four methods around attention and feed-forward. The forward
+    pass and activation checkpointing (``RecomputingForward``) both consist of these methods, attention and
+    feed-forward.
+    """
+
+    attention_class: type[Attention] = Attention
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Attention(config, shard)
+        self.attention = self.attention_class(config, shard)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config, shard)
+
+    def before_attention(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Compute the input of attention from that of the block."""
+        out: torch.Tensor = self.attention_norm(x_BSD)
+        return out
+
+    def after_attention(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
+        """Add the output of attention to the residual stream."""
+        return x_BSD + out_BSD
+
+    def before_feed_forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Compute the input of the feed-forward layer from the residual stream."""
+        out: torch.Tensor = self.feed_forward_norm(x_BSD)
+        return out
+
+    def after_feed_forward(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
+        """Add the output of the feed-forward layer to the residual stream."""
+        return x_BSD + out_BSD
 
     def forward(
         self,
@@ -195,6 +219,6 @@ class DecoderBlock(nn.Module):
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables, cache, document_mask)
-        out: torch.Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
-        return out
+        attended_BSD = self.attention(self.before_attention(x_BSD), tables, cache, document_mask)
+        x_BSD = self.after_attention(x_BSD, attended_BSD)
+        return self.after_feed_forward(x_BSD, self.feed_forward(self.before_feed_forward(x_BSD)))

@@ -119,7 +119,8 @@ def test_everything_wrong_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("more", "path"),
     [
-        ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 4096}, "sliding_window"),
+        ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": "long"}, "sliding_window"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096}, "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
 from hlat.model import build
-from hlat.model.derived import RowLayout, gate_up_groups, parameter_layouts
+from hlat.model.derived import RowLayout, parameter_layouts
 from hlat.model.derived.parameter_layout import CanonicalTensor
 from hlat.model.hf import canonical_shapes
 from hlat.model.hf.names import from_canonical, to_canonical
+from hlat.model.model_shard import gate_up_groups
 from hlat.runtime import CheckpointError
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
 
