@@ -22,6 +22,7 @@ from hlat.model.kv_cache import LayerCache
 from hlat.model.matmul import Linear, attend
 from hlat.model.model_shard import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
 from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.model.sharded_norm import ShardedRMSNorm
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
 """Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents."""
@@ -43,7 +44,7 @@ class RMSNorm(nn.Module):
 class AttentionCore(Protocol):
     """Interface of core attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E).
 
-    With a document mask each query attends to its own document only, and there is no cache.
+    With a document mask each query attends to its own document or window only, and there are no cached positions.
     """
 
     def __call__(
@@ -60,7 +61,15 @@ class AttentionCore(Protocol):
 
 
 class CausalCore:
-    """Causal attention of the new positions to themselves and, with a cache, to all positions before them."""
+    """Causal attention of the new positions to themselves and, with a cache, to the positions before them.
+
+    Args:
+        window: number of positions that a query attends to, itself included; None for all. Without cached positions,
+            the document mask has the window.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        self._window = window
 
     def __call__(
         self,
@@ -71,16 +80,18 @@ class CausalCore:
         document_mask: DocumentMask | None,
     ) -> torch.Tensor:
         """(B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, H, S, E)."""
-        if document_mask is not None:
-            return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
         if cache is None or cache.length == 0:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
+            if document_mask is not None:
+                return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
             return attend(q_BHSE, k_BGSE, v_BGSE)
         k_BGTE, v_BGTE = (cached.to(q_BHSE.dtype) for cached in cache.append(k_BGSE, v_BGSE))
         new, total = q_BHSE.shape[2], k_BGTE.shape[2]
-        # Position length + i attends to every position up to itself.
+        # Position length + i attends to every position up to itself, or to the last of them.
         mask_ST = torch.ones(new, total, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
+        if self._window is not None:
+            mask_ST = mask_ST.triu(cache.length - self._window + 1)
         return attend(q_BHSE, k_BGTE, v_BGTE, mask_ST)
 
 
@@ -98,9 +109,9 @@ class Attention(nn.Module):
             self.q = Linear(width, here.queries * head_dim, bias=config.qkv_bias)
             self.k = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
             self.v = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
-        self.q_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.core: AttentionCore = CausalCore()
+        self.q_norm: nn.Module = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.core: AttentionCore = CausalCore(config.sliding_window)
         self.output = Linear(here.queries * head_dim, width, bias=False)
 
     def forward(
@@ -192,6 +203,10 @@ class DecoderBlock(nn.Module):
         self.attention = self.attention_class(config, shard)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config, shard)
+
+    def sharded_norms(self) -> list[ShardedRMSNorm]:
+        """Return the norms whose statistics are summed over the shards of the block."""
+        return [module for module in self.modules() if isinstance(module, ShardedRMSNorm)]
 
     def before_attention(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Compute the input of attention from that of the block."""

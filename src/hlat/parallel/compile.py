@@ -80,14 +80,21 @@ def _missing_compiler(device: torch.device) -> str:
     )
 
 
-def check_isolation(device: torch.device) -> None:
+def check_isolation(device: torch.device, window: int | None = None) -> None:
     """Check that intra-document attention can run here. On accelerators it is flex attention, which must be compiled.
+
+    Args:
+        device: device of the model.
+        window: sliding window, which needs the same kernel; None if the run needs it for data.isolate.
 
     Raises:
         LaunchError: there is no compiler, or flex attention does not support the device.
     """
     kernel, compiler = backend_of(device).document_kernel, backend_of(device).compiler
-    remedy = "Use data.isolate=false, or run.device=cpu."
+    needed_for, remedy = "data.isolate=true", "Use data.isolate=false, or run.device=cpu."
+    if window is not None:
+        needed_for = f"model.sliding_window={window}"
+        remedy = f"Use data.sequence_length={window}, which fits into the window, or run.device=cpu."
     if kernel is None:
         reason = f"torch's flex attention does not support the device {device.type}"
     elif kernel.is_compiled and not _has_compiler(device):
@@ -96,7 +103,7 @@ def check_isolation(device: torch.device) -> None:
         remedy = f"Install {compiler.package} (or name a compiler in {compiler.variable}). Else: {remedy}"
     else:
         return
-    raise LaunchError(f"data.isolate=true: attention within documents cannot run here: {reason}. {remedy}")
+    raise LaunchError(f"{needed_for}: attention within documents cannot run here: {reason}. {remedy}")
 
 
 def _has_compiler(device: torch.device) -> bool:

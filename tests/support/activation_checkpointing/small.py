@@ -24,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "coalesced": {},
     "separate": {"coalesce": False},
     "many heads, biases": {"kv_heads": 4, "qkv_bias": True},
+    "sliding window": {"architecture": "mistral", "sliding_window": 9, "head_dim": 16},
     "normed queries and keys": {"qk_norm": True, "head_dim": 16},
     "normed queries and keys, separate": {"qk_norm": True, "coalesce": False, "tie_embeddings": True},
 }

@@ -189,6 +189,19 @@ def _forward(query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
+def _windowed_forward(query: Any, key: Any, value: Any, first: Any, spans: Any, window: int) -> int:
+    """With a sliding window every query attends to as many keys, at most."""
+    return _forward(query, _last(key, window), _last(value, window))
+
+
+def _windowed_backward(gradient: Any, query: Any, key: Any, value: Any, *more: Any) -> int:
+    return _backward(gradient, query, _last(key, more[-1]), _last(value, more[-1]))
+
+
+def _last(key: Any, window: int) -> Any:
+    return key[:, :, -window:] if window else key
+
+
 def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
 
@@ -197,8 +210,8 @@ def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
-    torch.ops.hlat.attend_within_documents: _forward,
-    torch.ops.hlat.attend_within_documents_backward: _backward,
+    torch.ops.hlat.attend_within_documents: _windowed_forward,
+    torch.ops.hlat.attend_within_documents_backward: _windowed_backward,
 }
 
 

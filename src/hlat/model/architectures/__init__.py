@@ -6,6 +6,9 @@
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures.base import Architecture
 from hlat.model.architectures.llama import LLAMA
+from hlat.model.architectures.mistral import MISTRAL
+from hlat.model.architectures.qwen2 import QWEN2
+from hlat.model.architectures.qwen3 import QWEN3
 from hlat.model.layers import DecoderBlock
 from hlat.model.model_shard import ModelShard
 from hlat.model.spec import ModelSpec
@@ -14,6 +17,9 @@ __all__ = ["build_block", "model_spec"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
 }
 
 

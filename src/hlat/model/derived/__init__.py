@@ -2,7 +2,13 @@
 
 from hlat.model.derived.activations import RankWorkload, activation_bytes
 from hlat.model.derived.axes import axis_share, element_share
-from hlat.model.derived.counts import block_share, count_parameters, flops_per_token, forward_flops_per_token
+from hlat.model.derived.counts import (
+    attended_positions,
+    block_share,
+    count_parameters,
+    flops_per_token,
+    forward_flops_per_token,
+)
 from hlat.model.derived.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
 from hlat.model.spec import RECOMPUTABLE
 
@@ -13,6 +19,7 @@ __all__ = [
     "RowLayout",
     "RowRun",
     "activation_bytes",
+    "attended_positions",
     "axis_share",
     "block_share",
     "count_parameters",

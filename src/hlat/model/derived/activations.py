@@ -41,7 +41,7 @@ class RankWorkload:
             gathers them in the dtype of the activations.
         materialised_masks: True if attention to positions of other ranks builds a mask, as on CPUs.
         isolated: True for intra-document attention: no mask is built, the two chunks of a rank are one call, and every
-            token has its own cos and sin.
+            token has its own cos and sin. With a sliding window it is computed likewise, but for cos and sin.
     """
 
     shard: ModelShard = field(default=FULL_MODEL)
@@ -132,6 +132,11 @@ class _Sizes:
         copied = item if item != stored else 0
         return cls(config, workload, batch, length, tokens, between, item, copied, stored)
 
+    @property
+    def by_document(self) -> bool:
+        """True if attention is computed by the kernel for documents and sliding windows."""
+        return self.workload.isolated or self.config.window(self.length) is not None
+
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
         """Bytes of the saved tensors of one block, by name."""
         spec = model_spec(self.config)
@@ -163,7 +168,7 @@ class _Sizes:
         again = bool(recomputed & {"attention_log_sum", "attention_output"})
         own = local * (again and "qkv" not in recomputed)
         found = {"k": own, "v": own, "gathered_keys_values": 2 * ranks * local * (not again)}
-        if again or self.workload.isolated:
+        if again or self.by_document:
             return found
         chunk = self.length // (2 * ranks)
         return found | {
@@ -189,9 +194,10 @@ class _Sizes:
         if shard.embedding:
             # With a sharded vocabulary: shifted ids (int64), and a mask of the ids of other ranks (1 byte).
             ends["token_ids"] = self.tokens * (8 if shard.has_full_layers else 9)
+        if self.by_document:
+            ends["document_starts"] = self.tokens * _INT64
         if self.workload.isolated:
             ends["rotation_tables"] = self.tokens * config.n_head_dim * _FP32
-            ends["document_starts"] = self.tokens * _INT64
         elif self.workload.context > 1:
             # The rank's positions are two ranges, so the tables are concatenated for this pass.
             ends["rotation_tables"] = self.length // self.workload.context * config.n_head_dim * _FP32

@@ -2,8 +2,9 @@
 
     model section -> class of its family, fields of every family, fields of this family -> config.json
 
-``config/sections/architectures.py`` lists the families; the inverse is ``hlat.config.files.hf_to_model``. A model of the architecture llama with biases or norms of queries and
-keys is exported as Qwen2 or Qwen3. With both it is Qwen3 with attention_bias, whose output bias is exported as zeros.
+``config/sections/architectures.py`` lists the families; the inverse is ``hlat.config.files.hf_to_model``. A model of
+the architecture llama with biases or norms of queries and keys is exported as Qwen2 or Qwen3. With both it is Qwen3
+with attention_bias, whose output bias is exported as zeros.
 """
 
 from collections.abc import Mapping
