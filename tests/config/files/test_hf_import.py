@@ -112,7 +112,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         "tie_word_embeddings",
         "num_key_value_heads",
     }
-    assert "llama, mistral, qwen2, qwen3" in found["model_type"]
+    assert "llama, mistral, olmo2, qwen2, qwen3" in found["model_type"]
     assert "'yarn'" in found["rope_scaling.rope_type"] and "linear and llama3" in found["rope_scaling.rope_type"]
 
 
@@ -128,6 +128,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"rope_parameters": {"rope_theta": True}}, "rope_theta"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
         ({"model_type": "qwen2"}, "num_key_value_heads"),
+        ({"model_type": "olmo2", "attention_bias": True}, "attention_bias"),
         ({"head_dim": -1}, "head_dim"),
         ({"dtype": "int8"}, "dtype"),
         ({"layer_types": 5}, "layer_types"),

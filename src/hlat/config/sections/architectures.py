@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-ArchitectureName = Literal["llama", "mistral", "qwen2", "qwen3"]
+ArchitectureName = Literal["llama", "mistral", "olmo2", "qwen2", "qwen3"]
 
 OPTIONS: Mapping[str, Any] = {"qkv_bias": False, "qk_norm": False, "sliding_window": None}
 """Options of the model section that not every architecture has, with the value that means none."""
@@ -57,6 +57,14 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
         free=("sliding_window",),
         implied={"sliding_window": 4096},
         written={"sliding_window": "{sliding_window}"},
+    ),
+    "olmo2": ArchitectureEntry(
+        "Olmo2ForCausalLM",
+        computes_as="olmo2",
+        implied={"rms_norm_eps": 1e-5},
+        kv_heads_are_heads=True,
+        written={"attention_bias": False},
+        refused={"attention_bias": "projections of OLMo 2 have no biases here."},
     ),
     "qwen2": ArchitectureEntry("Qwen2ForCausalLM", fixed={"qkv_bias": True}, written={"use_sliding_window": False}),
     "qwen3": ArchitectureEntry(

@@ -7,6 +7,7 @@ from hlat.config.sections import ModelConfig
 from hlat.model.architectures.base import Architecture
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.mistral import MISTRAL
+from hlat.model.architectures.olmo2 import OLMO2
 from hlat.model.architectures.qwen2 import QWEN2
 from hlat.model.architectures.qwen3 import QWEN3
 from hlat.model.layers import DecoderBlock
@@ -18,6 +19,7 @@ __all__ = ["build_block", "model_spec"]
 _ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "olmo2": OLMO2,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
 }
