@@ -41,7 +41,7 @@ class ShardedRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise (B, S, ...) over all dimensions from the third, in their order."""
-        flat = x.flatten(2)
+        flat = x.flatten(2).contiguous()  # as a view it would keep the complete fused projection alive until backward
         if self.sum_over_shards is None:
             return rms_norm(flat, self.weight, self.eps).view(x.shape)
         weight = self.weight.to(x.dtype)
