@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
+from hlat.config.sections import compile_obstacles
 from hlat.model import Decoder
 from hlat.model.derived import flops_per_token
 from hlat.precision import MODES
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import backend_of
-
-_ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,9 @@ def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> 
 
 def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
     """Give the reason not to compile; empty if compiling pays."""
-    parallel = recipe.parallel
-    if parallel.tensor > 1 or parallel.context > 1:
-        return "tensor and context parallelism communicate inside blocks"
-    if parallel.pipeline > 1 and parallel.schedule in _ZERO_BUBBLE:
-        return f"{parallel.schedule} splits the backward pass of a block"
+    layout = recipe.parallel
+    for name, reason in compile_obstacles(layout.tensor, layout.context, layout.pipeline, layout.schedule):
+        return f"parallel.{name}={getattr(layout, name)} {reason}"
     backend = backend_of(device)
     tokens = recipe.total_steps * recipe.tokens_per_step
     flops = flops_per_token(recipe.model, recipe.data.sequence_length) * tokens

@@ -11,7 +11,7 @@ from hlat.config.errors import Problem
 from hlat.config.rules.data_rules import DATA_RULES
 from hlat.config.rules.layout_rules import LAYOUT_RULES
 from hlat.config.rules.rule_context import Rule, Unavailable, Values, divisors
-from hlat.config.sections import ARCHITECTURES, OPTIONS, FaultConfig, ModelConfig
+from hlat.config.sections import ARCHITECTURES, OPTIONS, FaultConfig, ModelConfig, compile_obstacles
 from hlat.runtime import is_url
 from hlat.runtime.storage import protocol_of
 
@@ -141,14 +141,10 @@ def _wsd(v: Values) -> Iterator[Problem]:
 def _compile(v: Values) -> Iterator[Problem]:
     if v("run.compile") != "blocks":
         return
-    for axis in ("tensor", "context"):
-        if v(f"parallel.{axis}") > 1:
-            reason = f"parallel.{axis} = {v(f'parallel.{axis}')} communicates inside of blocks, which is not compiled."
-            yield _wrong(v, "run.compile", reason, "Use none or auto.")
-    schedule = v("parallel.schedule")
-    if v("parallel.pipeline") > 1 and schedule in ("interleaved-zero-bubble", "zbv"):
-        reason = f"parallel.schedule = {schedule} takes the backward pass of a block apart."
-        yield _wrong(v, "run.compile", reason, "Use none or auto, or the schedule 1f1b.")
+    layout = [v(f"parallel.{name}") for name in ("tensor", "context", "pipeline", "schedule")]
+    for name, reason in compile_obstacles(*layout):
+        remedy = "Use none or auto, or the schedule 1f1b." if name == "schedule" else "Use none or auto."
+        yield _wrong(v, "run.compile", f"parallel.{name} = {v(f'parallel.{name}')} {reason}.", remedy)
 
 
 def _memory_budget(v: Values) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ from hlat.config.sections.parallel import (
     MemoryConfig,
     ParallelConfig,
     Schedule,
+    compile_obstacles,
     default_virtual_stages,
     resolved_virtual_stages,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "Section",
     "TrackingConfig",
     "TrainingConfig",
+    "compile_obstacles",
     "default_virtual_stages",
     "exported_family",
     "refuse_faults",
