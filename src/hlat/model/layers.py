@@ -11,6 +11,7 @@ Tensor suffixes: B batch, S sequence, D model width, G kv groups (= kv heads), R
 heads, E head width, F = E / 2, T key positions, N blocks of gate and up rows, I rows of gate (or of up) per block.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -21,8 +22,7 @@ from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import LayerCache
 from hlat.model.matmul import Linear, attend
 from hlat.model.model_shard import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
-from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
-from hlat.model.sharded_norm import ShardedRMSNorm
+from hlat.model.pointwise import rms_norm, rms_norm_of_shard, rotate, swiglu, swiglu_fused
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
 """Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents."""
@@ -39,6 +39,39 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., width) -> (..., width); see ``pointwise.rms_norm`` for the dtype."""
         return rms_norm(x, self.weight, self.eps)
+
+
+class ShardedRMSNorm(nn.Module):
+    """Root-mean-square norm over all heads, of which a shard has some; its sums are attached from outside.
+
+    Args:
+        width: elements that the shard has.
+        complete_width: elements of the complete model.
+        copies: number of shards that have the same elements.
+        eps: added to the mean square.
+
+    Attributes:
+        sum_over_shards: sums a tensor over all shards; None if this shard is complete.
+    """
+
+    def __init__(self, width: int, complete_width: int, copies: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+        self.sum_over_shards: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._complete_width, self._copies = complete_width, copies
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise (B, S, ...) over all dimensions from the third, in their order."""
+        flat = x.flatten(2).contiguous()  # as a view it would keep the complete fused projection alive until backward
+        if self.sum_over_shards is None:
+            return rms_norm(flat, self.weight, self.eps).view(x.shape)
+        return rms_norm_of_shard(flat, self.weight, self.eps, self._mean).view(x.shape)
+
+    def _mean(self, sums: torch.Tensor) -> torch.Tensor:
+        """Divide the sum over the complete width by that width; elements with copies are counted by each copy."""
+        assert self.sum_over_shards is not None, "called for shards only"
+        return self.sum_over_shards(sums).div_(self._complete_width * self._copies)
 
 
 class AttentionCore(Protocol):

@@ -13,9 +13,8 @@ import torch
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures import parameters as parts
 from hlat.model.architectures.base import Architecture
-from hlat.model.layers import Attention, DecoderBlock
+from hlat.model.layers import Attention, DecoderBlock, ShardedRMSNorm
 from hlat.model.model_shard import FULL_MODEL, ModelShard, kv_replication, shard_heads
-from hlat.model.sharded_norm import ShardedRMSNorm
 from hlat.model.spec import Axis, Component, GradientSum, Initial, ModelSpec, ParameterSpec, SavedTensor, TensorSpec
 
 
