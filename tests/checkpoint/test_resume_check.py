@@ -138,6 +138,26 @@ def test_all_refused_changes_are_listed() -> None:
     assert "optimizer.lr" not in message
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"model__qkv_bias": True}, "qwen2"), ({"model__qk_norm": True}, "qwen3"), ({}, "mistral")],
+)
+def test_another_name_of_the_same_architecture_is_no_change(options: dict[str, Any], name: str) -> None:
+    """Recipes older than the field have no name; a model that was imported from Qwen's files now has one."""
+    before = saved(**options)
+    assert check_resume(before, "f", recipe(**options, model__architecture=name), "f") == []
+    del before["model"]["architecture"], before["model"]["sliding_window"]
+    assert check_resume(before, "f", recipe(**options, model__architecture=name), "f") == []
+
+
+def test_another_architecture_or_window_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"model\.architecture: saved with 'llama', now 'olmo2'"):
+        check_resume(saved(), "f", recipe(model__architecture="olmo2"), "f")
+    now = recipe(model__architecture="mistral", model__sliding_window=8)
+    with pytest.raises(CheckpointError, match=r"model\.sliding_window: saved with None, now 8"):
+        check_resume(saved(), "f", now, "f")
+
+
 def test_other_data_is_refused_whatever_its_path() -> None:
     with pytest.raises(CheckpointError, match="content of the prepared tokens"):
         check_resume(saved(), "a", recipe(), "b")

@@ -64,6 +64,58 @@ def test_loss_and_gradients_equal_the_sum_over_single_documents(kind: str) -> No
         assert (ours - theirs).norm() <= 1e-9 * theirs.norm()
 
 
+WINDOWS = st.integers(1, 60)
+
+
+def _dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor, window: int
+) -> torch.Tensor:
+    """Softmax attention with a mask of all scores, as in the definition."""
+    keys = torch.arange(k.shape[2])
+    seen = (keys <= offsets[:, None]) & (keys > offsets[:, None] - window) & (keys >= first[..., None])
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) / WIDTH**0.5
+    return scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1) @ v
+
+
+@given(window=WINDOWS, cut=st.integers(1, 39), spans=st.sampled_from([((0, 40),), ((5, 17), (28, 40))]))
+def test_sliding_windows_within_documents_equal_dense_attention(
+    window: int, cut: int, spans: tuple[tuple[int, int], ...]
+) -> None:
+    """Output and gradients in float64, for one document and two per row, and for the chunks of a context rank."""
+    offsets = torch.cat([torch.arange(start, stop) for start, stop in spans])
+    first = torch.stack([torch.zeros_like(offsets), torch.where(offsets >= cut, cut, 0)])
+    generator = torch.Generator().manual_seed(window)
+    shapes = [(2, HEADS, len(offsets), WIDTH), *[(2, KV_HEADS, 40, WIDTH)] * 2]
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    ours = DocumentMask.from_positions(offsets - first, spans, window).attend(*inputs)
+    wanted = _dense(*inputs, first, offsets, window)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-13)
+    for a, b in zip(*(torch.autograd.grad(out.square().sum(), inputs) for out in (ours, wanted)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 7, 130, 400])
+def test_the_block_mask_of_a_window_is_exact(window: int) -> None:
+    """Flex attention's mask: every key of every window, and no other; blocks that it skips have none."""
+    positions = torch.stack([torch.cat([torch.arange(300), torch.arange(84)]), torch.arange(384)])
+    offsets = torch.arange(384)
+    first = offsets - positions
+    seen = (offsets <= offsets[:, None]) & (offsets > offsets[:, None] - window) & (offsets >= first[..., None])
+    blocks = block_mask(first.maximum(offsets - window + 1), offsets, 384)
+    q, k, v = (torch.randn(2, heads, 384, WIDTH, dtype=torch.float64) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    ours = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    torch.testing.assert_close(ours, _dense(q, k, v, first, offsets, window), rtol=0, atol=1e-12)
+    listed = torch.zeros(2, 3, 3, dtype=torch.bool)
+    for counts, indices in (
+        (blocks.kv_num_blocks, blocks.kv_indices),
+        (blocks.full_kv_num_blocks, blocks.full_kv_indices),
+    ):
+        for row, query in [(row, query) for row in range(2) for query in range(3)]:
+            listed[row, query, indices[row, 0, query, : counts[row, 0, query]].long()] = True
+    assert torch.equal(listed, seen.unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(-1).any(2))
+
+
 def test_a_document_that_fills_its_row_gives_the_bits_of_plain_attention() -> None:
     """The same kernel on the same numbers, one row at a time, gives the same bits."""
     rows = [[40]] * 3

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, ModelShard, collect_local_parameters, initialise
+from hlat.model import Decoder, DecoderBlock, ModelShard, collect_local_parameters, initialise
 from hlat.model.hf import canonical_shapes
 from hlat.model.hf.names import to_canonical
 from tests.support.model.families import FAMILIES, config_of, our_model
@@ -68,6 +68,14 @@ def test_shards_own_every_element_once_and_have_the_initial_bits_of_the_complete
         assert torch.equal(values, expected[name]), name
 
 
+def share_sums(full: DecoderBlock, shard: DecoderBlock, x: torch.Tensor) -> None:
+    """Give norms over all heads the sums over all shards, as tensor parallelism does; copies of a head count each."""
+    queries, keys, _ = full.attention._project(x)
+    for norm, projected in zip(shard.sharded_norms(), (queries, keys), strict=False):
+        total = projected.flatten(2).square().sum(-1, keepdim=True) * norm._copies
+        norm.sum_over_shards = lambda _, total=total: total.clone()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tensor_count", [2, 4])
 def test_outputs_of_tensor_parallel_shards_add_up_to_the_complete_block(family: str, tensor_count: int) -> None:
@@ -81,6 +89,7 @@ def test_outputs_of_tensor_parallel_shards_add_up_to_the_complete_block(family: 
     for index in range(tensor_count):
         shard = Decoder(config, ModelShard(index, tensor_count)).double()
         initialise(collect_local_parameters(shard), config, seed=5)
+        share_sums(full.layers["1"], shard.layers["1"], x)
         attention += shard.layers["1"].attention(x, tables)
         feed_forward += shard.layers["1"].feed_forward(x)
     block = full.layers["1"]

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.distributed import Runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+MODEL = {"vocab_size": 64, "layers": 3, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}
 
 
 def recipe(compile_: str, world: int = 1, **sections: object) -> Recipe:
     content = {
         "run": {"compile": compile_},
-        "model": {"vocab_size": 64, "layers": 3, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2},
+        "model": MODEL,
         "data": {"path": "none", "sequence_length": 16, "tokenizer": {"train": "char"}},
         "batch": {"global_batch": 8, "micro_batch": 4},
         "training": {"steps": 9},
@@ -44,8 +46,16 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])
-def test_compiled_blocks_compute_the_same_gradients_with_one_graph(checkpointing: str) -> None:
+@pytest.mark.parametrize(
+    ("checkpointing", "model"),
+    [
+        ("full", {}),
+        pytest.param("none", {}, marks=pytest.mark.slow),
+        pytest.param("full", {"architecture": "olmo2"}, marks=pytest.mark.slow),
+        pytest.param("selective", {"architecture": "mistral", "sliding_window": 5}, marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_blocks_compute_the_same_gradients_with_one_graph(checkpointing: str, model: dict[str, Any]) -> None:
     """Gradients differ by the order of summation and the compiler's fused multiply-adds.
 
     That is a few roundings of 2^-24 for each of about 40 operations on the path of a block, forward and backward, with
@@ -56,16 +66,16 @@ def test_compiled_blocks_compute_the_same_gradients_with_one_graph(checkpointing
             build_parallel(recipe("blocks"), Runtime(CPU), seed=1)
         return
     torch._dynamo.reset()
-    memory = {"memory": {"activation_checkpointing": checkpointing}}
-    eager = gradients(build_parallel(recipe("none", **memory), Runtime(CPU), seed=1), 2)
-    model = build_parallel(recipe("blocks", **memory), Runtime(CPU), seed=1)
+    more = {"memory": {"activation_checkpointing": checkpointing}, "model": MODEL | model}
+    eager = gradients(build_parallel(recipe("none", **more), Runtime(CPU), seed=1), 2)
+    parallel = build_parallel(recipe("blocks", **more), Runtime(CPU), seed=1)
     before = graphs()
-    compiled = gradients(model, 2)
+    compiled = gradients(parallel, 2)
     for ours, theirs in zip(compiled, eager, strict=True):
         assert (ours - theirs).norm() <= 2 * 3 * 40 * 2.0**-24 * theirs.norm()
     after = graphs()
     assert after == before + 1, "three blocks, one graph"
-    gradients(model, 4)
+    gradients(parallel, 4)
     assert graphs() == after, "nothing is recompiled"
 
 
@@ -139,6 +149,8 @@ def test_attention_within_documents_is_rejected_where_it_cannot_run(monkeypatch:
     check_isolation(CPU)
     with pytest.raises(LaunchError, match=r"data\.isolate.*does not support the device mps.*data\.isolate=false"):
         check_isolation(torch.device("mps"))
+    with pytest.raises(LaunchError, match=r"model\.sliding_window=8: .*mps.*data\.sequence_length=8"):
+        check_isolation(torch.device("mps"), 8)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
     check_isolation(CPU)

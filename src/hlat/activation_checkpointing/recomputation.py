@@ -294,24 +294,31 @@ def _attention(
     block: DecoderBlock, run: _Forward, x_BSD: torch.Tensor, tables: RopeTables, document_mask: DocumentMask | None
 ) -> torch.Tensor:
     attention = block.attention
-    normed = run.step("attention_input", lambda x: _run_pre_hooks(attention, block.attention_norm(x)), x_BSD)
+    normed = run.step("attention_input", lambda x: _run_pre_hooks(attention, block.before_attention(x)), x_BSD)
     q, k, v = run.step("qkv", lambda x: attention.project(x, tables), normed)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention.attend(q, k, v, None, document_mask)
 
     heads = run.step("attention_output", attend, q, k, v, own="attention_log_sum")
-    out: torch.Tensor = run.step("residual", lambda x, heads: x + attention.output(heads), x_BSD, heads)
+
+    def leave(x: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+        return block.after_attention(x, attention.output(heads))
+
+    out: torch.Tensor = run.step("residual", leave, x_BSD, heads)
     return out
 
 
 def _feed_forward(block: DecoderBlock, run: _Forward, residual_BSD: torch.Tensor) -> torch.Tensor:
     layer = block.feed_forward
-    normed = run.step("feed_forward_input", lambda x: _run_pre_hooks(layer, block.feed_forward_norm(x)), residual_BSD)
+
+    def enter(x: torch.Tensor) -> torch.Tensor:
+        return _run_pre_hooks(layer, block.before_feed_forward(x))
+
+    normed = run.step("feed_forward_input", enter, residual_BSD)
     gate_up = run.step("gate_up", layer.project, normed)
     inner = run.step("inner", layer.activate, *gate_up)
-    out: torch.Tensor = residual_BSD + run.step("", layer.down, inner, own="down_weight_copy")
-    return out
+    return block.after_feed_forward(residual_BSD, run.step("", layer.down, inner, own="down_weight_copy"))
 
 
 def _run_pre_hooks(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hlat.config.sections import ModelConfig
 from hlat.model import shard_heads
-from hlat.model.derived import RankWorkload
+from hlat.model.derived import RankWorkload, attended_positions
 from hlat.precision import MODES
 
 _MEMORY = 300.0
@@ -38,7 +38,8 @@ class RecomputeCosts:
         keys_and_values = 2 * here.kvs * config.n_head_dim
         entering = self._pointwise(2 * width) / self._shards + self._link(width if self._shards > 1 else 0)
         gathered = keys_and_values * self.workload.context if self.workload.context > 1 else 0
-        attention = 2.0 * self._tokens * heads * (self.sequence_length + 1) + self._link(gathered)
+        attended = attended_positions(config, self.sequence_length)
+        attention = 2.0 * self._tokens * heads * 2 * attended + self._link(gathered)
         # An all-reduce sends each element twice, a reduce-scatter once.
         summed = 0 if shard.has_full_layers else width if self.workload.sequence else 2 * width
         adding = self._pointwise(3 * width) / self._shards + self._link(summed)

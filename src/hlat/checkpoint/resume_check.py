@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from hlat.checkpoint.protocol import Checkpoint
 from hlat.config import Recipe
-from hlat.config.sections import PrecisionConfig
+from hlat.config.sections import ARCHITECTURES, PrecisionConfig
 from hlat.runtime import CheckpointError
 
 _MODE = "precision.mode"
@@ -173,6 +173,8 @@ def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -
 def _effective_value(name: str, value: Any, values: Mapping[str, Any]) -> Any:
     """Replace null by the value it stands for, so that writing out a default is no change."""
     heads, width = values.get("heads"), values.get("hidden_size")
+    if name == "architecture" and value in ARCHITECTURES:
+        return ARCHITECTURES[value].computes_as  # its options are fields of their own
     if value is None and name == "kv_heads":
         return heads
     if value is None and name == "head_dim" and isinstance(heads, int) and isinstance(width, int) and heads:

@@ -18,7 +18,7 @@ from hlat.config.files import apply_overrides, find_recipe, hf_to_model, merge, 
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.rules import Values, broken_rules
-from hlat.config.sections import DataConfig
+from hlat.config.sections import DataConfig, with_fixed_options
 from hlat.config.value_checks import plain_content, size_problem
 
 _EXPLAINED = 1_000  # errors in fields that are explained
@@ -118,7 +118,7 @@ def _expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str,
         base = PRESETS[preset] if preset is not None else _read_hf_config(hf_config) if hf_config is not None else {}
     except RecipeError as error:
         return content, list(error.problems)
-    return {**content, "model": merge(base, model)}, []
+    return {**content, "model": with_fixed_options(merge(base, model))}, []
 
 
 def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The decoder: a LLaMA-family language model, complete or one shard of it.
+"""The decoder: a language model, complete or one shard of it.
 
     tokens -> embedding -> blocks -> norm -> head -> logits, or the loss if labels are given
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
+from hlat.model.architectures import build_block
 from hlat.model.derived import parameter_layouts
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import KVCache
@@ -22,7 +23,7 @@ from hlat.model.rope import Rope
 
 
 class Decoder(nn.Module):
-    """A LLaMA-family language model, or the shard of one that a process builds.
+    """A decoder-only language model, or the shard of one that a process builds.
 
     Attributes:
         config: the complete model.
@@ -30,6 +31,7 @@ class Decoder(nn.Module):
         embedding, layers ("0", "1", ...), norm, head: the submodules, in order of execution. Embedding, norm and head
             are None if they are not in this shard.
         spans: (start, stop) pairs of the sequence positions that this process computes; None for all positions.
+        window: number of tokens that a token attends to, itself included; None for all before it.
         compute: dtype of the activations, and so of the matrix products; None for the dtype of the weights. Norm
             statistics, rotations, softmax and loss are always computed in fp32 or wider.
     """
@@ -39,11 +41,12 @@ class Decoder(nn.Module):
         self.config, self.shard = config, shard
         rows = len(vocabulary_rows(config, shard))
         self.embedding = Embedding(rows, config.hidden_size) if shard.embedding else None
-        self.layers = nn.ModuleDict({str(index): DecoderBlock(config, shard) for index in shard.layer_range(config)})
+        self.layers = nn.ModuleDict({str(index): build_block(config, shard) for index in shard.layer_range(config)})
         self.norm = RMSNorm(config.hidden_size, config.norm_eps) if shard.head else None
         self.head = self._build_head(rows) if shard.head else None
         self.rope = Rope(config)
         self.spans: tuple[tuple[int, int], ...] | None = None
+        self.window = config.sliding_window
         self.compute: torch.dtype | None = None
         self._check_description()
 
@@ -86,7 +89,7 @@ class Decoder(nn.Module):
         assert positions is None or cache is None, "generation continues a single document"
         spans = self._spans(x, cache)
         tables = self.rope.tables(spans, x.device, positions)
-        document_mask = DocumentMask.from_positions(positions, spans) if positions is not None else None
+        document_mask = self._document_mask(x, spans, positions)
         x_BSD = self.embedding(x) if self.embedding is not None else x
         if self.compute is not None:
             x_BSD = x_BSD.to(self.compute)
@@ -95,6 +98,17 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.advance(x.shape[1])
         return self.norm(x_BSD) if self.norm is not None else x_BSD
+
+    def _document_mask(
+        self, x: torch.Tensor, spans: tuple[tuple[int, int], ...], positions: torch.Tensor | None
+    ) -> DocumentMask | None:
+        """Build the mask of this call; None for causal attention to all earlier positions of complete rows."""
+        if positions is not None:
+            return DocumentMask.from_positions(positions, spans, self.window)
+        start, stop = spans[0][0], spans[-1][1]
+        if self.window is None or (len(spans) == 1 and (start > 0 or stop <= self.window)):
+            return None  # if start > 0, the cache has the positions before
+        return DocumentMask.from_rows(x.shape[0], spans, x.device, self.window)
 
     def _spans(self, x: torch.Tensor, cache: KVCache | None) -> tuple[tuple[int, int], ...]:
         if self.spans is not None:

@@ -1,11 +1,11 @@
-"""Intra-document (block-diagonal) attention: tokens attend to earlier tokens of their own document only.
+"""Attention within documents and within sliding windows: tokens attend to the last tokens of their own document only.
 
-    position of each token in its document -> for each query, the row offset at which its document starts
+    position of each token in its document, window -> for each query, the row offset at which its document starts
         varlen, on CPUs: attention document by document (``varlen_attention.py``)
         flex, on accelerators: torch's flex attention with a block mask over 128 x 128 blocks of scores
 
-Either way the cost is the sum over documents, and no mask of queries x keys is built. What depends on the documents is
-computed once per micro-batch and shared by all layers.
+Either way the cost is the sum over documents and windows, and no mask of queries x keys is built. What depends on the
+documents is computed once per micro-batch and shared by all layers.
 
 Tensor suffixes: B batch, s queries of a row, T keys of a row, N blocks of queries, M blocks of keys, H query heads, G
 kv heads, E head width.
@@ -30,48 +30,62 @@ _BLOCK = 128  # queries, and keys, of a block of scores that flex attention comp
 
 @dataclass(frozen=True)
 class DocumentMask:
-    """The keys that each token of a micro-batch attends to: those of its document, up to itself.
+    """The keys that each token of a micro-batch attends to: those of its document, or the last of them, up to itself.
 
     Attributes:
         first_Bs: row offset of the first token of each query's document, int64.
         spans: (start, stop) pairs of the row offsets of the queries, ascending.
         blocks: the same as a block mask for flex attention; None if the kernel takes documents one by one.
+        window: number of keys that a query attends to at most, itself included; None for no limit.
     """
 
     first_Bs: torch.Tensor
     spans: Spans
     blocks: BlockMask | None
+    window: int | None = None
 
     @classmethod
-    def from_positions(cls, positions_Bs: torch.Tensor, spans: Spans) -> "DocumentMask":
+    def from_rows(cls, batch: int, spans: Spans, device: torch.device, window: int) -> "DocumentMask":
+        """Build the mask of rows that are one document each; see ``from_positions``."""
+        return cls.from_positions(_offsets(spans, device).expand(batch, -1), spans, window)
+
+    @classmethod
+    def from_positions(cls, positions_Bs: torch.Tensor, spans: Spans, window: int | None = None) -> "DocumentMask":
         """Build the mask from each query's position within its document.
 
         Args:
             positions_Bs: int64, on the device of attention. The first position of every row of the batch is 0.
             spans: (start, stop) pairs of the row offsets of the queries, ascending.
+            window: number of keys that a query attends to at most, itself included; None for no limit.
 
         Raises:
             LaunchError: the device has no kernel for this.
         """
-        offsets_s = torch.cat([torch.arange(start, stop, device=positions_Bs.device) for start, stop in spans])
+        offsets_s = _offsets(spans, positions_Bs.device)
         first_Bs = offsets_s - positions_Bs
+        limited_Bs = first_Bs if window is None else first_Bs.maximum(offsets_s - window + 1)
         kernel = backend_of(positions_Bs.device).document_kernel
         if kernel is None:  # a run is refused earlier, an evaluation is not
             device_type = positions_Bs.device.type
-            raise LaunchError(f"data.isolate=true: attention within documents cannot run on a {device_type} device.")
-        return cls(first_Bs, spans, _MASKS[kernel.name](first_Bs, offsets_s, spans[-1][1]))
+            field = "data.isolate=true" if window is None else f"model.sliding_window={window}"
+            raise LaunchError(f"{field}: attention within documents cannot run on a {device_type} device.")
+        return cls(first_Bs, spans, _MASKS[kernel.name](limited_Bs, offsets_s, spans[-1][1]), window)
 
     def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:
         """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E)."""
         if self.blocks is None:
-            return attend_within_documents(
-                q_BHsE, k_BGTE, v_BGTE, self.first_Bs, [end for span in self.spans for end in span]
-            )
+            ends = [end for span in self.spans for end in span]
+            return attend_within_documents(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, ends, self.window)
         keys = self.spans[-1][1]  # no query attends to later keys
         out: torch.Tensor = _flex()(
             q_BHsE, k_BGTE[:, :, :keys], v_BGTE[:, :, :keys], block_mask=self.blocks, enable_gqa=True
         )
         return out
+
+
+def _offsets(spans: Spans, device: torch.device) -> torch.Tensor:
+    """Row offsets of all queries, (s,), int64."""
+    return torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
 
 
 def _flex() -> Any:

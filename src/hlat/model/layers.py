@@ -11,18 +11,18 @@ Tensor suffixes: B batch, S sequence, D model width, G kv groups (= kv heads), R
 heads, E head width, F = E / 2, T key positions, N blocks of gate and up rows, I rows of gate (or of up) per block.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from hlat.config.sections import ModelConfig
-from hlat.model.derived import gate_up_groups
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import LayerCache
 from hlat.model.matmul import Linear, attend
-from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads
-from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.model.model_shard import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
+from hlat.model.pointwise import rms_norm, rms_norm_of_shard, rotate, swiglu, swiglu_fused
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
 """Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents."""
@@ -41,10 +41,43 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
+class ShardedRMSNorm(nn.Module):
+    """Root-mean-square norm over all heads, of which a shard has some; its sums are attached from outside.
+
+    Args:
+        width: elements that the shard has.
+        complete_width: elements of the complete model.
+        copies: number of shards that have the same elements.
+        eps: added to the mean square.
+
+    Attributes:
+        sum_over_shards: sums a tensor over all shards; None if this shard is complete.
+    """
+
+    def __init__(self, width: int, complete_width: int, copies: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+        self.sum_over_shards: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._complete_width, self._copies = complete_width, copies
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise (B, S, ...) over all dimensions from the third, in their order."""
+        flat = x.flatten(2).contiguous()  # as a view it would keep the complete fused projection alive until backward
+        if self.sum_over_shards is None:
+            return rms_norm(flat, self.weight, self.eps).view(x.shape)
+        return rms_norm_of_shard(flat, self.weight, self.eps, self._mean).view(x.shape)
+
+    def _mean(self, sums: torch.Tensor) -> torch.Tensor:
+        """Divide the sum over the complete width by that width; elements with copies are counted by each copy."""
+        assert self.sum_over_shards is not None, "called for shards only"
+        return self.sum_over_shards(sums).div_(self._complete_width * self._copies)
+
+
 class AttentionCore(Protocol):
     """Interface of core attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E).
 
-    With a document mask each query attends to its own document only, and there is no cache.
+    With a document mask each query attends to its own document or window only, and there are no cached positions.
     """
 
     def __call__(
@@ -61,7 +94,15 @@ class AttentionCore(Protocol):
 
 
 class CausalCore:
-    """Causal attention of the new positions to themselves and, with a cache, to all positions before them."""
+    """Causal attention of the new positions to themselves and, with a cache, to the positions before them.
+
+    Args:
+        window: number of positions that a query attends to, itself included; None for all. Without cached positions,
+            the document mask has the window.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        self._window = window
 
     def __call__(
         self,
@@ -72,16 +113,18 @@ class CausalCore:
         document_mask: DocumentMask | None,
     ) -> torch.Tensor:
         """(B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, H, S, E)."""
-        if document_mask is not None:
-            return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
         if cache is None or cache.length == 0:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
+            if document_mask is not None:
+                return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
             return attend(q_BHSE, k_BGSE, v_BGSE)
         k_BGTE, v_BGTE = (cached.to(q_BHSE.dtype) for cached in cache.append(k_BGSE, v_BGSE))
         new, total = q_BHSE.shape[2], k_BGTE.shape[2]
-        # Position length + i attends to every position up to itself.
+        # Position length + i attends to every position up to itself, or to the last of them.
         mask_ST = torch.ones(new, total, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
+        if self._window is not None:
+            mask_ST = mask_ST.triu(cache.length - self._window + 1)
         return attend(q_BHSE, k_BGTE, v_BGTE, mask_ST)
 
 
@@ -99,9 +142,9 @@ class Attention(nn.Module):
             self.q = Linear(width, here.queries * head_dim, bias=config.qkv_bias)
             self.k = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
             self.v = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
-        self.q_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.core: AttentionCore = CausalCore()
+        self.q_norm: nn.Module = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.core: AttentionCore = CausalCore(config.sliding_window)
         self.output = Linear(here.queries * head_dim, width, bias=False)
 
     def forward(
@@ -178,14 +221,43 @@ class FeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """One pre-norm decoder block."""
+    """One decoder block, with a norm before attention and one before the feed-forward layer.
+
+    Architectures with norms in other places override the four methods around attention and feed-forward. The forward
+    pass and activation checkpointing (``RecomputingForward``) both consist of these methods, attention and
+    feed-forward.
+    """
+
+    attention_class: type[Attention] = Attention
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Attention(config, shard)
+        self.attention = self.attention_class(config, shard)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config, shard)
+
+    def sharded_norms(self) -> list[ShardedRMSNorm]:
+        """Return the norms whose statistics are summed over the shards of the block."""
+        return [module for module in self.modules() if isinstance(module, ShardedRMSNorm)]
+
+    def before_attention(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Compute the input of attention from that of the block."""
+        out: torch.Tensor = self.attention_norm(x_BSD)
+        return out
+
+    def after_attention(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
+        """Add the output of attention to the residual stream."""
+        return x_BSD + out_BSD
+
+    def before_feed_forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Compute the input of the feed-forward layer from the residual stream."""
+        out: torch.Tensor = self.feed_forward_norm(x_BSD)
+        return out
+
+    def after_feed_forward(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
+        """Add the output of the feed-forward layer to the residual stream."""
+        return x_BSD + out_BSD
 
     def forward(
         self,
@@ -195,6 +267,6 @@ class DecoderBlock(nn.Module):
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables, cache, document_mask)
-        out: torch.Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
-        return out
+        attended_BSD = self.attention(self.before_attention(x_BSD), tables, cache, document_mask)
+        x_BSD = self.after_attention(x_BSD, attended_BSD)
+        return self.after_feed_forward(x_BSD, self.feed_forward(self.before_feed_forward(x_BSD)))

@@ -123,7 +123,7 @@ class _WideCausalAttention(torch.autograd.Function):
 def attention_backend(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, isolated: bool = False
 ) -> str:
-    """Name torch's kernel for causal attention of such heads on a device; ``isolated`` means within documents."""
+    """Name torch's kernel for causal attention of such heads on a device; ``isolated``: in documents or windows."""
     q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
     widening = ", in fp32" if needs_widening(q) else ""
     if isolated:

@@ -13,11 +13,14 @@ formulas are used: the compiler fuses them and chooses what to save.
 Tensor suffixes: F half a head, I intermediate width; "..." any leading dimensions.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
+
+Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -65,6 +68,45 @@ class _RMSNorm(torch.autograd.Function):
         grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
         grad_weight = product.flatten(0, -2).sum(0)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
+def rms_norm_of_shard(x: torch.Tensor, weight: torch.Tensor, eps: float, mean: Mean) -> torch.Tensor:
+    """Compute ``rms_norm`` over a width of which this process has a shard.
+
+    The mean square is that of the complete width, and so is the component of the gradient that normalisation removes.
+
+    Args:
+        x: (..., width of the shard).
+        weight: (width of the shard,); cast to the dtype of ``x``.
+        eps: added to the mean square.
+        mean: turns the sums over the shard, (..., 1), into means over the complete width.
+    """
+    out: torch.Tensor = _ShardedNorm.apply(x, weight.to(x.dtype), eps, mean)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ShardedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, mean: Mean) -> torch.Tensor:
+        x_wide = x.to(accumulation_dtype(x.dtype))
+        scale = mean(x_wide.square().sum(-1, keepdim=True)).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        ctx.mean = mean
+        return (x_wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        grad = grads[0].to(scale.dtype)
+        normal = x * scale
+        product = grad * normal
+        weight_wide = weight.to(scale.dtype)
+        # A copy has the term of its own query heads in ``grad``, and gets its share of the sum over all of them.
+        along = ctx.mean(torch.matmul(product, weight_wide).unsqueeze(-1))
+        grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
+        grad_weight = product.flatten(0, -2).sum(0)
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None, None
 
 
 def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:

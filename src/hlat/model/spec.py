@@ -1,7 +1,7 @@
 """The description of an architecture: its parameters, tensor by tensor.
 
-    model section --architectures--> ModelSpec(embedding, block, norm, head)
-        --> row layouts and Hugging Face names, initial values, counts, gradient sums, weight copies
+    model section --architectures--> ModelSpec(embedding, block, norm, head, saved)
+        --> row layouts and Hugging Face names, initial values, counts, gradient sums, activation bytes
 
 A parameter of a module has one canonical (Hugging Face) tensor, or several that are fused. A tensor's axes say how
 tensor parallelism shards it; a tensor that no axis shards is stored by every tensor rank, and has to state which ranks
@@ -143,6 +143,7 @@ class ParameterSpec:
         tensors: its canonical tensors, in their order within a group.
         fusion: groups of rows.
         step: name of its cast copy among the saved activations, without "_weight_copy"; "" outside of blocks.
+        freed_by: step of ``RECOMPUTABLE`` whose recomputation frees the cast copies; "" if none does.
 
     Raises:
         ValueError: the gradients of its tensors are summed over different ranks, although not by rows.
@@ -152,6 +153,7 @@ class ParameterSpec:
     tensors: tuple[TensorSpec, ...]
     fusion: Fusion = Fusion.SINGLE
     step: str = ""
+    freed_by: str = ""
 
     def __post_init__(self) -> None:
         sums = {tensor.gradient_sum for tensor in self.tensors}
@@ -159,21 +161,63 @@ class ParameterSpec:
             raise ValueError(f"{self.name}: fuses tensors whose gradients are summed over different ranks")
 
 
+RECOMPUTABLE = (
+    "attention_input",
+    "qkv",
+    "attention_log_sum",
+    "attention_output",
+    "residual",
+    "feed_forward_input",
+    "gate_up",
+    "inner",
+    "down_weight_copy",
+)
+"""Steps of a block that can be recomputed in backward, in order of execution."""
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor that a block saves for backward.
+
+    Attributes:
+        name: name among the activation bytes.
+        freed_by: steps of ``RECOMPUTABLE`` whose recomputation frees it.
+        axes: axes whose local sizes, added, are its elements per token; none for one element per token.
+        statistics: True for fp32 numbers: one per head of the axes, or one per token.
+        between: True for a tensor between attention and feed-forward, which sequence parallelism shards.
+        gathers: the tensor between them that it is with sequence parallelism a gathered copy of; without, it is the
+            same tensor, and takes no memory of its own. "" if it always has memory of its own.
+        source_of: steps that start from it. If not empty, no operation saves the tensor itself but its gathered copy,
+            so that with sequence parallelism it is kept only if one of these steps is recomputed.
+    """
+
+    name: str
+    freed_by: tuple[str, ...] = ()
+    axes: tuple[Axis, ...] = ()
+    statistics: bool = False
+    between: bool = False
+    gathers: str = ""
+    source_of: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class ModelSpec:
-    """The parameters of an architecture.
+    """The parameters of an architecture, and the tensors that its blocks save for backward.
 
     Attributes:
         embedding: the token embedding.
         block: the parameters of every decoder block, in order of execution.
         norm: the final norm.
         head: the head; None if it is tied to the embedding.
+        saved: tensors that every block saves for backward, besides cast copies of weights and what context parallelism
+            adds; in order of execution.
     """
 
     embedding: ParameterSpec
     block: tuple[ParameterSpec, ...]
     norm: ParameterSpec
     head: ParameterSpec | None
+    saved: tuple[SavedTensor, ...]
 
     @property
     def block_tensors(self) -> tuple[TensorSpec, ...]:

@@ -7,6 +7,10 @@ queries attend to all tokens of the document before the run, and causally to eac
 that takes two kernel calls, combined by their log-sum-exp (Milakov and Gimelshein 2018). So no mask is built, and the
 cost is proportional to the sum of the squared document lengths.
 
+With a sliding window, queries that do not reach the start of their document any more form short runs of their own, each
+a single call with the keys of all their windows, and with a small mask that all such runs of one length share. The cost
+is then proportional to the tokens times the window.
+
 It is registered as one torch operator, not as an autograd function with a loop: ``torch.compile`` does not trace into
 it, whatever the documents. For backward it saves q, k, v, the output and the log-sum-exp, as the kernel on complete
 rows does. On a CPU without bf16 instructions the slices are widened to fp32, see ``matmul.py``.
@@ -14,13 +18,15 @@ rows does. On a CPU without bf16 instructions the slices are widened to fp32, se
 Tensor suffixes: B batch, s queries of a row, T keys of a row, H query heads, G kv heads, E head width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from hlat.model.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
+
+_SHORTEST_BLOCK, _LONGEST_BLOCK = 32, 256  # queries of a short run: as many as the window within these limits
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -35,6 +41,7 @@ class _QueryRun(NamedTuple):
         first: row offset of the first key of the document.
         own: row offset of the first query. All queries attend to keys ``first <= j < own``, and to those from ``own``
             on up to themselves.
+        window: number of keys that each query attends to; 0 if that is not limited within this run.
     """
 
     row: int
@@ -42,21 +49,42 @@ class _QueryRun(NamedTuple):
     stop: int
     first: int
     own: int
+    window: int = 0
+
+    def blocks(self, window: int) -> Iterator["_QueryRun"]:
+        """Split into the queries that a window (0 for none) does not limit, and short runs of those that it limits."""
+        free = min(self.stop - self.start, max(0, self.first + window - self.own) if window else self.stop)
+        if free:
+            yield self._replace(stop=self.start + free)
+        size = min(_LONGEST_BLOCK, max(_SHORTEST_BLOCK, window))
+        for start in range(self.start + free, self.stop, size):
+            own = self.own + start - self.start
+            first = max(self.first, own - window + 1)
+            yield _QueryRun(self.row, start, min(start + size, self.stop), first, own, window)
 
     def query_slice(self, x_BHsE: torch.Tensor) -> torch.Tensor:
         """Slice a tensor of all queries: (1, H, queries of the run, ...)."""
         return x_BHsE[self.row : self.row + 1, :, self.start : self.stop]
 
+    def mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """Build the mask of a limited run, (queries, keys): 0 for keys that a query attends to, else -inf."""
+        queries, before = self.stop - self.start, self.own - self.first
+        seen = torch.ones(queries, before + queries, dtype=torch.bool).tril(before).triu(before - self.window + 1)
+        return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+
     def key_slices(self, x_BGTE: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
         """Slice a tensor of all keys: one or two of (1, G, keys, E), each with True if attention to it is causal."""
         row_1GTE = x_BGTE[self.row : self.row + 1]
+        if self.window:
+            yield row_1GTE[:, :, self.first : self.own + self.stop - self.start], False
+            return
         yield row_1GTE[:, :, self.own : self.own + self.stop - self.start], True
         if self.first < self.own:
             yield row_1GTE[:, :, self.first : self.own], False
 
 
-def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int]) -> Iterator[_QueryRun]:
-    """Iterate over all query runs, in the order of the queries."""
+def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int], window: int) -> Iterator[_QueryRun]:
+    """Iterate over all query runs, in the order of the queries; ``window`` is 0 for none."""
     batch, count = first_Bs.shape
     starts_run_Bs = torch.ones_like(first_Bs, dtype=torch.bool)
     starts_run_Bs[:, 1:] = first_Bs[:, 1:] != first_Bs[:, :-1]
@@ -70,7 +98,8 @@ def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int]) -> Iterator[_Query
     lengths = starts.diff(append=starts.new_tensor([batch * count]))
     column = starts % count
     table = (starts // count, column, column + lengths, first_Bs.flatten()[starts], offsets_s[column])
-    yield from (_QueryRun(*row) for row in torch.stack(table, dim=1).tolist())
+    for run in torch.stack(table, dim=1).tolist():
+        yield from _QueryRun(*run).blocks(window)
 
 
 def _allocate_results(q_BHsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,14 +114,28 @@ def _operand(x: torch.Tensor) -> torch.Tensor:
     return x.float() if needs_widening(x) else x
 
 
+def _masks(dtype: torch.dtype) -> Callable[[_QueryRun], torch.Tensor | None]:
+    """Return a function that builds the mask of a run, or reuses it for runs with the same one; None for no mask."""
+    built: dict[tuple[int, int], torch.Tensor] = {}
+
+    def mask_of(run: _QueryRun) -> torch.Tensor | None:
+        key = run.stop - run.start, run.own - run.first
+        if run.window and key not in built:
+            built[key] = run.mask(dtype)
+        return built[key] if run.window else None
+
+    return mask_of
+
+
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, log_sums = _allocate_results(q)
-    for run in _query_runs(first, spans):
-        query = _operand(run.query_slice(q))
+    mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
+    for run in _query_runs(first, spans, window):
+        query, mask = _operand(run.query_slice(q)), mask_of(run)
         results = [
-            _kernel(query, _operand(keys), _operand(values), 0.0, causal)
+            _kernel(query, _operand(keys), _operand(values), 0.0, causal, attn_mask=mask)
             for (keys, causal), (values, _) in zip(run.key_slices(k), run.key_slices(v), strict=True)
         ]
         result, log_sum = results[0] if len(results) == 1 else _combine(*results)
@@ -119,15 +162,18 @@ def _attend_backward(
     log_sums: torch.Tensor,
     first: torch.Tensor,
     spans: Sequence[int],
+    window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute gradients of q, k and v. The log-sum-exp is over all keys of a run, so slices of keys add up exactly."""
     grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
-    for run in _query_runs(first, spans):
+    mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
+    for run in _query_runs(first, spans, window):
+        mask = mask_of(run)
         grad_out, query, result = (_operand(run.query_slice(x)) for x in (grad, q, out))
         keys, values, grads_k, grads_v = (run.key_slices(x) for x in (k, v, grad_k, grad_v))
         for (key, causal), (value, _), (sum_k, _), (sum_v, _) in zip(keys, values, grads_k, grads_v, strict=True):
             operands = (query, _operand(key), _operand(value), result, run.query_slice(log_sums))
-            by_q, by_k, by_v = _kernel_backward(grad_out, *operands, 0.0, causal)
+            by_q, by_k, by_v = _kernel_backward(grad_out, *operands, 0.0, causal, attn_mask=mask)
             run.query_slice(grad_q).add_(by_q)
             sum_k.add_(by_k)
             sum_v.add_(by_v)
@@ -135,29 +181,33 @@ def _attend_backward(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, first, ctx.spans = inputs
+    q, k, v, first, ctx.spans, ctx.window = inputs
     ctx.save_for_backward(q, k, v, *output, first)
     ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
-    return *torch.ops.hlat.attend_within_documents_backward(grad, *ctx.saved_tensors, ctx.spans), None, None
+    settings = ctx.spans, ctx.window
+    gradients = torch.ops.hlat.attend_within_documents_backward(grad, *ctx.saved_tensors, *settings)
+    return *gradients, None, None, None
 
 
 _library = torch.library.Library("hlat", "FRAGMENT")
-_library.define("attend_within_documents(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans) -> (Tensor, Tensor)")
+_library.define(
+    "attend_within_documents(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans, int window) -> (Tensor, Tensor)"
+)
 _library.define(
     "attend_within_documents_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, "
-    "Tensor first, int[] spans) -> (Tensor, Tensor, Tensor)"
+    "Tensor first, int[] spans, int window) -> (Tensor, Tensor, Tensor)"
 )
 _library.impl("attend_within_documents", _attend, "CPU")
 _library.impl("attend_within_documents_backward", _attend_backward, "CPU")
 torch.library.register_fake(
-    "hlat::attend_within_documents", lambda q, k, v, first, spans: _allocate_results(q), lib=_library
+    "hlat::attend_within_documents", lambda q, k, v, first, spans, window: _allocate_results(q), lib=_library
 )
 torch.library.register_fake(
     "hlat::attend_within_documents_backward",
-    lambda grad, q, k, v, out, sums, first, spans: tuple(torch.empty_like(x) for x in (q, k, v)),
+    lambda grad, q, k, v, out, sums, first, spans, window: tuple(torch.empty_like(x) for x in (q, k, v)),
     lib=_library,
 )
 torch.library.register_autograd(
@@ -166,9 +216,14 @@ torch.library.register_autograd(
 
 
 def attend_within_documents(
-    q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, first_Bs: torch.Tensor, spans: Sequence[int]
+    q_BHsE: torch.Tensor,
+    k_BGTE: torch.Tensor,
+    v_BGTE: torch.Tensor,
+    first_Bs: torch.Tensor,
+    spans: Sequence[int],
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Causal softmax attention of each query to its own document.
+    """Causal softmax attention of each query to its own document, or to the last keys of it.
 
     Args:
         q_BHsE: queries, on a CPU.
@@ -176,9 +231,10 @@ def attend_within_documents(
         v_BGTE: values of complete rows.
         first_Bs: row offset of the first token of each query's document, int64.
         spans: start and stop of each range of row offsets of the queries, flattened, ascending.
+        window: number of keys that a query attends to at most, itself included; None for no limit.
 
     Returns:
         (B, H, s, E), in the dtype of the queries, stored position by position; softmax in fp32 or wider.
     """
-    out: torch.Tensor = torch.ops.hlat.attend_within_documents(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans)[0]
+    out: torch.Tensor = torch.ops.hlat.attend_within_documents(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window or 0)[0]
     return out

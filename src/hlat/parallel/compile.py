@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
+from hlat.config.sections import compile_obstacles
 from hlat.model import Decoder
 from hlat.model.derived import flops_per_token
 from hlat.precision import MODES
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import backend_of
-
-_ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,9 @@ def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> 
 
 def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
     """Give the reason not to compile; empty if compiling pays."""
-    parallel = recipe.parallel
-    if parallel.tensor > 1 or parallel.context > 1:
-        return "tensor and context parallelism communicate inside blocks"
-    if parallel.pipeline > 1 and parallel.schedule in _ZERO_BUBBLE:
-        return f"{parallel.schedule} splits the backward pass of a block"
+    layout = recipe.parallel
+    for name, reason in compile_obstacles(layout.tensor, layout.context, layout.pipeline, layout.schedule):
+        return f"parallel.{name}={getattr(layout, name)} {reason}"
     backend = backend_of(device)
     tokens = recipe.total_steps * recipe.tokens_per_step
     flops = flops_per_token(recipe.model, recipe.data.sequence_length) * tokens
@@ -80,14 +77,21 @@ def _missing_compiler(device: torch.device) -> str:
     )
 
 
-def check_isolation(device: torch.device) -> None:
+def check_isolation(device: torch.device, window: int | None = None) -> None:
     """Check that intra-document attention can run here. On accelerators it is flex attention, which must be compiled.
+
+    Args:
+        device: device of the model.
+        window: sliding window, which needs the same kernel; None if the run needs it for data.isolate.
 
     Raises:
         LaunchError: there is no compiler, or flex attention does not support the device.
     """
     kernel, compiler = backend_of(device).document_kernel, backend_of(device).compiler
-    remedy = "Use data.isolate=false, or run.device=cpu."
+    needed_for, remedy = "data.isolate=true", "Use data.isolate=false, or run.device=cpu."
+    if window is not None:
+        needed_for = f"model.sliding_window={window}"
+        remedy = f"Use data.sequence_length={window}, which fits into the window, or run.device=cpu."
     if kernel is None:
         reason = f"torch's flex attention does not support the device {device.type}"
     elif kernel.is_compiled and not _has_compiler(device):
@@ -96,7 +100,7 @@ def check_isolation(device: torch.device) -> None:
         remedy = f"Install {compiler.package} (or name a compiler in {compiler.variable}). Else: {remedy}"
     else:
         return
-    raise LaunchError(f"data.isolate=true: attention within documents cannot run here: {reason}. {remedy}")
+    raise LaunchError(f"{needed_for}: attention within documents cannot run here: {reason}. {remedy}")
 
 
 def _has_compiler(device: torch.device) -> bool:

@@ -256,8 +256,9 @@ def build_parallel(
         mode = replace(mode, weights=dtype, compute=dtype if mode.compute == mode.weights else mode.compute)
     if recipe.precision.mode == "fp8":
         check_fp8(runtime.device)
-    if recipe.data.isolate:
-        check_isolation(runtime.device)
+    window = recipe.model.window(recipe.data.sequence_length)
+    if recipe.data.isolate or window is not None:
+        check_isolation(runtime.device, None if recipe.data.isolate else window)
     step = StepShape.of(recipe, runtime.world)
     layout = step.layout
     with host_values():  # a device mesh reads the values of its rank tensor
@@ -282,6 +283,7 @@ def _build_stage(
         model = Decoder(recipe.model, shard)
     replace_parameters(model, lambda parameter: parameter.to(mode.weights))
     model.compute = mode.compute
+    model.window = recipe.model.window(recipe.data.sequence_length)
     if recipe.precision.mode == "fp8":
         for block in model.blocks():
             convert_to_fp8(block)

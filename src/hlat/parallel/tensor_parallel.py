@@ -9,9 +9,11 @@ norms, the residual stream and their saved activations are sharded as well, and 
 all-gather and a reduce-scatter, which send the same number of bytes (Korthikanti et al. 2022, section 4.2.2).
 
 The collectives are attached to the model's modules as hooks; all tensors are plain local tensors. The autograd
-functions are pairs, each the backward pass of the other: gather / reduce-scatter, copy / all-reduce.
+functions are pairs, each the backward pass of the other: gather / reduce-scatter, copy / all-reduce. A norm over all
+heads sums its statistics over the ranks, forward and backward.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,3 +135,5 @@ def parallelize_block(block: DecoderBlock, group: ProcessGroup, sequence: bool) 
     ):
         register_input_gather(layer, group, sequence)
         register_output_reduction(last, group, sequence)
+    for norm in block.sharded_norms():
+        norm.sum_over_shards = partial(_all_reduce, group=group)

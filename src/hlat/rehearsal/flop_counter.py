@@ -18,6 +18,17 @@ _BACKWARD = (
 )
 
 
+_WITH_WINDOW = (torch.ops.hlat.attend_within_documents, torch.ops.hlat.attend_within_documents_backward)
+
+
+def _attended_shapes(packet: Any, tensors: tuple[Any, ...], args: tuple[Any, ...]) -> list[tuple[int, ...]]:
+    """Shapes of (the gradient,) queries, keys and values, with as many keys as a query attends to with a window."""
+    *queries, keys, values = (tuple(tensor.shape) for tensor in tensors)
+    window = args[-1] if packet in _WITH_WINDOW else 0
+    attended = min(keys[2], window or keys[2])
+    return [*queries, *((*shape[:2], attended, shape[3]) for shape in (keys, values))]
+
+
 class FlopCounter:
     """Adds up FLOPs in ``total``."""
 
@@ -28,8 +39,8 @@ class FlopCounter:
         """Observe one operation (an ``Observer``)."""
         packet = func._overloadpacket
         if packet in _FORWARD:
-            self.total += sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
+            self.total += sdpa_flop_count(*_attended_shapes(packet, args[:3], args))
         elif packet in _BACKWARD:
-            self.total += sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
+            self.total += sdpa_backward_flop_count(*_attended_shapes(packet, args[:4], args))
         elif packet in flop_registry:
             self.total += flop_registry[packet](*args, out_val=result)

@@ -32,8 +32,9 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     )
     compute = MODES[recipe.precision.mode].compute
     heads = (recipe.model.heads, recipe.model.n_kv_heads, recipe.model.n_head_dim)
+    by_document = recipe.data.isolate or recipe.model.window(recipe.data.sequence_length) is not None
     tracker.message(
-        f"attention: {attention_backend(*heads, compute, state.runtime.device, recipe.data.isolate)}; "
+        f"attention: {attention_backend(*heads, compute, state.runtime.device, by_document)}; "
         f"blocks: {decide_compilation(recipe, state.runtime.device, state.runtime.world)}"
     )
     if state.precision_note is not None:

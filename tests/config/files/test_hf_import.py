@@ -112,14 +112,15 @@ def test_everything_wrong_is_said_at_once() -> None:
         "tie_word_embeddings",
         "num_key_value_heads",
     }
-    assert "llama, mistral, qwen2, qwen3" in found["model_type"]
+    assert "llama, mistral, olmo2, qwen2, qwen3" in found["model_type"]
     assert "'yarn'" in found["rope_scaling.rope_type"] and "linear and llama3" in found["rope_scaling.rope_type"]
 
 
 @pytest.mark.parametrize(
     ("more", "path"),
     [
-        ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 4096}, "sliding_window"),
+        ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": "long"}, "sliding_window"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096}, "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
@@ -127,6 +128,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"rope_parameters": {"rope_theta": True}}, "rope_theta"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
         ({"model_type": "qwen2"}, "num_key_value_heads"),
+        ({"model_type": "olmo2", "attention_bias": True}, "attention_bias"),
         ({"head_dim": -1}, "head_dim"),
         ({"dtype": "int8"}, "dtype"),
         ({"layer_types": 5}, "layer_types"),

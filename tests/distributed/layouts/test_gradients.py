@@ -1,4 +1,4 @@
-"""Gradients in mixed precision are reduced in fp32; ranks that share a loss process it in equal chunks."""
+"""Every gradient is that of one process, reduced in fp32 in mixed precision; loss chunks are equal on all ranks."""
 
 from typing import Any
 
@@ -10,8 +10,9 @@ from hlat.config.load import parse_recipe
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients
+from tests.support.distributed.comparing import bound
 from tests.support.distributed.jobs import Block, assemble, batch_of, blocks, global_batch
-from tests.support.distributed.layouts import ODD, Case, recipe_content
+from tests.support.distributed.layouts import CASES, ODD, Case, recipe_content
 from tests.support.distributed.workers import Pool
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -19,12 +20,39 @@ ENDS = (EMBEDDING, "lm_head.weight")
 MIXED = {"precision": {"mode": "mixed"}}
 
 
-def gradients(runtime: Runtime, content: dict[str, Any]) -> list[Block]:
+def gradients(runtime: Runtime, content: dict[str, Any], dtype: torch.dtype = torch.float32) -> list[Block]:
     """Compute this rank's blocks of the gradient of one batch."""
     recipe = parse_recipe(content, world=runtime.world)
-    model = build_parallel(recipe, runtime, recipe.training.seed)
+    model = build_parallel(recipe, runtime, recipe.training.seed, dtype)
     accumulate_gradients(model, batch_of(model, recipe, 1))
     return blocks(model.local_parameters, gradients=True)
+
+
+SUMMED = (
+    "TP2, q and k norms, odd vocabulary",
+    "TP4 + SP, q and k norms, odd vocabulary",
+    "TP4 + SP, 2 kv heads",
+    "TP4 + SP, 2 kv heads, norms after",
+    "TP2 + SP x PP2, sliding window",
+    "PP2, tied",
+    "PP2 zbv, tied: both ends on one rank",
+)
+"""Layouts in which every kind of ``GradientSum`` is needed, or must not be made."""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in SUMMED], ids=str)
+def test_every_gradient_is_that_of_one_process(case: Case, pool: Pool) -> None:
+    """A term that is left out, or a gradient that is summed although it is complete, is found by the tensor's name."""
+    content = recipe_content(case)
+    found = assemble(pool.run(case.world, gradients, content, torch.float64))
+    [alone] = pool.run(1, gradients, content | {"parallel": {}}, torch.float64)
+    expected, limit = assemble([alone]), bound(case, torch.float64, 1)
+    wrong = {
+        name: distance
+        for name, values in expected.items()
+        if (distance := float(np.linalg.norm(found[name] - values) / np.linalg.norm(values))) > limit
+    }
+    assert found.keys() == expected.keys() and not wrong
 
 
 @pytest.mark.parametrize(

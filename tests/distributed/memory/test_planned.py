@@ -48,8 +48,16 @@ LAYOUTS = (
 )
 _QUICK = (1, 6)
 TURNS = [
-    pytest.param(*case, marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}")
+    pytest.param(*case, {}, marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}")
     for index, case in enumerate(LAYOUTS)
+] + [
+    pytest.param(*case, {"architecture": name, **options}, marks=pytest.mark.slow, id=f"{name}, {case[1]}")
+    for name, options, case in (
+        ("olmo2", {}, (2, "tp=2,zero=0,mbs=4", "bf16-kahan")),
+        ("olmo2", {}, (2, "zero=1,mbs=2,ckpt=full", "mixed")),
+        ("mistral", {"sliding_window": 128}, (2, "zero=1,mbs=2,ckpt=selective", "fp32")),
+        ("mistral", {"sliding_window": 128}, (2, "cp=2,zero=1,mbs=2", "fp32")),
+    )
 ]
 
 
@@ -63,22 +71,26 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def asked(machine: str, world: int, layout: str, mode: str) -> tuple[dict[str, Any], Recipe, PlanRequest, Candidate]:
+def asked(
+    machine: str, world: int, layout: str, mode: str, changes: dict[str, Any]
+) -> tuple[dict[str, Any], Recipe, PlanRequest, Candidate]:
     """Convert a layout to a recipe, and to a planner's question and candidate."""
     cluster = parse_cluster(f"here:{world}", load_catalog(machine))
-    model = parse_recipe(_content({}, 8, 1, mode, "none")).model
+    model = parse_recipe(_content({}, 8, 1, mode, "none", changes)).model
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
     candidate = parse_layout(layout, question)
     batch = (4 if candidate.pipeline > 1 else 2) * candidate.data * candidate.micro_batch
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode)
     parallel = candidate.parallel.model_dump(exclude_none=True)
-    content = _content(parallel, batch, candidate.micro_batch, mode, candidate.recompute)
+    content = _content(parallel, batch, candidate.micro_batch, mode, candidate.recompute, changes)
     return content, parse_recipe(content, world=world), question, candidate
 
 
-def _content(parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, policy: str) -> dict[str, Any]:
+def _content(
+    parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, policy: str, changes: dict[str, Any]
+) -> dict[str, Any]:
     return {
-        "model": MODEL,
+        "model": MODEL | changes,
         "data": {"path": "none", "sequence_length": SEQUENCE, "tokenizer": {"train": "char"}},
         "batch": {"global_batch": batch, "micro_batch": micro_batch},
         "training": {"steps": 10, "seed": 3},
@@ -88,12 +100,12 @@ def _content(parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, 
     }
 
 
-@pytest.mark.parametrize(("world", "layout", "mode"), TURNS)
+@pytest.mark.parametrize(("world", "layout", "mode", "changes"), TURNS)
 def test_plans_agree_with_rehearsals_and_processes(
-    machine: str, world: int, layout: str, mode: str, pool: Pool
+    machine: str, world: int, layout: str, mode: str, changes: dict[str, Any], pool: Pool
 ) -> None:
     """Memory within 3 % of the rehearsal and 8 % of the processes; bytes sent and FLOPs exactly."""
-    content, recipe, question, candidate = asked(machine, world, layout, mode)
+    content, recipe, question, candidate = asked(machine, world, layout, mode, changes)
     measured = pool.run(world, measure, content)
     first = [stage * (world // candidate.pipeline) for stage in range(candidate.pipeline)]
     for stage, report in enumerate(rehearse(recipe, world, first).ranks):
@@ -149,6 +161,10 @@ def unplanned_bytes(question: PlanRequest, candidate: Candidate, stage: int) -> 
         found["tensor"] += (
             12 * candidate.accumulation(question.global_batch) * candidate.micro_batch * question.sequence * last
         )
+        if question.model.architecture == "olmo2":
+            # Statistics of the norms of all queries and of all keys, forward and backward, in fp32.
+            tokens = candidate.accumulation(question.global_batch) * candidate.micro_batch * question.sequence
+            found["tensor"] += 16 * tokens * question.model.layers // candidate.pipeline
         # Once per step the gradients of norms, of which each rank has the term of its shard of the sequence.
         norms = 2 * question.model.layers / candidate.pipeline + last
         shards = candidate.data * candidate.context if candidate.zero > 0 else 1

@@ -12,6 +12,7 @@ from hlat.model.derived import (
     RECOMPUTABLE,
     RankWorkload,
     activation_bytes,
+    attended_positions,
     count_parameters,
     flops_per_token,
     forward_flops_per_token,
@@ -54,7 +55,8 @@ def test_parameter_counts_by_component_equal_the_built_model(family: str, coales
 def test_flops_by_the_full_convention_equal_torchs_flop_counter(family: str, coalesce: bool) -> None:
     """Attention uses plain products: the counter does not support the CPU flash kernel, and counts recomputation."""
     config = config_of(family, coalesce=coalesce)
-    model, tokens = our_model(config), tokens_of(config)
+    # Within a window attention is an operation of hlat's own, which torch cannot count.
+    model, tokens = our_model(config), tokens_of(config, 2, min(48, config.sliding_window or 48))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
         loss = model(tokens).sum()
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
@@ -126,3 +128,11 @@ def test_recomputing_every_step_saves_only_the_input_of_a_block() -> None:
     config = config_of("qwen3-norm-bias-tied")
     everything = activation_bytes(config, 2, 64, "mixed").layer
     assert activation_bytes(config, 2, 64, "mixed", RECOMPUTABLE).layer == {"x": everything["x"]}
+
+
+@pytest.mark.parametrize(("window", "length"), [(1, 12), (5, 12), (11, 12), (12, 12), (40, 12)])
+def test_a_sliding_window_limits_the_attended_positions(window: int, length: int) -> None:
+    config = config_of("mistral-window", sliding_window=window)
+    attended = [sum(1 for key in range(length) if query - window < key <= query) for query in range(length)]
+    assert attended_positions(config, length) == pytest.approx(sum(attended) / length, rel=1e-15)
+    assert attended_positions(config, length, "full") == min(window, length)

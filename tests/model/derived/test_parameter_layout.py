@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
 from hlat.model import build
-from hlat.model.derived import RowLayout, gate_up_groups, parameter_layouts
+from hlat.model.derived import RowLayout, parameter_layouts
 from hlat.model.derived.parameter_layout import CanonicalTensor
 from hlat.model.hf import canonical_shapes
 from hlat.model.hf.names import from_canonical, to_canonical
+from hlat.model.model_shard import gate_up_groups
 from hlat.runtime import CheckpointError
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
 
@@ -94,10 +95,10 @@ def test_every_wrong_name_and_shape_is_listed_at_once() -> None:
 def test_a_shard_of_complete_groups_is_a_smaller_model(family: str, ranks: int) -> None:
     """Tensor parallelism by hand: contiguous rows of the fused matrices, columns of the outputs, and a sum."""
     config = config_of(family)
-    if config.n_kv_heads % ranks:
-        ranks = 1
     model = our_model(config, torch.float64)
     block = model.layers["0"]
+    if config.n_kv_heads % ranks or block.sharded_norms():  # a norm over all heads needs a sum over the ranks
+        ranks = 1
     x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
     tables = model.rope.tables(((0, 8),), x.device)
     expected = block.attention(x, tables), block.feed_forward(x)

@@ -24,6 +24,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "coalesced": {},
     "separate": {"coalesce": False},
     "many heads, biases": {"kv_heads": 4, "qkv_bias": True},
+    "sliding window": {"architecture": "mistral", "sliding_window": 9, "head_dim": 16},
+    "norms after": {"architecture": "olmo2", "head_dim": 16},
+    "norms after, separate": {"architecture": "olmo2", "coalesce": False, "tie_embeddings": True},
     "normed queries and keys": {"qk_norm": True, "head_dim": 16},
     "normed queries and keys, separate": {"qk_norm": True, "coalesce": False, "tie_embeddings": True},
 }

@@ -10,6 +10,9 @@ FIVE_LAYERS = {"layers": 5, "heads": 4, "kv_heads": 2}
 TIED = {"layers": 4, "heads": 4, "kv_heads": 2, "tie_embeddings": True}
 # every kind of parameter whose gradient is summed over ranks, and a vocabulary that no degree divides
 ODD = {"layers": 4, "heads": 4, "kv_heads": 2, "qk_norm": True, "qkv_bias": True, "vocab_size": 307}
+# norms after attention and feed-forward, and norms over all heads, whose statistics are summed over ranks
+NORMS_AFTER = {"layers": 4, "heads": 8, "kv_heads": 2, "architecture": "olmo2", "vocab_size": 307}
+WINDOW = {"layers": 4, "heads": 8, "kv_heads": 4, "architecture": "mistral", "sliding_window": 5}
 
 SEQUENCE_LENGTH = 32
 GLOBAL_BATCH = 8
@@ -52,6 +55,14 @@ CASES: tuple[Case, ...] = (
     Case("TP4, 2 kv heads", 4, {"tensor": 4, "sequence": False}, dict(TWO_KV_HEADS), micro_batch=8),
     Case("TP2, q and k norms, odd vocabulary", 2, {"tensor": 2, "sequence": False}, dict(ODD), micro_batch=8),
     Case("TP4 + SP, q and k norms, odd vocabulary", 4, {"tensor": 4}, dict(ODD), micro_batch=8),
+    Case("TP4 + SP, 2 kv heads, norms after", 4, {"tensor": 4}, dict(NORMS_AFTER), micro_batch=8),
+    Case("TP4, 2 kv heads, norms after", 4, {"tensor": 4, "sequence": False}, dict(NORMS_AFTER), micro_batch=8),
+    Case("TP2 x PP2 zbv, norms after", 4, {"tensor": 2, "pipeline": 2, "schedule": "zbv"}, dict(NORMS_AFTER)),
+    Case("CP2 x DP2, ZeRO 3, norms after", 4, {"context": 2, "zero": 3}, dict(NORMS_AFTER)),
+    Case("PP2, norms after, tied", 2, {"pipeline": 2}, {**NORMS_AFTER, "tie_embeddings": True}),
+    Case("CP2, sliding window", 2, {"context": 2}, dict(WINDOW), micro_batch=8),
+    Case("TP2 x CP2, sliding window", 4, {"tensor": 2, "context": 2}, dict(WINDOW), micro_batch=8),
+    Case("TP2 + SP x PP2, sliding window", 4, {"tensor": 2, "pipeline": 2}, dict(WINDOW), micro_batch=4),
     *_pipelines(),
     Case("PP2, 5 layers", 2, {"pipeline": 2}, dict(FIVE_LAYERS)),
     Case("PP2, 1 + 4 layers", 2, {"pipeline": 2, "split": [1, 4]}, dict(FIVE_LAYERS)),
@@ -86,7 +97,15 @@ CASES: tuple[Case, ...] = (
 )
 
 # One layout of each kind for the default suite; the slow suite uses all of them.
-_SOME = ("TP4 + SP, 2 kv heads", "PP2 zbv", "DP2, ZeRO 3", "CP2", "TP2 x PP2 x DP2, ZeRO 1")
+_SOME = (
+    "TP4 + SP, 2 kv heads",
+    "TP4 + SP, 2 kv heads, norms after",
+    "PP2 zbv",
+    "DP2, ZeRO 3",
+    "CP2",
+    "CP2, sliding window",
+    "TP2 x PP2 x DP2, ZeRO 1",
+)
 SOME: tuple[Case, ...] = tuple(case for case in CASES if case.name in _SOME)
 
 

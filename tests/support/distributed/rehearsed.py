@@ -30,7 +30,7 @@ from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
 from hlat.training.process import scheduled_gc
 from tests.support.distributed.jobs import batch_of
-from tests.support.distributed.layouts import TIED, TWO_KV_HEADS, Case, recipe_content
+from tests.support.distributed.layouts import NORMS_AFTER, TIED, TWO_KV_HEADS, WINDOW, Case, recipe_content
 from tests.support.distributed.traffic import Traffic, counted
 
 _LETTING_GO = 0.005  # seconds until a gloo thread has freed what it has sent or reduced
@@ -74,6 +74,8 @@ ROWS: tuple[Row, ...] = (
     _row("DP2, ZeRO 3, blocks computed twice", 2, {"zero": 3}, precision="mixed", memory=_FULL),
     _row("hybrid 2 x 2, ZeRO 1", 4, {"zero": 1, "replicas": 2}, micro_batch=1),
     _row("TP2 + SP", 2, {"tensor": 2}, memory=_SELECTIVE, micro_batch=8),
+    _row("TP2 + SP, norms after", 2, {"tensor": 2}, model=NORMS_AFTER, memory=_FULL, micro_batch=4),
+    _row("CP2, sliding window", 2, {"context": 2}, model=WINDOW, micro_batch=4),
     _row("TP4, 2 kv heads", 4, {"tensor": 4, "sequence": False}, model=TWO_KV_HEADS, precision="bf16-kahan"),
     _row("PP2 1f1b, tied", 2, {"pipeline": 2}, model=TIED),
     _row("PP2 interleaved-1f1b x DP2, ZeRO 3", 4, {"pipeline": 2, "schedule": "interleaved-1f1b", "zero": 3}),
@@ -189,6 +191,19 @@ def _forward(query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
+def _windowed_forward(query: Any, key: Any, value: Any, first: Any, spans: Any, window: int) -> int:
+    """With a sliding window every query attends to as many keys, at most."""
+    return _forward(query, _last(key, window), _last(value, window))
+
+
+def _windowed_backward(gradient: Any, query: Any, key: Any, value: Any, *more: Any) -> int:
+    return _backward(gradient, query, _last(key, more[-1]), _last(value, more[-1]))
+
+
+def _last(key: Any, window: int) -> Any:
+    return key[:, :, -window:] if window else key
+
+
 def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
 
@@ -197,8 +212,8 @@ def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
-    torch.ops.hlat.attend_within_documents: _forward,
-    torch.ops.hlat.attend_within_documents_backward: _backward,
+    torch.ops.hlat.attend_within_documents: _windowed_forward,
+    torch.ops.hlat.attend_within_documents_backward: _windowed_backward,
 }
 
 

@@ -30,9 +30,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama31-gqa": {"kv_heads": 2, "rope": {"theta": 500000.0, "scaling": LLAMA3}},
     "linear-mqa": {"kv_heads": 1, "rope": {"scaling": {"kind": "linear", "factor": 4.0}}},
     "tied": {"kv_heads": 2, "tie_embeddings": True},
-    "qwen2-bias": {"kv_heads": 2, "qkv_bias": True, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
-    "qwen3-norm": {"kv_heads": 2, "qk_norm": True, "head_dim": 24, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
-    "qwen3-norm-bias-tied": {"kv_heads": 2, "qk_norm": True, "qkv_bias": True, "head_dim": 32, "tie_embeddings": True},
+    "mistral-window": {"architecture": "mistral", "kv_heads": 2, "head_dim": 24, "sliding_window": 9},
+    "mistral-no-window": {"architecture": "mistral", "kv_heads": 1, "tie_embeddings": True},
+    "olmo2-gqa": {"architecture": "olmo2", "kv_heads": 2, "norm_eps": 1e-6, "rope": {"theta": 500000.0}},
+    "olmo2-mha": {"architecture": "olmo2", "head_dim": 24},
+    "qwen2-bias": {"architecture": "qwen2", "kv_heads": 2, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
+    "qwen3-norm": {"architecture": "qwen3", "kv_heads": 2, "head_dim": 24, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
+    "qwen3-norm-bias-tied": {
+        "architecture": "qwen3",
+        "kv_heads": 2,
+        "qkv_bias": True,
+        "head_dim": 32,
+        "tie_embeddings": True,
+    },
 }
 
 

@@ -3,8 +3,8 @@
     config.json (transformers 4 or 5) -> settings that hlat does not compute -> RecipeError that lists all of them
                                       -> fields of ModelConfig
 
-Supported families: llama, mistral without a sliding window, qwen2 and qwen3. A setting that would change the result and
-is not supported is refused; settings that concern only transformers are ignored.
+``config/sections/architectures.py`` lists the families and what differs between them. A setting that would change the
+result and is not supported is refused; settings that concern only transformers are ignored.
 """
 
 import sys
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.sections import MOST_LAYERS, MOST_TOKENS, WIDEST
+from hlat.config.sections import ARCHITECTURES, MOST_LAYERS, MOST_TOKENS, WIDEST, ArchitectureEntry
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _MOST = {
@@ -28,7 +28,9 @@ _SIZES = {
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
 }
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_OPTIONAL_SIZES = {"head_dim": "head_dim", "max_position_embeddings": "max_sequence_length"}
+_UNLIMITED = "attention reaches back to the first token in this family."
+_UNKNOWN = ArchitectureEntry("")  # so that the other fields of an unknown family are checked too
 
 
 def hf_to_model(config: Any) -> dict[str, Any]:
@@ -42,25 +44,36 @@ def hf_to_model(config: Any) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise RecipeError([Problem("config.json", "must be a JSON object.", "", config, True)], "config.json")
     reader = _Reader(config)
-    model_type = reader.model_type()
+    name = reader.model_type()
+    family = ARCHITECTURES.get(name, _UNKNOWN)
     fields: dict[str, Any] = {ours: reader.positive(theirs) for theirs, ours in _SIZES.items()}
-    fields["kv_heads"] = reader.kv_heads(model_type, fields["heads"])
-    if config.get("head_dim") is not None:
-        fields["head_dim"] = reader.positive("head_dim")
-    elif model_type == "qwen3":
-        fields["head_dim"] = 128  # the default of that family, independent of hidden_size / heads
-    if config.get("max_position_embeddings") is not None:
-        fields["max_sequence_length"] = reader.positive("max_position_embeddings")
-    fields["norm_eps"] = reader.number("rms_norm_eps", 1e-6)
+    fields["architecture"] = name
+    fields["kv_heads"] = reader.kv_heads(family, fields["heads"])
+    for theirs, ours in _OPTIONAL_SIZES.items():
+        value = _given(config, theirs, family.implied.get(theirs))
+        if value is not None:
+            fields[ours] = reader.positive(theirs, value)
+    fields["norm_eps"] = reader.number("rms_norm_eps", family.implied.get("rms_norm_eps", 1e-6))
     fields["init_std"] = reader.number("initializer_range", 0.02)
     fields["tie_embeddings"] = reader.flag("tie_word_embeddings")
-    fields["qkv_bias"] = model_type == "qwen2" or (model_type != "mistral" and reader.flag("attention_bias"))
-    fields["qk_norm"] = model_type == "qwen3"
+    options = {"qkv_bias": False, "qk_norm": False, **family.fixed}
+    if "qkv_bias" in family.free:
+        options["qkv_bias"] = reader.flag("attention_bias")
+    window = reader.window(family)
+    if "sliding_window" in family.free:
+        options["sliding_window"] = window
+    fields |= options
     fields["rope"] = reader.rope()
-    reader.refuse_unsupported(model_type)
+    reader.refuse_unsupported(family)
     if reader.problems:
         raise RecipeError(reader.problems, "config.json")
     return fields
+
+
+def _given(config: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """Return the value of a field, or another one if it is absent or null."""
+    value = config.get(name)
+    return otherwise if value is None else value
 
 
 class _Reader:
@@ -75,8 +88,10 @@ class _Reader:
 
     def model_type(self) -> str:
         value = self.config.get("model_type")
-        if value not in _MODEL_TYPES:
-            self.refuse("model_type", "not a family that hlat computes.", f"It reads {', '.join(_MODEL_TYPES)}.", value)
+        if not isinstance(value, str) or value not in ARCHITECTURES:
+            self.refuse(
+                "model_type", "not a family that hlat computes.", f"It reads {', '.join(ARCHITECTURES)}.", value
+            )
         return str(value)
 
     def positive(self, name: str, value: Any = None) -> int:
@@ -108,11 +123,28 @@ class _Reader:
             self.refuse(name, "must be true or false.", value=value)
         return value is True
 
-    def kv_heads(self, model_type: str, heads: int) -> int:
-        """Default of num_key_value_heads if the file has none: in llama the number of heads; other families differ."""
-        if self.config.get("num_key_value_heads") is None and model_type == "llama":
+    def kv_heads(self, family: ArchitectureEntry, heads: int) -> int:
+        """Key and value heads. Without num_key_value_heads some families have one per query head; others differ."""
+        if self.config.get("num_key_value_heads") is None and family.kv_heads_are_heads:
             return heads
         return self.positive("num_key_value_heads")
+
+    def window(self, family: ArchitectureEntry) -> int | None:
+        """Sliding window of attention, if it is shorter than the context; None if attention is not limited.
+
+        Families that always use their window have a default for an absent one, and null for none.
+        """
+        always = "sliding_window" in family.free
+        value = self.config.get("sliding_window", family.implied.get("sliding_window"))
+        if value is None or not (always or self.config.get("use_sliding_window")):
+            return None
+        context = self.config.get("max_position_embeddings")
+        if isinstance(value, int) and isinstance(context, int) and value >= context:
+            return None
+        if not always:
+            self.refuse("sliding_window", _UNLIMITED, "Models of the family mistral have a window.", value)
+            return None
+        return self.positive("sliding_window", value)
 
     def rope(self) -> dict[str, Any]:
         """Theta and scaling, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4)."""
@@ -153,7 +185,7 @@ class _Reader:
             self.refuse("layer_types", reason, "It computes full_attention.", unknown[0])
         return kinds
 
-    def refuse_unsupported(self, model_type: str) -> None:
+    def refuse_unsupported(self, family: ArchitectureEntry) -> None:
         """Refuse settings that change the result and that hlat does not compute."""
         config = self.config
         act = config.get("hidden_act", "silu")
@@ -167,17 +199,14 @@ class _Reader:
         if config.get("quantization_config") is not None:
             remedy = "Save the model in bfloat16 or float32 with transformers first."
             self.refuse("quantization_config", "quantized weights cannot be trained.", remedy)
-        if "sliding_attention" in self.layer_types() or self._has_window(model_type):
-            window = config.get("sliding_window")
-            self.refuse("sliding_window", "attention reaches back to the first token here.", value=window)
+        for name, reason in family.refused.items():
+            if config.get(name):
+                self.refuse(name, reason, value=config[name])
+        if "sliding_attention" in self.layer_types() and not any(p.path == "sliding_window" for p in self.problems):
+            remedy = "All layers have the same attention."
+            self.refuse(
+                "sliding_window", "layers with and without a window are mixed.", remedy, config.get("sliding_window")
+            )
         dtype = config.get("dtype", config.get("torch_dtype"))
         if dtype is not None and str(dtype).removeprefix("torch.") not in _DTYPES:
             self.refuse("dtype", "not a dtype hlat reads.", f"It reads {', '.join(_DTYPES)}.", dtype)
-
-    def _has_window(self, model_type: str) -> bool:
-        """True if attention is limited to a window shorter than the context; mistral always uses its window."""
-        window, context = self.config.get("sliding_window"), self.config.get("max_position_embeddings")
-        used = model_type == "mistral" or self.config.get("use_sliding_window")
-        if not used or window is None:
-            return False
-        return not (isinstance(window, int) and isinstance(context, int) and window >= context)

@@ -11,7 +11,7 @@ from hlat.config.errors import Problem
 from hlat.config.rules.data_rules import DATA_RULES
 from hlat.config.rules.layout_rules import LAYOUT_RULES
 from hlat.config.rules.rule_context import Rule, Unavailable, Values, divisors
-from hlat.config.sections import FaultConfig, ModelConfig
+from hlat.config.sections import ARCHITECTURES, OPTIONS, FaultConfig, ModelConfig, compile_obstacles
 from hlat.runtime import is_url
 from hlat.runtime.storage import protocol_of
 
@@ -23,6 +23,21 @@ def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:
 def _divisors_near(n: int, wanted: int, count: int = 2) -> str:
     nearest = sorted(sorted(divisors(n), key=lambda d: abs(d - wanted))[:count])
     return " or ".join(map(str, nearest))
+
+
+def _architecture(v: Values) -> Iterator[Problem]:
+    """Options that the architecture does not have, or always has."""
+    name = v("model.architecture")
+    family = ARCHITECTURES[name]
+    for option, none in OPTIONS.items():
+        path = f"model.{option}"
+        if option in family.free or path not in v or v(path) == family.fixed.get(option, none):
+            continue
+        having = [
+            other for other, its in ARCHITECTURES.items() if option in its.free or its.fixed.get(option) == v(path)
+        ]
+        reason = f"models of the architecture {name} {'always have' if option in family.fixed else 'do not have'} it."
+        yield _wrong(v, path, reason, f"Remove it, or use model.architecture={' or '.join(having)}.")
 
 
 def _heads(v: Values) -> Iterator[Problem]:
@@ -126,14 +141,10 @@ def _wsd(v: Values) -> Iterator[Problem]:
 def _compile(v: Values) -> Iterator[Problem]:
     if v("run.compile") != "blocks":
         return
-    for axis in ("tensor", "context"):
-        if v(f"parallel.{axis}") > 1:
-            reason = f"parallel.{axis} = {v(f'parallel.{axis}')} communicates inside of blocks, which is not compiled."
-            yield _wrong(v, "run.compile", reason, "Use none or auto.")
-    schedule = v("parallel.schedule")
-    if v("parallel.pipeline") > 1 and schedule in ("interleaved-zero-bubble", "zbv"):
-        reason = f"parallel.schedule = {schedule} takes the backward pass of a block apart."
-        yield _wrong(v, "run.compile", reason, "Use none or auto, or the schedule 1f1b.")
+    layout = [v(f"parallel.{name}") for name in ("tensor", "context", "pipeline", "schedule")]
+    for name, reason in compile_obstacles(*layout):
+        remedy = "Use none or auto, or the schedule 1f1b." if name == "schedule" else "Use none or auto."
+        yield _wrong(v, "run.compile", f"parallel.{name} = {v(f'parallel.{name}')} {reason}.", remedy)
 
 
 def _memory_budget(v: Values) -> Iterator[Problem]:
@@ -180,7 +191,7 @@ def _wrong_fault(number: int, name: str, value: Any, reason: str, remedy: str) -
     return Problem(f"faults.{number}.{name}", reason, remedy, value, True)
 
 
-MODEL_RULES: tuple[Rule, ...] = (_heads, _kv_heads, _rope_scaling)
+MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _rope_scaling)
 RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *DATA_RULES,

@@ -1,5 +1,13 @@
 """The sections of a recipe: one pydantic model each, one sentence per field."""
 
+from hlat.config.sections.architectures import (
+    ARCHITECTURES,
+    OPTIONS,
+    ArchitectureEntry,
+    exported_family,
+    with_fixed_options,
+    written_fields,
+)
 from hlat.config.sections.base import Section
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import (
@@ -17,6 +25,7 @@ from hlat.config.sections.parallel import (
     MemoryConfig,
     ParallelConfig,
     Schedule,
+    compile_obstacles,
     default_virtual_stages,
     resolved_virtual_stages,
 )
@@ -40,12 +49,15 @@ from hlat.config.sections.training import (
 )
 
 __all__ = [
+    "ARCHITECTURES",
     "INTERLEAVED",
     "MOST_LAYERS",
     "MOST_TOKENS",
+    "OPTIONS",
     "WIDEST",
     "ZERO_BUBBLE",
     "AnomalyConfig",
+    "ArchitectureEntry",
     "BatchConfig",
     "CheckpointConfig",
     "DataConfig",
@@ -67,7 +79,11 @@ __all__ = [
     "Section",
     "TrackingConfig",
     "TrainingConfig",
+    "compile_obstacles",
     "default_virtual_stages",
+    "exported_family",
     "refuse_faults",
     "resolved_virtual_stages",
+    "with_fixed_options",
+    "written_fields",
 ]

@@ -1,9 +1,10 @@
-"""The model section: one decoder of the LLaMA family, in numbers."""
+"""The model section: one decoder, in numbers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from hlat.config.sections.architectures import OPTIONS, ArchitectureName, with_fixed_options
 from hlat.config.sections.base import Section, fixed
 
 MOST_LAYERS = 10_000
@@ -57,6 +58,8 @@ class ModelConfig(Section):
     """Name of a built-in model whose numbers are taken where this section gives none."""
     hf_config: str | None = None
     """Path of a Hugging Face config.json (or its folder) whose numbers are taken where this section gives none."""
+    architecture: ArchitectureName = fixed("llama")
+    """Architecture: order and kind of norms, biases and attention; docs/architectures.md lists them."""
     vocab_size: int = fixed(gt=0, le=MOST_TOKENS)
     """Rows of the embedding: at least the tokenizer's vocabulary."""
     layers: int = fixed(gt=0, le=MOST_LAYERS)
@@ -83,12 +86,30 @@ class ModelConfig(Section):
     """Give the query, key and value projections a bias (Qwen2)."""
     qk_norm: bool = fixed(False)
     """Apply an RMSNorm over the head dimension to queries and keys before RoPE (Qwen3)."""
+    sliding_window: int | None = fixed(None, gt=0, le=MOST_TOKENS)
+    """Number of tokens that a token attends to, itself included (Mistral); null means all before it."""
     coalesce: bool = True
     """Fuse q, k, v into one matrix and gate, up into another; weights convert both ways, equal up to rounding."""
     init_std: float = fixed(0.02, gt=0)
     """Standard deviation of the initial weights."""
     init_scaled_outputs: bool = fixed(True)
     """Initialise attention and feed-forward output projections at init_std / sqrt(2 * layers)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_of_architecture(cls, values: Any) -> Any:
+        """Set the options that the architecture fixes, such as the biases of Qwen2."""
+        return with_fixed_options(values) if isinstance(values, dict) else values
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Values of the options that not every architecture has."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+    def window(self, sequence_length: int) -> int | None:
+        """Return the sliding window if it is shorter than a sequence, so that it changes something; else None."""
+        window = self.sliding_window
+        return window if window is not None and window < sequence_length else None
 
     @property
     def n_kv_heads(self) -> int:

@@ -6,6 +6,7 @@ The data-parallel degree is what is left: world / (tensor * pipeline * context).
 are pipeline, data, context, tensor. No field is fixed: a run may go on in another layout.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -16,6 +17,15 @@ from hlat.config.sections.training import Positive
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved-zero-bubble", "zbv")
 INTERLEAVED: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
+
+
+def compile_obstacles(tensor: int, context: int, pipeline: int, schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a layout that keep blocks from being compiled, each with the reason."""
+    for name, degree in (("tensor", tensor), ("context", context)):
+        if degree > 1:
+            yield name, "communicates inside of blocks, which is not compiled"
+    if pipeline > 1 and schedule in ZERO_BUBBLE:
+        yield "schedule", "takes the backward pass of a block apart"
 
 
 def default_virtual_stages(schedule: Schedule) -> int:

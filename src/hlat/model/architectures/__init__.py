@@ -1,12 +1,35 @@
-"""Architectures: one file each, which describes the parameters of its models (``hlat.model.spec``)."""
+"""Architectures: one file each, which describes the parameters of its models and has its modules.
+
+``docs/architectures.md`` says how to add one. ``config/sections/architectures.py`` has their names in config.json.
+"""
 
 from hlat.config.sections import ModelConfig
-from hlat.model.architectures.llama import llama_spec
+from hlat.model.architectures.base import Architecture
+from hlat.model.architectures.llama import LLAMA
+from hlat.model.architectures.mistral import MISTRAL
+from hlat.model.architectures.olmo2 import OLMO2
+from hlat.model.architectures.qwen2 import QWEN2
+from hlat.model.architectures.qwen3 import QWEN3
+from hlat.model.layers import DecoderBlock
+from hlat.model.model_shard import ModelShard
 from hlat.model.spec import ModelSpec
 
-__all__ = ["model_spec"]
+__all__ = ["build_block", "model_spec"]
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "olmo2": OLMO2,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+}
 
 
 def model_spec(config: ModelConfig) -> ModelSpec:
     """Return the description of a model's parameters."""
-    return llama_spec(config)
+    return _ARCHITECTURES[config.architecture].describe(config)
+
+
+def build_block(config: ModelConfig, shard: ModelShard) -> DecoderBlock:
+    """Build a decoder block of a model's architecture."""
+    return _ARCHITECTURES[config.architecture].block(config, shard)

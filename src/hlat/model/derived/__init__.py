@@ -1,9 +1,16 @@
 """Quantities derived from the model section: row layout of parameters, parameter and FLOP counts, activation bytes."""
 
-from hlat.model.derived.activations import RECOMPUTABLE, RankWorkload, activation_bytes
+from hlat.model.derived.activations import RankWorkload, activation_bytes
 from hlat.model.derived.axes import axis_share, element_share
-from hlat.model.derived.counts import block_share, count_parameters, flops_per_token, forward_flops_per_token
-from hlat.model.derived.parameter_layout import RowBlock, RowLayout, RowRun, gate_up_groups, parameter_layouts
+from hlat.model.derived.counts import (
+    attended_positions,
+    block_share,
+    count_parameters,
+    flops_per_token,
+    forward_flops_per_token,
+)
+from hlat.model.derived.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
+from hlat.model.spec import RECOMPUTABLE
 
 __all__ = [
     "RECOMPUTABLE",
@@ -12,12 +19,12 @@ __all__ = [
     "RowLayout",
     "RowRun",
     "activation_bytes",
+    "attended_positions",
     "axis_share",
     "block_share",
     "count_parameters",
     "element_share",
     "flops_per_token",
     "forward_flops_per_token",
-    "gate_up_groups",
     "parameter_layouts",
 ]

@@ -20,31 +20,13 @@ from dataclasses import dataclass, field
 
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures import model_spec
-from hlat.model.derived.axes import local_elements
-from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads, vocabulary_rows
+from hlat.model.derived.axes import axis_range, local_elements
+from hlat.model.model_shard import FULL_MODEL, ModelShard, shard_heads, vocabulary_rows
+from hlat.model.spec import ModelSpec, SavedTensor
 from hlat.precision import MODES
 
 _FP32 = 4
 _INT64 = 8
-
-RECOMPUTABLE: dict[str, tuple[str, ...]] = {
-    "attention_input": ("attention_input", "attention_norm_scale", "attention_norm_weight_copy"),
-    "qkv": ("q", "k", "v", "qk_norm_input", "qk_norm_scale", "qk_norm_weight_copy", "qkv_weight_copy"),
-    "attention_log_sum": ("attention_log_sum", "gathered_keys_values", "attention_chunks", "attention_masks"),
-    "attention_output": (
-        "attention_output",
-        "attention_log_sum",
-        "gathered_keys_values",
-        "attention_chunks",
-        "attention_masks",
-    ),
-    "residual": ("residual", "output_weight_copy"),
-    "feed_forward_input": ("feed_forward_input", "feed_forward_norm_scale", "feed_forward_norm_weight_copy"),
-    "gate_up": ("gate_up", "gate_up_weight_copy"),
-    "inner": ("inner",),
-    "down_weight_copy": ("down_weight_copy",),
-}
-"""Steps of a block that can be recomputed, each with the tensors that are then not saved. All but the input, "x"."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +41,7 @@ class RankWorkload:
             gathers them in the dtype of the activations.
         materialised_masks: True if attention to positions of other ranks builds a mask, as on CPUs.
         isolated: True for intra-document attention: no mask is built, the two chunks of a rank are one call, and every
-            token has its own cos and sin.
+            token has its own cos and sin. With a sliding window it is computed likewise, but for cos and sin.
     """
 
     shard: ModelShard = field(default=FULL_MODEL)
@@ -150,42 +132,33 @@ class _Sizes:
         copied = item if item != stored else 0
         return cls(config, workload, batch, length, tokens, between, item, copied, stored)
 
+    @property
+    def by_document(self) -> bool:
+        """True if attention is computed by the kernel for documents and sliding windows."""
+        return self.workload.isolated or self.config.window(self.length) is not None
+
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
         """Bytes of the saved tensors of one block, by name."""
-        freed = {tensor for name in recomputed for tensor in RECOMPUTABLE[name]}
-        saved = {**self._tensors(), **self._weight_copies()}
+        spec = model_spec(self.config)
+        saved = {tensor.name: self._bytes(tensor, recomputed) for tensor in spec.saved}
+        saved |= self._weight_copies(spec, recomputed)
         if self.workload.context > 1:
             saved |= self._context_tensors(recomputed)
-        return {name: size for name, size in saved.items() if size and name not in freed}
+        return {name: size for name, size in saved.items() if size}
 
-    def _tensors(self) -> dict[str, int]:
-        config, item, here = self.config, self.item, shard_heads(self.config, self.workload.shard)
-        width, head, inner = (
-            config.hidden_size,
-            config.n_head_dim,
-            len(intermediate_columns(config, self.workload.shard)),
-        )
-        saved = {
-            "x": self.between * item * width,
-            "attention_norm_scale": self.between * _FP32,
-            "attention_input": self.tokens * item * width,
-            "q": self.tokens * item * here.queries * head,
-            "k": self.tokens * item * here.kvs * head,
-            "v": self.tokens * item * here.kvs * head,
-            "attention_output": self.tokens * item * here.queries * head,
-            "attention_log_sum": self.tokens * _FP32 * here.queries,
-            "residual": self.between * item * width,
-            "feed_forward_norm_scale": self.between * _FP32,
-            "feed_forward_input": self.tokens * item * width,
-            "gate_up": self.tokens * item * 2 * inner,
-            "inner": self.tokens * item * inner,
-        }
-        if config.qk_norm:
-            # The norms save their inputs. If fused, these are slices that keep the complete projection alive.
-            projected = here.queries + (2 if config.coalesce else 1) * here.kvs
-            saved["qk_norm_input"] = self.tokens * item * projected * head
-            saved["qk_norm_scale"] = self.tokens * _FP32 * (here.queries + here.kvs)
-        return saved
+    def _bytes(self, tensor: SavedTensor, recomputed: frozenset[str]) -> int:
+        """Bytes of a tensor of the description; 0 if it is not saved."""
+        sharded = self.workload.sequence
+        if recomputed.intersection(tensor.freed_by) or (tensor.gathers and not sharded):
+            return 0
+        if tensor.source_of and sharded and not recomputed.intersection(tensor.source_of):
+            return 0
+        ranges = [axis_range(self.config, self.workload.shard, axis).count for axis in tensor.axes]
+        elements = sum(ranges) if tensor.axes else 1
+        if tensor.statistics and tensor.axes:
+            elements //= self.config.n_head_dim
+        size = _FP32 if tensor.statistics else self.item
+        return (self.between if tensor.between else self.tokens) * size * elements
 
     def _context_tensors(self, recomputed: frozenset[str]) -> dict[str, int]:
         """Bytes of tensors that context parallelism adds or replaces, by name."""
@@ -193,21 +166,22 @@ class _Sizes:
         local = self.tokens * self.item * here.kvs * config.n_head_dim
         # Local keys and values are saved only if they will be gathered again.
         again = bool(recomputed & {"attention_log_sum", "attention_output"})
-        gathered = {"k": local * again, "v": local * again, "gathered_keys_values": 2 * ranks * local}
-        if self.workload.isolated:
-            return gathered
+        own = local * (again and "qkv" not in recomputed)
+        found = {"k": own, "v": own, "gathered_keys_values": 2 * ranks * local * (not again)}
+        if again or self.by_document:
+            return found
         chunk = self.length // (2 * ranks)
-        return gathered | {
+        return found | {
             "attention_chunks": self.tokens * self.item * here.queries * config.n_head_dim,
             # two chunks of queries attend to i + 1 and to 2 ranks - i chunks of keys
             "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.workload.materialised_masks,
         }
 
-    def _weight_copies(self) -> dict[str, int]:
+    def _weight_copies(self, spec: ModelSpec, recomputed: frozenset[str]) -> dict[str, int]:
         copies: dict[str, int] = {}
-        for parameter in model_spec(self.config).block:
+        for parameter in spec.block:
             for tensor in parameter.tensors:
-                if not tensor.is_bias:  # no gradient depends on a bias
+                if parameter.freed_by not in recomputed and not tensor.is_bias:  # no gradient depends on a bias
                     name = f"{parameter.step}_weight_copy"
                     size = self.copied * local_elements(self.config, self.workload.shard, tensor)
                     copies[name] = copies.get(name, 0) + size
@@ -220,9 +194,10 @@ class _Sizes:
         if shard.embedding:
             # With a sharded vocabulary: shifted ids (int64), and a mask of the ids of other ranks (1 byte).
             ends["token_ids"] = self.tokens * (8 if shard.has_full_layers else 9)
+        if self.by_document:
+            ends["document_starts"] = self.tokens * _INT64
         if self.workload.isolated:
             ends["rotation_tables"] = self.tokens * config.n_head_dim * _FP32
-            ends["document_starts"] = self.tokens * _INT64
         elif self.workload.context > 1:
             # The rank's positions are two ranges, so the tables are concatenated for this pass.
             ends["rotation_tables"] = self.length // self.workload.context * config.n_head_dim * _FP32

@@ -9,6 +9,8 @@ weight of a matrix product costs 2 FLOPs forward and 4 backward, and so does eve
     full    6 N + 12 L H E S            each token attends to all S positions, as PaLM and most MFU figures count
     causal  6 N + 12 L H E (S + 1) / 2  each token attends to itself and those before: the work that is necessary
 
+With a sliding window of W < S tokens, S is W in the first line, and (S + 1) / 2 is W - W (W - 1) / (2 S) in the second.
+
 N counts the weights of matrix products. It includes the head, also if tied, but not the embedding lookup.
 Recomputation is never counted: these are the FLOPs of the model, not of an implementation.
 """
@@ -69,18 +71,30 @@ def block_share(config: ModelConfig, tensor_count: int) -> float:
     return sum(element_share(config, tensor, tensor_count) for tensor in model_spec(config).block_tensors)
 
 
+def attended_positions(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
+    """Return the number of positions that a token attends to, averaged over a sequence.
+
+    Raises:
+        ValueError: an unknown convention.
+    """
+    window = config.window(sequence_length)
+    if convention == "full":
+        return float(window or sequence_length)
+    if convention != "causal":
+        raise ValueError(f"unknown FLOP convention {convention!r}; use 'causal' or 'full'")
+    if window is None:
+        return (sequence_length + 1) / 2
+    # The first tokens attend to those before, the others to a complete window.
+    return window * (1 - (window - 1) / (2 * sequence_length))
+
+
 def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
     """Count the FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens.
 
     Raises:
         ValueError: an unknown convention.
     """
-    if convention == "full":
-        attended = float(sequence_length)
-    elif convention == "causal":
-        attended = (sequence_length + 1) / 2
-    else:
-        raise ValueError(f"unknown FLOP convention {convention!r}; use 'causal' or 'full'")
+    attended = attended_positions(config, sequence_length, convention)
     per_position = 4 * config.layers * config.heads * config.n_head_dim  # one row of Q K^T and one of P V
     return 2 * count_parameters(config).matmul + per_position * attended
 

@@ -15,7 +15,6 @@ description of the architecture (``hlat.model.spec``). Initialisation, checkpoin
 ``RowLayout``; no other module computes row indices.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,26 +23,8 @@ import torch
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures import model_spec
 from hlat.model.derived.axes import axis_range, axis_size
-from hlat.model.model_shard import FULL_MODEL, ModelShard
+from hlat.model.model_shard import FULL_MODEL, ModelShard, gate_up_groups
 from hlat.model.spec import SHARDED, Axis, Fusion, GradientSum, Initial, ParameterSpec, TensorSpec
-
-_MAX_GROUPS = 64
-_MIN_GROUP_ROWS = 128
-
-
-def gate_up_groups(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> int:
-    """Number of groups of the fused gate and up matrix of a shard.
-
-    The complete model has gcd(kv heads, intermediate size) groups, doubled while the number divides the intermediate
-    size, is at most 64, and a group has at least 128 rows each of gate and up. The activation function reads gate and
-    up with a stride of a group: down to 128 rows that costs nothing measurable on a CPU, at 96 it takes twice the time
-    in bf16. A shard has its fraction of these groups, or one group if they cannot be divided evenly.
-    """
-    inner = config.intermediate_size
-    groups = math.gcd(config.n_kv_heads, inner)
-    while 2 * groups <= _MAX_GROUPS and inner % (2 * groups) == 0 and inner // (2 * groups) >= _MIN_GROUP_ROWS:
-        groups *= 2
-    return groups // shard.tensor_count if groups % shard.tensor_count == 0 else 1
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""Hugging Face config.json of a model: the transformers architecture that computes the same, and its fields.
+"""Hugging Face config.json of a model: the transformers class that computes the same, and its fields.
 
-    no bias, no q/k norm -> LlamaForCausalLM
-    q/k/v bias           -> Qwen2ForCausalLM
-    q/k norm             -> Qwen3ForCausalLM
-    both                 -> Qwen3ForCausalLM with attention_bias; its output bias is exported as zeros
+    model section -> class of its family, fields of every family, fields of this family -> config.json
 
-The inverse is ``hlat.config.files.hf_to_model``.
+``config/sections/architectures.py`` lists the families; the inverse is ``hlat.config.files.hf_to_model``. A model of
+the architecture llama with biases or norms of queries and keys is exported as Qwen2 or Qwen3. With both it is Qwen3
+with attention_bias, whose output bias is exported as zeros.
 """
 
 from collections.abc import Mapping
@@ -15,13 +14,13 @@ from typing import Any
 import torch
 
 from hlat.config import Problem, RecipeError
-from hlat.config.sections import Llama3Scaling, ModelConfig
+from hlat.config.sections import ARCHITECTURES, Llama3Scaling, ModelConfig, exported_family, written_fields
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 
 
 @dataclass(frozen=True)
-class Architecture:
+class HFClass:
     """A model class of transformers."""
 
     model_type: str
@@ -58,13 +57,12 @@ def _token_ids(value: Any) -> TokenIds:
     return value if items and all(type(item) is int and item >= 0 for item in items) else None
 
 
-def architecture(config: ModelConfig) -> Architecture:
+def hf_class(config: ModelConfig) -> HFClass:
     """Return the transformers class that computes the same function as the model."""
-    if config.qk_norm:
-        return Architecture("qwen3", "Qwen3ForCausalLM", zero_output_bias=config.qkv_bias)
-    if config.qkv_bias:
-        return Architecture("qwen2", "Qwen2ForCausalLM")
-    return Architecture("llama", "LlamaForCausalLM")
+    name, options = exported_family(config.architecture, config.options), config.options
+    # attention_bias of transformers includes an output bias.
+    has_output_bias = written_fields(name, options).get("attention_bias", False)
+    return HFClass(name, ARCHITECTURES[name].class_name, zero_output_bias=has_output_bias)
 
 
 def config_json(
@@ -94,7 +92,7 @@ def config_json(
         problems.append(Problem("dtype", f"config.json has no name for {dtype}.", remedy))
     if problems:
         raise RecipeError(problems, "export to Hugging Face")
-    target = architecture(config)
+    target = hf_class(config)
     content: dict[str, Any] = {
         "architectures": [target.class_name],
         "model_type": target.model_type,
@@ -118,13 +116,7 @@ def config_json(
         "torch_dtype": DTYPE_NAMES[dtype],
         **_rope(config),
     }
-    if target.model_type == "llama":
-        content |= {"attention_bias": False, "mlp_bias": False}
-    else:
-        content["use_sliding_window"] = False
-    if target.model_type == "qwen3":
-        content["attention_bias"] = config.qkv_bias
-    return content
+    return content | written_fields(target.model_type, config.options)
 
 
 def _rope(config: ModelConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hlat.config.sections import ModelConfig
-from hlat.model.hf.config import SpecialIds, TokenIds, architecture, config_json
+from hlat.model.hf.config import SpecialIds, TokenIds, config_json, hf_class
 from hlat.model.hf.files import INDEX, TOKENIZER_FILES, WEIGHTS, atomic_folder, read_json, shard_name, write_json
 from hlat.model.hf.names import canonical_shapes, check_canonical
 from hlat.runtime import CheckpointError, StorageError
@@ -79,7 +79,7 @@ def _cast(pairs: Iterable[Named], dtype: torch.dtype | None) -> Iterator[Named]:
 
 def _with_zero_biases(config: ModelConfig, pairs: Iterable[Named]) -> Iterator[Named]:
     """Add the output biases that the target class has and hlat's models do not, as zeros."""
-    has_bias = architecture(config).zero_output_bias
+    has_bias = hf_class(config).zero_output_bias
     for name, tensor in pairs:
         yield name, tensor
         if has_bias and name.endswith("o_proj.weight"):
@@ -89,7 +89,7 @@ def _with_zero_biases(config: ModelConfig, pairs: Iterable[Named]) -> Iterator[N
 def _write_weights(folder: Path, config: ModelConfig, pairs: Iterable[Named], max_shard_bytes: int) -> torch.dtype:
     """Write shards and index; return the dtype of the embedding, for config.json."""
     expected = canonical_shapes(config)
-    if architecture(config).zero_output_bias:
+    if hf_class(config).zero_output_bias:
         weights = [name for name in expected if name.endswith("o_proj.weight")]
         expected |= {name.removesuffix("weight") + "bias": (config.hidden_size,) for name in weights}
     shapes: dict[str, tuple[int, ...]] = {}

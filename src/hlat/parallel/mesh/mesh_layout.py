@@ -30,21 +30,42 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Layout:
-    """Parallelism degrees for a given number of processes."""
+    """The parallel section of a recipe on a given number of processes.
 
-    pipeline: int
-    data: int
-    context: int
-    tensor: int
-    replicas: int
+    Attributes:
+        config: the parallel section, which has all degrees but one.
+        data: data-parallel degree, which follows from the number of processes.
+    """
+
     config: ParallelConfig
+    data: int
 
     @classmethod
     def of(cls, config: ParallelConfig, world: int) -> "Layout":
         """Build the layout of a validated recipe on ``world`` processes."""
         data, rest = divmod(world, config.model_ranks)
         assert rest == 0 and data > 0 and data % config.replicas == 0, "recipe validation checks this"
-        return cls(config.pipeline, data, config.context, config.tensor, config.replicas, config)
+        return cls(config, data)
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline-parallel degree."""
+        return self.config.pipeline
+
+    @property
+    def context(self) -> int:
+        """Context-parallel degree."""
+        return self.config.context
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel degree."""
+        return self.config.tensor
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of the sharded state."""
+        return self.config.replicas
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

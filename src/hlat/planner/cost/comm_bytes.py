@@ -8,7 +8,7 @@ token or step are left out (loss sums, norms). Tests compare these counts with r
 communication volume (comm_time.py) with these counts.
 """
 
-from dataclasses import replace
+from typing import Literal
 
 from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelShard
@@ -86,9 +86,9 @@ def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[Mo
     mode = MODES[request.mode]
     micro_batches = candidate.accumulation(request.global_batch)
 
-    def state(zero: int) -> tuple[float, float]:
+    def state(zero: Literal[0, 1, 3]) -> tuple[float, float]:
         """Elements of the parameters stored on the rank, and of those added when all blocks are gathered."""
-        counted = state_bytes_of_shards(replace(candidate, zero=zero).step_shape(request), rank, stages, 1, 1, 0)
+        counted = state_bytes_of_shards(candidate.with_zero(zero).step_shape(request), rank, stages, 1, 1, 0)
         return float(counted.parameters), float(counted.parameters_within_step - counted.parameters)
 
     if candidate.zero == 0:

@@ -171,7 +171,9 @@ def _attention(columns: WorkloadColumns, constants: Constants, product: _Product
         constants.column("fused_flash", columns),
     )
     rate = columns.peak * share * length / (length + constants.column("half_length", columns))
-    causal = 2 * columns.tokens * length * heads * head / rate  # half of 4 T S E H, for a causal mask
+    window = np.minimum(columns.window, length)
+    attended = window * (2 - window / length)  # twice the mean number of positions: for a causal mask their number
+    causal = 2 * columns.tokens * attended * heads * head / rate  # half of 4 T S E H, for a causal mask
     # The measured rate is of both passes together: forward is somewhat faster, backward slower.
     flash_forward, flash_backward = 0.85 * causal, 1.06 * 2.5 * causal
 

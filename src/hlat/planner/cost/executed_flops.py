@@ -68,6 +68,9 @@ def _core(request: PlanRequest, candidate: Candidate, tokens: float) -> float:
 
 
 def _positions(request: PlanRequest, candidate: Candidate) -> float:
-    """Positions that each query attends to: all, or with context parallelism those up to the end of its chunk."""
+    """Positions that each query attends to: a window, all, or with context parallelism those up to its chunk's end."""
+    window = request.model.window(request.sequence)
+    if window is not None:
+        return window
     chunks = 2 * candidate.context
     return request.sequence * (chunks + 1) / (2 * chunks) if candidate.context > 1 else request.sequence

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from hlat.config.sections import ZERO_BUBBLE
+from hlat.config.sections import compile_obstacles
 from hlat.planner.problem import FLASH_ATTENTION_2, FLASH_ATTENTION_3, Candidate, PlanRequest, SoftwareProfile
 from hlat.precision import MODES
 
@@ -13,7 +13,7 @@ def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
     """Profile of hlat on the request's cluster in this layout (docs/limits.md, docs/parallelism.md)."""
     return _software(
         request.cluster.chip.family or "measured",
-        candidate.tensor == candidate.context == 1 and candidate.schedule not in ZERO_BUBBLE,
+        not any(compile_obstacles(candidate.tensor, candidate.context, candidate.pipeline, candidate.schedule)),
         candidate.zero > 0,
         request.mode == "fp8",
         # In units of 16-bit products: for 32-bit products, rates are halved instead (devices.py).
@@ -22,13 +22,12 @@ def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
 
 
 @lru_cache
-def _software(family: str, local: bool, zero: bool, eight_bit: bool, gradient_bytes: int) -> SoftwareProfile:
+def _software(family: str, compilable: bool, zero: bool, eight_bit: bool, gradient_bytes: int) -> SoftwareProfile:
     compiled = family in _ALWAYS_COMPILED
     return SoftwareProfile(
         attention=FLASH_ATTENTION_3 if compiled else FLASH_ATTENTION_2,
-        # Blocks are compiled unless they communicate inside, or their backward pass is split.
-        fused=compiled or local,
-        eager=not compiled and not local,
+        fused=compiled or compilable,
+        eager=not compiled and not compilable,
         # Tensor-parallel collectives, and the all-reduce of ZeRO 0, do not overlap with computation.
         overlaps_tensor=False,
         overlaps_data=zero,

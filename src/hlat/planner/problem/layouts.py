@@ -30,39 +30,58 @@ _MAX_DOMAINS_PER_TENSOR_GROUP = 2  # slower than one, but --explain can then say
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout of a step: parallel degrees, schedule, ZeRO stage, micro-batch, recomputation.
+    """One layout of a step: a recipe's ``parallel`` section, with the other settings that a plan chooses.
 
     Attributes:
-        tensor: ranks that share each matrix product.
-        pipeline: pipeline ranks.
-        context: ranks that share each sequence.
-        data: data-parallel replicas.
-        virtual: stages per pipeline rank.
-        zero: ZeRO stage, 0 to 3.
+        parallel: the ``parallel`` section.
+        data: data-parallel degree.
         micro_batch: sequences per micro-batch of a data-parallel rank.
         recompute: activation checkpointing policy.
-        schedule: pipeline schedule.
     """
 
-    tensor: int
-    pipeline: int
-    context: int
+    parallel: ParallelConfig
     data: int
-    virtual: int
-    zero: int
     micro_batch: int
     recompute: RecomputePolicy
-    schedule: Schedule = "1f1b"
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel degree."""
+        return self.parallel.tensor
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline-parallel degree."""
+        return self.parallel.pipeline
+
+    @property
+    def context(self) -> int:
+        """Context-parallel degree."""
+        return self.parallel.context
+
+    @property
+    def virtual(self) -> int:
+        """Stages per pipeline rank."""
+        return self.parallel.stages_per_rank
+
+    @property
+    def zero(self) -> int:
+        """ZeRO stage, 0 to 3."""
+        return self.parallel.zero
+
+    @property
+    def schedule(self) -> Schedule:
+        """Pipeline schedule."""
+        return self.parallel.schedule
 
     @property
     def world(self) -> int:
         """World size: one process per device."""
-        return self.tensor * self.pipeline * self.context * self.data
+        return self.parallel.model_ranks * self.data
 
-    @property
-    def parallel(self) -> ParallelConfig:
-        """The recipe's ``parallel`` section."""
-        return _parallel(self.tensor, self.pipeline, self.context, self.virtual, self.schedule, self.zero)
+    def with_zero(self, zero: Literal[0, 1, 2, 3]) -> "Candidate":
+        """Return the same layout with another ZeRO stage."""
+        return replace(self, parallel=self.parallel.model_copy(update={"zero": zero}))
 
     def step_shape(self, request: PlanRequest) -> StepShape:
         """Input of the stage split and of the byte counts in ``hlat.parallel.stages``."""
@@ -93,7 +112,7 @@ class Candidate:
             self.micro_batch,
             request.global_batch,
             request.sequence,
-            sequence_parallel=self.tensor > 1,
+            sequence_parallel=self.parallel.sequence and self.tensor > 1,
             recompute=self.recompute,
             split_backward=self.schedule in ZERO_BUBBLE,
         )
@@ -134,7 +153,8 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
         ):
             if sequences_per_rank % micro:
                 continue
-            candidate = Candidate(tensor, pipeline, context, data, virtual, zero, micro, "none", schedule)
+            parallel = _parallel(tensor, pipeline, context, virtual, schedule, zero)
+            candidate = Candidate(parallel, data, micro, "none")
             if all(holds(check, _values(request, candidate)) for check in LAYOUT_CHECKS):
                 for recompute in RECOMPUTE_POLICIES:
                     yield replace(candidate, recompute=recompute)
@@ -154,7 +174,7 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
         PlanError: malformed text, an unknown name or value, or a layout that fails a check.
     """
     values = _parse_pairs(text, option)
-    degrees = [values.get(name, 1) for name in ("tensor", "pipeline", "context")]
+    degrees = (values.get("tensor", 1), values.get("pipeline", 1), values.get("context", 1))
     data, rest = divmod(request.cluster.devices, degrees[0] * degrees[1] * degrees[2])
     stated = values.get("data", data)
     if rest or stated != data:
@@ -164,17 +184,9 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
         )
     recompute: RecomputePolicy = values.get("recompute", "none")
     schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
-    candidate = Candidate(
-        degrees[0],
-        degrees[1],
-        degrees[2],
-        data,
-        values.get("virtual", default_virtual_stages(schedule)),
-        values.get("zero", 1),
-        values.get("micro_batch", 1),
-        recompute,
-        schedule,
-    )
+    virtual, zero = values.get("virtual", default_virtual_stages(schedule)), values.get("zero", 1)
+    parallel = _parallel(*degrees, virtual, schedule, zero)
+    candidate = Candidate(parallel, data, values.get("micro_batch", 1), recompute)
     reasons = layout_violations(request, candidate)
     if reasons:
         listed = "\n".join(f"  {reason}" for reason in reasons)
@@ -244,15 +256,7 @@ def _values(request: PlanRequest, candidate: Candidate) -> Values:
             "data.sequence_length": request.sequence,
             "batch.global_batch": request.global_batch,
             "batch.micro_batch": candidate.micro_batch,
-            "parallel.tensor": candidate.tensor,
-            "parallel.sequence": True,
-            "parallel.pipeline": candidate.pipeline,
-            "parallel.virtual_stages": candidate.virtual if candidate.virtual > 1 else None,
-            "parallel.schedule": candidate.schedule,
-            "parallel.split": None,
-            "parallel.context": candidate.context,
-            "parallel.zero": candidate.zero,
-            "parallel.replicas": 1,
+            **{f"parallel.{name}": getattr(candidate.parallel, name) for name in ParallelConfig.model_fields},
         }
     )
 
@@ -285,7 +289,7 @@ def _schedules(request: PlanRequest, pipeline: int) -> list[tuple[int, Schedule]
     return schedules + ([(2, "zbv")] if 2 in several else [])
 
 
-def _zero_stages(request: PlanRequest, pipeline: int, shards: int) -> list[int]:
+def _zero_stages(request: PlanRequest, pipeline: int, shards: int) -> list[Literal[0, 1, 2, 3]]:
     if shards == 1:
         return [0]
     if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:

@@ -8,6 +8,7 @@ search and a layout given by the user are all computed by the same formulas.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,10 @@ MATERIALIZED_SCORES, FLASH_ATTENTION_1, FLASH_ATTENTION_2, FLASH_ATTENTION_3 = r
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Dimensions of a decoder. ``gated``: three matrices in the feed-forward block instead of two."""
+    """Dimensions of a decoder.
+
+    ``gated``: three matrices in the feed-forward block instead of two. ``window``: tokens that a token attends to.
+    """
 
     layers: int
     hidden: int
@@ -36,6 +40,7 @@ class ModelShape:
     intermediate: int
     vocab: int
     gated: bool = True
+    window: float = inf
 
 
 @dataclass(frozen=True)

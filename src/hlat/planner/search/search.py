@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -184,6 +185,7 @@ def _columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColu
         model.n_head_dim,
         model.intermediate_size,
         model.vocab_size,
+        window=model.sliding_window or inf,
     )
     return WorkloadColumns(
         [

@@ -1,0 +1,107 @@
+"""OLMo 2 (arXiv 2501.00656): norms after attention and after the feed-forward layer, and of all queries and all keys.
+
+    x -> q, k, v -> q_norm, k_norm -> attention -> output -> attention_norm -> +
+      -> gate, up -> down -> feed_forward_norm -> +
+
+The norms of queries and keys extend over the complete width of all heads.
+"""
+
+from functools import lru_cache
+
+import torch
+
+from hlat.config.sections import ModelConfig
+from hlat.model.architectures import parameters as parts
+from hlat.model.architectures.base import Architecture
+from hlat.model.layers import Attention, DecoderBlock, ShardedRMSNorm
+from hlat.model.model_shard import FULL_MODEL, ModelShard, kv_replication, shard_heads
+from hlat.model.spec import Axis, Component, GradientSum, Initial, ModelSpec, ParameterSpec, SavedTensor, TensorSpec
+
+
+class Olmo2Attention(Attention):
+    """Attention with norms over all queries and over all keys."""
+
+    def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
+        super().__init__(config, shard)
+        here, size = shard_heads(config, shard), config.n_head_dim
+        copies = kv_replication(config, shard.tensor_count)
+        self.q_norm = ShardedRMSNorm(here.queries * size, config.heads * size, 1, config.norm_eps)
+        self.k_norm = ShardedRMSNorm(here.kvs * size, config.n_kv_heads * size, copies, config.norm_eps)
+
+
+class Olmo2Block(DecoderBlock):
+    """One decoder block, with norms of what attention and the feed-forward layer add to the residual stream."""
+
+    attention_class = Olmo2Attention
+
+    def before_attention(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream itself."""
+        return x_BSD
+
+    def after_attention(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
+        """Add the normalised output of attention to the residual stream."""
+        added: torch.Tensor = self.attention_norm(out_BSD)
+        return x_BSD + added
+
+    def before_feed_forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream itself."""
+        return x_BSD
+
+    def after_feed_forward(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
+        """Add the normalised output of the feed-forward layer to the residual stream."""
+        added: torch.Tensor = self.feed_forward_norm(out_BSD)
+        return x_BSD + added
+
+
+def olmo2_spec(config: ModelConfig) -> ModelSpec:
+    """Describe an OLMo 2 model."""
+    return _describe(config.tie_embeddings, config.coalesce)
+
+
+@lru_cache
+def _describe(tie_embeddings: bool, coalesce: bool) -> ModelSpec:
+    block = (
+        *parts.projections("weight", coalesce),
+        _width_norm("q_norm.weight", Axis.QUERIES, GradientSum.NONE),
+        _width_norm("k_norm.weight", Axis.KEYS, GradientSum.KEY_COPIES),
+        parts.output_projection(),
+        parts.stream_norm(
+            "attention_norm.weight", "post_attention_layernorm.weight", step="attention_norm", freed_by="residual"
+        ),
+        *parts.feed_forward(coalesce),
+        parts.stream_norm("feed_forward_norm.weight", "post_feedforward_layernorm.weight", step="feed_forward_norm"),
+    )
+    return parts.decoder_spec(block, _saved(), tie_embeddings)
+
+
+def _width_norm(name: str, heads: Axis, gradient_sum: GradientSum) -> ParameterSpec:
+    """Describe a norm over all heads of queries or keys, whose weight is sharded with them."""
+    tensor = TensorSpec(f"self_attn.{name}", heads, None, Component.NORMS, Initial.ONES, gradient_sum)
+    return ParameterSpec(f"attention.{name}", (tensor,), step="qk_norm", freed_by="qkv")
+
+
+def _saved() -> tuple[SavedTensor, ...]:
+    """Describe the saved tensors: the residual stream is itself the input of attention and of the feed-forward layer.
+
+    The result of the feed-forward layer, which its norm saves, is never recomputed: that would take one more product
+    than other blocks.
+    """
+    width = (Axis.WIDTH,)
+    return (
+        SavedTensor("x", axes=width, between=True, source_of=("attention_input", "residual")),
+        SavedTensor("attention_input", ("attention_input",), width, gathers="x"),
+        SavedTensor("qk_norm_input", ("qkv",), (Axis.QUERIES, Axis.KEYS)),
+        SavedTensor("q_norm_scale", ("qkv",), statistics=True),
+        SavedTensor("k_norm_scale", ("qkv",), statistics=True),
+        *parts.saved_by_attention(),
+        SavedTensor("attention_result", ("residual",), width, between=True),
+        SavedTensor("attention_norm_scale", ("residual",), statistics=True, between=True),
+        SavedTensor("residual", ("residual",), width, between=True, source_of=("feed_forward_input",)),
+        SavedTensor("feed_forward_input", ("feed_forward_input",), width, gathers="residual"),
+        *parts.saved_by_feed_forward(),
+        SavedTensor("feed_forward_result", axes=width, between=True),
+        SavedTensor("feed_forward_norm_scale", statistics=True, between=True),
+    )
+
+
+OLMO2 = Architecture(olmo2_spec, Olmo2Block)

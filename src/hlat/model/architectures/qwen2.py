@@ -1,0 +1,10 @@
+"""Qwen2 (arXiv 2407.10671): the blocks of LLaMA, with biases of queries, keys and values.
+
+The biases are ``model.qkv_bias``, which is always true for this architecture.
+"""
+
+from hlat.model.architectures.base import Architecture
+from hlat.model.architectures.llama import llama_spec
+from hlat.model.layers import DecoderBlock
+
+QWEN2 = Architecture(llama_spec, DecoderBlock)
