@@ -1,0 +1,24 @@
+"""Components that the recipe asks for.
+
+recipe, local parameters -> BUILT_IN, in order -> ComponentList
+"""
+
+from collections.abc import Callable, Sequence
+
+from hlat.config import Recipe
+from hlat.model import LocalParameter
+from hlat.training.components.base import Component, ComponentList
+
+BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], Component | None], ...] = ()
+"""Functions that build a component if the recipe asks for it, in the order in which the components are called."""
+
+
+def requested_components(recipe: Recipe, parameters: Sequence[LocalParameter]) -> ComponentList:
+    """Build the components that the recipe asks for.
+
+    Args:
+        recipe: recipe of the run, with ``precision.mode`` resolved.
+        parameters: this rank's parameters; weights need not be there yet.
+    """
+    built = [build(recipe, parameters) for build in BUILT_IN]
+    return ComponentList([component for component in built if component is not None])
