@@ -2,12 +2,12 @@
 
 from hlat.resilience import FaultInjector
 from hlat.runtime.process import observe_phases
-from hlat.training.components import Component, LoopStart
+from hlat.training.components import LoopStart, TrainingComponent
 from hlat.training.faulty_disk import fault_folder
 from hlat.training.run_state import RunState
 
 
-class FaultInjection(Component):
+class FaultInjection(TrainingComponent):
     """Injects this rank's faults at changes of phase."""
 
     def __init__(self, state: RunState) -> None:

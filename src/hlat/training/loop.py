@@ -23,8 +23,16 @@ from hlat.runtime.distributed import Runtime, joined_run
 from hlat.runtime.process import enter_phase, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
+from hlat.tracking.hosted import check_installed
 from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import Component, ComponentList, GarbageCollector, LoopStart, Profiler, StepEnd
+from hlat.training.components import (
+    ComponentList,
+    GarbageCollector,
+    LoopStart,
+    Profiler,
+    StepEnd,
+    TrainingComponent,
+)
 from hlat.training.divergence import report_anomaly
 from hlat.training.fault_injection import FaultInjection
 from hlat.training.metrics_line import MetricsCollection, MetricsLines
@@ -81,6 +89,8 @@ def run(
     """
     refuse_faults(recipe.faults, allow_faults)
     this_rank = rank_info()
+    if this_rank.rank == 0:
+        check_installed(recipe.tracking)
     open_run_folder(recipe.run_dir, earlier)
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
@@ -131,7 +141,13 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
         return OtherRankTracker()
     recipe = state.recipe
     return open_tracker(
-        recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=state.step, stream=stream
+        recipe.run_dir,
+        recipe.tracking,
+        total_steps=recipe.total_steps,
+        start_step=state.step,
+        stream=stream,
+        name=recipe.run.name,
+        recipe=recipe.model_dump(mode="json"),
     )
 
 
@@ -190,7 +206,7 @@ def _components(
     corruption_check: CorruptionCheck,
     checkpointer: Checkpointer,
     profile: bool,
-) -> list[Component]:
+) -> list[TrainingComponent]:
     """List the components of the run, in the order in which they are called before and after each step."""
     return [
         FaultInjection(state),

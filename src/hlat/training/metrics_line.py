@@ -11,7 +11,7 @@ from typing import Any
 from hlat.runtime import NumericsError
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components import Component, StepEnd
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
 from hlat.training.process import PhaseTimer
 from hlat.training.run_state import RunState
@@ -20,7 +20,7 @@ from hlat.training.step_metrics import reproducible_metrics, timing_metrics
 from hlat.training.validation import ValidationResult, validate
 
 
-class MetricsLines(Component):
+class MetricsLines(TrainingComponent):
     """Writer of the lines of a run: validates, if the step does, and writes the line that was collected before.
 
     Args:
@@ -116,7 +116,7 @@ class MetricsLines(Component):
         return result
 
 
-class MetricsCollection(Component):
+class MetricsCollection(TrainingComponent):
     """Collects the metrics of a logged step for ``MetricsLines`` before its save, so that the checkpoint has them."""
 
     def __init__(self, lines: MetricsLines) -> None:

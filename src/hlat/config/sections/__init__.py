@@ -1,6 +1,6 @@
 """The sections of a recipe: one pydantic model each, one sentence per field."""
 
-from hlat.config.sections.base import Section
+from hlat.config.sections.base import ComponentSection, Section
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import (
     MOST_LAYERS,
@@ -28,6 +28,7 @@ from hlat.config.sections.recovery import (
     RecoveryConfig,
     refuse_faults,
 )
+from hlat.config.sections.tracking import TrackingConfig
 from hlat.config.sections.training import (
     BatchConfig,
     EvaluationConfig,
@@ -35,7 +36,6 @@ from hlat.config.sections.training import (
     PrecisionConfig,
     RunConfig,
     ScheduleConfig,
-    TrackingConfig,
     TrainingConfig,
 )
 
@@ -48,6 +48,7 @@ __all__ = [
     "AnomalyConfig",
     "BatchConfig",
     "CheckpointConfig",
+    "ComponentSection",
     "DataConfig",
     "EvaluationConfig",
     "FaultConfig",

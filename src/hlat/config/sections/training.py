@@ -75,7 +75,7 @@ class ScheduleConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Length of the run, seed and logging."""
+    """Length of the run, seed, logging, and components that take part in each step."""
 
     steps: Positive | None = None
     """Optimizer steps of the whole run; or give tokens."""
@@ -105,12 +105,3 @@ class PrecisionConfig(Section):
     """auto (mixed where every device has fast bf16, else fp32; a resumed run keeps what it began with); fp32; mixed
     (bf16 products over fp32 weights and optimizer); bf16-sr (everything bf16, updates rounded stochastically); bf16
     (rounded to nearest: known to stall); bf16-kahan (rounding errors are kept and added later); fp8."""
-
-
-class TrackingConfig(Section):
-    """Console and TensorBoard; metrics.jsonl is always written."""
-
-    tensorboard: bool = True
-    """Write TensorBoard event files to <run.dir>/tensorboard."""
-    console: Literal["auto", "rich", "plain", "none"] = "auto"
-    """Progress bar (rich), plain lines, or nothing; auto takes the bar on a terminal."""

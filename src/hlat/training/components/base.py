@@ -10,9 +10,13 @@ The loop (``hlat.training.loop``) lists its components in order and calls each h
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel
 
 from hlat.checkpoint import ExtraState
 from hlat.config import Recipe
+from hlat.config.sections import Section
 from hlat.runtime.distributed import Runtime
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.step import StepResult
@@ -20,7 +24,7 @@ from hlat.training.step import StepResult
 
 @dataclass(frozen=True)
 class LoopStart:
-    """What a component is given when the loop begins.
+    """Everything that a component is given when the loop begins.
 
     Attributes:
         recipe: recipe of the run, with ``precision.mode`` resolved.
@@ -52,12 +56,20 @@ class StepEnd:
     is_last: bool
 
 
-class Component:
+class TrainingComponent:
     """Base of training components: every hook does nothing.
 
     Every rank calls every hook, in the same order, so a hook may be collective. The state must be a function of the
     steps done, or a run that resumes would differ from one that was never interrupted. A hook that raises ends the run.
+
+    Components of other packages are built by ``Kind(options, parameters)``: their validated options, and this rank's
+    parameters, whose values are not there yet.
+
+    Attributes:
+        Options: pydantic model of the options in ``training.components.NAME``; none by default.
     """
+
+    Options: ClassVar[type[BaseModel]] = Section
 
     def begin(self, start: LoopStart) -> None:
         """Take part from here on: the state is that of the checkpoint that the run resumes from, if there is one."""
@@ -90,13 +102,13 @@ class Component:
         """
 
 
-class ComponentList(Component):
+class ComponentList(TrainingComponent):
     """Several components as one: each hook calls that of all, in order."""
 
-    def __init__(self, components: Sequence[Component]) -> None:
+    def __init__(self, components: Sequence[TrainingComponent]) -> None:
         self._components = tuple(components)
 
-    def __iter__(self) -> Iterator[Component]:
+    def __iter__(self) -> Iterator[TrainingComponent]:
         return iter(self._components)
 
     def begin(self, start: LoopStart) -> None:

@@ -1,10 +1,10 @@
 """Components that act on the process, not on the model: the profiler and the garbage collector."""
 
-from hlat.training.components.base import Component, LoopStart, StepEnd
+from hlat.training.components.base import LoopStart, StepEnd, TrainingComponent
 from hlat.training.process import profile_steps, scheduled_gc
 
 
-class Profiler(Component):
+class Profiler(TrainingComponent):
     """Profiles steps 4 to 6 of this process (``hlat train --profile``).
 
     Args:
@@ -24,7 +24,7 @@ class Profiler(Component):
         self._step()
 
 
-class GarbageCollector(Component):
+class GarbageCollector(TrainingComponent):
     """Runs Python's garbage collector after the same steps on every rank."""
 
     def begin(self, start: LoopStart) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from hlat.config import Recipe
 from hlat.model import LocalParameter
-from hlat.training.components.base import Component, ComponentList
+from hlat.training.components.base import ComponentList, TrainingComponent
 
-BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], Component | None], ...] = ()
+BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], TrainingComponent | None], ...] = ()
 """Functions that build a component if the recipe asks for it, in the order in which the components are called."""
 
 

@@ -1,7 +1,7 @@
 """Loading of a checkpoint into model, optimizer and components.
 
 checkpoint with state of a component    -> loaded in place
-checkpoint without it                   -> Component.reset, and the component is named in ``StateChanges.begun``
+checkpoint without it                   -> TrainingComponent.reset, and the component is named in ``StateChanges.begun``
 state of a component that is not there  -> not loaded, and named in ``StateChanges.dropped``
 """
 

@@ -25,7 +25,7 @@ from hlat.runtime import RankInfo, StorageError
 from hlat.runtime.distributed import HelperProcess, start_helper
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components import Component, StepEnd
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.newest_saved import SavedCheckpoint
@@ -71,7 +71,7 @@ def background_saver(process: HelperProcess | None, state: RunState) -> AsyncSav
     return AsyncSaver(process, state.runtime, state.store, recipe.checkpoint.retries, tiers)
 
 
-class Checkpointer(Component):
+class Checkpointer(TrainingComponent):
     """Saves checkpoints and snapshots of a run as its recipe says.
 
     Args:

@@ -21,13 +21,13 @@ from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageErro
 from hlat.runtime.process import enter_phase
 from hlat.runtime.storage import sync_to_disk
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components import Component, StepEnd
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.run_state import RunState
 
 _LISTED = 20  # tensors in an event, at most; integrity.json has all
 
 
-class CorruptionCheck(Component):
+class CorruptionCheck(TrainingComponent):
     """Compares the replicas of weights and optimizer state. The constructor and all methods are collective.
 
     Args:
