@@ -1,10 +1,10 @@
 """The sections of a recipe besides the model. One sentence per field: this file is the manual."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from hlat.config.sections.base import Section, fixed
+from hlat.config.sections.base import ComponentSection, Section, fixed
 from hlat.runtime.backend import BACKENDS
 
 Positive = Annotated[int, Field(gt=0)]
@@ -74,6 +74,19 @@ class ScheduleConfig(Section):
     """Share of the horizon that wsd spends decaying, linearly, to the floor."""
 
 
+class EmaConfig(ComponentSection):
+    """Exponential moving average of the weights, in fp32; 4 bytes per parameter on the rank that stores it."""
+
+    bytes_per_parameter: ClassVar[int] = 4
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """Weight of the old average in each update; 1 / (1 - decay) updates are averaged, roughly."""
+    every_steps: Positive = 1
+    """Steps between two updates."""
+    start_step: Count = 0
+    """Step with whose weights the average begins; before, it equals the weights."""
+
+
 class TrainingConfig(Section):
     """Length of the run, seed, logging, and components that take part in each step."""
 
@@ -87,6 +100,8 @@ class TrainingConfig(Section):
     """Steps between two lines of metrics."""
     stop_after: Positive | None = None
     """End cleanly after so many steps of this process, saving a checkpoint, as an interruption would."""
+    ema: EmaConfig | None = None
+    """Average of the weights, saved in checkpoints for hlat export --weights ema; null for none."""
 
 
 class EvaluationConfig(Section):

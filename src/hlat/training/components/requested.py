@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from hlat.config import Recipe
 from hlat.model import LocalParameter
 from hlat.training.components.base import ComponentList, TrainingComponent
+from hlat.training.components.ema import weight_average
 
-BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], TrainingComponent | None], ...] = ()
+BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], TrainingComponent | None], ...] = (weight_average,)
 """Functions that build a component if the recipe asks for it, in the order in which the components are called."""
 
 
