@@ -14,6 +14,19 @@ class _HostedConfig(Section):
     """offline uses no network and writes files in the run's folder."""
 
 
+class WandbConfig(_HostedConfig):
+    """Weights & Biases (pip install 'hlat[wandb]'); offline files are in <run.dir>/wandb, for wandb sync."""
+
+    project: str = "hlat"
+    """Project of the run."""
+    entity: str | None = None
+    """User or team that owns the project; null for the default of the API key."""
+    group: str | None = None
+    """Group of runs; null for none."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+
+
 class TrackingConfig(Section):
     """Outputs of the metrics besides metrics.jsonl, which is always written."""
 
@@ -21,5 +34,7 @@ class TrackingConfig(Section):
     """Write TensorBoard event files to <run.dir>/tensorboard."""
     console: Literal["auto", "rich", "plain", "none"] = "auto"
     """Progress bar (rich), plain lines, or nothing; auto takes the bar on a terminal."""
+    wandb: WandbConfig | None = None
+    """Weights & Biases; null for none."""
     flush_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """Seconds that the end of a run may wait for these services."""

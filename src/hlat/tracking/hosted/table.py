@@ -25,6 +25,7 @@ class HostedEntry:
 
 
 HOSTED: dict[str, HostedEntry] = {
+    "wandb": HostedEntry("hlat.tracking.hosted.wandb_client:WandbClient", "wandb"),
 }
 """Hosted trackers by the name of their field in ``tracking``."""
 
