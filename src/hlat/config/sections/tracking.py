@@ -27,6 +27,15 @@ class WandbConfig(_HostedConfig):
     """Tags of the run."""
 
 
+class MlflowConfig(_HostedConfig):
+    """MLflow (pip install 'hlat[mlflow]'); offline a database in <run.dir>/mlflow, for mlflow server."""
+
+    experiment: str = "hlat"
+    """Experiment of the run; created if it does not exist."""
+    uri: str | None = None
+    """URL of the tracking server; null takes MLFLOW_TRACKING_URI from the environment."""
+
+
 class TrackingConfig(Section):
     """Outputs of the metrics besides metrics.jsonl, which is always written."""
 
@@ -36,5 +45,7 @@ class TrackingConfig(Section):
     """Progress bar (rich), plain lines, or nothing; auto takes the bar on a terminal."""
     wandb: WandbConfig | None = None
     """Weights & Biases; null for none."""
+    mlflow: MlflowConfig | None = None
+    """MLflow; null for none."""
     flush_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """Seconds that the end of a run may wait for these services."""
