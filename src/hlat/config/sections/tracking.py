@@ -36,6 +36,15 @@ class MlflowConfig(_HostedConfig):
     """URL of the tracking server; null takes MLFLOW_TRACKING_URI from the environment."""
 
 
+class TrackioConfig(_HostedConfig):
+    """Trackio (pip install 'hlat[trackio]'); offline databases are in <run.dir>/trackio, for trackio show."""
+
+    project: str = "hlat"
+    """Project of the run."""
+    space: str | None = None
+    """Hugging Face Space (owner/name) that shows the run; null for Trackio's folder on this machine."""
+
+
 class TrackingConfig(Section):
     """Outputs of the metrics besides metrics.jsonl, which is always written."""
 
@@ -47,5 +56,7 @@ class TrackingConfig(Section):
     """Weights & Biases; null for none."""
     mlflow: MlflowConfig | None = None
     """MLflow; null for none."""
+    trackio: TrackioConfig | None = None
+    """Trackio; null for none."""
     flush_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """Seconds that the end of a run may wait for these services."""

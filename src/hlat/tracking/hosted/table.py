@@ -27,6 +27,7 @@ class HostedEntry:
 HOSTED: dict[str, HostedEntry] = {
     "wandb": HostedEntry("hlat.tracking.hosted.wandb_client:WandbClient", "wandb"),
     "mlflow": HostedEntry("hlat.tracking.hosted.mlflow_client:MlflowClient", "mlflow"),
+    "trackio": HostedEntry("hlat.tracking.hosted.trackio_client:TrackioClient", "trackio"),
 }
 """Hosted trackers by the name of their field in ``tracking``."""
 
