@@ -32,6 +32,7 @@ from hlat.training.components import (
     Profiler,
     StepEnd,
     TrainingComponent,
+    installed_components,
 )
 from hlat.training.divergence import report_anomaly
 from hlat.training.fault_injection import FaultInjection
@@ -89,6 +90,7 @@ def run(
     """
     refuse_faults(recipe.faults, allow_faults)
     this_rank = rank_info()
+    installed_components(recipe)
     if this_rank.rank == 0:
         check_installed(recipe.tracking)
     open_run_folder(recipe.run_dir, earlier)

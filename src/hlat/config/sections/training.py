@@ -1,6 +1,6 @@
 """The sections of a recipe besides the model. One sentence per field: this file is the manual."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from hlat.runtime.backend import BACKENDS
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 
 if TYPE_CHECKING:
     Device = str
@@ -102,6 +103,8 @@ class TrainingConfig(Section):
     """End cleanly after so many steps of this process, saving a checkpoint, as an interruption would."""
     ema: EmaConfig | None = None
     """Average of the weights, saved in checkpoints for hlat export --weights ema; null for none."""
+    components: dict[ComponentName, dict[str, Any]] = {}
+    """Components of other packages (entry point group hlat.components), by name, with their options."""
 
 
 class EvaluationConfig(Section):
