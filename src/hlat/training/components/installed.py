@@ -4,7 +4,7 @@ training.components: {NAME: {options}}  --entry point NAME--> class --options-->
 
 # pyproject.toml of such a package
 [project.entry-points."hlat.components"]
-gradient-noise = "my_package.noise:GradientNoise"
+largest-weight = "my_package:LargestWeight"
 """
 
 from collections.abc import Mapping, Sequence
