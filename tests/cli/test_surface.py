@@ -52,10 +52,19 @@ SURFACE = {
     "hardware list": {"--hardware"},
     "hardware show": {"name", "--hardware"},
     "hardware measure": {"--to", "--name"},
-    "evaluate": {"checkpoint", "--data"},
-    "generate": {"checkpoint", "--prompt", "--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"},
+    "evaluate": {"checkpoint", "--data", "--weights"},
+    "generate": {
+        "checkpoint",
+        "--prompt",
+        "--max-tokens",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--seed",
+        "--weights",
+    },
     "import": {"source", "--to"},
-    "export": {"checkpoint", "--to", "--dtype"},
+    "export": {"checkpoint", "--to", "--dtype", "--weights"},
     "quickstart": {"--to", "--steps"},
 }
 

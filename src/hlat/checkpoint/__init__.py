@@ -17,11 +17,12 @@ from hlat.checkpoint.resume_check import (
     saved_precision_mode,
     software_versions,
 )
-from hlat.checkpoint.state import collect, load_weights, restore
+from hlat.checkpoint.state import ExtraState, collect, extra_names, load_weights, restore
 from hlat.checkpoint.tokenizer import check_same_tokenizer, has_tokenizer, read_tokenizer, tokenizer_files
 
 __all__ = [
     "CheckpointEntry",
+    "ExtraState",
     "RecipeChange",
     "RemotePrefix",
     "check_resume",
@@ -29,6 +30,7 @@ __all__ = [
     "collect",
     "end_token_ids",
     "export_hf",
+    "extra_names",
     "find_checkpoints_folder",
     "group_tensors",
     "has_tokenizer",

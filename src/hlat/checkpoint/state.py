@@ -2,7 +2,8 @@
 
     local parameters, AdamW --collect--> chunks of model.<name>, optimizer.exp_avg.<name>, optimizer.exp_avg_sq.<name>,
                                          optimizer.step, rng.<source>
-    checkpoint --restore--> local parameters and AdamW, updated in place, in any layout, fused or not
+    ExtraState -----------------> chunks of <its name>.<name>, such as ema.<name>
+    checkpoint --restore--> local parameters, AdamW and extra states, updated in place, in any layout, fused or not
 
 With bf16-kahan there is also optimizer.compensation.<name>. Every tensor is saved in its own dtype.
 
@@ -11,8 +12,8 @@ chunks that it stores. Learning rate, betas and weight decay are not saved: they
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,14 +32,34 @@ MODEL = "model."
 OPTIMIZER = "optimizer."
 STEP = OPTIMIZER + "step"
 RNG = "rng."
+_OWN_NAMES = ("model", "optimizer", "rng", "data")
 
 _READ_BYTES = 1 << 30
 
 
+@dataclass(frozen=True)
+class ExtraState:
+    """State of a run besides weights, optimizer and RNG, such as an average of the weights.
+
+    Attributes:
+        name: first part of the tensors' names in the checkpoint.
+        by_parameter: for each local parameter, in order, a tensor of the shape of its local rows, in any dtype; stored
+            as ``<name>.<canonical name>`` and loaded in any layout. Empty if there are none.
+        replicated: tensors that are the same on every rank, by name; stored as ``<name>.<name of the tensor>``.
+    """
+
+    name: str
+    by_parameter: Sequence[torch.Tensor] = ()
+    replicated: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
 def collect(
-    config: ModelConfig, parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer | None = None
+    config: ModelConfig,
+    parameters: Sequence[LocalParameter],
+    optimizer: torch.optim.Optimizer | None = None,
+    extra: Sequence[ExtraState] = (),
 ) -> list[TensorChunk]:
-    """Collect the state that this process saves: weights, optimizer state and RNG states.
+    """Collect the state that this process saves: weights, optimizer state, RNG states and extra states.
 
     The chunks are views of the live tensors and must be used before the next step.
 
@@ -46,15 +67,14 @@ def collect(
         config: the full model.
         parameters: local parameters of this process.
         optimizer: optimizer of ``parameters``; None for the weights only.
+        extra: further state to save; only with an optimizer.
 
     Returns:
         The chunks that this process owns, and the replicated ones. The chunks of all processes together cover every
         tensor exactly once.
     """
     shapes = canonical_shapes(config)
-    local_tensors = (
-        _weights(parameters) if optimizer is None else [*_weights(parameters), *_states(parameters, optimizer)]
-    )
+    local_tensors = _local_tensors(parameters, optimizer, extra)
     chunks = [
         TensorChunk(
             local.prefix + row_block.name,
@@ -70,7 +90,10 @@ def collect(
     if optimizer is None:
         return chunks
     step = torch.tensor(int(_step(parameters, optimizer)), dtype=torch.int64)
-    return chunks + replicated_chunks({STEP: step} | {RNG + name: tensor for name, tensor in rng_state().items()})
+    replicated = {STEP: step} | {RNG + name: tensor for name, tensor in rng_state().items()}
+    for state in extra:
+        replicated |= {f"{state.name}.{name}": tensor for name, tensor in state.replicated.items()}
+    return chunks + replicated_chunks(replicated)
 
 
 def restore(
@@ -78,6 +101,7 @@ def restore(
     config: ModelConfig,
     parameters: Sequence[LocalParameter],
     optimizer: torch.optim.Optimizer | None = None,
+    extra: Sequence[ExtraState] = (),
 ) -> None:
     """Load a saved state in place, bit for bit; the inverse of ``collect``.
 
@@ -89,16 +113,17 @@ def restore(
         config: the full model.
         parameters: local parameters of this process.
         optimizer: optimizer of ``parameters``; None to load the weights only.
+        extra: further state to load; all of it has to be in the checkpoint (see ``extra_names``).
 
     Raises:
         CheckpointError: tensors are missing, or differ in shape or dtype; lists all of them. Nothing has been changed.
     """
-    local_tensors = (
-        _weights(parameters) if optimizer is None else [*_weights(parameters), *_states(parameters, optimizer)]
-    )
+    local_tensors = _local_tensors(parameters, optimizer, extra)
     expected = _full_tensors(config, local_tensors)
     if optimizer is not None:
         expected[STEP] = torch.empty((), dtype=torch.int64, device="meta")
+    replicated = {f"{state.name}.{name}": tensor for state in extra for name, tensor in state.replicated.items()}
+    expected |= replicated
     checkpoint.check(expected)
     _read(checkpoint, local_tensors)
     if optimizer is not None:
@@ -106,6 +131,13 @@ def restore(
         for entry in optimizer.state.values():
             entry["step"].fill_(step.item())
         set_rng_state(checkpoint.load(RNG))
+    for name, saved in checkpoint.read(replicated).items():
+        replicated[name].copy_(saved)
+
+
+def extra_names(checkpoint: Checkpoint) -> set[str]:
+    """Return the names of the extra states that a checkpoint has."""
+    return {name.partition(".")[0] for name in checkpoint.tensors} - set(_OWN_NAMES)
 
 
 def load_weights(
@@ -129,9 +161,18 @@ def load_weights(
     ranks.run_on_all(lambda: fill(checkpoint, config, parameters))
 
 
-def fill(checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter]) -> None:
-    """Load the weights of an open checkpoint on this process; see ``load_weights``."""
-    local_tensors, saved = _weights(parameters), checkpoint.tensors
+def fill(
+    checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter], prefix: str = MODEL
+) -> None:
+    """Load the weights of an open checkpoint on this process; see ``load_weights``.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: the full model.
+        parameters: local parameters of this process; filled in place.
+        prefix: prefix of the tensors to load, one for each canonical name.
+    """
+    local_tensors, saved = _weights(parameters, prefix), checkpoint.tensors
     checkpoint.check(
         {
             name: torch.empty_like(tensor, dtype=saved[name].dtype) if name in saved else tensor
@@ -143,7 +184,7 @@ def fill(checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[Local
 
 @dataclass(frozen=True)
 class _LocalTensor:
-    """Local rows of a weight or of an optimizer state, which are saved under a prefix."""
+    """Local rows of a weight, or of a state of its shape, which are saved under a prefix."""
 
     prefix: str
     parameter: LocalParameter
@@ -153,8 +194,23 @@ class _LocalTensor:
         return self.parameter.row_views(row_block, self.tensor)
 
 
-def _weights(parameters: Sequence[LocalParameter]) -> list[_LocalTensor]:
-    return [_LocalTensor(MODEL, parameter, parameter.tensor) for parameter in parameters]
+def _local_tensors(
+    parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer | None, extra: Sequence[ExtraState]
+) -> list[_LocalTensor]:
+    """Weights; with an optimizer also its state and the extra states."""
+    if optimizer is None:
+        return _weights(parameters)
+    kept = [
+        _LocalTensor(f"{state.name}.", parameter, tensor)
+        for state in extra
+        if state.by_parameter
+        for parameter, tensor in zip(parameters, state.by_parameter, strict=True)
+    ]
+    return [*_weights(parameters), *_states(parameters, optimizer), *kept]
+
+
+def _weights(parameters: Sequence[LocalParameter], prefix: str = MODEL) -> list[_LocalTensor]:
+    return [_LocalTensor(prefix, parameter, parameter.tensor) for parameter in parameters]
 
 
 def _states(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> list[_LocalTensor]:

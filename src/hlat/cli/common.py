@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,7 +27,9 @@ OverridesArgument = Annotated[
 CheckpointArgument = Annotated[
     str, typer.Argument(help="Run folder, its checkpoints folder, or one checkpoint.", show_default=False)
 ]
-
+WeightsOption = Annotated[
+    Literal["model", "ema"], typer.Option(help="The weights, or their average (of a run with training.ema).")
+]
 
 _SECONDS_BETWEEN_LINES = 5.0
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hlat.cli.common import CheckpointArgument, ready, say
+from hlat.cli.common import CheckpointArgument, WeightsOption, ready, say
 
 
 def register(app: typer.Typer) -> None:
@@ -16,12 +16,13 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     checkpoint: CheckpointArgument,
     data: Annotated[str | None, typer.Option(help="Folder of prepared data; default: that of the run.")] = None,
+    weights: WeightsOption = "model",
 ) -> None:
     """Compute loss, perplexity and bits per byte over the whole validation split."""
     from hlat.evaluation import evaluate_checkpoint
 
     ready()
-    result = evaluate_checkpoint(checkpoint, data)
+    result = evaluate_checkpoint(checkpoint, data, weights)
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
 
@@ -39,9 +40,11 @@ def generate(
         typer.Option(min=0.0, max=1.0, help="Sample from the smallest set of tokens with total probability p."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    weights: WeightsOption = "model",
 ) -> None:
     r"""Continue a prompt. Control characters of the text are printed as escapes (\u001b), except newlines and tabs."""
     from hlat.evaluation import Sampling, generate_text
 
     ready()
-    say(prompt + generate_text(checkpoint, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed)))
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    say(prompt + generate_text(checkpoint, prompt, max_tokens, sampling, weights))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from hlat.cli.common import CheckpointArgument, ready, say
+from hlat.cli.common import CheckpointArgument, WeightsOption, ready, say
 
 Folder = Annotated[Path, typer.Option("--to", help="Folder to write; must not exist.")]
 
@@ -38,11 +38,12 @@ def export_command(
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the files; default: as stored.")
     ] = None,
+    weights: WeightsOption = "model",
 ) -> None:
     """Write a checkpoint as a Hugging Face model that transformers loads."""
     from hlat.checkpoint import export_hf
 
     ready()
-    path = export_hf(checkpoint, to, dtype=dtype)
+    path = export_hf(checkpoint, to, dtype=dtype, weights=weights)
     say(f"exported to {path}")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")

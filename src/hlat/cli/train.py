@@ -172,10 +172,11 @@ def _join_job(nproc: str | None) -> None:
 
 def _supervise(given: _Arguments, least: int, most: int, *, once: bool) -> int:
     recipe = given.load(most)  # reports errors before any process starts
-    from hlat.launch import SupervisedRun, supervise
+    from hlat.launch import SupervisedRun, check_extensions, supervise
     from hlat.resilience import WorldSizePolicy
 
     ready()
+    check_extensions(recipe)
     recovery = recipe.recovery
     if once:
         recovery = recovery.model_copy(update={"restarts": 0, "hang_seconds": None})

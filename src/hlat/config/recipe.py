@@ -7,6 +7,7 @@ from hlat.config.sections import (
     AnomalyConfig,
     BatchConfig,
     CheckpointConfig,
+    ComponentSection,
     DataConfig,
     EvaluationConfig,
     FaultConfig,
@@ -53,7 +54,7 @@ class Recipe(Section):
     memory: MemoryConfig = MemoryConfig()
     """Activation checkpointing: computation traded for memory."""
     tracking: TrackingConfig = TrackingConfig()
-    """Console and TensorBoard."""
+    """Console, TensorBoard, and services that get the metrics."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Restarts, hangs, deadlines."""
     anomalies: AnomalyConfig = AnomalyConfig()
@@ -90,6 +91,12 @@ class Recipe(Section):
     def horizon_steps(self) -> int:
         """Step at which the learning-rate schedule ends."""
         return self.schedule.horizon_steps or self.total_steps
+
+    @property
+    def component_bytes(self) -> int:
+        """Bytes that training components keep for each parameter element, on the rank that stores it."""
+        sections = [getattr(self.training, name) for name in type(self.training).model_fields]
+        return sum(section.bytes_per_parameter for section in sections if isinstance(section, ComponentSection))
 
     def in_mode(self, mode: str) -> "Recipe":
         """The same recipe with this ``precision.mode``."""

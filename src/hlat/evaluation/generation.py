@@ -106,10 +106,13 @@ def _uniform(seed: int, index: int) -> float:
     return int(word) / 2.0**32
 
 
-def generate_text(checkpoint: str | Path, prompt: str, max_tokens: int, sampling: Sampling | None = None) -> str:
+def generate_text(
+    checkpoint: str | Path, prompt: str, max_tokens: int, sampling: Sampling | None = None, weights: str = "model"
+) -> str:
     """Load a checkpoint on this machine's device and continue a text.
 
-    The prompt is encoded as in training, with a BOS token if the tokenizer adds one.
+    The prompt is encoded as in training, with a BOS token if the tokenizer adds one. ``weights`` is ``model``, or
+    ``ema`` for their average.
 
     Raises:
         CheckpointError: the folder has no valid checkpoint, or the checkpoint has no tokenizer.
@@ -121,5 +124,5 @@ def generate_text(checkpoint: str | Path, prompt: str, max_tokens: int, sampling
         folder, eos_token=None
     )  # end tokens are read above; an imported tokenizer may define none
     tokens = tokenizer.encode_prompt(prompt)
-    model, _ = load_model(folder, join_run().device)
+    model, _ = load_model(folder, join_run().device, weights=weights)
     return tokenizer.decode(generate(model, tokens, max_tokens, sampling, end_ids=ends))

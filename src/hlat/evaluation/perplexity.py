@@ -47,7 +47,7 @@ class Perplexity:
             return math.inf
 
 
-def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) -> Perplexity:
+def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None, weights: str = "model") -> Perplexity:
     """Evaluate a checkpoint on the validation split of its run, or of another prepared folder.
 
     The split is cut into windows of the run's sequence length. Imported weights, which have no run, are evaluated in
@@ -57,6 +57,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
         data: prepared data; None takes data.prepared_dir of the run's recipe, or the folder ``data`` next to the
             checkpoints folder.
+        weights: ``model``, or ``ema`` for their average.
 
     Raises:
         CheckpointError: the folder has no valid checkpoint.
@@ -64,7 +65,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None) 
             shard of it is damaged.
     """
     folder = resolve(Path(checkpoint))
-    model, meta = load_model(folder, join_run().device, torch.float32)
+    model, meta = load_model(folder, join_run().device, torch.float32, weights)
     recipe = _saved_recipe(meta, folder)
     prepared = open_prepared(Path(data) if data is not None else _run_data(recipe, folder))
     _check_data(prepared, folder, model.config)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.launch.extension_check import check_extensions
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess
     from hlat.launch.process_set import ProcessSet
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "extension_check": ("check_extensions",),
         "fork_launcher": ("launch_forked",),
         "multiprocess_launcher": (
             "hlat_command",
@@ -34,6 +36,7 @@ __getattr__ = lazily(
 __all__ = [
     "ProcessSet",
     "SupervisedRun",
+    "check_extensions",
     "hlat_command",
     "launch_forked",
     "launch_multiprocess",

@@ -24,6 +24,7 @@ CATEGORIES = {
     "gathered": "full parameters, gathered temporarily from their shards",
     "gradients": "gradients of parameters, full or sharded",
     "optimizer": "moments and step counters of AdamW",
+    "components": "state of training components, such as an average of the weights",
     "activations": "tensors of the forward pass: kept for backward, or in use at that moment",
     "loss": "tensors of head and loss: logits of a chunk, and the gradients kept of them",
     "communication": "send and receive buffers of the data and pipeline axes",

@@ -1,18 +1,19 @@
 """Rehearsal of one rank: the program builds it and runs one step under observation.
 
-    recipe, rank -> its shard of the model, AdamW -> a step on dummy tokens -> its part of a checkpoint -> RankReport
+    recipe, rank -> its shard of the model, AdamW, components -> a step on dummy tokens -> its part of a checkpoint
+        -> RankReport
 
 AdamW's state is created before that step, so that the step is like every later one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from hlat.checkpoint import collect
+from hlat.checkpoint import ExtraState, collect
 from hlat.config import Recipe
 from hlat.data.samples import Batch
 from hlat.model import local
@@ -26,6 +27,7 @@ from hlat.rehearsal.operations import OperationObserver
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 from hlat.training import accumulate_gradients, update
+from hlat.training.components import ComponentList, StepEnd, requested_components
 from hlat.training.process import scheduled_gc
 
 
@@ -82,16 +84,19 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
                 model.local_parameters, recipe.optimizer, recipe.precision.mode, recipe.training.seed
             )
             allocate_state(optimizer, model.local_parameters)
-        storages.follow(model, optimizer)
+            components = requested_components(recipe, model.local_parameters)
+            components.reset()
+        storages.follow(model, optimizer, components.state())
         batch = _batch(recipe, model)
         with OperationObserver(memory.observe, counter.observe, flops.observe), _loss_marked(model, memory):
             # The complete batch counts as memory on the device, like its micro-batches.
             whole = [tokens.view_as(tokens) for tokens in (batch.inputs_BS, batch.labels_BS)]
-            update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
+            result = update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
+            components.after_step(StepEnd(1, result, is_last=False))
         enter_phase("between")
-        del whole, batch
+        del whole, batch, result
         peak, between_steps = memory.at_peak(), memory.now()
-    blocks = _checkpoint_blocks(recipe, runtime, model, optimizer)
+    blocks = _checkpoint_blocks(recipe, runtime, model, optimizer, components)
     stage_layers = (stage.shard.layer_range(recipe.model) for stage in model.stages)
     return RankReport(
         rank=runtime.rank,
@@ -109,17 +114,22 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
 
 
 class _StateStorages:
-    """Identifies the storages of parameters, gathered parameters, gradients and optimizer state."""
+    """Identifies the storages of parameters, gathered parameters, gradients, optimizer and components."""
 
     def __init__(self) -> None:
         self._model: ParallelModel | None = None
-        self._moments: dict[int, str] = {}
+        self._kept: dict[int, str] = {}
 
-    def follow(self, model: ParallelModel, optimizer: torch.optim.Optimizer) -> None:
-        """Take the model and optimizer whose storages are to be identified."""
+    def follow(
+        self, model: ParallelModel, optimizer: torch.optim.Optimizer, component_states: Sequence[ExtraState]
+    ) -> None:
+        """Take the model, optimizer and components whose storages are to be identified."""
         self._model = model
         for entry in optimizer.state.values():
-            self._moments |= {storage_key(local(tensor)): "optimizer" for tensor in entry.values()}
+            self._kept |= {storage_key(local(tensor)): "optimizer" for tensor in entry.values()}
+        for state in component_states:
+            tensors = (*state.by_parameter, *state.replicated.values())
+            self._kept |= {storage_key(tensor): "components" for tensor in tensors}
 
     def categories(self) -> Mapping[int, str]:
         """Category by ``storage_key``."""
@@ -128,7 +138,7 @@ class _StateStorages:
         current = {storage_key(tensor): "gathered" for tensor in self._model.gathered_parameters()}
         current |= {storage_key(tensor): "parameters" for tensor in self._model.stored_parameters()}
         current |= {storage_key(tensor): "gradients" for tensor in self._model.gradients()}
-        return current | self._moments
+        return current | self._kept
 
 
 def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
@@ -163,11 +173,15 @@ def _loss_marked(model: ParallelModel, memory: MemoryTracker) -> Iterator[None]:
 
 
 def _checkpoint_blocks(
-    recipe: Recipe, runtime: Runtime, model: ParallelModel, optimizer: torch.optim.Optimizer
+    recipe: Recipe,
+    runtime: Runtime,
+    model: ParallelModel,
+    optimizer: torch.optim.Optimizer,
+    components: ComponentList,
 ) -> list[int]:
     """Bytes of each tensor chunk of a checkpoint that this rank writes."""
     with host_values():
         for entry in optimizer.state.values():
             entry["step"] = torch.ones(())  # a fake tensor has no value
-        blocks = collect(recipe.model, model.local_parameters, optimizer)
+        blocks = collect(recipe.model, model.local_parameters, optimizer, components.state())
     return [block.nbytes for block in blocks if runtime.rank == 0 or not block.replicated]

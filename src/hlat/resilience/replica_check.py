@@ -10,7 +10,7 @@ unless memory, an arithmetic unit or a link changed a bit on one rank.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,13 +61,20 @@ class ReplicaCheck:
         held: the parameters, or shards of them, on this rank.
         optimizer: optimizer of these parameters.
         ranks: the processes of the run.
+        extra: further kinds of tensors to compare, by name: a local tensor per parameter, in order.
 
     Attributes:
         has_replicas: True if any piece is replicated; the same on every rank.
     """
 
-    def __init__(self, held: Sequence[LocalParameter], optimizer: torch.optim.Optimizer, ranks: HostGroup) -> None:
-        self._held, self._optimizer, self._ranks = held, optimizer, ranks
+    def __init__(
+        self,
+        held: Sequence[LocalParameter],
+        optimizer: torch.optim.Optimizer,
+        ranks: HostGroup,
+        extra: Mapping[str, Sequence[torch.Tensor]] | None = None,
+    ) -> None:
+        self._held, self._optimizer, self._ranks, self._extra = held, optimizer, ranks, dict(extra or {})
         local = [(index, piece) for index, parameter in enumerate(held) for piece in parameter.row_blocks()]
         keys = [_key(_piece_name(held[index], piece)) for index, piece in local]
         keys_by_rank = ranks.all_gather(keys)
@@ -129,6 +136,7 @@ class ReplicaCheck:
         kinds = {
             "weights": [parameter.tensor for parameter in self._held],
             **state_tensors(self._optimizer, self._held),
+            **self._extra,
         }
         digests = torch.zeros(len(kinds), self._width, dtype=torch.int64)
         computed = [

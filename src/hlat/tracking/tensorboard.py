@@ -15,6 +15,7 @@ from typing import Any
 
 from hlat.tracking.jsonl import as_storage_error
 from hlat.tracking.metrics import Metrics
+from hlat.tracking.outputs import TrackerNote
 
 _VALIDATION = {"val_loss": "validation/loss", "val_bits_per_byte": "validation/bits_per_byte"}
 # The step is the axis; a checksum is not a quantity.
@@ -63,7 +64,11 @@ class TensorBoard:
         with as_storage_error(self._folder, "write TensorBoard events"):
             self._writer.add(metrics["step"], scalars(metrics))
 
-    def close(self) -> None:
+    def notes(self) -> list[TrackerNote]:
+        """Return nothing: errors are raised."""
+        return []
+
+    def close(self, failed: bool = False) -> None:
         """Close the file. Closing it twice is harmless."""
         self._writer.close()
 

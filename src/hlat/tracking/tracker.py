@@ -1,21 +1,24 @@
 """Tracker: receives the metrics, events and messages of a run, and forwards them to files and the console.
 
-open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, tensorboard/, console
+open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, console
+                                 -> outputs: TensorBoard, hosted trackers
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 from hlat.config.sections import TrackingConfig
-from hlat.runtime import StorageError, redact
+from hlat.runtime import StorageError, redact, redact_json
 from hlat.tracking.console import Console, SilentConsole, make_console
 from hlat.tracking.eta import Eta
 from hlat.tracking.events import EventLog
+from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
 from hlat.tracking.metrics import Metrics, MetricsFile
+from hlat.tracking.outputs import MetricsOutput
 from hlat.tracking.tensorboard import TensorBoard
 
 
@@ -24,27 +27,27 @@ class Tracker:
 
     If metrics.jsonl or events.jsonl cannot be written, StorageError is raised, because a run without a record is worth
     little. A console that is gone (a closed terminal, the end of ``| head``) is dropped, and so is TensorBoard if its
-    files cannot be written, with one message: these must not end the run.
+    files cannot be written, with one message: these must not end the run. Neither do hosted trackers.
     """
 
     def __init__(
         self,
         metrics: MetricsFile,
         events: EventLog,
-        tensorboard: TensorBoard | None,
+        outputs: Sequence[MetricsOutput],
         console: Console,
         *,
         total_steps: int,
         clock: Callable[[], float],
     ) -> None:
-        self._metrics, self._events, self._tensorboard, self._console = metrics, events, tensorboard, console
+        self._metrics, self._events, self._outputs, self._console = metrics, events, list(outputs), console
         self._total_steps, self._clock = total_steps, clock
         self._eta = Eta(total_steps, clock)
 
     def log(self, metrics: Metrics) -> None:
         """Record the metrics of a step; see ``Metrics`` for the keys."""
         self._metrics.append(metrics)
-        self._plot(lambda plots: plots.log(metrics))
+        self._feed(lambda output: output.log(metrics))
         eta = self._eta.mark(metrics["step"])
         self._show(lambda console: console.log(metrics, self._total_steps, eta))
 
@@ -60,31 +63,45 @@ class Tracker:
     def rewind(self, step: int) -> None:
         """Drop the metrics of all steps after ``step``, which will be repeated. Events stay: they happened."""
         self._metrics.rewind(step)
-        self._plot(lambda plots: plots.rewind(step))
+        self._feed(lambda output: output.rewind(step))
         self._eta = Eta(self._total_steps, self._clock)
 
     def message(self, text: str) -> None:
         """Show a message on the console, without credentials in URLs."""
         self._show(lambda console: console.message(redact(text)))
 
-    def close(self) -> None:
-        """Close all outputs, even if closing one of them fails."""
+    def close(self, failed: bool = False) -> None:
+        """Close all outputs, even if closing one of them fails.
+
+        Args:
+            failed: True if the run ends by an error; then no hosted tracker is waited for.
+        """
         with ExitStack() as stack:
             stack.callback(self._metrics.close)
             stack.callback(self._events.close)
-            if self._tensorboard is not None:
-                stack.callback(self._tensorboard.close)
             stack.callback(self._show, lambda console: console.close())
+            for output in self._outputs:
+                stack.callback(self._close_output, output, failed)
 
-    def _plot(self, plot: Callable[[TensorBoard], None]) -> None:
-        if self._tensorboard is None:
-            return
-        try:
-            plot(self._tensorboard)
-        except StorageError as error:
-            self._tensorboard.close()
-            self._tensorboard = None
-            self.drop_tensorboard(str(error))
+    def _close_output(self, output: MetricsOutput, failed: bool) -> None:
+        output.close(failed)
+        self._report(output)
+
+    def _feed(self, action: Callable[[MetricsOutput], None]) -> None:
+        for output in list(self._outputs):
+            try:
+                action(output)
+            except StorageError as error:
+                output.close()
+                self._outputs.remove(output)
+                self.drop_tensorboard(str(error))
+            self._report(output)
+
+    def _report(self, output: MetricsOutput) -> None:
+        for note in output.notes():
+            with suppress(StorageError):  # a failing disk is reported by ``log``
+                self.event(note.kind, **note.fields)
+            self.message(note.text)
 
     def drop_tensorboard(self, why: str) -> None:
         """Report that TensorBoard files are no longer written, and why; a failing disk is reported by ``log``."""
@@ -104,7 +121,7 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=kind is not None)
 
 
 def open_tracker(
@@ -116,6 +133,8 @@ def open_tracker(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     stream: TextIO | None = None,
+    name: str = "run",
+    recipe: Mapping[str, Any] | None = None,
 ) -> Tracker:
     """Open the outputs of a run, to continue after ``start_step``.
 
@@ -127,27 +146,36 @@ def open_tracker(
         clock: seconds, monotonic, for the time left.
         wall_clock: seconds since 1970, for the time of events.
         stream: output of the console; standard output if None.
+        name: name of the run, for hosted trackers.
+        recipe: resolved recipe as JSON values, for hosted trackers.
 
     Raises:
+        LaunchError: the package of a hosted tracker is not installed.
         StorageError: a file cannot be opened or written; no file stays open.
     """
+    check_installed(config)
     with ExitStack() as opened:
         metrics = MetricsFile(run_dir / "metrics.jsonl", start_step=start_step)
         opened.callback(metrics.close)
         events = EventLog(run_dir / "events.jsonl", wall_clock)
         opened.callback(events.close)
-        tensorboard, tensorboard_error = None, ""
+        outputs: list[MetricsOutput] = []
+        tensorboard_error = ""
         if config.tensorboard:
             try:
                 tensorboard = TensorBoard(run_dir / "tensorboard", start_step=start_step)
                 opened.callback(tensorboard.close)
+                outputs.append(tensorboard)
             except StorageError as error:
                 tensorboard_error = str(error)
         if metrics.unreadable:
             events.append("metrics_damaged", lines=metrics.unreadable)
         console = make_console(config, stream, total_steps=total_steps, start_step=start_step)
+        for field, settings in wanted(config).items():
+            run = HostedRun(name, run_dir, redact_json(recipe or {}), settings)
+            outputs.append(HostedTracker(field, run, config.flush_seconds))
         opened.pop_all()
-    tracker = Tracker(metrics, events, tensorboard, console, total_steps=total_steps, clock=clock)
+    tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, clock=clock)
     if metrics.unreadable:
         tracker.message(f"{run_dir / 'metrics.jsonl'}: {metrics.unreadable} damaged lines were dropped")
     if tensorboard_error:

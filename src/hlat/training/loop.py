@@ -1,8 +1,11 @@
 """The training loop: a run from its lock to its last checkpoint, in order.
 
-lock the run folder -> build or resume -> announce
-    -> [ batch -> forward and backward -> anomaly check -> clip -> optimizer -> save? -> validate? -> metrics ] -> end
+lock the run folder -> build or resume -> announce -> components begin
+    -> [ batch -> forward and backward -> anomaly check -> clip -> optimizer -> components -> stop? ] -> components end
                                                |-> roll back to a checkpoint
+
+Everything else that happens in a step is a component (``hlat.training.components``): saving, validation and metrics
+among them. ``_components`` lists them in the order in which they are called.
 """
 
 import sys
@@ -20,11 +23,21 @@ from hlat.runtime.distributed import Runtime, joined_run
 from hlat.runtime.process import enter_phase, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
+from hlat.tracking.hosted import check_installed
 from hlat.training.batches import BatchPrefetcher
+from hlat.training.components import (
+    ComponentList,
+    GarbageCollector,
+    LoopStart,
+    Profiler,
+    StepEnd,
+    TrainingComponent,
+    installed_components,
+)
 from hlat.training.divergence import report_anomaly
-from hlat.training.fault_injection import injected_faults
-from hlat.training.metrics_line import MetricsLines
-from hlat.training.process import Deadline, PhaseTimer, StopRequest, profile_steps, run_lock, scheduled_gc
+from hlat.training.fault_injection import FaultInjection
+from hlat.training.metrics_line import MetricsCollection, MetricsLines
+from hlat.training.process import Deadline, PhaseTimer, StopRequest, run_lock
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
 from hlat.training.saving import Checkpointer, CorruptionCheck, background_saver, roll_back, saver_process
 from hlat.training.step import StepResult, accumulate_gradients, update
@@ -77,6 +90,9 @@ def run(
     """
     refuse_faults(recipe.faults, allow_faults)
     this_rank = rank_info()
+    installed_components(recipe)
+    if this_rank.rank == 0:
+        check_installed(recipe.tracking)
     open_run_folder(recipe.run_dir, earlier)
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
@@ -127,7 +143,13 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
         return OtherRankTracker()
     recipe = state.recipe
     return open_tracker(
-        recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=state.step, stream=stream
+        recipe.run_dir,
+        recipe.tracking,
+        total_steps=recipe.total_steps,
+        start_step=state.step,
+        stream=stream,
+        name=recipe.run.name,
+        recipe=recipe.model_dump(mode="json"),
     )
 
 
@@ -152,40 +174,52 @@ def _train(
         stop = stack.enter_context(StopRequest(state.runtime.ranks, on_signal, lambda: deadline.has_passed))
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
-        garbage_collection = stack.enter_context(scheduled_gc())
-        profiler_step = stack.enter_context(
-            profile_steps(profile, recipe.run_dir / "profile", state.runtime.rank, tracker.message)
-        )
-        faults = stack.enter_context(injected_faults(state))
         metrics_lines = MetricsLines(state, tracker, timer)
-        validation = metrics_lines.write_missing()
+        components = ComponentList(_components(state, metrics_lines, corruption_check, checkpointer, profile))
+        components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
+        metrics_lines.write_missing()
         while state.step < last_step and stop_reason is None:
             stop.start_vote()
-            checkpointer.start_vote()
-            faults.begin_step(state.step + 1, state.anomalies.skipped.next_step_start(state.step))
+            components.before_step()
             result = _training_step(state, prefetcher)
             if result.verdict.action in ("rollback", "stop"):
                 checkpointer.wait_for_save()  # the pending save may become the newest good state
             report_anomaly(state, result, tracker)
             if result.verdict.action == "rollback":
                 roll_back(state, prefetcher, tracker)
-                metrics_lines.reset()
-                validation, result = None, None
-                stop_reason = stop.vote_result()
+                components.after_rollback(state.step)
+                result, stop_reason = None, stop.vote_result()
                 continue
-            corruption_check.after_step()
             stop_reason = stop.vote_result()
-            metrics_lines.collect(result)
-            checkpointer.after_step(result, is_last=state.step == last_step or stop_reason is not None)
-            validation = metrics_lines.write()
-            profiler_step()
-            garbage_collection.after_step(state.step)
-        checkpointer.finish(result)
+            is_last = state.step == last_step or stop_reason is not None
+            components.after_step(StepEnd(state.step, result, is_last))
+        components.at_end(result)
         enter_phase("end")
 
     reason = "finished" if state.step >= total else stop_reason if stop_reason is not None else "stop_after"
     tracker.event("end", step=state.step, reason=reason)
-    return Outcome(state.step, total, reason, state.saved.path if state.saved is not None else None, validation)
+    checkpoint = state.saved.path if state.saved is not None else None
+    return Outcome(state.step, total, reason, checkpoint, metrics_lines.validation)
+
+
+def _components(
+    state: RunState,
+    metrics_lines: MetricsLines,
+    corruption_check: CorruptionCheck,
+    checkpointer: Checkpointer,
+    profile: bool,
+) -> list[TrainingComponent]:
+    """List the components of the run, in the order in which they are called before and after each step."""
+    return [
+        FaultInjection(state),
+        *state.components,  # before the save: it has their state
+        corruption_check,
+        MetricsCollection(metrics_lines),
+        checkpointer,
+        metrics_lines,  # after the save: validation and the line may fail, and then the step is durable
+        Profiler(profile),
+        GarbageCollector(),
+    ]
 
 
 def _open_prefetcher(state: RunState, tracker: Tracker | OtherRankTracker) -> BatchPrefetcher:

@@ -11,6 +11,7 @@ from typing import Any
 from hlat.runtime import NumericsError
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
 from hlat.training.process import PhaseTimer
 from hlat.training.run_state import RunState
@@ -19,36 +20,34 @@ from hlat.training.step_metrics import reproducible_metrics, timing_metrics
 from hlat.training.validation import ValidationResult, validate
 
 
-class MetricsLines:
-    """Writer of the lines of a run.
+class MetricsLines(TrainingComponent):
+    """Writer of the lines of a run: validates, if the step does, and writes the line that was collected before.
 
     Args:
         state: the run; its ``unwritten_metrics`` are those of a line that is not written yet.
         tracker: receives the lines.
         timer: measures the seconds per phase between two lines.
+
+    Attributes:
+        validation: result of the last step, if that step validated.
     """
 
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
         self._state, self._tracker, self._timer = state, tracker, timer
         self._last_line = state.step  # step of the last line, or the step that this process started from
+        self.validation: ValidationResult | None = None
 
-    def write_missing(self) -> ValidationResult | None:
+    def write_missing(self) -> None:
         """Write the line of the resumed step, if the checkpoint has its metrics and the file does not. Collective.
 
         This process did not time that step, so the line has no times.
-
-        Returns:
-            The validation result, if that step validates.
         """
         state, tracker = self._state, self._tracker
         metrics, state.unwritten_metrics = state.unwritten_metrics, None
         if metrics is None or not self._is_due():
-            return None
-        if not state.runtime.ranks.run_on_rank0(
-            lambda: isinstance(tracker, Tracker) and tracker.ends_before(state.step)
-        ):
-            return None
-        return self._write(metrics)
+            return
+        if state.runtime.ranks.run_on_rank0(lambda: isinstance(tracker, Tracker) and tracker.ends_before(state.step)):
+            self.validation = self._write(metrics)
 
     def collect(self, result: StepResult) -> None:
         """Collect the metrics of the step just done, if it is logged, to be saved in its checkpoint. Collective.
@@ -66,7 +65,7 @@ class MetricsLines:
             self._log(state.unwritten_metrics | self._times())
             raise
 
-    def write(self) -> ValidationResult | None:
+    def after_step(self, end: StepEnd) -> None:
         """Validate, if this step does, and write the collected line. Collective.
 
         Raises:
@@ -74,11 +73,11 @@ class MetricsLines:
             StorageError: the line cannot be written.
         """
         metrics, self._state.unwritten_metrics = self._state.unwritten_metrics, None
-        return None if metrics is None else self._write(metrics, timed=True)
+        self.validation = None if metrics is None else self._write(metrics, timed=True)
 
-    def reset(self) -> None:
-        """Drop the collected line and start timing anew, after a rollback to the step the run is at now."""
-        self._state.unwritten_metrics, self._last_line = None, self._state.step
+    def after_rollback(self, step: int) -> None:
+        """Drop the collected line and start timing anew."""
+        self._state.unwritten_metrics, self._last_line, self.validation = None, step, None
         self._timer.reset()
 
     def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
@@ -115,3 +114,14 @@ class MetricsLines:
         result = validate(state.model, state.validation_data, state.recipe.batch.micro_batch)
         enter_phase("between")
         return result
+
+
+class MetricsCollection(TrainingComponent):
+    """Collects the metrics of a logged step for ``MetricsLines`` before its save, so that the checkpoint has them."""
+
+    def __init__(self, lines: MetricsLines) -> None:
+        self._lines = lines
+
+    def after_step(self, end: StepEnd) -> None:
+        """Collect the metrics of the step. Collective."""
+        self._lines.collect(end.result)

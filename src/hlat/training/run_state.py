@@ -19,7 +19,6 @@ from hlat.checkpoint import (
     collect,
     load_weights,
     read_saved_run,
-    restore,
     software_versions,
     tokenizer_files,
 )
@@ -43,6 +42,7 @@ from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt, RunFolder
 from hlat.tracking import from_json_value, to_json_value
 from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
+from hlat.training.components import ComponentList, StateChanges, load_state, requested_components
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.newest_saved import DamagedCheckpoint, SavedCheckpoint, check_nothing_lost
 from hlat.training.precision import resolve_precision
@@ -76,6 +76,8 @@ class RunState:
     recipe_changes: list[RecipeChange]  # differences from the recipe of the loaded checkpoint
     damaged: list[DamagedCheckpoint]  # checkpoints found damaged and set aside
     anomalies: AnomalyPolicy
+    components: ComponentList  # those that the recipe asks for; their state is part of every checkpoint
+    component_changes: StateChanges  # components without state in the loaded checkpoint, and state without a component
     precision_note: str | None  # explains the choice of precision.mode=auto; None if the recipe names a mode
     unwritten_metrics: dict[str, Any] | None = (
         None  # of the step just done, for its line of metrics, until that is written
@@ -123,7 +125,11 @@ class RunState:
             "versions": software_versions(),
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
-        blocks = [*collect(self.recipe.model, self.model.local_parameters, self.optimizer), *self.training_data.state()]
+        extra = self.components.state()
+        blocks = [
+            *collect(self.recipe.model, self.model.local_parameters, self.optimizer, extra),
+            *self.training_data.state(),
+        ]
         return CheckpointContent(self.step, blocks, meta, files)
 
 
@@ -225,12 +231,16 @@ def build_run_state(
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, seed)
+    components = requested_components(recipe, model.local_parameters)
+    changes = StateChanges()
     if newest is not None:
-        runtime.ranks.run_on_all(lambda: restore(newest, recipe.model, model.local_parameters, optimizer))
+        changes = runtime.ranks.run_on_all(lambda: load_state(newest, recipe, model, optimizer, components))
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
     elif recipe.checkpoint.init_from is not None:
         load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.local_parameters, runtime.ranks)
+    if newest is None:
+        components.reset()
     return RunState(
         recipe=recipe,
         runtime=runtime,
@@ -248,6 +258,8 @@ def build_run_state(
         recipe_changes=recipe_changes,
         damaged=damaged,
         anomalies=anomalies,
+        components=components,
+        component_changes=changes,
         precision_note=precision_note,
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
     )

@@ -65,8 +65,21 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
     for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
+    report_component_changes(state, tracker)
     recipe_changes = [{"path": c.path, "old": c.old, "new": c.new} for c in state.recipe_changes]
     tracker.event("resume" if state.step else "start", step=state.step, parameters=parameters, changes=recipe_changes)
+
+
+def report_component_changes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
+    """Record components that begin without saved state, and saved state that is not continued."""
+    for name in state.component_changes.begun:
+        tracker.event("component_begun", step=state.step, name=name)
+        tracker.message(f"{name}: the checkpoint has no state of it; it begins with the weights of step {state.step}")
+    for name in state.component_changes.dropped:
+        tracker.event("component_dropped", step=state.step, name=name)
+        tracker.message(
+            f"{name}: the checkpoint has its state, but the recipe does not ask for it: later checkpoints lack it"
+        )
 
 
 def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | OtherRankTracker) -> None:

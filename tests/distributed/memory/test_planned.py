@@ -1,6 +1,7 @@
 """Law 8: plan, rehearsal and real processes agree about memory, communication and FLOPs of a layout."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from hlat.config import Recipe, load_recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import MeasuredMachine, load_catalog, parse_cluster
+from hlat.model.derived import count_parameters
 from hlat.planner.cost import exchanged_bytes, executed_flops
 from hlat.planner.memory import rank_memory
 from hlat.planner.problem import Candidate, PlanRequest, parse_layout
@@ -113,6 +115,26 @@ def test_plans_agree_with_rehearsals_and_processes(
         planned = rank_memory(question, candidate, stage).total
         assert abs(planned / measured[report.rank].peak - 1) < 0.08, (stage, planned, measured[report.rank].peak)
         assert report.flops == measured[report.rank].flops, stage
+
+
+@pytest.mark.parametrize(
+    ("world", "layout", "mode"),
+    [(1, "zero=0,mbs=2", "bf16-sr"), pytest.param(4, "zero=2,mbs=2", "mixed", marks=pytest.mark.slow)],
+)
+def test_an_average_of_the_weights_is_planned(machine: str, world: int, layout: str, mode: str, pool: Pool) -> None:
+    """Plan, rehearsal and process agree on what ``training.ema`` adds: 4 bytes per element that a rank stores."""
+    content, _, question, candidate = asked(machine, world, layout, mode)
+    without = rank_memory(question, candidate, 0).total
+    content["training"] |= {"ema": {}}
+    recipe = parse_recipe(content, world=world)
+    question = replace(question, recipe=recipe)
+    (report,) = rehearse(recipe, world, [0]).ranks
+    compare_with_rehearsal(question, candidate, 0, report)
+    measured = pool.run(world, measure, content)[0]
+    assert abs(rank_memory(question, candidate, 0).total / measured.peak - 1) < 0.03
+    shards = candidate.data if candidate.zero else 1
+    elements = count_parameters(recipe.model).total / shards
+    assert report.between_steps["components"] == rank_memory(question, candidate, 0).total - without == 4 * elements
 
 
 @pytest.mark.slow

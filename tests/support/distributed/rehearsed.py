@@ -28,6 +28,7 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
+from hlat.training.components import StepEnd, requested_components
 from hlat.training.process import scheduled_gc
 from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import NORMS_AFTER, TIED, TWO_KV_HEADS, WINDOW, Case, recipe_content
@@ -45,11 +46,15 @@ class Row:
     memory: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     data: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
 
     @property
     def content(self) -> dict[str, Any]:
         """Recipe as a mapping."""
-        return recipe_content(self.case, memory=self.memory, precision={"mode": self.precision}, data=self.data)
+        precision = {"mode": self.precision}
+        return recipe_content(
+            self.case, memory=self.memory, precision=precision, data=self.data, training=self.training
+        )
 
     @property
     def recipe(self) -> Recipe:
@@ -70,6 +75,8 @@ _SELECTIVE, _FULL = ({"activation_checkpointing": name} for name in ("selective"
 ROWS: tuple[Row, ...] = (
     _row("one process", 1, {}, precision="bf16-sr", memory=_SELECTIVE),
     _row("one process, documents apart", 1, {}, data={"isolate": True}),
+    _row("one process, average", 1, {}, precision="bf16-sr", training={"ema": {}}),
+    _row("DP2, ZeRO 3, average", 2, {"zero": 3}, precision="mixed", training={"ema": {"every_steps": 2}}),
     _row("DP2, ZeRO 0", 2, {"zero": 0}, precision="mixed"),
     _row("DP2, ZeRO 3, blocks computed twice", 2, {"zero": 3}, precision="mixed", memory=_FULL),
     _row("hybrid 2 x 2, ZeRO 1", 4, {"zero": 1, "replicas": 2}, micro_batch=1),
@@ -152,18 +159,22 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
         for one in model.local_parameters:
             torch.nn.init.ones_(one.tensor)
         optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3)
+        components = requested_components(recipe, model.local_parameters)
+        components.reset()
         update(model, optimizer, recipe, 1, accumulate_gradients(model, _batch(model, recipe, 1)))
         batch = _batch(model, recipe, 2)
         storages.peak = 0
         whole = [one.view_as(one) for one in (batch.inputs_BS, batch.labels_BS)]  # counted, whoever needs it
         with counted() as traffic:
-            update(model, optimizer, recipe, 2, accumulate_gradients(model, batch))
+            result = update(model, optimizer, recipe, 2, accumulate_gradients(model, batch))
+            components.after_step(StepEnd(2, result, is_last=False))
+            del result
         del batch, whole
         peak, between = storages.peak, storages.now()
     flops = _flops(model, recipe, 3)
     blocks = [
         one
-        for one in collect(recipe.model, model.local_parameters, optimizer)
+        for one in collect(recipe.model, model.local_parameters, optimizer, components.state())
         if runtime.rank == 0 or not one.replicated
     ]
     return Step(peak, between, traffic, (len(blocks), sum(one.nbytes for one in blocks)), flops)

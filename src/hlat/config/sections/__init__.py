@@ -8,7 +8,7 @@ from hlat.config.sections.architectures import (
     with_fixed_options,
     written_fields,
 )
-from hlat.config.sections.base import Section
+from hlat.config.sections.base import ComponentSection, Section
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import (
     MOST_LAYERS,
@@ -37,6 +37,7 @@ from hlat.config.sections.recovery import (
     RecoveryConfig,
     refuse_faults,
 )
+from hlat.config.sections.tracking import TrackingConfig
 from hlat.config.sections.training import (
     BatchConfig,
     EvaluationConfig,
@@ -44,7 +45,6 @@ from hlat.config.sections.training import (
     PrecisionConfig,
     RunConfig,
     ScheduleConfig,
-    TrackingConfig,
     TrainingConfig,
 )
 
@@ -60,6 +60,7 @@ __all__ = [
     "ArchitectureEntry",
     "BatchConfig",
     "CheckpointConfig",
+    "ComponentSection",
     "DataConfig",
     "EvaluationConfig",
     "FaultConfig",

@@ -4,7 +4,7 @@
 them changed. Everything else may change when a run is resumed, and the change is recorded.
 """
 
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,6 +22,16 @@ class Section(BaseModel):
             return values
         numbers = [name for name, field in cls.model_fields.items() if _is_number(field.annotation)]
         return {**values, **{name: str(values[name]).lower() for name in numbers if isinstance(values.get(name), bool)}}
+
+
+class ComponentSection(Section):
+    """A section that asks for a training component with a state of the weights' shape.
+
+    Plan, rehearsal and stage split count the state from this number.
+    """
+
+    bytes_per_parameter: ClassVar[int] = 0
+    """Bytes that the component keeps for each parameter element, on the rank that stores the element."""
 
 
 def _is_number(annotation: Any) -> bool:

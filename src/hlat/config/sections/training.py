@@ -1,14 +1,15 @@
 """The sections of a recipe besides the model. One sentence per field: this file is the manual."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hlat.config.sections.base import Section, fixed
+from hlat.config.sections.base import ComponentSection, Section, fixed
 from hlat.runtime.backend import BACKENDS
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 
 if TYPE_CHECKING:
     Device = str
@@ -76,8 +77,21 @@ class ScheduleConfig(Section):
     """Share of the horizon that wsd spends decaying, linearly, to the floor."""
 
 
+class EmaConfig(ComponentSection):
+    """Exponential moving average of the weights, in fp32; 4 bytes per parameter on the rank that stores it."""
+
+    bytes_per_parameter: ClassVar[int] = 4
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """Weight of the old average in each update; 1 / (1 - decay) updates are averaged, roughly."""
+    every_steps: Positive = 1
+    """Steps between two updates."""
+    start_step: Count = 0
+    """Step with whose weights the average begins; before, it equals the weights."""
+
+
 class TrainingConfig(Section):
-    """Length of the run, seed and logging."""
+    """Length of the run, seed, logging, and components that take part in each step."""
 
     steps: Positive | None = None
     """Optimizer steps of the whole run; or give tokens."""
@@ -89,6 +103,10 @@ class TrainingConfig(Section):
     """Steps between two lines of metrics."""
     stop_after: Positive | None = None
     """End cleanly after so many steps of this process, saving a checkpoint, as an interruption would."""
+    ema: EmaConfig | None = None
+    """Average of the weights, saved in checkpoints for hlat export --weights ema; null for none."""
+    components: dict[ComponentName, dict[str, Any]] = {}
+    """Components of other packages (entry point group hlat.components), by name, with their options."""
 
 
 class EvaluationConfig(Section):
@@ -107,12 +125,3 @@ class PrecisionConfig(Section):
     """auto (mixed where every device has fast bf16, else fp32; a resumed run keeps what it began with); fp32; mixed
     (bf16 products over fp32 weights and optimizer); bf16-sr (everything bf16, updates rounded stochastically); bf16
     (rounded to nearest: known to stall); bf16-kahan (rounding errors are kept and added later); fp8."""
-
-
-class TrackingConfig(Section):
-    """Console and TensorBoard; metrics.jsonl is always written."""
-
-    tensorboard: bool = True
-    """Write TensorBoard event files to <run.dir>/tensorboard."""
-    console: Literal["auto", "rich", "plain", "none"] = "auto"
-    """Progress bar (rich), plain lines, or nothing; auto takes the bar on a terminal."""

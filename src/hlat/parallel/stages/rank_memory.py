@@ -21,7 +21,7 @@ class RankBytes:
 
     Attributes:
         parameters: parameters and their gathered copies.
-        optimizer: AdamW's moments and step counters.
+        optimizer: AdamW's moments and step counters, and the state of training components.
         transient: transient memory, by name (``transient_bytes``).
     """
 
@@ -48,7 +48,8 @@ def peak_rank_bytes(
         step: model, layout and batch of a training step.
         pipeline_rank: index on the pipeline axis.
         sizes: layers of each stage of the rank.
-        state: bytes of parameters with their gathered copies, of accumulated gradients, and of the optimizer state.
+        state: bytes of parameters with their gathered copies, of accumulated gradients, and of the optimizer and
+            training components.
         on_cpu: see ``transient_bytes``.
     """
     parameters, gradients, optimizer = state
@@ -76,7 +77,8 @@ def state_sizes(step: StepShape, state: StateBytes) -> tuple[float, float, float
     """Convert state to the ``state`` of ``peak_rank_bytes``. FSDP2 gathers parameters in the compute dtype."""
     mode = MODES[step.mode]
     gathered = (state.parameters_within_step - state.parameters) * mode.compute.itemsize / mode.weights.itemsize
-    return state.parameters + gathered, float(state.gradients_accumulating), float(state.optimizer)
+    kept = state.optimizer + state.components
+    return state.parameters + gathered, float(state.gradients_accumulating), float(kept)
 
 
 def state_bytes_in_mode(step: StepShape, rank: int, shards: list[ModelShard]) -> StateBytes:

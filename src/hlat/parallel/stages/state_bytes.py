@@ -55,6 +55,7 @@ class StateBytes:
         gradients_accumulating: gradients after a backward pass of a micro-batch, maximum over the step.
         gradients: gradients at the optimizer's step.
         optimizer: optimizer state, from the first step on.
+        components: state of training components, such as an average of the weights; without padding, like moments.
     """
 
     parameters: int
@@ -62,6 +63,7 @@ class StateBytes:
     gradients_accumulating: int
     gradients: int
     optimizer: int
+    components: int = 0
 
 
 def state_bytes_of_shards(
@@ -102,6 +104,7 @@ def state_bytes_of_shards(
         gradients_accumulating=(unsharded if accumulates_unsharded else stored) * gradient_bytes,
         gradients=stored * gradient_bytes,
         optimizer=sum(stage.unpadded * moment_bytes + stage.count * _COUNTER_BYTES for stage in stages),
+        components=sum(stage.unpadded for stage in stages) * step.component_bytes,
     )
 
 

@@ -28,6 +28,7 @@ class StepShape:
         policy: activation checkpointing policy, as in the recipe.
         budget: bytes that a rank may save for backward, if the policy is "budget".
         isolated: True for attention within documents only.
+        component_bytes: bytes that training components keep for each stored parameter element.
     """
 
     model: ModelConfig
@@ -40,6 +41,7 @@ class StepShape:
     policy: str = "none"
     budget: float | None = None
     isolated: bool = False
+    component_bytes: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe, world: int) -> "StepShape":
@@ -56,6 +58,7 @@ class StepShape:
             memory.activation_checkpointing,
             None if memory.budget_gib is None else memory.budget_gib * 2**30,
             recipe.data.isolate,
+            recipe.component_bytes,
         )
 
     @cached_property

@@ -45,7 +45,7 @@ class RankMemory:
     Attributes:
         parameters: parameters, with the gathered copies.
         gradients: gradients, as they are accumulated.
-        optimizer: optimizer state.
+        optimizer: optimizer state, and the state of training components (``training.ema``).
         activations: activations kept for backward, of all micro-batches in flight.
         recomputing: activations of a block while it is recomputed.
         logits: logits and their gradients for one chunk of the loss; on the last stage only.
@@ -107,7 +107,7 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
     state = (
         stored_elements * mode.weights.itemsize + gathered * mode.compute.itemsize,
         (elements if full_gradients else stored_elements) * mode.gradients.itemsize,
-        stored_elements * moments,
+        stored_elements * (moments + step.component_bytes),
     )
     sizes = (layers / candidate.virtual,) * candidate.virtual
     return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _on_cpu(request)))

@@ -94,6 +94,7 @@ class Candidate:
             self.micro_batch,
             request.mode,
             self.recompute,
+            component_bytes=request.recipe.component_bytes if request.recipe is not None else 0,
         )
 
     def accumulation(self, global_batch: int) -> int:

@@ -255,7 +255,9 @@ def _stage_times(request: PlanRequest, candidate: Candidate, row: dict[str, floa
 
 
 def _saved_bytes(request: PlanRequest) -> float:
-    """Bytes of a checkpoint: weights and both moments."""
+    """Bytes of a checkpoint: weights, both moments, and the state of training components."""
     mode = MODES[request.mode]
     per_parameter = mode.weights.itemsize + 2 * mode.moments.itemsize
+    if request.recipe is not None:
+        per_parameter += request.recipe.component_bytes
     return count_parameters(request.model).total * float(per_parameter)

@@ -25,6 +25,7 @@ from hlat.runtime import RankInfo, StorageError
 from hlat.runtime.distributed import HelperProcess, start_helper
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.newest_saved import SavedCheckpoint
@@ -70,7 +71,7 @@ def background_saver(process: HelperProcess | None, state: RunState) -> AsyncSav
     return AsyncSaver(process, state.runtime, state.store, recipe.checkpoint.retries, tiers)
 
 
-class Checkpointer:
+class Checkpointer(TrainingComponent):
     """Saves checkpoints and snapshots of a run as its recipe says.
 
     Args:
@@ -104,16 +105,12 @@ class Checkpointer:
         self._snapshots = SnapshotClock(local.every_seconds if local is not None else None, state.runtime.ranks, clock)
         self._last_snapshot_failed = False
 
-    def start_vote(self) -> None:
-        """Start the ranks' vote on whether a snapshot is due, before a step. Does not wait."""
+    def before_step(self) -> None:
+        """Start the ranks' vote on whether a snapshot is due. Does not wait."""
         self._snapshots.start_vote(busy=self._pending)
 
-    def after_step(self, result: StepResult, *, is_last: bool = False) -> None:
-        """Save a checkpoint or a snapshot, if one is due. Collective.
-
-        Args:
-            result: result of the step just done.
-            is_last: True for the last step, whose state is always saved; ``finish`` waits for that save.
+    def after_step(self, end: StepEnd) -> None:
+        """Save a checkpoint or a snapshot, if one is due; the last step is always saved. Collective.
 
         Raises:
             StateLostError: the run's folder is gone.
@@ -122,7 +119,7 @@ class Checkpointer:
         self._receive(wait=False)
         self._prepare()
         snapshot_due = self._snapshots.is_due()
-        checkpoint_due = is_last or any(self._state.step % every == 0 for every in _periods(self._config))
+        checkpoint_due = end.is_last or any(self._state.step % every == 0 for every in _periods(self._config))
         if not checkpoint_due and not snapshot_due:
             return
         enter_phase("checkpoint")
@@ -130,7 +127,7 @@ class Checkpointer:
         self.wait_for_save()
         waited = self._clock() - begin
         self._check_failure_limit()
-        self._check_state(result)  # after the wait, so that an error names the newest good state
+        self._check_state(end.result)  # after the wait, so that an error names the newest good state
         self._save(begin, waited, snapshot=not checkpoint_due)
         self._check_failure_limit()
         self._snapshots.restart()
@@ -147,7 +144,7 @@ class Checkpointer:
         if settled.lost:
             self._fall_back_to_blocking_saves(settled)
 
-    def finish(self, result: StepResult | None) -> None:
+    def at_end(self, result: StepResult | None) -> None:
         """Wait for the save of the last step. Collective.
 
         Args:

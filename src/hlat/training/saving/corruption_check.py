@@ -21,12 +21,13 @@ from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageErro
 from hlat.runtime.process import enter_phase
 from hlat.runtime.storage import sync_to_disk
 from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.run_state import RunState
 
 _LISTED = 20  # tensors in an event, at most; integrity.json has all
 
 
-class CorruptionCheck:
+class CorruptionCheck(TrainingComponent):
     """Compares the replicas of weights and optimizer state. The constructor and all methods are collective.
 
     Args:
@@ -42,7 +43,8 @@ class CorruptionCheck:
         ranks = state.runtime.ranks
         self._replicas: ReplicaCheck | None = None
         if enabled and ranks.world > 1:
-            self._replicas = ReplicaCheck(state.model.local_parameters, state.optimizer, ranks)
+            kept = {each.name: each.by_parameter for each in state.components.state() if each.by_parameter}
+            self._replicas = ReplicaCheck(state.model.local_parameters, state.optimizer, ranks, kept)
         if self._replicas is not None and not self._replicas.has_replicas:
             self._replicas = None
             tracker.message("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
@@ -50,14 +52,14 @@ class CorruptionCheck:
         if self._earlier is not None and (self._earlier.layout != self._layout or self._earlier.step <= state.step):
             self._forget(explained=False)
 
-    def after_step(self) -> None:
+    def after_step(self, end: StepEnd) -> None:
         """Compare replicas, if the recipe says so after this step or an earlier mismatch was at this step.
 
         Raises:
             CorruptionError: replicas differ.
         """
         self._compared = False
-        step, every = self._state.step, self._config.every_steps
+        step, every = end.step, self._config.every_steps
         is_repeated = self._earlier is not None and self._earlier.step == step
         if is_repeated or (every is not None and step % every == 0):
             enter_phase("checkpoint")

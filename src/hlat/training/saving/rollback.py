@@ -1,7 +1,7 @@
 """Rollback: return to an earlier state of this run in place, and continue without the samples that spoiled it.
 
 newest valid checkpoint, or the initial state -> weights, optimizer state, RNG, data cursors, anomaly policy
-    -> prefetcher and metrics continue from there
+    -> components, prefetcher and metrics continue from there
 
 Steps that are repeated read the same samples and give the same bits, so the result does not depend on the checkpoint
 from which they start. Processes, process groups and compiled code stay.
@@ -9,7 +9,7 @@ from which they start. Processes, process groups and compiled code stay.
 
 from pathlib import Path
 
-from hlat.checkpoint import load_weights, restore
+from hlat.checkpoint import load_weights
 from hlat.model import initialise
 from hlat.resilience import reset_durable_step
 from hlat.runtime.process import enter_phase
@@ -17,6 +17,7 @@ from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.batches import BatchPrefetcher
+from hlat.training.components import load_state
 from hlat.training.newest_saved import SavedCheckpoint, check_nothing_lost
 from hlat.training.run_state import RunState
 from hlat.training.step_metrics import report_damaged
@@ -46,7 +47,7 @@ def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | O
     else:
         assert checkpoint.step < undone, "a step is saved only after its anomaly check"
         state.runtime.ranks.run_on_all(
-            lambda: restore(checkpoint, state.recipe.model, state.model.local_parameters, state.optimizer)
+            lambda: load_state(checkpoint, state.recipe, state.model, state.optimizer, state.components)
         )
     state.training_data.restore(checkpoint)
     state.anomalies.roll_back(checkpoint.meta.get("anomalies") if checkpoint is not None else None)
@@ -67,3 +68,4 @@ def _reset_to_start(state: RunState) -> None:
     else:
         load_weights(Path(recipe.checkpoint.init_from), recipe.model, state.model.local_parameters, state.runtime.ranks)
     state.optimizer.state.clear()
+    state.components.reset()
