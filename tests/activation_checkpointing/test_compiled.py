@@ -131,6 +131,7 @@ def test_graphs_for_accelerators_compute_the_same_gradients(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "one graph for any document boundaries"
 
 
-def _for_accelerators(positions: torch.Tensor, spans: tuple[tuple[int, int], ...]) -> DocumentMask:
+def _for_accelerators(positions: torch.Tensor, spans: tuple[tuple[int, int], ...], window: int | None) -> DocumentMask:
+    assert window is None
     offsets = torch.arange(LENGTH)
-    return DocumentMask(offsets - positions, spans, block_mask(offsets - positions, offsets, LENGTH))
+    return DocumentMask(offsets - positions, spans, block_mask(offsets - positions, offsets, LENGTH), window)
