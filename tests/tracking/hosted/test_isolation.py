@@ -15,6 +15,7 @@ from hlat.runtime import LaunchError
 from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed
 from hlat.tracking.hosted.table import HOSTED, HostedEntry
 from hlat.training import run
+from tests.support.launch.launching import wait_until
 from tests.support.same_runs import assert_same_state, events_of, metrics_of
 from tests.support.tracking import clients
 
@@ -47,6 +48,7 @@ def test_records_arrive_and_a_resumed_run_is_the_same_run_without_repeated_steps
         tracker = opened(tmp_path)
         for step in steps:
             tracker.log(line(step))
+        wait_until((tmp_path / "recorded.jsonl").exists)  # or the second process might take the lock first
         tracker.close(failed)
         assert not tracker.notes()
     first, *rest = recorded(tmp_path)
