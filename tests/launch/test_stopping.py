@@ -16,7 +16,9 @@ def received(folder, rank):
 EXIT_CODES = {signal.SIGTERM: REQUEUE_CODE, signal.SIGUSR1: REQUEUE_CODE, signal.SIGINT: 130}
 
 
-@pytest.mark.parametrize("number", EXIT_CODES, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_process_group_saves_and_stops_once(stepping, tmp_path, number):
     # To the process group, as a terminal sends Ctrl-C.
     launcher = stepping()

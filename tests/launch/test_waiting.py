@@ -65,7 +65,10 @@ def is_waiting(tmp_path: Path, rank: int, pid: int) -> bool:
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 
 
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (0, signal.SIGINT), (1, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [(0, signal.SIGINT), (1, signal.SIGTERM), pytest.param(0, signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_a_signal_ends_a_process_that_waits_for_its_peers(begin, tmp_path, rank, number):
     """Rank 0 waits in its own store, rank 1 for a listener; both would wait for ten minutes."""
     process = begin(**rank_variables(rank, free_port()))

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.distributed.comparing import differences, reference, within_bounds
 from tests.support.distributed.jobs import train
-from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, SOME, STEPS, Case, recipe_content
+from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, OTHERS, SOME, STEPS, USUAL, Case, recipe_content
 from tests.support.distributed.workers import Pool
 
 
@@ -18,28 +18,30 @@ def check(pool: Pool, case: Case, dtype: torch.dtype, steps: int, **changes: Any
     assert within_bounds(found), found
 
 
-SHORT = 4  # steps of layouts in the default suite; all layouts run in the slow suite
+SHORT = 4  # steps of layouts in the default suite; all layouts run in the slow suite, for more
+LONG = [case for case in SOME if case.world == 2]  # compared for many steps in the default suite too
+
+
+@pytest.mark.parametrize("case", USUAL, ids=str)
+def test_any_layout_trains_the_same_model(case: Case, pool: Pool) -> None:
+    check(pool, case, torch.float32, SHORT)
 
 
 @pytest.mark.parametrize(
-    ("case", "steps"),
-    [pytest.param(case, STEPS if case in SOME else SHORT, id=str(case)) for case in CASES]
-    + [
-        pytest.param(case, STEPS, id=f"{case}, {STEPS} steps", marks=pytest.mark.slow)
-        for case in CASES
-        if case not in SOME
-    ],
+    "case", [pytest.param(case, id=str(case), marks=() if case in LONG else pytest.mark.slow) for case in CASES]
 )
-def test_any_layout_trains_the_same_model(case: Case, steps: int, pool: Pool) -> None:
-    check(pool, case, torch.float32, steps)
+def test_any_layout_trains_the_same_model_for_many_steps(case: Case, pool: Pool) -> None:
+    check(pool, case, torch.float32, STEPS)
 
 
-some_in_every_run = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=() if case in SOME else pytest.mark.slow) for case in CASES]
-)
+def in_every_run(*cases: Case) -> pytest.MarkDecorator:
+    """All layouts; those that are not among these are in the slow suite."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=str(case), marks=() if case in cases else pytest.mark.slow) for case in CASES]
+    )
 
 
-@some_in_every_run
+@in_every_run(*SOME, *OTHERS)
 def test_in_float64_differences_are_roundings_of_float64(case: Case, pool: Pool) -> None:
     """Any term omitted, counted twice or rounded to float32 would exceed this bound a million times."""
     check(pool, case, torch.float64, SHORT)
@@ -52,7 +54,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@some_in_every_run
+@in_every_run(*SOME)
 def test_coalescing_and_checkpointing_change_nothing(case: Case, variant: str, pool: Pool) -> None:
     check(pool, case, torch.float32, SHORT if case in SOME else STEPS, **VARIANTS[variant])
 

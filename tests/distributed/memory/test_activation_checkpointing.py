@@ -70,7 +70,7 @@ def _largest(case: Case, content: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=str(case)) for case in SOME]
+    [pytest.param(case, id=str(case), marks=() if case.world <= 4 else pytest.mark.slow) for case in SOME]
     + [pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in SPLIT_BACKWARD if case not in SOME],
 )
 def test_recomputation_gives_the_bits_of_the_same_layout_without(case: Case, pool: Pool) -> None:
@@ -150,8 +150,19 @@ def test_with_attention_within_documents_a_rank_saves_the_bytes_of_its_plan(case
         assert pool.run(case.world, kept, content) == wanted, policy
 
 
-@pytest.mark.parametrize("mode", ["fp32", "mixed"])
-@pytest.mark.parametrize("case", MEASURED, ids=str)
+_IN_FP32 = ("TP2 + SP", "CP2", "PP2")  # in the default suite; all layouts in the slow suite
+
+
+def _turns() -> list[object]:
+    cases = [(case, mode) for mode in ("fp32", "mixed") for case in MEASURED]
+    quick = [mode == "mixed" or case.name in _IN_FP32 for case, mode in cases]
+    return [
+        pytest.param(case, mode, id=f"{case}-{mode}", marks=() if fast else pytest.mark.slow)
+        for (case, mode), fast in zip(cases, quick, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("case", "mode"), _turns())
 def test_a_rank_saves_the_bytes_of_its_plan(case: Case, mode: str, pool: Pool) -> None:
     context = "context" in case.parallel
     if context and mode == "mixed" and not has_fast_bf16(torch.device("cpu")):
