@@ -123,7 +123,7 @@ def test_plans_agree_with_rehearsals_and_processes(
 )
 def test_an_average_of_the_weights_is_planned(machine: str, world: int, layout: str, mode: str, pool: Pool) -> None:
     """Plan, rehearsal and process agree on what ``training.ema`` adds: 4 bytes per element that a rank stores."""
-    content, _, question, candidate = asked(machine, world, layout, mode)
+    content, _, question, candidate = asked(machine, world, layout, mode, {})
     without = rank_memory(question, candidate, 0).total
     content["training"] |= {"ema": {}}
     recipe = parse_recipe(content, world=world)

@@ -41,8 +41,8 @@ _references: dict[str, Trained] = {}
 
 def reference(case: Case, dtype: torch.dtype, steps: int) -> Trained:
     """Train the same model in this process, with one micro-batch per step."""
-    alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH)
-    key = repr((sorted(case.model.items()), dtype, steps))
+    alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH, case.lr)
+    key = repr((sorted(case.model.items()), case.lr, dtype, steps))
     if key not in _references:
         torch.set_num_threads(1)
         _references[key] = train(Runtime(torch.device("cpu")), recipe_content(alone), steps, dtype)
