@@ -103,7 +103,7 @@ def test_a_killed_preparation_or_partition_resumes_to_the_same_bytes(
     out = tmp_path / "out"
     part = "from hlat.data.prepare import prepare_partition\ndef prepare(*a, **k): prepare_partition(*a, 2, 2, **k)"
     process = start(config, out, part if what == "part" else "")
-    wait(lambda: len(finished_units(out)) >= 3, process)
+    wait(lambda: len(finished_units(out)) >= 1, process)  # most are left, also on a busy machine
     processes = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
