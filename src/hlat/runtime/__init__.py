@@ -6,6 +6,7 @@ used: ``hlat check`` and a rejected recipe run without torch.
 
 from hlat.runtime.errors import (
     CheckpointError,
+    CheckpointFormatError,
     CorruptionError,
     DataError,
     HardwareError,
@@ -25,6 +26,7 @@ from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact
 __all__ = [
     "WEB_PROTOCOLS",
     "CheckpointError",
+    "CheckpointFormatError",
     "CorruptionError",
     "DataError",
     "EscapingStream",

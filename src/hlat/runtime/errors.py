@@ -33,6 +33,10 @@ class CheckpointError(HlatError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
 
 
+class CheckpointFormatError(CheckpointError):
+    """A complete checkpoint in a version of the format that is newer than this version of hlat reads."""
+
+
 class LaunchError(HlatError):
     """A failure to start the program here: device, processes, ports."""
 
