@@ -45,7 +45,7 @@ _TOKENIZER_PATTERNS = (
 
 
 def load_model(
-    path: str | Path, device: torch.device | str, dtype: torch.dtype | None = None
+    path: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, weights: str = "model"
 ) -> tuple[Decoder, dict[str, Any]]:
     """Load the model of a checkpoint.
 
@@ -53,17 +53,18 @@ def load_model(
         path: a checkpoint, a checkpoints folder or a run folder.
         device: device of the weights.
         dtype: data type of the weights; None for the saved one (if there are several, the one they promote to).
+        weights: ``model``, or ``ema`` for the average of the weights (``training.ema``).
 
     Returns:
         The model, and the metadata of the checkpoint.
 
     Raises:
-        CheckpointError: there is no valid checkpoint, or it has no model.
+        CheckpointError: there is no valid checkpoint, or it has no model, or no such weights.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
-    config = model_config(checkpoint)
-    model = build(config, device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint))
-    fill(checkpoint, config, collect_local_parameters(model))
+    config, prefix = model_config(checkpoint), _prefix(checkpoint, weights)
+    model = build(config, device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint, prefix))
+    fill(checkpoint, config, collect_local_parameters(model), prefix)
     return model, dict(checkpoint.meta)
 
 
@@ -107,7 +108,9 @@ def _check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     check_canonical(canonical_shapes(config), found, str(checkpoint.path))
 
 
-def export_hf(path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str | None = None) -> Path:
+def export_hf(
+    path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str | None = None, weights: str = "model"
+) -> Path:
     """Write the model of a checkpoint, with its tokenizer, to a folder that transformers can load.
 
     Tensors are read one after another; at most one shard of the export is in memory.
@@ -116,22 +119,23 @@ def export_hf(path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str
         path: a checkpoint, a checkpoints folder or a run folder.
         out_dir: folder to be written.
         dtype: data type of the files, as torch.bfloat16 or "bfloat16"; None for the saved one.
+        weights: ``model``, or ``ema`` for the average of the weights (``training.ema``).
 
     Returns:
         The folder.
 
     Raises:
-        CheckpointError: there is no valid checkpoint, or the folder exists and is not empty.
+        CheckpointError: there is no valid checkpoint, or no such weights, or the folder exists and is not empty.
         StorageError: a file-system operation failed; nothing is left behind.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
-    config = model_config(checkpoint)
+    config, prefix = model_config(checkpoint), _prefix(checkpoint, weights)
     tokenizer = checkpoint.path / TOKENIZER
     special, generation = _special_ids(checkpoint)
     return write_hf(
         out_dir,
         config,
-        _canonical(checkpoint, config),
+        _canonical(checkpoint, config, prefix),
         dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
         tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
         eos_id=special.eos,
@@ -175,13 +179,27 @@ def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
     return target
 
 
-def _canonical(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def _prefix(checkpoint: Checkpoint, weights: str) -> str:
+    """Return the prefix of the names of the weights.
+
+    Raises:
+        CheckpointError: the checkpoint has none of that name.
+    """
+    if not any(name.startswith(f"{weights}.") for name in checkpoint.tensors):
+        raise CheckpointError(
+            f"{checkpoint.path}: has no {weights} weights. A run keeps an average of its weights (ema) if its "
+            "recipe has training.ema; the weights themselves are called model."
+        )
+    return f"{weights}."
+
+
+def _canonical(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name in canonical_shapes(config):
-        yield name, checkpoint.read([MODEL + name])[MODEL + name]
+        yield name, checkpoint.read([prefix + name])[prefix + name]
 
 
-def _saved_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    dtypes = [tensor.dtype for name, tensor in checkpoint.tensors.items() if name.startswith(MODEL)]
+def _saved_dtype(checkpoint: Checkpoint, prefix: str) -> torch.dtype:
+    dtypes = [tensor.dtype for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)]
     return functools.reduce(torch.promote_types, dtypes)
 
 

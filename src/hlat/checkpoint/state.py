@@ -129,9 +129,18 @@ def load_weights(
     ranks.run_on_all(lambda: fill(checkpoint, config, parameters))
 
 
-def fill(checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter]) -> None:
-    """Load the weights of an open checkpoint on this process; see ``load_weights``."""
-    local_tensors, saved = _weights(parameters), checkpoint.tensors
+def fill(
+    checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter], prefix: str = MODEL
+) -> None:
+    """Load the weights of an open checkpoint on this process; see ``load_weights``.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: the full model.
+        parameters: local parameters of this process; filled in place.
+        prefix: prefix of the tensors to load, one for each canonical name.
+    """
+    local_tensors, saved = _weights(parameters, prefix), checkpoint.tensors
     checkpoint.check(
         {
             name: torch.empty_like(tensor, dtype=saved[name].dtype) if name in saved else tensor
@@ -153,8 +162,8 @@ class _LocalTensor:
         return self.parameter.row_views(row_block, self.tensor)
 
 
-def _weights(parameters: Sequence[LocalParameter]) -> list[_LocalTensor]:
-    return [_LocalTensor(MODEL, parameter, parameter.tensor) for parameter in parameters]
+def _weights(parameters: Sequence[LocalParameter], prefix: str = MODEL) -> list[_LocalTensor]:
+    return [_LocalTensor(prefix, parameter, parameter.tensor) for parameter in parameters]
 
 
 def _states(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> list[_LocalTensor]:

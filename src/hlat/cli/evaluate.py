@@ -18,10 +18,10 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Folder of prepared data; default: that of the run.")] = None,
 ) -> None:
     """Compute loss, perplexity and bits per byte over the whole validation split."""
-    from hlat.evaluation import evaluate_checkpoint
+    import hlat.evaluation  # while Ctrl-C cannot interrupt it
 
     ready()
-    result = evaluate_checkpoint(checkpoint, data)
+    result = hlat.evaluate(checkpoint, data)
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
 
@@ -41,7 +41,10 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
 ) -> None:
     r"""Continue a prompt. Control characters of the text are printed as escapes (\u001b), except newlines and tabs."""
-    from hlat.evaluation import Sampling, generate_text
+    import hlat.evaluation
 
     ready()
-    say(prompt + generate_text(checkpoint, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed)))
+    new = hlat.generate(
+        checkpoint, prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    say(prompt + new)

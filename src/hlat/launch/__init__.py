@@ -9,23 +9,35 @@ from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.launch.fork_launcher import launch_forked
-    from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess
+    from hlat.launch.multiprocess_launcher import launch_multiprocess
     from hlat.launch.process_set import ProcessSet
+    from hlat.launch.root_cause import RunOutcome
     from hlat.launch.supervisor import SupervisedRun, supervise
+    from hlat.launch.training_job import (
+        SupervisionOptions,
+        TrainingJob,
+        join_slurm_job,
+        parse_nproc,
+        refuse_worker,
+        supervise_job,
+    )
     from hlat.launch.worker_main import worker_context
 
 __getattr__ = lazily(
     __name__,
     {
         "fork_launcher": ("launch_forked",),
-        "multiprocess_launcher": (
-            "hlat_command",
-            "launch_multiprocess",
-        ),
+        "multiprocess_launcher": ("launch_multiprocess",),
         "process_set": ("ProcessSet",),
-        "supervisor": (
-            "SupervisedRun",
-            "supervise",
+        "root_cause": ("RunOutcome",),
+        "supervisor": ("SupervisedRun", "supervise"),
+        "training_job": (
+            "SupervisionOptions",
+            "TrainingJob",
+            "join_slurm_job",
+            "parse_nproc",
+            "refuse_worker",
+            "supervise_job",
         ),
         "worker_main": ("worker_context",),
     },
@@ -33,10 +45,16 @@ __getattr__ = lazily(
 
 __all__ = [
     "ProcessSet",
+    "RunOutcome",
     "SupervisedRun",
-    "hlat_command",
+    "SupervisionOptions",
+    "TrainingJob",
+    "join_slurm_job",
     "launch_forked",
     "launch_multiprocess",
+    "parse_nproc",
+    "refuse_worker",
     "supervise",
+    "supervise_job",
     "worker_context",
 ]

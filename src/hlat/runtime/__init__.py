@@ -17,6 +17,7 @@ from hlat.runtime.errors import (
     PlanError,
     StateLostError,
     StorageError,
+    error_class,
 )
 from hlat.runtime.lazy import lazily
 from hlat.runtime.rank_env import RankInfo, rank_info
@@ -39,6 +40,7 @@ __all__ = [
     "RankInfo",
     "StateLostError",
     "StorageError",
+    "error_class",
     "escape_beneath_rich",
     "escape_controls",
     "escape_name",
