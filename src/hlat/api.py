@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hlat.config import Recipe
 from hlat.config import load_recipe as read_recipe
 from hlat.launch import RunOutcome, SupervisionOptions, TrainingJob, parse_nproc, refuse_worker, supervise_job
-from hlat.runtime import HlatError, LaunchError, error_class
+from hlat.runtime import CheckpointError, HlatError, LaunchError, error_class
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -330,9 +330,7 @@ def load_model(
     folder = Path(checkpoint)
     if (folder / "config.json").is_file() and not is_checkpoint(folder) and not (folder / "checkpoints").is_dir():
         if weights != "model":
-            raise LaunchError(
-                f"{folder}: a Hugging Face folder has one set of weights; weights={weights!r} is not one."
-            )
+            raise CheckpointError(f"{folder}: a Hugging Face folder has one set of weights, not weights={weights!r}.")
         return load_hf_model(folder, device, dtype).eval()
     model, _ = load_checkpoint(folder, device, dtype, weights)
     return model.eval()

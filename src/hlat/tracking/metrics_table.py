@@ -6,15 +6,16 @@ metrics.jsonl --read_metrics--> lines --superseded ones dropped--> one row per l
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from hlat.runtime import DataError
 from hlat.tracking.metrics import read_metrics
 
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-def metrics_table(run: Path) -> pa.Table:
+
+def metrics_table(run: Path) -> "pa.Table":
     """Read the metrics of a run, which may be in progress.
 
     A half-written last line is ignored. A run that resumes from an earlier step repeats steps: a line replaces all
@@ -45,6 +46,8 @@ def metrics_table(run: Path) -> pa.Table:
         while rows and rows[-1]["step"] >= step:
             rows.pop()
         rows.append(_flat(line))
+    import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
+
     names = dict.fromkeys(["step", *(name for row in rows for name in row)])
     return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
 
@@ -57,7 +60,9 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _column(values: Sequence[Any]) -> pa.Array:
+def _column(values: Sequence[Any]) -> "pa.Array":
+    import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
+
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int}:
         return pa.array(values, pa.int64())
