@@ -70,8 +70,8 @@ def test_a_run_resumes_from_version_1(old: Path):
     assert [line["step"] for line in ours] == [line["step"] for line in theirs] == [3, 4]
     for line, recorded in zip(ours, theirs, strict=True):
         assert line["samples"] == recorded["samples"]
-        # Another batch or lost moments show in the loss. Products of at most 18 terms and sums of 64 losses in fp32, on another processor: 82 roundings of 2^-24 are
-        # 5e-6. Without the optimizer's moments the loss of step 4 differs by 6e-4.
+        # Products of at most 18 terms and sums of 64 losses in fp32, on another processor: 82 roundings of 2^-24 are
+        # 5e-6. Another batch, or a state without the optimizer's moments, changes the loss by more.
         assert line["loss"] == pytest.approx(recorded["loss"], rel=5e-6)
 
 
