@@ -9,6 +9,7 @@ when a function returns or raises.
 
 import json
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -242,9 +243,9 @@ def rehearse(
         RecipeError: every problem of the recipe, also those that only a rank finds.
         LaunchError: there is no such rank, or the recipe needs something that cannot be rehearsed on a CPU.
     """
-    from hlat.rehearsal import rehearse as rehearse_world
+    with _restored(), _job(recipe, overrides) as job:
+        from hlat.rehearsal import rehearse as rehearse_world
 
-    with _job(recipe, overrides) as job, _restored():
         show = on_report or (lambda report: None)
         return rehearse_world(job.load(world), world, ranks, processes=processes, on_report=show)
 
@@ -263,9 +264,9 @@ def evaluate(checkpoint: str | Path, data: str | Path | None = None) -> "Perplex
         CheckpointError: there is no valid checkpoint.
         DataError: there is no prepared data, or it does not fit the checkpoint, or is damaged.
     """
-    from hlat.evaluation import evaluate_checkpoint
-
     with _restored():
+        from hlat.evaluation import evaluate_checkpoint
+
         return evaluate_checkpoint(checkpoint, data)
 
 
@@ -297,9 +298,9 @@ def generate(
         CheckpointError: there is no valid checkpoint, or it has no tokenizer.
         DataError: the prompt has no tokens, or too many for the model.
     """
-    from hlat.evaluation import Sampling, generate_text
-
     with _restored():
+        from hlat.evaluation import Sampling, generate_text
+
         return generate_text(checkpoint, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed))
 
 
@@ -401,6 +402,7 @@ def _job(
 @contextmanager
 def _restored() -> Iterator[None]:
     """Restore the settings of the process and its random generators at the end of the block."""
+    python_state = random.getstate()  # first: modules that are imported now may draw a number
     from hlat.runtime.backend import restored_settings
     from hlat.runtime.randomness import rng_state, set_rng_state
 
@@ -410,19 +412,25 @@ def _restored() -> Iterator[None]:
             yield
     finally:
         set_rng_state(state)
+        random.setstate(python_state)
 
 
 def _train_here(job: TrainingJob) -> TrainingResult:
     from hlat.runtime import rank_info
     from hlat.tracking import LogStream
 
-    recipe = job.load(rank_info().world)
     with _restored(), LogStream(_LOG) as stream:
+        recipe = job.load(rank_info().world)
         outcome = job.train_here(recipe, stream=stream)
-    return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
+        return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
 
 
 def _train_supervised(job: TrainingJob, least: int, most: int) -> TrainingResult:
+    with _restored():
+        return _supervise(job, least, most)
+
+
+def _supervise(job: TrainingJob, least: int, most: int) -> TrainingResult:
     failures: list[RunOutcome] = []
     options = SupervisionOptions(
         least, most, complain=_LOG.warning, say=_LOG.info, failed=failures.append, show=_LOG.info

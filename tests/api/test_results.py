@@ -15,6 +15,7 @@ import torch
 import hlat
 from hlat.checkpoint import export_hf
 from hlat.hardware import load_catalog
+from hlat.runtime import escape_controls
 from tests.support.commands import hlat as command
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def test_overrides_have_the_values_of_python(recipe_file: Path, corpus: Path, ch
 @pytest.mark.parametrize("name", ["quickstart", "tiny-shakespeare", "hlat-7b", "hlat-70b"])
 def test_a_recipe_object_is_the_recipe_of_its_file(name: str, tmp_path: Path):
     """Processes of ``train(nproc=...)`` get a recipe object as a file."""
-    recipe = hlat.load_recipe(name, {"data.path": str(tmp_path)})
+    recipe = hlat.load_recipe(name, {} if name == "hlat-70b" else {"data.path": str(tmp_path)})
     (tmp_path / "again.yaml").write_text(json.dumps(recipe.model_dump(mode="json")))
     assert hlat.load_recipe(tmp_path / "again.yaml") == recipe
 
@@ -115,7 +116,7 @@ def test_evaluation_and_generation_are_those_of_the_command(trained: Path, capfd
     assert result.perplexity == math.exp(result.loss)
     text = hlat.generate(trained, "the cat", max_tokens=8, temperature=0.8, seed=3)
     words = ("--max-tokens", "8", "--temperature", "0.8", "--seed", "3")
-    assert command("generate", trained, "--prompt", "the cat", *words).stdout == f"the cat{text}\n"
+    assert command("generate", trained, "--prompt", "the cat", *words).stdout == escape_controls(f"the cat{text}\n")
     assert capfd.readouterr() == ("", "")
 
 
