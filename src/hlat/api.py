@@ -156,8 +156,18 @@ def plan(
         HardwareError: the cluster is unknown, or the catalog is inconsistent.
         RecipeError: the recipe or config.json has mistakes.
     """
-    options = {"tokens": tokens, "sequence": sequence, "global_batch": global_batch, "precision": precision}
-    return compare_plans(model, [cluster], **options, price=price, layout=layout, hardware=hardware).plans[0]  # type: ignore[arg-type]
+    found = compare_plans(
+        model,
+        [cluster],
+        tokens=tokens,
+        sequence=sequence,
+        global_batch=global_batch,
+        precision=precision,
+        price=price,
+        layout=layout,
+        hardware=hardware,
+    )
+    return found.plans[0]
 
 
 def compare_plans(

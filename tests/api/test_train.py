@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -46,13 +47,12 @@ def process_settings() -> dict[str, Any]:
 def nothing_left_behind() -> Iterator[None]:
     """Compare the process before and after each test, threads and child processes included."""
     random.seed(1)
-    before, threads = process_settings(), set(threading.enumerate())
+    before, threads, children = process_settings(), set(threading.enumerate()), set(psutil.Process().children())
     yield
     after = process_settings()
     assert {name: value for name, value in after.items() if value != before[name]} == {}
     assert set(threading.enumerate()) <= threads
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert set(psutil.Process().children()) <= children
 
 
 @pytest.fixture

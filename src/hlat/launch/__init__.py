@@ -10,7 +10,6 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.multiprocess_launcher import launch_multiprocess
-    from hlat.launch.process_set import ProcessSet
     from hlat.launch.root_cause import RunOutcome
     from hlat.launch.supervisor import SupervisedRun, supervise
     from hlat.launch.training_job import (
@@ -28,7 +27,6 @@ __getattr__ = lazily(
     {
         "fork_launcher": ("launch_forked",),
         "multiprocess_launcher": ("launch_multiprocess",),
-        "process_set": ("ProcessSet",),
         "root_cause": ("RunOutcome",),
         "supervisor": ("SupervisedRun", "supervise"),
         "training_job": (
@@ -44,7 +42,6 @@ __getattr__ = lazily(
 )
 
 __all__ = [
-    "ProcessSet",
     "RunOutcome",
     "SupervisedRun",
     "SupervisionOptions",

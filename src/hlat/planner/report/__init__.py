@@ -4,7 +4,6 @@ from hlat.planner.report.clusters import ClusterComparison, compare_clusters
 from hlat.planner.report.comparison import (
     comparison_lines,
     pareto_front_of_plans,
-    rank_plans,
 )
 from hlat.planner.report.explain import comparison_with, explain
 from hlat.planner.report.html_report import html_page
@@ -19,5 +18,4 @@ __all__ = [
     "explain",
     "html_page",
     "pareto_front_of_plans",
-    "rank_plans",
 ]
