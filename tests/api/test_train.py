@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import hlat
+import hlat.api  # its first import draws a number from Python's generator, in rich
 from hlat.checkpoint.protocol import verify_checkpoint
 from hlat.runtime import PersistentCorruptionError, error_class
 
