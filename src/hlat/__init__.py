@@ -1,13 +1,62 @@
 """hlat: pre-train LLaMA-class language models on the hardware you have, from one recipe file.
 
-This module imports nothing: an import here would run before the command handles Ctrl-C (``hlat.command``).
+The functions and errors below are the Python API (docs/python.md); each is imported when it is first used. This module
+imports nothing itself: an import here would run before the command handles Ctrl-C (``hlat.command``).
 """
 
+TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import
+if TYPE_CHECKING:
+    from hlat.api import TrainingResult as TrainingResult
+    from hlat.api import compare_plans as compare_plans
+    from hlat.api import evaluate as evaluate
+    from hlat.api import generate as generate
+    from hlat.api import load_model as load_model
+    from hlat.api import load_recipe as load_recipe
+    from hlat.api import metrics as metrics
+    from hlat.api import plan as plan
+    from hlat.api import rehearse as rehearse
+    from hlat.api import train as train
+    from hlat.config import Recipe as Recipe
+    from hlat.config import RecipeError as RecipeError
+    from hlat.runtime import CheckpointError as CheckpointError
+    from hlat.runtime import CheckpointFormatError as CheckpointFormatError
+    from hlat.runtime import CorruptionError as CorruptionError
+    from hlat.runtime import DataError as DataError
+    from hlat.runtime import HardwareError as HardwareError
+    from hlat.runtime import HlatError as HlatError
+    from hlat.runtime import LaunchError as LaunchError
+    from hlat.runtime import NumericsError as NumericsError
+    from hlat.runtime import PlanError as PlanError
+    from hlat.runtime import StorageError as StorageError
 
-def __getattr__(name: str) -> str:
-    """Look up ``__version__`` when it is first used."""
-    if name != "__version__":
+__version__: str
+
+_API = {
+    "api": (
+        *("TrainingResult", "compare_plans", "evaluate", "generate", "load_model", "load_recipe", "metrics", "plan"),
+        *("rehearse", "train"),
+    ),
+    "config": ("Recipe", "RecipeError"),
+    "runtime": (
+        *("CheckpointError", "CheckpointFormatError", "CorruptionError", "DataError", "HardwareError", "HlatError"),
+        *("LaunchError", "NumericsError", "PlanError", "StorageError"),
+    ),
+}
+_HOMES = {name: module for module, names in _API.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Look up a name of the API, or ``__version__``, when it is first used."""
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("hlat")
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import version  # noqa: PLC0415
+    from importlib import import_module  # noqa: PLC0415
 
-    return version("hlat")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, "__version__"])

@@ -8,12 +8,11 @@ ranks. What tests/launch and tests/faults prove about starting and killing proce
 
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from hlat import launch
 from hlat.launch import multiprocess_launcher
 from hlat.launch.fork_launcher import ForkedWorker, launch_forked
 from hlat.runtime.distributed import RUN_SECRET_ENV
@@ -41,9 +40,14 @@ class ForkedRanks:
 
 @contextmanager
 def fork_ranks(
-    command: Sequence[str], nproc: int, environment: Mapping[str, str], folder: Path
+    command: Sequence[str],
+    nproc: int,
+    environment: Mapping[str, str],
+    folder: Path,
+    show: Callable[[str], None] | None = None,
 ) -> Iterator[ForkedRanks]:
-    """Launch ranks as ``launch_multiprocess`` does, but forked from this process."""
+    """Launch ranks as ``launch_multiprocess`` does, but forked from this process, on whose streams they print."""
+    assert show is None
     words = command[command.index("hlat") + 1 :]
     shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
     with multiprocess_launcher.open_store() as port, ExitStack() as stack:
@@ -69,4 +73,4 @@ def _run(words: Sequence[str]) -> int:
 
 def install() -> None:
     """Let this process fork the ranks of its runs."""
-    launch.launch_multiprocess = fork_ranks  # type: ignore[assignment]
+    multiprocess_launcher.launch_multiprocess = fork_ranks  # type: ignore[assignment]

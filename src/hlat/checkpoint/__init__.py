@@ -1,6 +1,7 @@
 """Checkpoints: complete and verified, or absent. Tensors have canonical names, so any parallel layout can load them."""
 
 from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
+from hlat.checkpoint.hf_model import load_hf_model
 from hlat.checkpoint.inventory import (
     CheckpointEntry,
     find_checkpoints_folder,
@@ -37,6 +38,7 @@ __all__ = [
     "import_hf",
     "is_checkpoint",
     "list_checkpoints",
+    "load_hf_model",
     "load_model",
     "load_weights",
     "open_unverified",

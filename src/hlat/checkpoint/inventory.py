@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from hlat.checkpoint.format import INDEX_NAME, META_NAME
 from hlat.checkpoint.protocol import (
     BAD_SUFFIX,
     MARKER_NAME,
@@ -27,9 +26,9 @@ from hlat.checkpoint.protocol import (
     open_checkpoint,
     read_manifest,
 )
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, CheckpointFormatError
 
-CheckpointState = Literal["committed", "damaged", "set aside", "unfinished"]
+CheckpointState = Literal["committed", "damaged", "set aside", "unfinished", "newer format"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,11 @@ class CheckpointEntry:
         step: optimizer steps done.
         state: ``committed``; ``damaged`` if a small file does not match its checksum (all: ``verify_checkpoint``);
             ``set aside`` if it was damaged and renamed; ``unfinished`` if a save or a removal was interrupted, or is
-            still in progress.
+            still in progress; ``newer format`` if this version of hlat cannot read it.
         bytes: size of its files, from the manifest; 0 without a manifest.
         saved: time of the commit in UTC; None if not committed, or in an object store.
         tokens: tokens consumed so far; None if unknown.
-        problem: why it is damaged.
+        problem: why it is damaged or cannot be read.
     """
 
     location: str
@@ -131,7 +130,7 @@ def _verify_small_files(path: Path) -> CheckpointManifest:
         CheckpointError: a file is missing or does not match its checksum.
     """
     manifest = read_manifest(path)
-    for name in (META_NAME, INDEX_NAME):
+    for name in manifest.format.small_files:
         try:
             same = hash_file(path / name) == manifest.files[name].sha256
         except OSError as error:
@@ -157,7 +156,8 @@ def _read_entry(path: Path) -> CheckpointEntry | None:
         tokens = open_checkpoint(path).meta.get("tokens")
         saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
     except (CheckpointError, FileNotFoundError) as error:
-        return CheckpointEntry(str(path), step, "damaged", problem=str(error)) if path.exists() else None
+        state: CheckpointState = "newer format" if isinstance(error, CheckpointFormatError) else "damaged"
+        return CheckpointEntry(str(path), step, state, problem=str(error)) if path.exists() else None
     return CheckpointEntry(str(path), step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
 
 

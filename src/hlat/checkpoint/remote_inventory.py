@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hlat.checkpoint.format import INDEX_NAME, META_NAME, parse_meta
 from hlat.checkpoint.inventory import CheckpointEntry, TensorGroup, group_tensors, open_unverified
 from hlat.checkpoint.protocol import MANIFEST_NAME, MARKER_NAME, STEP_FOLDER, step_folder_name
 from hlat.checkpoint.tiers import (
@@ -22,7 +21,7 @@ from hlat.checkpoint.tiers import (
     read_remote_manifest,
     verify_remote,
 )
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, CheckpointFormatError
 
 
 class RemotePrefix:
@@ -70,7 +69,7 @@ class RemotePrefix:
             local = Path(folder)
             (local / MARKER_NAME).write_bytes(remote.marker)
             (local / MANIFEST_NAME).write_bytes(remote.text)
-            for name in (META_NAME, INDEX_NAME):
+            for name in remote.manifest.format.small_files:
                 (local / name).write_bytes(self._read_small_file(step, name, remote))
             checkpoint = open_unverified(local)
             return self._client.url_of(step_folder_name(step)), checkpoint.meta, group_tensors(checkpoint)
@@ -81,10 +80,14 @@ class RemotePrefix:
             return CheckpointEntry(url, step, "set aside" if BAD_MARKER_NAME in names else "unfinished")
         try:
             remote = read_remote_manifest(self._client, step)
-            tokens = parse_meta(self._read_small_file(step, META_NAME, remote)).get("tokens")
+            meta = remote.manifest.format.read_meta(lambda name: self._read_small_file(step, name, remote))
+        except CheckpointFormatError as error:
+            return CheckpointEntry(url, step, "newer format", problem=str(error))
         except CheckpointError as error:
             return CheckpointEntry(url, step, "damaged", problem=str(error))
-        return CheckpointEntry(url, step, "committed", sum(remote.manifest.file_bytes.values()), None, tokens)
+        return CheckpointEntry(
+            url, step, "committed", sum(remote.manifest.file_bytes.values()), None, meta.get("tokens")
+        )
 
     def _read_small_file(self, step: int, name: str, remote: RemoteManifest) -> bytes:
         content = self._client.read(f"{step_folder_name(step)}/{name}")

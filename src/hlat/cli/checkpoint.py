@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import ready, say
-from hlat.runtime import CheckpointError, LaunchError, escape_name, is_url, redact_json
+from hlat.runtime import CheckpointError, CheckpointFormatError, LaunchError, escape_name, is_url, redact_json
 
 if TYPE_CHECKING:
     from hlat.checkpoint import CheckpointEntry
@@ -24,7 +24,7 @@ CheckpointsArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
-_CHECKPOINTS = ("committed", "damaged")  # states of folders that a run would try to resume from
+_CHECKPOINTS = ("committed", "damaged", "newer format")  # states of folders that a run would try to resume from
 
 
 @app.command("list")
@@ -93,6 +93,7 @@ def _verify_folder(path: Path) -> list[bool]:
     checked = []
     for folder in folders:
         begin = time.perf_counter()
+        _refuse_newer_format(folder)
         problems = verify_checkpoint(folder)
         if problems and not folder.exists():
             say(f"{folder} was removed meanwhile")
@@ -101,6 +102,17 @@ def _verify_folder(path: Path) -> list[bool]:
         size = 0 if problems else sum(read_manifest(folder).file_bytes.values())
         checked.append(_report(str(folder), problems, size, begin))
     return checked
+
+
+def _refuse_newer_format(folder: Path) -> None:
+    from hlat.checkpoint.protocol import read_manifest
+
+    try:
+        read_manifest(folder)
+    except CheckpointFormatError as error:
+        raise CheckpointFormatError(f"{folder}: {error}") from error
+    except CheckpointError:  # damage, which is reported below
+        return
 
 
 def _verify_remote(url: str) -> list[bool]:

@@ -1,5 +1,6 @@
 """Arguments and displays that several verbs share, and the start of handling Ctrl-C."""
 
+import logging
 import os
 import signal
 import sys
@@ -42,6 +43,9 @@ def ready() -> None:
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    logger = logging.getLogger("hlat")
+    if logging.lastResort is not None and logging.lastResort not in logger.handlers:
+        logger.addHandler(logging.lastResort)  # warnings go to standard error; as a library hlat is quiet
     # Only one process warns: not those that hlat starts itself, and of others only rank 0.
     if LAUNCHER_ENV not in os.environ and os.environ.get("RANK", "0") == "0" and (line := untested_torch_warning()):
         typer.echo(line, err=True)

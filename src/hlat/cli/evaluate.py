@@ -19,10 +19,10 @@ def evaluate(
     weights: WeightsOption = "model",
 ) -> None:
     """Compute loss, perplexity and bits per byte over the whole validation split."""
-    from hlat.evaluation import evaluate_checkpoint
+    import hlat.evaluation  # while Ctrl-C cannot interrupt it
 
     ready()
-    result = evaluate_checkpoint(checkpoint, data, weights)
+    result = hlat.evaluate(checkpoint, data, weights=weights)
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
 
@@ -43,8 +43,17 @@ def generate(
     weights: WeightsOption = "model",
 ) -> None:
     r"""Continue a prompt. Control characters of the text are printed as escapes (\u001b), except newlines and tabs."""
-    from hlat.evaluation import Sampling, generate_text
+    import hlat.evaluation
 
     ready()
-    sampling = Sampling(temperature, top_k, top_p, seed)
-    say(prompt + generate_text(checkpoint, prompt, max_tokens, sampling, weights))
+    new = hlat.generate(
+        checkpoint,
+        prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        weights=weights,
+    )
+    say(prompt + new)

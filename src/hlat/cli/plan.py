@@ -2,16 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hlat.cli.common import ready, say
-from hlat.cli.hardware import HardwareOption, catalog_of
-from hlat.cli.plan_options import check_outputs, parse_rank_by, parse_tokens, price_of
+from hlat.cli.hardware import HardwareOption
+from hlat.cli.plan_options import check_outputs, parse_tokens
 from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
+    from hlat.planner.report import ClusterComparison
     from hlat.planner.search import LayoutPrediction, TrainingPlan
 
 _GIB = 1 << 30
@@ -54,10 +55,7 @@ def plan_command(
     hardware: HardwareOption = None,
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
-    from hlat.hardware import parse_cluster
-    from hlat.planner.problem import parse_layout, resolve_request
-    from hlat.planner.report import rank_plans
-    from hlat.planner.search import make_plan, predict_layout
+    import hlat.planner.report  # while Ctrl-C cannot interrupt it
     from hlat.runtime import PlanError
 
     ready()
@@ -69,41 +67,35 @@ def plan_command(
     if model is None or not cluster:
         raise PlanError("hlat plan needs --model and --cluster, or --validate FILE")
     check_outputs((html, trace, fragment))
-    by, catalog = parse_rank_by(rank_by), catalog_of(hardware)
-    clusters = [parse_cluster(one, catalog) for one in cluster]
-    kind = price_of(price, clusters)
-    options: dict[str, Any] = {"tokens": parse_tokens(tokens), "sequence": seq, "global_batch": global_batch}
-    plans, refused = [], {}
-    for one in clusters:
-        try:
-            request = resolve_request(model, one, mode=precision, price=kind, **options)
-            other = against and predict_layout(request, parse_layout(against, request, "--against"))
-            plans.append((make_plan(request, layout), other or None))
-        except PlanError as error:
-            refused[one.name] = str(error)
-    if not plans:
-        raise PlanError("\n".join(dict.fromkeys(refused.values())))
-    if by:
-        order = rank_plans([one for one, _ in plans], by)
-        plans.sort(key=lambda pair: order.index(pair[0]))
-    _say(plans, refused, as_json=as_json, words=explain)
-    _write([one for one, _ in plans], html, trace, fragment)
+    found = hlat.compare_plans(
+        model,
+        cluster,
+        tokens=parse_tokens(tokens),
+        sequence=seq,
+        global_batch=global_batch,
+        precision=precision,
+        price=price,
+        rank_by=rank_by,
+        layout=layout,
+        against=against,
+        hardware=hardware,
+    )
+    _say(found, as_json=as_json, words=explain)
+    _write(list(found.plans), html, trace, fragment)
 
 
-def _say(
-    plans: "list[tuple[TrainingPlan, LayoutPrediction | None]]", refused: dict[str, str], *, as_json: bool, words: bool
-) -> None:
-    from hlat.planner.report import comparison_lines, plans_as_json
+def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
+    from hlat.planner.report import comparison_lines
 
-    alone = [one for one, _ in plans]
     if as_json:
-        content = plans_as_json(alone) + [{"cluster": name, "error": error} for name, error in refused.items()]
+        content = found.to_dict()
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
         return
-    _say_table(alone)
-    for one, other in plans:
-        _say_words(one, words, other)
-    for line in [*comparison_lines(alone), *refused.values()]:
+    plans = list(found.plans)
+    _say_table(plans)
+    for plan in plans:
+        _say_words(plan, words, found.against.get(plan.request.cluster.name))
+    for line in [*comparison_lines(plans), *found.refused.values()]:
         say(line)
 
 

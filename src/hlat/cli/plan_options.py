@@ -3,11 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
-
-if TYPE_CHECKING:
-    from hlat.hardware import Cluster, PriceKind
-    from hlat.planner.report import RankBy
 
 _NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d*)?(?:e\d+)?)([KMBT]?)", re.IGNORECASE)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -27,39 +22,6 @@ def parse_tokens(text: str | None) -> int | None:
     if found is None:
         raise PlanError(f"--tokens {text}: must be a positive number, as in 300B, 3e11 or 300_000_000_000")
     return int(float(found[1].replace("_", "").replace(",", "")) * _TIMES[found[2].upper()])
-
-
-def parse_rank_by(text: str | None) -> "RankBy | None":
-    """Raises: PlanError: clusters are not ordered by this."""
-    from hlat.planner.report import RankBy
-    from hlat.runtime import PlanError
-
-    choices: tuple[RankBy, ...] = get_args(RankBy)
-    for known in choices:
-        if text == known:
-            return known
-    if text is None:
-        return None
-    raise PlanError(f"--rank-by {text}: clusters are ordered by time or by cost")
-
-
-def price_of(text: str | None, clusters: Sequence["Cluster"]) -> "PriceKind | None":
-    """The kind of price that clusters are compared in: what is asked for, or the first that all of them have.
-
-    Raises:
-        PlanError: there is no such kind.
-    """
-    from hlat.hardware import PriceKind
-    from hlat.planner.report import common_price_kind
-    from hlat.runtime import PlanError
-
-    kinds: tuple[PriceKind, ...] = get_args(PriceKind)
-    for known in kinds:
-        if text == known:
-            return known
-    if text is not None:
-        raise PlanError(f"--price {text}: a price is one of {', '.join(kinds)}")
-    return common_price_kind(clusters) if len(clusters) > 1 else None
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
-from hlat.config import Recipe, load_recipe, recipe_schema
+from hlat.config import Recipe, recipe_schema
 from hlat.config.rules import recipe_notes
 
 
@@ -26,7 +27,7 @@ def check(
 ) -> None:
     """Check a recipe: print all its errors (exit code 2), or a summary."""
     ready()
-    resolved = load_recipe(recipe, overrides or [], world=world)
+    resolved = hlat.load_recipe(recipe, overrides or [], world=world)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
-from hlat.config import load_recipe
 
 
 def register(app: typer.Typer) -> None:
@@ -32,9 +32,8 @@ def rehearse(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Run a training step of some ranks without devices: memory, communication, FLOPs, and errors."""
-    resolved = load_recipe(recipe, overrides or [], world=world)
-    from hlat.rehearsal import RankReport, rehearsal_json, report_lines
-    from hlat.rehearsal import rehearse as rehearse_world
+    resolved = hlat.load_recipe(recipe, overrides or [], world=world)
+    from hlat.rehearsal import RankReport, report_lines
 
     ready()
 
@@ -42,8 +41,8 @@ def rehearse(
         if not as_json:
             say("\n".join(report_lines(report)))
 
-    found = rehearse_world(resolved, world, ranks or None, processes=os.cpu_count() or 1, on_report=show)
+    found = hlat.rehearse(resolved, world=world, ranks=ranks or None, processes=os.cpu_count() or 1, on_report=show)
     if as_json:
-        say(json.dumps(rehearsal_json(found), indent=2))
+        say(json.dumps(found.to_dict(), indent=2))
     elif resolved.precision.mode != found.recipe.precision.mode:
         say(f"precision.mode=auto: rehearsed as {found.recipe.precision.mode}, its value on devices with fast bf16")

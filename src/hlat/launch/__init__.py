@@ -8,38 +8,50 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.launch.extension_check import check_extensions
     from hlat.launch.fork_launcher import launch_forked
-    from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess
-    from hlat.launch.process_set import ProcessSet
+    from hlat.launch.multiprocess_launcher import launch_multiprocess
+    from hlat.launch.root_cause import RunOutcome
     from hlat.launch.supervisor import SupervisedRun, supervise
+    from hlat.launch.training_job import (
+        SupervisionOptions,
+        TrainingJob,
+        join_slurm_job,
+        parse_nproc,
+        refuse_worker,
+        supervise_job,
+    )
     from hlat.launch.worker_main import worker_context
 
 __getattr__ = lazily(
     __name__,
     {
-        "extension_check": ("check_extensions",),
         "fork_launcher": ("launch_forked",),
-        "multiprocess_launcher": (
-            "hlat_command",
-            "launch_multiprocess",
-        ),
-        "process_set": ("ProcessSet",),
-        "supervisor": (
-            "SupervisedRun",
-            "supervise",
+        "multiprocess_launcher": ("launch_multiprocess",),
+        "root_cause": ("RunOutcome",),
+        "supervisor": ("SupervisedRun", "supervise"),
+        "training_job": (
+            "SupervisionOptions",
+            "TrainingJob",
+            "join_slurm_job",
+            "parse_nproc",
+            "refuse_worker",
+            "supervise_job",
         ),
         "worker_main": ("worker_context",),
     },
 )
 
 __all__ = [
-    "ProcessSet",
+    "RunOutcome",
     "SupervisedRun",
-    "check_extensions",
-    "hlat_command",
+    "SupervisionOptions",
+    "TrainingJob",
+    "join_slurm_job",
     "launch_forked",
     "launch_multiprocess",
+    "parse_nproc",
+    "refuse_worker",
     "supervise",
+    "supervise_job",
     "worker_context",
 ]

@@ -39,6 +39,7 @@ class ErrorReport:
         exit_code: exit code of the process.
         time: seconds since the epoch, by the clock of the process's machine.
         retryable: see ``HlatError``.
+        error: class of the ``HlatError``; empty for a bug.
     """
 
     kind: ErrorOrigin
@@ -47,6 +48,7 @@ class ErrorReport:
     exit_code: int
     time: float
     retryable: bool = False
+    error: str = ""
 
 
 @contextmanager
@@ -81,7 +83,7 @@ def describe_error(error: Exception) -> ErrorReport:
     forwarded = isinstance(error, HlatError) and error.from_rank is not None
     kind: ErrorOrigin = "forwarded" if forwarded else "connection" if _lost_a_peer(error) else "own"
     if isinstance(error, HlatError):
-        return ErrorReport(kind, str(error), False, error.exit_code, time.time(), error.retryable)
+        return ErrorReport(kind, str(error), False, error.exit_code, time.time(), error.retryable, type(error).__name__)
     text = redact("".join(traceback.format_exception(error)).rstrip())
     return ErrorReport(kind, text, is_bug=True, exit_code=1, time=time.time())
 

@@ -12,14 +12,15 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, SubprocessContext, start_processes
 
+from hlat.launch.output import follow_output
 from hlat.runtime.backend import interface_variables
 from hlat.runtime.distributed import RUN_SECRET_ENV
 from hlat.runtime.process import LAUNCHER_ENV
@@ -57,7 +58,11 @@ class ElasticWorkers:
 
 @contextmanager
 def launch_multiprocess(
-    command: Sequence[str], nproc: int, environment: Mapping[str, str], folder: Path
+    command: Sequence[str],
+    nproc: int,
+    environment: Mapping[str, str],
+    folder: Path,
+    show: Callable[[str], None] | None = None,
 ) -> Iterator[ElasticWorkers]:
     """Launch several processes of a command as one run; kill those still running at the end of the block.
 
@@ -66,6 +71,7 @@ def launch_multiprocess(
         nproc: number of processes.
         environment: variables to set in each process.
         folder: folder of their error reports.
+        show: receives the lines that they print; None prints them on the streams of this process.
 
     Yields:
         The processes.
@@ -74,9 +80,10 @@ def launch_multiprocess(
     with open_store() as port:
         shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
         envs = {rank: {**_environment(rank, nproc, port), **shared} for rank in range(nproc)}
-        context = _start(command, envs, str(folder))
+        context = _start(command, envs, DefaultLogsSpecs(str(folder), Std.NONE if show is None else Std.ALL))
         try:
-            yield ElasticWorkers(context)
+            with follow_output(_output_files(context), show):
+                yield ElasticWorkers(context)
         finally:
             context.close()  # kills processes left by a bug in hlat
 
@@ -87,7 +94,7 @@ def hlat_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "hlat", *arguments]
 
 
-def _start(command: Sequence[str], envs: dict[int, dict[str, str]], folder: str) -> SubprocessContext:
+def _start(command: Sequence[str], envs: dict[int, dict[str, str]], logs: DefaultLogsSpecs) -> SubprocessContext:
     """Start the processes, each in its own session.
 
     A terminal's Ctrl-C then reaches this process only, which forwards it once.
@@ -100,7 +107,7 @@ def _start(command: Sequence[str], envs: dict[int, dict[str, str]], folder: str)
             entrypoint=command[0],
             args={rank: tuple(command[1:]) for rank in envs},
             envs=envs,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            logs_specs=logs,
         )
     finally:
         if before is None:
@@ -109,6 +116,11 @@ def _start(command: Sequence[str], envs: dict[int, dict[str, str]], folder: str)
             os.environ[_ELASTIC_SIGNALS] = before
     assert isinstance(context, SubprocessContext), "elastic's type for commands"
     return context
+
+
+def _output_files(context: SubprocessContext) -> list[Path]:
+    """Files with the output of the processes, if it is redirected."""
+    return [Path(name) for names in (context.stdouts, context.stderrs) for name in names.values() if name]
 
 
 @contextmanager

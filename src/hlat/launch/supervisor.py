@@ -46,6 +46,10 @@ _FINAL_EXIT_CODES = (2, 4)  # exit codes of user errors and divergence: a restar
 _IN_MEMORY = Path("/dev/shm")
 
 
+def _ignore(outcome: RunOutcome) -> None:
+    """Do nothing: the user has seen the message."""
+
+
 @dataclass(frozen=True)
 class SupervisedRun:
     """A run to supervise.
@@ -57,6 +61,7 @@ class SupervisedRun:
         recovery: section ``recovery`` of its recipe.
         complain: shows an error to the user.
         say: shows other messages to the user.
+        failed: called with the reason if the run fails for good.
     """
 
     start: Start
@@ -65,6 +70,7 @@ class SupervisedRun:
     recovery: RecoveryConfig
     complain: Callable[[str], None]
     say: Callable[[str], None]
+    failed: Callable[[RunOutcome], None] = _ignore
 
 
 def supervise(run: SupervisedRun) -> int:
@@ -137,10 +143,12 @@ class _Supervisor:
                 self._pause(failure, decision.seconds, self._restarts.newest != before)
                 return None
             self._run.complain(f"{outcome.message}\n{decision.reason}")
+            self._run.failed(outcome)
             return outcome.exit_code
         if failure.is_retryable:
             self._events.incident(failure, outcome, beat, attempt.hang, None)
         self._run.complain(outcome.message)
+        self._run.failed(outcome)
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
 
     def _pause(self, failure: Failure, seconds: float, progress: bool) -> None:

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hlat.rehearsal.memory import CATEGORIES
 from hlat.rehearsal.rank import RankReport
-from hlat.rehearsal.world import Rehearsal
+
+if TYPE_CHECKING:
+    from hlat.rehearsal.world import Rehearsal
 
 _GIB = 1 << 30
 
@@ -31,7 +33,7 @@ def report_lines(report: RankReport) -> Iterator[str]:
     yield f"  checkpoint  {report.checkpoint_blocks:,} blocks, {_gib(report.checkpoint_bytes)}"
 
 
-def rehearsal_json(rehearsal: Rehearsal) -> dict[str, Any]:
+def rehearsal_json(rehearsal: "Rehearsal") -> dict[str, Any]:
     """The rehearsal as JSON values: layout, and all numbers of every rank; bytes and FLOPs are integers."""
     layout = rehearsal.layout
     return {

@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from hlat.parallel.mesh import Coordinates, Layout
 from hlat.parallel.stages import StepShape, peak_memory_rank
 from hlat.precision import resolve_mode
 from hlat.rehearsal.rank import RankReport, rehearse_rank
+from hlat.rehearsal.report import rehearsal_json
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import backend_of, has_fast_bf16
 from hlat.runtime.distributed import fake_rank
@@ -33,6 +35,10 @@ class Rehearsal:
     recipe: Recipe
     layout: Layout
     ranks: tuple[RankReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers under their documented keys (docs/planning.md), as JSON values."""
+        return rehearsal_json(self)
 
 
 def default_ranks(recipe: Recipe, world: int) -> list[int]:

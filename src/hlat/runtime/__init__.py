@@ -6,6 +6,7 @@ used: ``hlat check`` and a rejected recipe run without torch.
 
 from hlat.runtime.errors import (
     CheckpointError,
+    CheckpointFormatError,
     CorruptionError,
     DataError,
     HardwareError,
@@ -16,6 +17,7 @@ from hlat.runtime.errors import (
     PlanError,
     StateLostError,
     StorageError,
+    error_class,
 )
 from hlat.runtime.lazy import lazily
 from hlat.runtime.rank_env import RankInfo, rank_info
@@ -25,6 +27,7 @@ from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact
 __all__ = [
     "WEB_PROTOCOLS",
     "CheckpointError",
+    "CheckpointFormatError",
     "CorruptionError",
     "DataError",
     "EscapingStream",
@@ -37,6 +40,7 @@ __all__ = [
     "RankInfo",
     "StateLostError",
     "StorageError",
+    "error_class",
     "escape_beneath_rich",
     "escape_controls",
     "escape_name",

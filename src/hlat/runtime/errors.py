@@ -33,6 +33,10 @@ class CheckpointError(HlatError):
     """A checkpoint that is missing, damaged, or belongs to another run."""
 
 
+class CheckpointFormatError(CheckpointError):
+    """A complete checkpoint in a version of the format that is newer than this version of hlat reads."""
+
+
 class LaunchError(HlatError):
     """A failure to start the program here: device, processes, ports."""
 
@@ -76,3 +80,14 @@ class StateLostError(StorageError):
     """Saved state of a run that is gone: a restart would not find it either, or would begin another run."""
 
     retryable = False
+
+
+def error_class(name: str, exit_code: int) -> type[HlatError]:
+    """Return the class of an error that another process reported: by name, else by the exit code; or LaunchError."""
+    known = {kind.__name__: kind for kind in _subclasses(HlatError) if kind.__module__ == __name__}
+    by_code = {3: StorageError, 4: NumericsError, 5: CorruptionError}
+    return known.get(name) or by_code.get(exit_code, LaunchError)
+
+
+def _subclasses(kind: type[HlatError]) -> list[type[HlatError]]:
+    return [each for child in kind.__subclasses__() for each in (child, *_subclasses(child))]

@@ -27,7 +27,7 @@ def hlat_7b():
 
 
 def test_the_numbers_of_a_plan_are_consistent(hlat_7b):
-    content, request = hlat_7b.as_json(), hlat_7b.request
+    content, request = hlat_7b.to_dict(), hlat_7b.request
     chosen, assumed = content["chosen"], content["assumptions"]
     assert chosen["days"] * 86400 * chosen["goodput"] * chosen["tokens_per_second"] == pytest.approx(assumed["tokens"])
     assert assumed["tokens"] == 20 * count_parameters(request.model).total

@@ -52,7 +52,7 @@ def test_throughput_of_7b_matches_the_published_one(hlat_7b):
 
 
 def test_json_has_the_documented_keys(hlat_7b):
-    output = json.loads(json.dumps(hlat_7b.as_json()))
+    output = json.loads(json.dumps(hlat_7b.to_dict()))
     assert output["chosen"].keys() >= CHOSEN
     assert all(one.keys() >= CHOSEN for one in output["alternatives"])
     assert output["chosen"]["cost_usd"] == pytest.approx(output["chosen"]["days"] * 24 * 64 * 21.5)
@@ -135,7 +135,7 @@ def test_the_search_keeps_the_layout_that_needs_least_memory(hlat_7b):
 
 
 def test_plans_are_reproducible():
-    one, two = (make_plan(request_for("llama-3-8b", "p5.48xlarge:4")).as_json() for _ in range(2))
+    one, two = (make_plan(request_for("llama-3-8b", "p5.48xlarge:4")).to_dict() for _ in range(2))
     for output in (one, two):
         output["assumptions"].pop("search_seconds")
     assert one == two

@@ -17,7 +17,7 @@ import yaml
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.launch import check_extensions
+from hlat.launch.extension_check import check_extensions
 from hlat.training import run
 from hlat.training.components import installed_components
 from tests.support.same_runs import assert_same_state

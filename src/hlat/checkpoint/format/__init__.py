@@ -1,5 +1,6 @@
 """File format of checkpoints: the index of tensors, and tensor files read without unpickling."""
 
+from hlat.checkpoint.format.base import CheckpointFormat, ReadFile
 from hlat.checkpoint.format.filesystem import (
     NEW_FOLDER_REMEDY,
     READ_REMEDY,
@@ -15,39 +16,39 @@ from hlat.checkpoint.format.filesystem import (
     storage_error,
     write_file,
 )
-from hlat.checkpoint.format.index import INDEX_NAME, StoredChunk, StoredTensor, parse_index, read_index, write_index
-from hlat.checkpoint.format.meta import META_NAME, check_meta, parse_meta
-from hlat.checkpoint.format.partial_read import Region, read_regions
+from hlat.checkpoint.format.format_1 import is_safe_name
+from hlat.checkpoint.format.index import INDEX_NAME, StoredChunk, StoredTensor, parse_index
+from hlat.checkpoint.format.partial_read import Region
 from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
-from hlat.checkpoint.format.writer import WriteResult, write_chunks
+from hlat.checkpoint.format.versions import FORMATS, format_numbered, newest_format
+from hlat.checkpoint.format.writer import WriteResult
 
 __all__ = [
+    "FORMATS",
     "INDEX_NAME",
-    "META_NAME",
     "NEW_FOLDER_REMEDY",
     "READ_REMEDY",
     "RUN_REMEDY",
+    "CheckpointFormat",
     "Disk",
     "FileRecord",
     "HashedFile",
+    "ReadFile",
     "Region",
     "Remedy",
     "StoredChunk",
     "StoredTensor",
     "TensorChunk",
     "WriteResult",
-    "check_meta",
     "copy_file",
+    "format_numbered",
     "human_bytes",
+    "is_safe_name",
     "make_checkpoints_folder",
     "make_folders",
+    "newest_format",
     "parse_index",
-    "parse_meta",
-    "read_index",
-    "read_regions",
     "replicated_chunks",
     "storage_error",
-    "write_chunks",
     "write_file",
-    "write_index",
 ]

@@ -117,28 +117,16 @@ def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> File
     return write_file(disk, folder / INDEX_NAME, pickle.dumps(index))
 
 
-def read_index(folder: Path, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """Read and check the index of a checkpoint folder.
+def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
+    """Check an index given as bytes and return its tensors by name.
 
     Args:
-        folder: the checkpoint.
+        data: content of the index file.
         file_bytes: size in bytes of every file that the index may refer to, from the manifest.
 
     Raises:
-        CheckpointError: the file is missing, is not an index, names a class that is not allowed, or contradicts the
-            checkpoint's files.
+        CheckpointError: it is not an index, names a class that is not allowed, or contradicts the checkpoint's files.
     """
-    path = folder / INDEX_NAME
-    try:
-        return parse_index(path.read_bytes(), file_bytes)
-    except CheckpointError as exc:
-        raise CheckpointError(f"{path}: {exc}") from None
-    except OSError as exc:
-        raise CheckpointError(f"{path}: cannot be read ({exc.strerror})") from exc
-
-
-def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """Check an index given as bytes and return its tensors by name; see ``read_index`` for arguments and errors."""
     try:
         with _no_collection():
             return _tensors(read_pickle(data, _is_known), file_bytes)

@@ -64,16 +64,6 @@ class _Meta(_Strict):
     generation_ids: _SpecialIds = _SpecialIds()
 
 
-def check_meta(data: bytes, step: int) -> None:
-    """Check the metadata, and that its step is the manifest's step.
-
-    Raises:
-        CheckpointError: ``parse_meta`` raised it, or the steps differ.
-    """
-    if (meta_step := parse_meta(data).get("step", step)) != step:
-        raise CheckpointError(f"{META_NAME} is of step {meta_step}, the manifest of step {step}")
-
-
 def parse_meta(data: bytes) -> dict[str, Any]:
     """Parse and check the metadata of a checkpoint.
 

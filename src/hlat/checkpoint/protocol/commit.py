@@ -30,8 +30,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hlat.checkpoint.format import (
-    INDEX_NAME,
-    META_NAME,
     RUN_REMEDY,
     Disk,
     FileRecord,
@@ -40,19 +38,17 @@ from hlat.checkpoint.format import (
     WriteResult,
     copy_file,
     human_bytes,
+    is_safe_name,
     make_checkpoints_folder,
     make_folders,
+    newest_format,
     storage_error,
-    write_chunks,
-    write_file,
-    write_index,
 )
 from hlat.checkpoint.protocol.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
     STAGING_PREFIX,
     CheckpointManifest,
-    is_safe_name,
     write_manifest,
 )
 from hlat.checkpoint.protocol.rank_parts import PartCopy
@@ -129,7 +125,7 @@ class _Commit:
         folder: RunFolder | None,
     ) -> None:
         self._disk, self._final, self._content, self._remedy, self._ranks = disk, final, content, remedy, ranks
-        self._folder = folder
+        self._folder, self._format = folder, newest_format()
         token = ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
         self._staging = final.with_name(f"{STAGING_PREFIX}{final.name}-{token}")
         self._failure = f"cannot save the checkpoint {final.name}"
@@ -153,7 +149,8 @@ class _Commit:
 
     def _check(self) -> bytes:
         files = self._content.files
-        refused = [name for name in files if not is_safe_name(name) or name in (MANIFEST_NAME, MARKER_NAME, META_NAME)]
+        taken = (MANIFEST_NAME, MARKER_NAME, *self._format.small_files)
+        refused = [name for name in files if not is_safe_name(name) or name in taken]
         if refused:
             raise CheckpointError(
                 f"{self._final}: cannot contain a file named {refused[0]!r}. Use a plain relative path."
@@ -191,7 +188,7 @@ class _Commit:
         self._disk.make_folder(self._staging)
 
     def _write(self) -> WriteResult:
-        written = write_chunks(self._disk, self._staging, self._chunks, self._ranks.rank)
+        written = self._format.write_chunks(self._disk, self._staging, self._chunks, self._ranks.rank)
         for copy in self._content.parts:
             written.files.update(copy.write(self._disk, self._staging))
             written.chunks.extend(copy.part.chunks)
@@ -202,10 +199,10 @@ class _Commit:
     def _finish(self, written: Sequence[WriteResult], meta: bytes) -> None:
         disk, staging = self._disk, self._staging
         records = {name: record for result in written for name, record in result.files.items()}
-        records[INDEX_NAME] = write_index(disk, staging, (chunk for result in written for chunk in result.chunks))
-        records[META_NAME] = write_file(disk, staging / META_NAME, meta)
+        chunks = (chunk for result in written for chunk in result.chunks)
+        records |= self._format.write_small_files(disk, staging, chunks, meta)
         records |= _copy(disk, staging, self._content.files)
-        write_manifest(disk, staging, CheckpointManifest(self._content.step, records))
+        write_manifest(disk, staging, CheckpointManifest(self._content.step, records, self._format.version))
         disk.sync_folder(staging)
         rename_into_place(disk, staging, self._final)
 

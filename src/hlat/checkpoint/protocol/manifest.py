@@ -13,25 +13,24 @@ import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hlat.checkpoint.format import (
-    INDEX_NAME,
-    META_NAME,
     READ_REMEDY,
+    CheckpointFormat,
     Disk,
     FileRecord,
-    check_meta,
-    read_index,
+    ReadFile,
+    StoredTensor,
+    format_numbered,
     storage_error,
     write_file,
 )
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, CheckpointFormatError
 from hlat.runtime.distributed import sendable
 
-FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
 STAGING_PREFIX = ".staging-"  # of a folder that is still being written
@@ -40,16 +39,40 @@ STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 _READ_BYTES = 1 << 20
 _READERS = min(8, os.cpu_count() or 1)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @sendable
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """Files of a checkpoint, by path inside its folder (with '/' as separator), and the step they belong to."""
+    """Content of a manifest: files by path inside the checkpoint (with '/' as separator), their step and format.
+
+    Attributes:
+        step: optimizer steps done.
+        files: size and checksum of each file.
+        version: version of the format.
+    """
 
     step: int
     files: Mapping[str, FileRecord]
+    version: int
+
+    @property
+    def format(self) -> CheckpointFormat:
+        """Format of the files."""
+        return format_numbered(self.version)
+
+    def content_problems(self, read: ReadFile) -> list[str]:
+        """List problems of the metadata and of the index, for a checkpoint whose checksums match.
+
+        Args:
+            read: returns the content of a small file.
+        """
+        try:
+            self.format.read_meta(read, self.step)
+            self.format.read_index(read, self.file_bytes)
+        except CheckpointError as exc:
+            return [str(exc)]
+        return []
 
     @property
     def file_bytes(self) -> dict[str, int]:
@@ -70,7 +93,7 @@ def step_of_path(path: Path) -> int | None:
 
 def write_manifest(disk: Disk, folder: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest, then the marker. The folder's other files must have been written."""
-    text = {"format": FORMAT, "step": manifest.step, "files": {k: asdict(v) for k, v in sorted(manifest.files.items())}}
+    text = {"format": manifest.version, **manifest.format.manifest_fields(manifest.step, manifest.files)}
     record = write_file(disk, folder / MANIFEST_NAME, json.dumps(text, indent=1).encode())
     write_file(disk, folder / MARKER_NAME, record.sha256.encode())
 
@@ -94,35 +117,41 @@ def check_manifest(marker: bytes, data: bytes) -> CheckpointManifest:
     if marker != hashlib.sha256(data).hexdigest().encode():
         raise CheckpointError(f"{MANIFEST_NAME} does not match the checksum in {MARKER_NAME}")
     try:
-        return _parse(json.loads(data))
+        content = json.loads(data)
+        stored = format_numbered(content["format"])
+        return CheckpointManifest(*stored.parse_manifest(content), stored.version)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CheckpointError(f"{MANIFEST_NAME} is not a valid manifest ({type(exc).__name__}: {exc})") from exc
 
 
-def _parse(text: Any) -> CheckpointManifest:
-    if text["format"] != FORMAT:
-        raise CheckpointError(f"format {text['format']!r} is unknown; this version reads format {FORMAT}")
-    files = {}
-    for name, entry in text["files"].items():
-        if not is_safe_name(name):
-            raise CheckpointError(f"{MANIFEST_NAME} lists {name!r}, which is not a plain path inside the checkpoint")
-        size, digest = entry["bytes"], entry["sha256"]
-        if type(size) is not int or size < 0 or not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-            raise CheckpointError(f"{MANIFEST_NAME} has an impossible size or checksum for {name}")
-        files[name] = FileRecord(size, digest)
-    for required in (INDEX_NAME, META_NAME):
-        if required not in files:
-            raise CheckpointError(f"{MANIFEST_NAME} does not list {required}")
-    if type(text["step"]) is not int or text["step"] < 0:
-        raise CheckpointError(f"{MANIFEST_NAME} has an impossible step {text['step']!r}")
-    return CheckpointManifest(text["step"], files)
+def read_stored_meta(folder: Path, manifest: CheckpointManifest) -> dict[str, Any]:
+    """Read the metadata of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it is missing or invalid.
+        StorageError: it exists but cannot be read.
+    """
+    return manifest.format.read_meta(lambda name: _read(folder / name))
 
 
-def is_safe_name(name: str) -> bool:
-    """True if a name is a relative path that stays inside its folder on every platform."""
-    path = PurePosixPath(name)
-    plain = not path.is_absolute() and path.as_posix() == name and ".." not in path.parts and name not in ("", ".")
-    return plain and not any(character in name for character in "\\:\0")
+def read_stored_index(folder: Path, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
+    """Read and check the index of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it is missing, is not an index, or contradicts the checkpoint's files.
+        StorageError: it exists but cannot be read.
+    """
+    return manifest.format.read_index(lambda name: _read(folder / name), manifest.file_bytes)
+
+
+def refuse_newer_format(folder: Path) -> None:
+    """Raise CheckpointFormatError if a newer version of hlat wrote a checkpoint, which may be valid."""
+    try:
+        read_manifest(folder)
+    except CheckpointFormatError as exc:
+        raise CheckpointFormatError(f"{folder}: {exc}") from exc
+    except CheckpointError:  # damage, which is handled elsewhere
+        return
 
 
 def verify_checkpoint(folder: Path) -> list[str]:
@@ -145,11 +174,7 @@ def verify_checkpoint(folder: Path) -> list[str]:
         found = pool.map(lambda item: _check_file(folder, *item), manifest.files.items())
         problems.extend(problem for problem in found if problem)
     if not problems:
-        try:
-            check_meta(_read(folder / META_NAME), manifest.step)
-            read_index(folder, manifest.file_bytes)
-        except CheckpointError as exc:
-            problems.append(str(exc))
+        problems += manifest.content_problems(lambda name: _read(folder / name))
     return problems
 
 

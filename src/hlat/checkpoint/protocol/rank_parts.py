@@ -24,17 +24,16 @@ from hlat.checkpoint.format import (
     StoredChunk,
     TensorChunk,
     copy_file,
+    is_safe_name,
     make_folders,
-    write_chunks,
+    newest_format,
     write_file,
 )
-from hlat.checkpoint.protocol.manifest import MARKER_NAME, STAGING_PREFIX, hash_file, is_safe_name
+from hlat.checkpoint.protocol.manifest import MARKER_NAME, STAGING_PREFIX, hash_file
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
 
 PART_NAME = "part.json"
-
-_FORMAT = 1
 
 
 @sendable
@@ -92,7 +91,7 @@ def write_part(
     staging = final.with_name(STAGING_PREFIX + final.name)
     disk.remove_tree(staging)
     make_folders(disk, staging, inside=final.parent.parent)  # the run's snapshot folder on this machine
-    written = write_chunks(disk, staging, chunks, part.rank)
+    written = newest_format().write_chunks(disk, staging, chunks, part.rank)
     records = dict(written.files)
     for name, source in copied.items():
         make_folders(disk, (staging / name).parent, inside=staging)
@@ -191,13 +190,19 @@ class PartCopy:
 
 def _text(part: RankPart) -> bytes:
     chunks = [{**asdict(chunk), "dtype": str(chunk.dtype).removeprefix("torch.")} for chunk in part.chunks]
-    plain = {"format": _FORMAT, "token": part.token, "step": part.step, "rank": part.rank, "world": part.world}
+    plain = {
+        "format": newest_format().version,
+        "token": part.token,
+        "step": part.step,
+        "rank": part.rank,
+        "world": part.world,
+    }
     files = {name: asdict(record) for name, record in sorted(part.files.items())}
     return json.dumps({**plain, "files": files, "blocks": chunks, "meta": part.meta}, allow_nan=False).encode()
 
 
 def _parse(text: Any) -> RankPart:
-    if text["format"] != _FORMAT:
+    if text["format"] != newest_format().version:  # its tensor files become those of a checkpoint
         raise ValueError(f"format {text['format']!r} is unknown to this version")
     numbers: dict[str, int] = {name: _count(text[name]) for name in ("step", "rank", "world")}
     files = {_name(name): FileRecord(_count(it["bytes"]), str(it["sha256"])) for name, it in text["files"].items()}

@@ -16,16 +16,19 @@ from typing import Any
 import torch
 
 from hlat.checkpoint.format import (
-    META_NAME,
-    READ_REMEDY,
     Region,
     StoredTensor,
-    parse_meta,
-    read_index,
-    read_regions,
-    storage_error,
 )
-from hlat.checkpoint.protocol.manifest import MARKER_NAME, STEP_FOLDER, read_manifest, verify_checkpoint
+from hlat.checkpoint.protocol.manifest import (
+    MARKER_NAME,
+    STEP_FOLDER,
+    CheckpointManifest,
+    read_manifest,
+    read_stored_index,
+    read_stored_meta,
+    refuse_newer_format,
+    verify_checkpoint,
+)
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup
 
@@ -44,12 +47,20 @@ class Checkpoint:
     @property
     def step(self) -> int:
         """Optimizer steps done; 0 for imported weights."""
-        return read_manifest(self.path).step
+        return self.manifest.step
+
+    @cached_property
+    def manifest(self) -> CheckpointManifest:
+        """Its manifest, read once."""
+        return read_manifest(self.path)
 
     @cached_property
     def index(self) -> dict[str, StoredTensor]:
         """Tensors by name with their positions on disk; read once, checked against the sizes of the files."""
-        return read_index(self.path, read_manifest(self.path).file_bytes)
+        try:
+            return read_stored_index(self.path, self.manifest)
+        except CheckpointError as exc:
+            raise type(exc)(f"{self.path}: {exc}") from None
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -104,7 +115,7 @@ class Checkpoint:
         Raises:
             CheckpointError: a file cannot be read, or contradicts the index.
         """
-        return read_regions(self.path, self.index, regions)
+        return self.manifest.format.read_regions(self.path, self.index, regions)
 
 
 def _describe(tensor: torch.Tensor) -> str:
@@ -150,18 +161,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """Read the metadata of a checkpoint: step, tokens, samples, recipe, versions, ...
 
     Raises:
-        CheckpointError: ``meta.json`` is missing or invalid.
+        CheckpointError: it is missing or invalid, or a newer version of hlat wrote it.
         StorageError: it exists but cannot be read.
     """
-    path = folder / META_NAME
     try:
-        return parse_meta(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; {folder} is not a checkpoint") from None
-    except OSError as exc:
-        raise storage_error(exc, f"cannot read {META_NAME}", folder, remedy=READ_REMEDY) from exc
+        return read_stored_meta(folder, read_manifest(folder))
     except CheckpointError as exc:
-        raise CheckpointError(f"{folder}: {exc}") from exc
+        raise type(exc)(f"{folder}: not a readable checkpoint: {exc}") from exc
 
 
 def step_folders(root: Path) -> list[Path]:
@@ -189,12 +195,14 @@ def resolve(path: Path) -> Path:
 
     Raises:
         CheckpointError: there is no checkpoint, or none is valid; lists what is wrong with each.
+        CheckpointFormatError: a newer version of hlat wrote the newest one.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist. Give a run folder, its checkpoints folder, or one checkpoint.")
     if (path / MARKER_NAME).exists() or STEP_FOLDER.fullmatch(path.name):
         if problems := verify_checkpoint(path):
+            refuse_newer_format(path)
             raise CheckpointError(f"{path}: damaged: {'; '.join(problems)}. Use another checkpoint.")
         return path
     root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -203,6 +211,7 @@ def resolve(path: Path) -> Path:
         problems = verify_checkpoint(folder)
         if not problems:
             return folder
+        refuse_newer_format(folder)
         damaged.append(f"{folder.name}: {'; '.join(problems)}")
         _LOG.warning("%s is damaged and skipped: %s", folder, "; ".join(problems))
     if damaged:

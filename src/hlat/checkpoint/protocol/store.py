@@ -16,7 +16,13 @@ from typing import Any
 
 from hlat.checkpoint.format import Disk, TensorChunk, make_checkpoints_folder, storage_error
 from hlat.checkpoint.protocol.commit import CheckpointContent, clean_up, commit, remove_checkpoint
-from hlat.checkpoint.protocol.manifest import STAGING_PREFIX, STEP_FOLDER, step_folder_name, verify_checkpoint
+from hlat.checkpoint.protocol.manifest import (
+    STAGING_PREFIX,
+    STEP_FOLDER,
+    refuse_newer_format,
+    step_folder_name,
+    verify_checkpoint,
+)
 from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks, step_folders
 from hlat.runtime import CheckpointError, StorageError
@@ -180,6 +186,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: there were checkpoints, but none is valid; starting over silently would hide the loss. Or
                 the newest checkpoint is not of the required step.
+            CheckpointFormatError: the newest checkpoint was written by a newer version of hlat.
             StorageError: the storage cannot be read.
         """
         if require_step is not None:
@@ -264,6 +271,7 @@ class CheckpointStore:
         return step in self._verified
 
     def _set_aside(self, folder: Path) -> Path:
+        refuse_newer_format(folder)
         target = folder.with_name(folder.name + BAD_SUFFIX)
         count = 1
         while target.exists():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hlat.checkpoint.format import INDEX_NAME, META_NAME, FileRecord, check_meta, parse_index
+from hlat.checkpoint.format import FileRecord
 from hlat.checkpoint.protocol import (
     MANIFEST_NAME,
     MARKER_NAME,
@@ -18,7 +18,7 @@ from hlat.checkpoint.protocol import (
     step_folder_name,
 )
 from hlat.checkpoint.tiers.object_store import ObjectStoreClient
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, CheckpointFormatError
 from hlat.runtime.distributed import sendable
 
 BAD_MARKER_NAME = f"{MARKER_NAME}.bad"
@@ -58,10 +58,14 @@ def read_remote_manifest(client: ObjectStoreClient, step: int) -> RemoteManifest
 
     Raises:
         CheckpointError: it is missing, invalid, of another step, or does not match the marker.
+        CheckpointFormatError: a newer version of hlat wrote it.
         StorageError: the store does not answer, or denies the request.
     """
     read = {name: _content(client, step, name) for name in (MARKER_NAME, MANIFEST_NAME)}
-    manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
+    try:
+        manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
+    except CheckpointFormatError as error:
+        raise CheckpointFormatError(f"{client.url_of(step_folder_name(step))}: {error}") from error
     if manifest.step != step:
         raise CheckpointError(f"its content is of step {manifest.step}")
     return RemoteManifest(read[MARKER_NAME], read[MANIFEST_NAME], manifest)
@@ -82,12 +86,7 @@ def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
 
 def _problems_inside(client: ObjectStoreClient, manifest: CheckpointManifest) -> list[str]:
     """List problems of meta.json and the index, for a checkpoint whose checksums match."""
-    try:
-        check_meta(_content(client, manifest.step, META_NAME), manifest.step)
-        parse_index(_content(client, manifest.step, INDEX_NAME), manifest.file_bytes)
-    except CheckpointError as error:
-        return [str(error)]
-    return []
+    return manifest.content_problems(lambda name: _content(client, manifest.step, name))
 
 
 def _content(client: ObjectStoreClient, step: int, name: str) -> bytes:

@@ -43,7 +43,7 @@ from hlat.checkpoint.tiers.remote_reader import (
     verify_remote,
 )
 from hlat.checkpoint.tiers.run_id import RunId, claim
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, CheckpointFormatError
 from hlat.runtime.distributed import HostGroup
 
 _WRITTEN = re.compile(r"__(\d+)_\d+\.distcp")  # rank and number in the name of a tensor file
@@ -240,6 +240,8 @@ class RemoteTier:
     def _read_manifest(self, step: int) -> RemoteManifest | str:
         try:
             return read_remote_manifest(self._client, step)
+        except CheckpointFormatError:  # not damage: it must not be set aside
+            raise
         except CheckpointError as error:
             return str(error)
 

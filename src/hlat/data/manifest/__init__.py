@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from hlat.data.manifest.hash_cache import load_hashes, save_hashes, update_hashes
     from hlat.data.manifest.manifest import (
         BLOCKS_FILE,
-        FORMAT_VERSION,
         MANIFEST_FILE,
         TOKENIZER_FOLDER,
         WORK_VERSION,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         write_record,
     )
     from hlat.data.manifest.record_checksum import CHECKSUM_KEY, checksum_matches, with_checksum
+    from hlat.data.manifest.record_formats import FORMAT_VERSION
     from hlat.data.manifest.settings import content_settings, recipe_locations, recipe_source_names, setting_differences
 
 __getattr__ = lazily(
@@ -57,7 +57,6 @@ __getattr__ = lazily(
             "BLOCKS_FILE",
             "BlocksRecord",
             "DataManifest",
-            "FORMAT_VERSION",
             "MANIFEST_FILE",
             "QuarantineRecord",
             "ShardRecord",
@@ -85,6 +84,7 @@ __getattr__ = lazily(
             "checksum_matches",
             "with_checksum",
         ),
+        "record_formats": ("FORMAT_VERSION",),
         "settings": (
             "content_settings",
             "recipe_locations",

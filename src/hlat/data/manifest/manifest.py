@@ -12,13 +12,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hlat.data.formats import FileFormat, format_named
+from hlat.data.manifest.record_formats import RECORD_FORMATS
 from hlat.data.manifest.settings import paths_by_source
 from hlat.data.sources import SPLITS, SourceFile, Split
 from hlat.runtime.distributed import sendable
 
-FORMAT_VERSION = 4
-"""Format version that is written. Format 3, the only other one that is read, has no checksum of the manifest."""
-VERSION_WITHOUT_CHECKSUM = 3
 WORK_VERSION = 3
 """Format version of unfinished work, and of partitions of a corpus."""
 MANIFEST_FILE = "manifest.json"
@@ -192,7 +190,7 @@ class DataManifest(StrictRecord):
     """Content of prepared data, and the settings and source files that it was made from.
 
     Attributes:
-        format_version: see ``FORMAT_VERSION``.
+        format_version: version of the record, one of ``RECORD_FORMATS``.
         fingerprint: see ``content_fingerprint``.
         dtype: dtype of the tokens in the shards.
         vocab_size: number of token ids of the tokenizer.
@@ -240,7 +238,7 @@ class DataManifest(StrictRecord):
     @property
     def has_checksum(self) -> bool:
         """True if the manifest was written with a checksum of its own content."""
-        return self.format_version != VERSION_WITHOUT_CHECKSUM
+        return RECORD_FORMATS[self.format_version].has_checksum
 
     @property
     def source_names(self) -> dict[int, str]:

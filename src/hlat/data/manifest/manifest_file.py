@@ -1,7 +1,4 @@
-"""Write and read manifests and other records as JSON files with a checksum of their content.
-
-Records of format 3, which had no checksums yet, are read without this check.
-"""
+"""Write and read manifests and other records as JSON files, in the versions of ``record_formats``."""
 
 import json
 from pathlib import Path
@@ -9,14 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hlat.data.manifest.manifest import (
-    FORMAT_VERSION,
-    MANIFEST_FILE,
-    VERSION_WITHOUT_CHECKSUM,
-    DataManifest,
-    StrictRecord,
-)
-from hlat.data.manifest.record_checksum import CHECKSUM_KEY, checksum_matches, with_checksum
+from hlat.data.manifest.manifest import MANIFEST_FILE, DataManifest, StrictRecord
+from hlat.data.manifest.record_formats import FORMAT_VERSION, RECORD_FORMATS
 from hlat.data.stores import write_atomic
 from hlat.runtime import DataError
 
@@ -63,17 +54,17 @@ def read_data_manifest(folder: Path) -> DataManifest | None:
 
 
 def write_record(path: Path, record: StrictRecord) -> None:
-    """Write a record of format ``FORMAT_VERSION`` with its checksum.
+    """Write a record, which is of format ``FORMAT_VERSION``.
 
     Raises:
         OSError: the disk refused the write.
     """
-    content = with_checksum(json.loads(record.model_dump_json()))
+    content = RECORD_FORMATS[FORMAT_VERSION].write(json.loads(record.model_dump_json()))
     write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the fields of a record that ``write_record`` or an earlier version wrote, without the checksum.
+    """Read the fields of a record that ``write_record`` or an earlier version wrote.
 
     Raises:
         OSError: the file does not exist or cannot be read.
@@ -87,15 +78,10 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ValueError(f"a JSON {type(stored).__name__}, not an object")
     version = stored.get("format_version")
-    if version not in (VERSION_WITHOUT_CHECKSUM, FORMAT_VERSION):
-        raise UnknownFormatError(
-            f"data format {version!r}; this version reads {VERSION_WITHOUT_CHECKSUM} and {FORMAT_VERSION}"
-        )
-    if version == FORMAT_VERSION:
-        if not checksum_matches(stored):
-            raise ValueError("its content does not match the checksum in it")
-        del stored[CHECKSUM_KEY]
-    return stored
+    if type(version) is not int or version not in RECORD_FORMATS:
+        *others, newest = map(str, sorted(RECORD_FORMATS))
+        raise UnknownFormatError(f"data format {version!r}; this version reads {', '.join(others)} and {newest}")
+    return RECORD_FORMATS[version].read(stored)
 
 
 def validation_summary(error: ValidationError) -> str:

@@ -61,7 +61,7 @@ def plans_as_json(plans: Sequence[TrainingPlan]) -> list[dict[str, Any]]:
     front = {id(prediction) for _, prediction in pareto_front_of_plans(plans)}
     contents = []
     for plan in plans:
-        content = plan.as_json()
+        content = plan.to_dict()
         entries = [content["chosen"], *content["alternatives"]]
         for prediction, entry in zip([plan.chosen, *plan.alternatives], entries, strict=True):
             entry["on_front"] = id(prediction) in front

@@ -52,8 +52,8 @@ class TrainingPlan:
         """The other layouts that fit, fastest first."""
         return [prediction for prediction in self.ranked if prediction is not self.chosen]
 
-    def as_json(self) -> dict[str, Any]:
-        """The plan under its documented keys (docs/planning.md)."""
+    def to_dict(self) -> dict[str, Any]:
+        """The plan under its documented keys (docs/planning.md), as JSON values."""
         return {
             "model": self.request.name,
             "cluster": self.request.cluster.name,

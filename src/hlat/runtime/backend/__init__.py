@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         synchronize,
     )
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
+    from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import BACKENDS, backend_of, interface_variables, types_with
     from hlat.runtime.backend.torch_private import untested_torch_warning
 
@@ -40,6 +41,7 @@ __getattr__ = lazily(
             "ProcessorTime",
             "set_spin_count",
         ),
+        "settings": ("restored_settings",),
         "table": (
             "BACKENDS",
             "backend_of",
@@ -63,6 +65,7 @@ __all__ = [
     "keep_freed_memory",
     "nondeterministic_kernel_error",
     "peak_memory_bytes",
+    "restored_settings",
     "set_spin_count",
     "sum_dtype",
     "synchronize",

@@ -1,0 +1,209 @@
+"""A training job: a recipe and options, run in this process or in processes that this one supervises.
+
+    TrainingJob --train_here--> hlat.training.run in this process --> Outcome
+                --supervise---> processes, restarted after failures --> exit code
+                                    each of them is the command ``hlat train`` with the same options
+
+``hlat train`` and ``hlat.train`` both are this.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hlat.config import Recipe, RecipeError, load_recipe
+from hlat.config.sections import refuse_faults
+from hlat.launch.extension_check import check_extensions
+from hlat.launch.fork_launcher import launch_forked
+from hlat.launch.process_set import ProcessSet
+from hlat.launch.root_cause import RunOutcome
+from hlat.launch.supervisor import SupervisedRun, supervise
+from hlat.resilience import WorldSizePolicy
+from hlat.runtime import LaunchError, slurm
+from hlat.runtime.storage import EarlierAttempt
+
+if TYPE_CHECKING:
+    from hlat.training import Outcome
+
+
+def _nothing(*arguments: object) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A recipe to train, and the options of ``hlat train``.
+
+    Attributes:
+        recipe: recipe file, or the name of a shipped recipe.
+        overrides: ``a.b=c`` each.
+        profile: write a trace of steps 4 to 6 and a table of their time.
+        allow_faults: inject the faults that the recipe lists.
+        require_step: resume from this step; fail unless it is the newest checkpoint.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    profile: bool = False
+    allow_faults: bool = False
+    require_step: int | None = None
+
+    def load(self, world: int) -> Recipe:
+        """Load the recipe for a number of processes.
+
+        Raises:
+            RecipeError: with every problem of the recipe.
+        """
+        recipe = load_recipe(self.recipe, list(self.overrides), world=world)
+        refuse_faults(recipe.faults, self.allow_faults)
+        return recipe
+
+    def arguments(self) -> list[str]:
+        """Arguments of the command that trains this job as one process of a run."""
+        options = [*(["--profile"] if self.profile else []), *(["--allow-faults"] if self.allow_faults else [])]
+        if self.require_step is not None:
+            options += ["--require-step", str(self.require_step)]
+        return ["train", self.recipe, *self.overrides, *options]
+
+    def train_here(self, recipe: Recipe, **options: Any) -> "Outcome":
+        """Train in this process, which may be one of several of a run.
+
+        Args:
+            recipe: the recipe, as loaded for the number of processes of the run.
+            options: ``stream`` and ``data_progress`` of ``hlat.training.run``.
+        """
+        from hlat.training import run  # noqa: PLC0415  (a supervisor does not import torch)
+
+        earlier = EarlierAttempt.read()
+        return run(
+            recipe,
+            profile=self.profile,
+            allow_faults=self.allow_faults,
+            require_step=None if earlier is not None else self.require_step,
+            earlier=earlier,
+            **options,
+        )
+
+
+@dataclass(frozen=True)
+class SupervisionOptions:
+    """Options of a supervised job.
+
+    Attributes:
+        least: smallest number of processes to go on with.
+        most: number of processes to begin with.
+        once: never restart, and detect no hangs.
+        complain: shows an error to the user.
+        say: shows other messages to the user.
+        failed: called with the reason if the run fails for good.
+        show: receives the lines that the processes print; None prints them on the streams of this process.
+    """
+
+    least: int
+    most: int
+    once: bool = False
+    complain: Callable[[str], None] = _nothing
+    say: Callable[[str], None] = _nothing
+    failed: Callable[[RunOutcome], None] = _nothing
+    show: Callable[[str], None] | None = None
+
+
+def supervise_job(
+    job: TrainingJob,
+    options: SupervisionOptions,
+    work: Callable[[], int] | None = None,
+    ready: Callable[[], None] = _nothing,
+) -> int:
+    """Train a job in processes of this machine, and restart them after failures as its recipe says.
+
+    Args:
+        job: the job.
+        options: numbers of processes, and where messages go.
+        work: the work of a single process, which is then forked; only for a process that has not imported torch. None
+            starts the command also for a single process.
+        ready: called when the recipe has been accepted, before any process starts.
+
+    Returns:
+        The exit code of the command.
+
+    Raises:
+        RecipeError: with every problem of the recipe, or of a component of another package.
+        LaunchError: the package of a tracker is not installed.
+    """
+    recipe = job.load(options.most)  # reports errors before any process starts
+    ready()
+    check_extensions(recipe)
+    recovery = recipe.recovery
+    if options.once:
+        recovery = recovery.model_copy(update={"restarts": 0, "hang_seconds": None})
+
+    def start(nproc: int, environment: Mapping[str, str], folder: Path) -> AbstractContextManager[ProcessSet]:
+        if nproc == 1 and work is not None:
+            return launch_forked(work, environment, folder)
+        return _launch_command(job, nproc, environment, folder, options.show)
+
+    sizes = WorldSizePolicy(options.least, options.most, lambda nproc: _fits(job, nproc))
+    return supervise(
+        SupervisedRun(start, sizes, recipe.run_dir, recovery, options.complain, options.say, options.failed)
+    )
+
+
+@contextmanager
+def _launch_command(
+    job: TrainingJob, nproc: int, environment: Mapping[str, str], folder: Path, show: Callable[[str], None] | None
+) -> Iterator[ProcessSet]:
+    from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess  # noqa: PLC0415  (imports torch)
+
+    with launch_multiprocess(hlat_command(job.arguments()), nproc, environment, folder, show) as workers:
+        yield workers
+
+
+def _fits(job: TrainingJob, nproc: int) -> bool:
+    try:
+        job.load(nproc)
+    except RecipeError:
+        return False
+    return True
+
+
+def parse_nproc(nproc: str | int | None) -> tuple[int, int]:
+    """Parse a number of processes, or a range MIN:MAX of it, into the smallest and the largest number.
+
+    Raises:
+        LaunchError: it is neither.
+    """
+    low, colon, high = ("1" if nproc is None else str(nproc)).partition(":")
+    least, most = (int(part) if part.isascii() and part.isdigit() else 0 for part in (low, high if colon else low))
+    if not 1 <= least <= most:
+        raise LaunchError(f"--nproc {nproc}: expected a number of processes, 1 or more, or a range as in 2:8.")
+    return least, most
+
+
+def refuse_worker(nproc: str | int) -> None:
+    """Raise LaunchError if this process is itself one of several of a run, and would start others."""
+    set_already = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if set_already:
+        message = (
+            f"--nproc {nproc} starts the processes of a run, but this is one already: {', '.join(set_already)} is set."
+        )
+        raise LaunchError(f"{message} Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE.")
+
+
+def join_slurm_job(nproc: str | int | None) -> None:
+    """Take rank and world size from Slurm if this process is one of several tasks of srun.
+
+    Raises:
+        LaunchError: it is, and ``nproc`` asks it to start processes.
+    """
+    if nproc is None:
+        os.environ.update(slurm.rank_variables())
+    elif slurm.in_step() and "WORLD_SIZE" not in os.environ and (slurm.task_count() or 1) > 1:
+        message = (
+            f"--nproc {nproc} starts the processes of a run, but srun has started {slurm.task_count()} tasks already."
+        )
+        raise LaunchError(
+            f"{message} Leave --nproc out, and every task is a process of one run; or start one task, `srun -n 1`."
+        )
