@@ -31,7 +31,7 @@ def load_hf_model(folder: Path, device: torch.device | str, dtype: torch.dtype |
     for parameter in collect_local_parameters(model):
         for block in parameter.row_blocks():
             rows = parameter.row_views(block, parameter.tensor)
-            saved = tensors[block.name].narrow(0, block.canonical_start, block.rows)
-            for target, source in zip(rows, saved.split([view.shape[0] for view in rows]), strict=True):
+            counts = [view.shape[0] for view in rows]  # a complete model has all rows of each canonical tensor
+            for target, source in zip(rows, tensors[block.name].split(counts), strict=True):
                 target.copy_(source)
     return model
