@@ -1,10 +1,11 @@
 """The state of a run as named tensors, independent of parallel layout and of fused parameters.
 
-    local parameters, AdamW --collect--> chunks of model.<name>, optimizer.exp_avg.<name>, optimizer.exp_avg_sq.<name>,
-                                         optimizer.step, rng.<source>
-    checkpoint --restore--> local parameters and AdamW, updated in place, in any layout, fused or not
+    local parameters, optimizer --collect--> chunks of model.<name>, optimizer.<state>.<name>, optimizer.step,
+                                             rng.<source>
+    checkpoint --restore--> local parameters and optimizer, updated in place, in any layout, fused or not
 
-With bf16-kahan there is also optimizer.compensation.<name>. Every tensor is saved in its own dtype.
+``<state>`` is exp_avg and exp_avg_sq for AdamW, and compensation in bf16-kahan: the optimizer names the states that a
+parameter has. Every tensor is saved in its own dtype.
 
 ``<name>`` is the canonical (Hugging Face) name of a parameter. A process saves the chunks that it owns, and reads the
 chunks that it stores. Learning rate, betas and weight decay are not saved: they follow from the recipe and the step.
@@ -23,7 +24,7 @@ from hlat.config.sections import ModelConfig
 from hlat.model import LocalParameter
 from hlat.model.derived import RowBlock
 from hlat.model.hf import canonical_shapes
-from hlat.optim import state_tensors
+from hlat.optim import Optimizer
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.randomness import rng_state, set_rng_state
 
@@ -36,7 +37,7 @@ _READ_BYTES = 1 << 30
 
 
 def collect(
-    config: ModelConfig, parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer | None = None
+    config: ModelConfig, parameters: Sequence[LocalParameter], optimizer: Optimizer | None = None
 ) -> list[TensorChunk]:
     """Collect the state that this process saves: weights, optimizer state and RNG states.
 
@@ -77,7 +78,7 @@ def restore(
     checkpoint: Checkpoint,
     config: ModelConfig,
     parameters: Sequence[LocalParameter],
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
 ) -> None:
     """Load a saved state in place, bit for bit; the inverse of ``collect``.
 
@@ -157,16 +158,17 @@ def _weights(parameters: Sequence[LocalParameter]) -> list[_LocalTensor]:
     return [_LocalTensor(MODEL, parameter, parameter.tensor) for parameter in parameters]
 
 
-def _states(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> list[_LocalTensor]:
+def _states(parameters: Sequence[LocalParameter], optimizer: Optimizer) -> list[_LocalTensor]:
     """Optimizer states of the parameters; missing ones are created, as the optimizer's first step would."""
     return [
         _LocalTensor(f"{OPTIMIZER}{name}.", parameter, tensor)
-        for name, tensors in state_tensors(optimizer, parameters).items()
+        for name, tensors in optimizer.state_tensors(parameters).items()
         for parameter, tensor in zip(parameters, tensors, strict=True)
+        if tensor is not None
     ]
 
 
-def _step(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> float:
+def _step(parameters: Sequence[LocalParameter], optimizer: Optimizer) -> float:
     steps = {float(optimizer.state[local.parameter]["step"]) for local in parameters}
     assert len(steps) == 1, "every parameter is updated in every step"
     return steps.pop()

@@ -4,7 +4,9 @@ import math
 from pathlib import Path
 
 from hlat.config.sections import (
+    AdamWConfig,
     AnomalyConfig,
+    AnyOptimizerConfig,
     BatchConfig,
     CheckpointConfig,
     DataConfig,
@@ -13,7 +15,6 @@ from hlat.config.sections import (
     IntegrityConfig,
     MemoryConfig,
     ModelConfig,
-    OptimizerConfig,
     ParallelConfig,
     PrecisionConfig,
     RecoveryConfig,
@@ -36,8 +37,8 @@ class Recipe(Section):
     """Text, tokenizer and samples."""
     batch: BatchConfig = BatchConfig()
     """Sequences per step and per pass."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW and clipping."""
+    optimizer: AnyOptimizerConfig = AdamWConfig()
+    """Optimizer and clipping."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over the steps."""
     training: TrainingConfig

@@ -1,8 +1,8 @@
 """Rehearsal of one rank: the program builds it and runs one step under observation.
 
-    recipe, rank -> its shard of the model, AdamW -> a step on dummy tokens -> its part of a checkpoint -> RankReport
+    recipe, rank -> shard of the model, optimizer -> a step on dummy tokens -> part of a checkpoint -> RankReport
 
-AdamW's state is created before that step, so that the step is like every later one.
+The optimizer's state is created before that step, so that the step is like every later one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from hlat.checkpoint import collect
 from hlat.config import Recipe
 from hlat.data.samples import Batch
 from hlat.model import local
-from hlat.optim import allocate_state, build_optimizer
+from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.mesh import Coordinates, Layout
 from hlat.rehearsal.flop_counter import FlopCounter
@@ -79,9 +79,9 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
         with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
             optimizer = build_optimizer(
-                model.local_parameters, recipe.optimizer, recipe.precision.mode, recipe.training.seed
+                model.local_parameters, recipe.optimizer, recipe.precision.mode, recipe.training.seed, model.matrices
             )
-            allocate_state(optimizer, model.local_parameters)
+            optimizer.allocate_state()
         storages.follow(model, optimizer)
         batch = _batch(recipe, model)
         with OperationObserver(memory.observe, counter.observe, flops.observe), _loss_marked(model, memory):
@@ -115,7 +115,7 @@ class _StateStorages:
         self._model: ParallelModel | None = None
         self._moments: dict[int, str] = {}
 
-    def follow(self, model: ParallelModel, optimizer: torch.optim.Optimizer) -> None:
+    def follow(self, model: ParallelModel, optimizer: Optimizer) -> None:
         """Take the model and optimizer whose storages are to be identified."""
         self._model = model
         for entry in optimizer.state.values():
@@ -162,9 +162,7 @@ def _loss_marked(model: ParallelModel, memory: MemoryTracker) -> Iterator[None]:
         yield
 
 
-def _checkpoint_blocks(
-    recipe: Recipe, runtime: Runtime, model: ParallelModel, optimizer: torch.optim.Optimizer
-) -> list[int]:
+def _checkpoint_blocks(recipe: Recipe, runtime: Runtime, model: ParallelModel, optimizer: Optimizer) -> list[int]:
     """Bytes of each tensor chunk of a checkpoint that this rank writes."""
     with host_values():
         for entry in optimizer.state.values():

@@ -11,6 +11,7 @@ from hlat.config.sections.model import (
     ModelConfig,
     RopeConfig,
 )
+from hlat.config.sections.optimizers import AdamWConfig, AnyOptimizerConfig
 from hlat.config.sections.parallel import (
     INTERLEAVED,
     ZERO_BUBBLE,
@@ -45,7 +46,9 @@ __all__ = [
     "MOST_TOKENS",
     "WIDEST",
     "ZERO_BUBBLE",
+    "AdamWConfig",
     "AnomalyConfig",
+    "AnyOptimizerConfig",
     "BatchConfig",
     "CheckpointConfig",
     "DataConfig",

@@ -2,7 +2,13 @@
 
 from hlat.model.derived.activations import RECOMPUTABLE, RankWorkload, activation_bytes
 from hlat.model.derived.axes import axis_share, element_share
-from hlat.model.derived.counts import block_share, count_parameters, flops_per_token, forward_flops_per_token
+from hlat.model.derived.counts import (
+    block_share,
+    count_parameters,
+    flops_per_token,
+    forward_flops_per_token,
+    hidden_share,
+)
 from hlat.model.derived.parameter_layout import RowBlock, RowLayout, RowRun, gate_up_groups, parameter_layouts
 
 __all__ = [
@@ -19,5 +25,6 @@ __all__ = [
     "flops_per_token",
     "forward_flops_per_token",
     "gate_up_groups",
+    "hidden_share",
     "parameter_layouts",
 ]

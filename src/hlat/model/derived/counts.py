@@ -69,6 +69,12 @@ def block_share(config: ModelConfig, tensor_count: int) -> float:
     return sum(element_share(config, tensor, tensor_count) for tensor in model_spec(config).block_tensors)
 
 
+def hidden_share(config: ModelConfig, tensor_count: int) -> float:
+    """Count the elements of the hidden matrices of one block per tensor rank, as a mean over the ranks."""
+    tensors = (tensor for tensor in model_spec(config).block_tensors if tensor.is_hidden_matrix)
+    return sum(element_share(config, tensor, tensor_count) for tensor in tensors)
+
+
 def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
     """Count the FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens.
 

@@ -21,7 +21,7 @@ class RankBytes:
 
     Attributes:
         parameters: parameters and their gathered copies.
-        optimizer: AdamW's moments and step counters.
+        optimizer: state of the optimizer: moments and step counters.
         transient: transient memory, by name (``transient_bytes``).
     """
 
@@ -88,7 +88,6 @@ def state_bytes_in_mode(step: StepShape, rank: int, shards: list[ModelShard]) ->
         shards,
         parameter_bytes=mode.weights.itemsize,
         gradient_bytes=mode.gradients.itemsize,
-        moment_bytes=2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0),
     )
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hlat.config import Recipe
-from hlat.config.sections import ModelConfig, ParallelConfig
+from hlat.config.sections import AdamWConfig, ModelConfig, OptimizerConfig, ParallelConfig
 from hlat.parallel.mesh import Layout
+
+_ADAMW = AdamWConfig()
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class StepShape:
         policy: activation checkpointing policy, as in the recipe.
         budget: bytes that a rank may save for backward, if the policy is "budget".
         isolated: True for attention within documents only.
+        optimizer: optimizer section of the recipe.
     """
 
     model: ModelConfig
@@ -40,6 +43,7 @@ class StepShape:
     policy: str = "none"
     budget: float | None = None
     isolated: bool = False
+    optimizer: OptimizerConfig = _ADAMW
 
     @classmethod
     def of(cls, recipe: Recipe, world: int) -> "StepShape":
@@ -56,6 +60,7 @@ class StepShape:
             memory.activation_checkpointing,
             None if memory.budget_gib is None else memory.budget_gib * 2**30,
             recipe.data.isolate,
+            recipe.optimizer,
         )
 
     @cached_property

@@ -75,6 +75,7 @@ class Candidate:
             self.micro_batch,
             request.mode,
             self.recompute,
+            optimizer=request.optimizer,
         )
 
     def accumulation(self, global_batch: int) -> int:
