@@ -25,7 +25,8 @@ from unittest.mock import patch
 
 import torch
 
-from hlat.config.sections import AdamWConfig, ModelConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import Decoder, collect_local_parameters
 from hlat.optim import adamw_cpu as native
 from hlat.optim import adamw_reference as reference

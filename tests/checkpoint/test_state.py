@@ -12,7 +12,8 @@ import torch
 from hlat.checkpoint import collect, load_weights, restore
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
-from hlat.config.sections import AdamWConfig, ModelConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer

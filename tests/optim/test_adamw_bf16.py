@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hlat.config.sections import AdamWConfig, ModelConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import LocalParameter, ModelShard, local
 from hlat.optim import Optimizer, build_optimizer
 from hlat.optim.adamw_bf16 import Bf16AdamW

@@ -7,7 +7,8 @@ import torch
 
 from hlat.checkpoint import collect, restore
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.config.sections import AdamWConfig, ModelConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import LocalParameter, ModelShard
 from hlat.optim import Optimizer, build_optimizer
 from hlat.runtime import CheckpointError

@@ -4,9 +4,7 @@ import math
 from pathlib import Path
 
 from hlat.config.sections import (
-    AdamWConfig,
     AnomalyConfig,
-    AnyOptimizerConfig,
     BatchConfig,
     CheckpointConfig,
     DataConfig,
@@ -24,6 +22,7 @@ from hlat.config.sections import (
     TrackingConfig,
     TrainingConfig,
 )
+from hlat.config.sections.optimizers import AdamWConfig, AnyOptimizerConfig
 
 
 class Recipe(Section):

@@ -68,6 +68,9 @@ class LocalMatrices:
     ) -> None:
         """Apply a function to the matrices of each parameter, in place."""
         for parameter, tensor in zip(parameters, tensors, strict=True):
+            layout = parameter.layout
+            is_complete = tensor.shape == layout.shape and layout.row_size in (None, *layout.columns)
+            assert is_complete, f"{parameter.name} is sharded: build the optimizer with ParallelModel.matrices"
             for block in parameter.row_blocks():
                 rows = parameter.row_views(block, tensor)
                 result = function(block.name, torch.cat(rows))  # a copy: the function may overwrite it
@@ -117,7 +120,7 @@ Config = TypeVar("Config", bound=OptimizerConfig)
 
 
 class OptimizerSpec(ABC, Generic[Config]):
-    """What is known of an optimizer from the recipe alone.
+    """Description of an optimizer, from the recipe alone.
 
     Attributes:
         update_bytes: bytes of memory that an update reads and writes per parameter, in fp32.

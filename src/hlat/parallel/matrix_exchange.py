@@ -15,9 +15,9 @@ from torch.distributed import ProcessGroup
 
 from hlat.model import LocalParameter
 from hlat.optim import MatrixFunction
-from hlat.parallel.stages import Matrix, MatrixPlan, Section
+from hlat.parallel.stages import Matrix, MatrixPlan, MatrixWindow
 
-Part = tuple[Matrix, Section]
+Part = tuple[Matrix, MatrixWindow]
 """A matrix, and the rows and columns of it that a message has."""
 
 
@@ -114,7 +114,7 @@ def _elements(parts: Sequence[Part]) -> int:
     return sum(section.elements for _, section in parts)
 
 
-def _window(whole: torch.Tensor, section: Section) -> torch.Tensor:
+def _window(whole: torch.Tensor, section: MatrixWindow) -> torch.Tensor:
     """Return the rows and columns of a whole matrix, as a view."""
     rows = whole.narrow(0, section.block.canonical_start, section.block.rows)
     return rows.narrow(1, section.first_column, section.columns)

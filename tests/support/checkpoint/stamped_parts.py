@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hlat.config.sections import AdamWConfig, ModelConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import Decoder, LocalParameter, ModelShard, collect_local_parameters, local
 from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer

@@ -24,7 +24,7 @@ from hlat.checkpoint import collect
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.data.samples import Batch
-from hlat.optim import build_optimizer
+from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
@@ -149,7 +149,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
             model = build_parallel(recipe, runtime, seed=None)
         for one in model.local_parameters:
             torch.nn.init.ones_(one.tensor)
-        optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3)
+        optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3, model.matrices)
         update(model, optimizer, recipe, 1, accumulate_gradients(model, _batch(model, recipe, 1)))
         batch = _batch(model, recipe, 2)
         storages.peak = 0
@@ -158,7 +158,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
             update(model, optimizer, recipe, 2, accumulate_gradients(model, batch))
         del batch, whole
         peak, between = storages.peak, storages.now()
-    flops = _flops(model, recipe, 3)
+    flops = _flops(model, optimizer, recipe, 3)
     blocks = [
         one
         for one in collect(recipe.model, model.local_parameters, optimizer)
@@ -202,9 +202,9 @@ _ATTENTION = {
 }
 
 
-def _flops(model: ParallelModel, recipe: Recipe, step: int) -> int:
+def _flops(model: ParallelModel, optimizer: Optimizer, recipe: Recipe, step: int) -> int:
     with _Flops() as counted_flops:
-        accumulate_gradients(model, _batch(model, recipe, step))
+        update(model, optimizer, recipe, step, accumulate_gradients(model, _batch(model, recipe, step)))
     return counted_flops.total
 
 

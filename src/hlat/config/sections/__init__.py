@@ -11,7 +11,6 @@ from hlat.config.sections.model import (
     ModelConfig,
     RopeConfig,
 )
-from hlat.config.sections.optimizers import AdamWConfig, AnyOptimizerConfig
 from hlat.config.sections.parallel import (
     INTERLEAVED,
     ZERO_BUBBLE,
@@ -46,9 +45,7 @@ __all__ = [
     "MOST_TOKENS",
     "WIDEST",
     "ZERO_BUBBLE",
-    "AdamWConfig",
     "AnomalyConfig",
-    "AnyOptimizerConfig",
     "BatchConfig",
     "CheckpointConfig",
     "DataConfig",

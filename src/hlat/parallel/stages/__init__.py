@@ -1,6 +1,6 @@
 """Pipeline stages: split of layers into stages, order of passes, and memory of a rank."""
 
-from hlat.parallel.stages.matrix_plan import Matrix, MatrixPlan, Section, matrix_shapes
+from hlat.parallel.stages.matrix_plan import Matrix, MatrixPlan, MatrixWindow, matrix_shapes
 from hlat.parallel.stages.pipeline_order import PassKind, PassOrder, pass_order
 from hlat.parallel.stages.rank_memory import (
     RankBytes,
@@ -17,10 +17,10 @@ from hlat.parallel.stages.step_shape import StepShape
 __all__ = [
     "Matrix",
     "MatrixPlan",
+    "MatrixWindow",
     "PassKind",
     "PassOrder",
     "RankBytes",
-    "Section",
     "StepShape",
     "has_embedding_and_head",
     "matrix_shapes",

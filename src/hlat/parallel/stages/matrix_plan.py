@@ -49,7 +49,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Section:
+class MatrixWindow:
     """Rows and columns of a matrix that a rank stores.
 
     Attributes:
@@ -128,20 +128,20 @@ class MatrixPlan:
             for (layer, parameter, name, shape), owner in zip(found, owners, strict=True)
         ]
 
-    def section(self, rank: int, matrix: Matrix) -> Section | None:
+    def section(self, rank: int, matrix: Matrix) -> MatrixWindow | None:
         """Return the rows and columns of a matrix that a rank stores; None if it has none."""
         layout = self._layer(self._step.layout.coordinates(rank).tp, matrix.layer)[matrix.parameter]
         first, stop = self._row_range(rank, layout.rows)
         for block in layout.row_blocks(first, stop):
             if block.name == matrix.name:
-                return Section(block, layout.first_column, layout.columns[0])
+                return MatrixWindow(block, layout.first_column, layout.columns[0])
         return None
 
     def contributes(self, rank: int, owner: int) -> bool:
         """Return True if an owner, a rank, gathers from another rank: one of the same replica of the state."""
         return rank in self._replica(owner)
 
-    def sent(self, matrix: Matrix, source: int) -> Section | None:
+    def sent(self, matrix: Matrix, source: int) -> MatrixWindow | None:
         """Return what a rank sends to the owner of a matrix; None if nothing. Of copies, only the first is sent."""
         if not self.contributes(source, self.members[matrix.owner]):
             return None
@@ -240,7 +240,7 @@ class MatrixPlan:
         return self._replicas[rank]
 
 
-def _size(section: Section | None) -> int:
+def _size(section: MatrixWindow | None) -> int:
     return 0 if section is None else section.elements
 
 

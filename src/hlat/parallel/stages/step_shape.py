@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hlat.config import Recipe
-from hlat.config.sections import AdamWConfig, ModelConfig, OptimizerConfig, ParallelConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig, ParallelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.parallel.mesh import Layout
 
 _ADAMW = AdamWConfig()

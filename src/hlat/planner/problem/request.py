@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from hlat.config import PRESETS, Recipe, RecipeError, load_recipe
 from hlat.config.files import hf_to_model, read_config_json
-from hlat.config.sections import AdamWConfig, ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model.derived import count_parameters
 from hlat.precision import AUTO, MODES, resolve_mode

@@ -10,6 +10,8 @@ from typing import Literal
 from hlat.config.sections.base import fixed
 from hlat.config.sections.training import OptimizerConfig
 
+__all__ = ["AdamWConfig", "AnyOptimizerConfig"]
+
 
 class AdamWConfig(OptimizerConfig):
     """AdamW (Loshchilov and Hutter 2019) and gradient clipping."""
