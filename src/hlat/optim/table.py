@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from hlat.config.sections import OptimizerConfig
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config.sections.optimizers import AdamWConfig, MuonConfig
 from hlat.model import LocalParameter
 from hlat.optim.adamw import AdamWSpec
 from hlat.optim.base import Optimizer, OptimizerSpec, WholeMatrices
+from hlat.optim.muon import MuonSpec
 
 _SPECS: dict[type[OptimizerConfig], type[OptimizerSpec[Any]]] = {
     AdamWConfig: AdamWSpec,
+    MuonConfig: MuonSpec,
 }
 
 
