@@ -76,6 +76,7 @@ class LocalMatrices:
                 result = function(block.name, torch.cat(rows))  # a copy: the function may overwrite it
                 for target, source in zip(rows, result.split([view.shape[0] for view in rows]), strict=True):
                     target.copy_(source)
+                del result, source  # before the next matrix needs as much memory
 
 
 class Optimizer(torch.optim.Optimizer, ABC):

@@ -39,7 +39,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _RMS = 0.2  # root mean square of AdamW's updates in practice (Liu et al. 2025, section 2.2)
 _SMALLEST_NORM = 1e-7
 _CHUNK = 1 << 20  # elements of bf16 weights updated at a time, which bounds the memory of fp32 temporaries
-_CHUNK_BYTES = 56  # bytes of temporaries per element of a chunk: fp32 values and random words, counted by a rehearsal
+_CHUNK_BYTES = {"bf16": 16, "bf16-kahan": 22}
+"""Bytes of temporaries per element of a chunk by rounding scheme, as a rehearsal counts them: fp32 values."""
+_RANDOM_CHUNK_BYTES = 32  # the same in the other schemes, with the words of random bits
 
 
 class MuonSpec(OptimizerSpec[MuonConfig]):
@@ -73,7 +75,8 @@ class MuonSpec(OptimizerSpec[MuonConfig]):
         """Bytes of fp32 temporaries: of a chunk of bf16 weights, or of a direction that is then rounded."""
         mode = MODES[self.mode]
         if mode.weights == torch.bfloat16:
-            return float(min(elements, _CHUNK) * _CHUNK_BYTES)
+            scheme = rounding_of(self.mode, (self.config.momentum, self.config.momentum))
+            return float(min(elements, _CHUNK) * _CHUNK_BYTES.get(scheme, _RANDOM_CHUNK_BYTES))
         return float(elements * mode.weights.itemsize if mode.compute != mode.weights else 0)
 
     def build(
@@ -168,6 +171,7 @@ class Muon(Optimizer):
             self._access.transform(batch, directions, lambda _, matrix: orthogonalize(matrix, self._config.ns_steps))
             for each, update in zip(batch, directions, strict=True):
                 self._apply(each, update, keys_2N)
+            del directions, update  # before the next batch needs as much memory
         return loss
 
     def _share_state(self) -> None:
@@ -271,7 +275,11 @@ def orthogonalize(matrix: torch.Tensor, steps: int) -> torch.Tensor:
     x = (matrix.T if is_tall else matrix).to(dtype)
     norm = torch.linalg.vector_norm(x, dtype=torch.promote_types(dtype, torch.float32))
     x.div_(norm.clamp(min=_SMALLEST_NORM))
+    other, gram = torch.empty_like(x), x.new_empty(x.shape[0], x.shape[0])
+    square = torch.empty_like(gram)
     for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        torch.mm(x, x.T, out=gram)
+        torch.addmm(gram, gram, gram, beta=b, alpha=c, out=square)
+        torch.addmm(x, square, x, beta=a, out=other)
+        x, other = other, x
     return (x.T if is_tall else x).to(matrix.dtype)

@@ -47,9 +47,29 @@ LAYOUTS = (
     (8, "tp=2,pp=2,zero=1,mbs=2,ckpt=selective", "mixed"),
 )
 _QUICK = (1, 6)
+MUON_LAYOUTS = (
+    (1, "zero=0,mbs=1", "mixed"),
+    (1, "zero=0,mbs=1,ckpt=full", "bf16-sr"),
+    (2, "zero=0,mbs=1", "fp32"),
+    (4, "tp=2,zero=1,mbs=1,ckpt=full", "mixed"),
+    (4, "zero=3,mbs=1,ckpt=full", "fp32"),
+    (4, "tp=4,zero=0,mbs=1", "bf16-kahan"),
+    (8, "tp=2,pp=2,zero=1,mbs=1", "mixed"),
+    (4, "cp=2,zero=0,mbs=1", "fp32"),
+)
 TURNS = [
-    pytest.param(*case, marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}")
-    for index, case in enumerate(LAYOUTS)
+    *(
+        pytest.param(
+            *case, "adamw", marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}"
+        )
+        for index, case in enumerate(LAYOUTS)
+    ),
+    *(
+        pytest.param(
+            *case, "muon", marks=() if index == 3 else pytest.mark.slow, id=f"Muon, {case[0]} processes, {case[1]}"
+        )
+        for index, case in enumerate(MUON_LAYOUTS)
+    ),
 ]
 
 
@@ -63,16 +83,20 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def asked(machine: str, world: int, layout: str, mode: str) -> tuple[dict[str, Any], Recipe, PlanRequest, Candidate]:
+def asked(
+    machine: str, world: int, layout: str, mode: str, kind: str
+) -> tuple[dict[str, Any], Recipe, PlanRequest, Candidate]:
     """Convert a layout to a recipe, and to a planner's question and candidate."""
     cluster = parse_cluster(f"here:{world}", load_catalog(machine))
-    model = parse_recipe(_content({}, 8, 1, mode, "none")).model
+    recipe = parse_recipe(_content({}, 8, 1, mode, "none") | {"optimizer": {"kind": kind}})
+    model, optimizer = recipe.model, recipe.optimizer
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
     candidate = parse_layout(layout, question)
     batch = (4 if candidate.pipeline > 1 else 2) * candidate.data * candidate.micro_batch
-    question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode)
+    question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode, optimizer=optimizer)
     parallel = candidate.parallel.model_dump(exclude_none=True)
     content = _content(parallel, batch, candidate.micro_batch, mode, candidate.recompute)
+    content["optimizer"] = {"kind": kind}
     return content, parse_recipe(content, world=world), question, candidate
 
 
@@ -88,12 +112,12 @@ def _content(parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, 
     }
 
 
-@pytest.mark.parametrize(("world", "layout", "mode"), TURNS)
+@pytest.mark.parametrize(("world", "layout", "mode", "kind"), TURNS)
 def test_plans_agree_with_rehearsals_and_processes(
-    machine: str, world: int, layout: str, mode: str, pool: Pool
+    machine: str, world: int, layout: str, mode: str, kind: str, pool: Pool
 ) -> None:
     """Memory within 3 % of the rehearsal and 8 % of the processes; bytes sent and FLOPs exactly."""
-    content, recipe, question, candidate = asked(machine, world, layout, mode)
+    content, recipe, question, candidate = asked(machine, world, layout, mode, kind)
     measured = pool.run(world, measure, content)
     first = [stage * (world // candidate.pipeline) for stage in range(candidate.pipeline)]
     for stage, report in enumerate(rehearse(recipe, world, first).ranks):

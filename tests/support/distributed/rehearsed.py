@@ -45,11 +45,18 @@ class Row:
     memory: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     data: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "adamw"
 
     @property
     def content(self) -> dict[str, Any]:
         """Recipe as a mapping."""
-        return recipe_content(self.case, memory=self.memory, precision={"mode": self.precision}, data=self.data)
+        return recipe_content(
+            self.case,
+            memory=self.memory,
+            precision={"mode": self.precision},
+            data=self.data,
+            optimizer={"kind": self.optimizer},
+        )
 
     @property
     def recipe(self) -> Recipe:
@@ -80,6 +87,11 @@ ROWS: tuple[Row, ...] = (
     _row("PP2 zbv x DP2, ZeRO 1", 4, {"pipeline": 2, "schedule": "zbv"}, micro_batch=1, memory=_SELECTIVE),
     _row("CP2 x DP2, ZeRO 2", 4, {"context": 2, "zero": 2}, precision="mixed"),
     _row("TP2 x PP2 x DP2, ZeRO 1", 8, {"tensor": 2, "pipeline": 2}, precision="mixed", memory=_SELECTIVE),
+    _row("Muon, one process", 1, {}, precision="bf16-kahan", memory=_FULL, optimizer="muon"),
+    _row("Muon, DP2, ZeRO 0", 2, {"zero": 0}, optimizer="muon"),
+    _row("Muon, TP2 x PP2 x DP2, ZeRO 1", 8, {"tensor": 2, "pipeline": 2}, precision="bf16-sr", optimizer="muon"),
+    _row("Muon, TP4, 2 kv heads", 4, {"tensor": 4}, model=TWO_KV_HEADS, precision="mixed", optimizer="muon"),
+    _row("Muon, hybrid 2 x 2, ZeRO 3", 4, {"zero": 3, "replicas": 2}, micro_batch=1, optimizer="muon"),
 )
 
 
