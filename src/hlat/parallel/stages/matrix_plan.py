@@ -6,14 +6,17 @@ An optimizer that updates hidden matrices as a whole (``OptimizerSpec.matrix_dty
 all ranks that shard them (tensor parallelism, ZeRO). The ranks of a pipeline stage share the work: each matrix has one
 owner among them, chosen so that their FLOPs are about equal. An owner gathers the matrix from its own replica of the
 state, and returns the result to every rank that stores rows of it. So no matrix is computed twice, and copies (of
-replicas, of kv heads) receive the same bits. Layers are exchanged in batches, of at least as many matrices as ranks.
+replicas, of kv heads) receive the same bits. Layers are exchanged in batches, of as many matrices as ranks unless a
+rank would store too much of them.
 
 The plan follows from shapes only; ``MatrixExchange`` executes it, and plans and rehearsals count by it.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 from hlat.config.sections import ModelConfig, OptimizerConfig
@@ -21,6 +24,8 @@ from hlat.model import ModelShard
 from hlat.model.derived import RowBlock, RowLayout, parameter_layouts
 from hlat.optim import OptimizerSpec, optimizer_spec
 from hlat.parallel.stages.step_shape import StepShape
+
+_MOST_ELEMENTS = 1 << 28  # stored by a rank of the layers of a batch, unless a single layer has more
 
 
 @dataclass(frozen=True)
@@ -72,23 +77,16 @@ class BatchVolume:
     """Elements of the tensors of a batch on a rank.
 
     Attributes:
-        stored: of each parameter, its stored rows.
         sent, received: on the way to the owners.
         returned, results: on the way back: sent by the owner, and received.
         owned: shapes of the matrices that the rank owns.
     """
 
-    stored: tuple[int, ...]
     sent: int
     received: int
     returned: int
     results: int
     owned: tuple[tuple[int, int], ...]
-
-    @property
-    def local(self) -> int:
-        """Elements that the rank stores."""
-        return sum(self.stored)
 
     def message_elements(self) -> tuple[int, int]:
         """Elements of both messages, each counted as the larger of what is sent and received."""
@@ -112,10 +110,10 @@ class MatrixPlan:
         self._step, self.rank = step, rank
         self._spec: OptimizerSpec[Any] = optimizer_spec(step.optimizer, step.mode)
         self.members = step.layout.group(rank, "dp", "cp", "tp")
-        per_layer = len(matrix_shapes(step.model, 0))
-        count = -(-len(self.members) // per_layer)
+        shapes = [shape for *_, shape in matrix_shapes(step.model, 0)]
+        stored = sum(map(prod, shapes)) // (step.layout.tensor * (step.shards if step.sharded else 1))
+        count = min(-(-len(self.members) // len(shapes)), max(1, _MOST_ELEMENTS // stored))
         self.batches = [tuple(layers[first : first + count]) for first in range(0, len(layers), count)]
-        self._replicas: dict[int, tuple[int, ...]] = {}
         self._layouts: dict[tuple[int, int], dict[str, RowLayout]] = {}
 
     def matrices(self, batch: Sequence[int]) -> list[Matrix]:
@@ -139,7 +137,8 @@ class MatrixPlan:
 
     def contributes(self, rank: int, owner: int) -> bool:
         """Return True if an owner, a rank, gathers from another rank: one of the same replica of the state."""
-        return rank in self._replica(owner)
+        layout, sharded = self._step.layout, self._step.sharded
+        return layout.state_replica(rank, sharded) == layout.state_replica(owner, sharded)
 
     def sent(self, matrix: Matrix, source: int) -> MatrixWindow | None:
         """Return what a rank sends to the owner of a matrix; None if nothing. Of copies, only the first is sent."""
@@ -152,15 +151,11 @@ class MatrixPlan:
         """Count the elements of a batch on this rank."""
         matrices = self.matrices(batch)
         owned = [matrix for matrix in matrices if self.members[matrix.owner] == self.rank]
-        stored: dict[str, int] = {}
-        for matrix in matrices:
-            stored[matrix.parameter] = stored.get(matrix.parameter, 0) + _size(self.section(self.rank, matrix))
         return BatchVolume(
-            stored=tuple(stored.values()),
             sent=sum(_size(self.sent(matrix, self.rank)) for matrix in matrices),
             received=sum(matrix.elements for matrix in owned),
             returned=sum(_size(self.section(member, matrix)) for matrix in owned for member in self.members),
-            results=sum(stored.values()),
+            results=sum(_size(self.section(self.rank, matrix)) for matrix in matrices),
             owned=tuple((matrix.rows, matrix.columns) for matrix in owned),
         )
 
@@ -178,42 +173,6 @@ class MatrixPlan:
         elements = sum(sum(self.volume(batch).message_elements()) for batch in self.batches)
         return elements * self._spec.matrix_dtype.itemsize
 
-    @cached_property
-    def working_bytes(self) -> float:
-        """Peak bytes of temporary tensors while the matrices of a batch, the first, are updated."""
-        assert self._spec.matrix_dtype is not None, "the optimizer needs whole matrices"
-        item = self._spec.matrix_dtype.itemsize
-        if len(self.members) == 1:
-            return self._local_working(self.batches[0][0], item)
-        volume = self.volume(self.batches[0])
-        whole = sum(rows * columns for rows, columns in volume.owned)
-        function = max((self._spec.matrix_bytes(*shape) for shape in volume.owned), default=0.0)
-        exchanged = max(
-            (volume.sent + volume.received) * item,
-            (volume.received + whole) * item,
-            whole * item + function,
-            (whole + volume.returned) * item,
-            (volume.returned + volume.results) * item,
-        )
-        largest = max(volume.stored, default=0)
-        return volume.local * item + max(exchanged, self._spec.element_bytes(largest))
-
-    def _local_working(self, layer: int, item: int) -> float:
-        """Bytes while the largest parameter of a layer is updated on the only rank: itself, and one of its matrices."""
-        layouts = self._layer(0, layer).values()
-        return max(
-            layout.rows * layout.columns[0] * item
-            + max(
-                self._spec.element_bytes(layout.rows * layout.columns[0]),
-                *(
-                    shape[0] * shape[1] * item + self._spec.matrix_bytes(*shape)
-                    for shape in layout.canonical_shapes.values()
-                ),
-            )
-            for layout in layouts
-            if layout.is_hidden_matrix
-        )
-
     def _layer(self, tensor_index: int, layer: int) -> dict[str, RowLayout]:
         """Return the layouts of the parameters of a layer on a tensor rank."""
         key = (tensor_index, layer)
@@ -226,18 +185,10 @@ class MatrixPlan:
         """Return the first row of a parameter that a rank stores, and one past the last."""
         if not self._step.sharded:
             return 0, rows
-        shards = self._step.layout.state_shards(rank)
-        size = -(-rows // len(shards))
-        first = min(shards.index(rank) * size, rows)
+        index, count = self._step.layout.state_shard(rank)
+        size = -(-rows // count)
+        first = min(index * size, rows)
         return first, min(first + size, rows)
-
-    def _replica(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that together store one replica of the state, of which a rank is one."""
-        if rank not in self._replicas:
-            layout = self._step.layout
-            shards = layout.state_shards(rank) if self._step.sharded else (rank,)
-            self._replicas[rank] = tuple(sorted(other for shard in shards for other in layout.group(shard, "tp")))
-        return self._replicas[rank]
 
 
 def _size(section: MatrixWindow | None) -> int:
@@ -260,8 +211,8 @@ def _owners(config: OptimizerConfig, mode: str, shapes: tuple[tuple[int, int], .
     """Choose an owner for each matrix: the most expensive first, each for the member with the fewest FLOPs so far."""
     spec = optimizer_spec(config, mode)
     costs = [float(spec.matrix_flops(*shape)) for shape in shapes]
-    loads, owners = [0.0] * members, [0] * len(shapes)
+    loads, owners = [(0.0, member) for member in range(members)], [0] * len(shapes)  # a heap: sorted at first
     for index in sorted(range(len(shapes)), key=lambda index: (-costs[index], index)):
-        owners[index] = min(range(members), key=lambda member: (loads[member], member))
-        loads[owners[index]] += costs[index]
+        load, owners[index] = loads[0]
+        heapq.heapreplace(loads, (load + costs[index], owners[index]))
     return tuple(owners)

@@ -7,9 +7,10 @@ An optimizer that updates every element on its own needs no memory besides its s
 
 from functools import lru_cache
 
-from hlat.model.derived import block_share
+from hlat.model import ModelShard
+from hlat.model.derived import block_share, parameter_layouts
 from hlat.optim import optimizer_spec
-from hlat.parallel.stages.matrix_plan import MatrixPlan
+from hlat.parallel.stages.matrix_plan import MatrixPlan, matrix_shapes
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
 
@@ -36,6 +37,28 @@ def optimizer_instant(step: StepShape, layers: float, ends: tuple[bool, bool]) -
 
 @lru_cache(maxsize=1024)
 def _working(step: StepShape, layers: int) -> float:
-    """Peak bytes of temporary tensors of the update of hidden matrices."""
-    plan = MatrixPlan(step, 0, range(layers))
-    return plan.working_bytes
+    """Peak bytes of temporary tensors while a batch of hidden matrices, the first, is updated.
+
+    Counted as if rows and columns divided evenly. ``MatrixExchange.transform`` has the tensors in this order.
+    """
+    spec, plan = optimizer_spec(step.optimizer, step.mode), MatrixPlan(step, 0, range(layers))
+    assert spec.matrix_dtype is not None, "the caller checked this"
+    item, layout, batch = spec.matrix_dtype.itemsize, step.layout, plan.batches[0]
+    shards = step.shards if step.sharded else 1
+    stored = {
+        name: each.rows * each.columns[0] / shards
+        for name, each in parameter_layouts(step.model, ModelShard(0, layout.tensor, range(1), False, False)).items()
+        if each.is_hidden_matrix
+    }
+    owned = [(each.rows, each.columns) for each in plan.matrices(batch) if each.owner == 0]
+    largest = max(stored.values())
+    if len(plan.members) == 1:  # one parameter at a time, and a copy of one of its matrices
+        shapes = [shape for _, _, shape in matrix_shapes(step.model, 0)]
+        function = max(rows * columns * item + spec.matrix_bytes(rows, columns) for rows, columns in shapes)
+        return largest * item + max(function, spec.element_bytes(round(largest)))
+    local = len(batch) * sum(stored.values()) * item
+    whole = sum(rows * columns for rows, columns in owned) * item
+    function = max((spec.matrix_bytes(*shape) for shape in owned), default=0.0)
+    copies = layout.replicas if step.sharded else layout.data * layout.context
+    exchanged = (local / copies + whole, 2 * whole, whole + function, (1 + copies) * whole, copies * whole + local)
+    return local + max(*exchanged, spec.element_bytes(round(largest)))
