@@ -31,13 +31,14 @@ Traffic = Counter[tuple[str, int]]
 
 MICRO_BATCHES = 3
 
-_KINDS = {  # by method name of a process group; torch 2.12 renamed two
+_KINDS = {  # by method name of a process group; torch 2.12 renamed three
     "_allgather_base": "all_gather",
     "all_gather_single": "all_gather",
     "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter",
     "allreduce": "all_reduce",
     "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
     "send": "send",
     "recv": "receive",
 }
