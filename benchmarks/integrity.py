@@ -18,7 +18,7 @@ import torch
 
 from hlat.config.load import parse_recipe
 from hlat.data.samples import Batch
-from hlat.optim import build_optimizer, state_tensors
+from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.resilience.tensor_hash import digest
 from hlat.runtime.backend import synchronize
@@ -82,7 +82,7 @@ def main():
     options = parser.parse_args()
     device, record = torch.device(options.device), Recorder(__file__, "recovery.md", device=options.device)
     model, optimizer, step = trained(options, device)
-    states = state_tensors(optimizer, model.local_parameters)
+    states = optimizer.state_tensors(model.local_parameters)
     tensors = [local.tensor for local in model.local_parameters] + [
         tensor for values in states.values() for tensor in values
     ]

@@ -25,7 +25,8 @@ from unittest.mock import patch
 
 import torch
 
-from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import Decoder, collect_local_parameters
 from hlat.optim import adamw_cpu as native
 from hlat.optim import adamw_reference as reference
@@ -54,14 +55,14 @@ def parameters(layers, dtype, device):
 
 def bf16_side(layers, device, kernel):
     """A step in bf16-sr with one of the kernels."""
-    optimizer = build_optimizer(parameters(layers, torch.bfloat16, device), OptimizerConfig(lr=1e-4), "bf16-sr")
+    optimizer = build_optimizer(parameters(layers, torch.bfloat16, device), AdamWConfig(lr=1e-4), "bf16-sr")
     optimizer.__dict__["_kernel"] = kernel
     return optimizer.step
 
 
 def fp32_side(layers, device):
     """A step of torch's fused AdamW in fp32."""
-    return build_optimizer(parameters(layers, torch.float32, device), OptimizerConfig(lr=1e-4)).step
+    return build_optimizer(parameters(layers, torch.float32, device), AdamWConfig(lr=1e-4)).step
 
 
 def copy_side(elements, device):

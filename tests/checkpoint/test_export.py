@@ -19,6 +19,7 @@ from hlat.config.sections import ModelConfig
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import read_hf, write_hf
 from hlat.model.hf.names import to_canonical
+from hlat.optim.adamw import Fp32AdamW
 from hlat.runtime import CheckpointError, StorageError
 from tests.support.checkpoint.saved_states import assemble, assert_equal
 
@@ -126,7 +127,7 @@ def test_a_checkpoint_can_be_exported_without_its_run(tmp_path: Path, tokenizer:
     """The checkpoint has the model section, the tokenizer and the weights; neither run folder nor data is needed."""
     config = ModelConfig.model_validate(FIELDS | {"max_sequence_length": None})
     model = build(config, device="cpu", seed=3)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = Fp32AdamW(model.parameters())
     files = {f"tokenizer/{file.name}": file for file in tokenizer.iterdir()}
     recipe = {"model": config.model_dump(mode="json"), "data": {"sequence_length": 48}}
     store = CheckpointStore(tmp_path / "run" / "checkpoints", 1)

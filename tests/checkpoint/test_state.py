@@ -12,10 +12,12 @@ import torch
 from hlat.checkpoint import collect, load_weights, restore
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
-from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
+from hlat.optim.adamw import Fp32AdamW
 from hlat.runtime import CheckpointError
 from hlat.runtime.randomness import rng_state, set_rng_state
 from tests.support.checkpoint.saved_states import assemble, assert_equal
@@ -40,7 +42,7 @@ def make(
     dtype: torch.dtype = torch.float32, seed: int | None = 0, **changes: object
 ) -> tuple[Decoder, torch.optim.AdamW]:
     model = build(ModelConfig.model_validate(PLAIN | changes), device="cpu", seed=seed, dtype=dtype)
-    return model, build_optimizer(collect_local_parameters(model), OptimizerConfig(lr=0.01))
+    return model, build_optimizer(collect_local_parameters(model), AdamWConfig(lr=0.01))
 
 
 def train(model: Decoder, optimizer: torch.optim.AdamW, steps: range) -> None:
@@ -145,10 +147,10 @@ def test_a_state_before_the_first_step_can_be_saved(tmp_path: Path, fused: bool)
     """Moments that do not exist yet are saved as zeros, and the first step is the same with them."""
     model, _ = make()
     plain, _ = make()
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, fused=fused) for m in (model, plain)]
+    optimizers = [Fp32AdamW(m.parameters(), lr=0.01, fused=fused) for m in (model, plain)]
     checkpoint = save(tmp_path, snapshot(model, optimizers[0]))
     other, _ = make(seed=5)
-    other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.01, fused=fused)
+    other_optimizer = Fp32AdamW(other.parameters(), lr=0.01, fused=fused)
     load(checkpoint, other, other_optimizer)
     before = rng_state()
     for m, optimizer in ((model, optimizers[0]), (plain, optimizers[1]), (other, other_optimizer)):

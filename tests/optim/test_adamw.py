@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hlat.config.sections import OptimizerConfig, ScheduleConfig
-from hlat.optim import build_optimizer, learning_rate, set_learning_rate
+from hlat.config.sections import ScheduleConfig
+from hlat.config.sections.optimizers import AdamWConfig
+from hlat.optim import build_optimizer, learning_rate
 from tests.support.optim.parameters import plain_parameters
 
 
@@ -70,7 +71,7 @@ def test_decay_applies_to_matrices_and_to_vectors_only_with_decay_norms(decay_no
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
-    config = OptimizerConfig(lr=0.1, weight_decay=0.5, decay_norms=decay_norms)
+    config = AdamWConfig(lr=0.1, weight_decay=0.5, decay_norms=decay_norms)
     build_optimizer(plain_parameters(net), config).step()
     for name, p in net.named_parameters():
         decayed = p.ndim >= 2 or decay_norms
@@ -86,7 +87,7 @@ def test_adamw_follows_the_published_formula(eps):
     reference = {n: p.detach().clone() for n, p in net.named_parameters()}
     m = {n: torch.zeros_like(p) for n, p in reference.items()}
     v = {n: torch.zeros_like(p) for n, p in reference.items()}
-    config = OptimizerConfig(lr=0.01, betas=(0.9, 0.95), eps=eps, weight_decay=0.1)
+    config = AdamWConfig(lr=0.01, betas=(0.9, 0.95), eps=eps, weight_decay=0.1)
     optimizer = build_optimizer(plain_parameters(net), config)
     for step in range(1, 6):
         for name, p in net.named_parameters():
@@ -104,12 +105,12 @@ def test_adamw_follows_the_published_formula(eps):
 
 def test_the_learning_rate_is_set_for_every_group():
     net = _Net()
-    optimizer = build_optimizer(plain_parameters(net), OptimizerConfig(lr=0.1, betas=(0.0, 0.0), weight_decay=0.5))
+    optimizer = build_optimizer(plain_parameters(net), AdamWConfig(lr=0.1, betas=(0.0, 0.0), weight_decay=0.5))
     assert len(optimizer.param_groups) == 2
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
         p.grad = torch.ones_like(p)
-    set_learning_rate(optimizer, 0.0)
+    optimizer.set_learning_rate(0.0)
     optimizer.step()
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
 
@@ -117,5 +118,5 @@ def test_the_learning_rate_is_set_for_every_group():
 def test_the_fused_kernel_is_used_if_the_device_has_it():
     """It takes one pass over memory instead of ten. Devices without it, such as meta, use the plain implementation."""
     here, elsewhere = _Net(), _Net().to("meta")
-    assert build_optimizer(plain_parameters(here), OptimizerConfig()).defaults["fused"] is True
-    assert build_optimizer(plain_parameters(elsewhere), OptimizerConfig()).defaults["fused"] is False
+    assert build_optimizer(plain_parameters(here), AdamWConfig()).defaults["fused"] is True
+    assert build_optimizer(plain_parameters(elsewhere), AdamWConfig()).defaults["fused"] is False

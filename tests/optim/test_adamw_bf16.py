@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import LocalParameter, ModelShard, local
-from hlat.optim import build_optimizer, set_learning_rate, state_tensors
+from hlat.optim import Optimizer, build_optimizer
 from hlat.optim.adamw_bf16 import Bf16AdamW
 from hlat.optim.element_addresses import address_elements
 from tests.support.optim.parameters import (
@@ -50,19 +51,19 @@ def test_each_step_equals_torchs_in_float64_up_to_rounding(mode, gradient, eps):
     net = _Net((31, 17), (23,), (1, 5))
     parameters = plain_parameters(net)
     betas, decay = (0.9, 0.95), 0.1
-    config = OptimizerConfig(lr=1.0, betas=betas, eps=eps, weight_decay=decay, decay_norms=True)
+    config = AdamWConfig(lr=1.0, betas=betas, eps=eps, weight_decay=decay, decay_norms=True)
     optimizer = build_optimizer(parameters, config, mode, seed=1)
     spacing = {"bf16-sr": 2.0**-7, "bf16": 2.0**-8, "bf16-kahan": 2.0**-8}[mode]
     for step in range(1, 6):
         rate = 0.01 / step
-        before = {name: [t.double() for t in tensors] for name, tensors in state_tensors(optimizer, parameters).items()}
+        before = {name: [t.double() for t in tensors] for name, tensors in optimizer.state_tensors(parameters).items()}
         weights = [each.tensor.double() for each in parameters]
         if mode == "bf16-kahan":
             weights = [weight + lost for weight, lost in zip(weights, before["compensation"], strict=True)]
         for each in parameters:
             each.parameter.grad_dtype = gradient
             each.parameter.grad = (10.0 ** (-3 * torch.rand(())) * torch.randn(each.tensor.shape)).to(gradient)
-        set_learning_rate(optimizer, rate)
+        optimizer.set_learning_rate(rate)
         optimizer.step()
         for index, each in enumerate(parameters):
             exact = nn.Parameter(weights[index].clone())
@@ -71,7 +72,7 @@ def test_each_step_equals_torchs_in_float64_up_to_rounding(mode, gradient, eps):
             oracle.state[exact] = {name: before[name][index].clone() for name in MOMENTS}
             oracle.state[exact]["step"] = torch.tensor(float(step - 1))
             oracle.step()
-            after = {name: tensors[index].double() for name, tensors in state_tensors(optimizer, parameters).items()}
+            after = {name: tensors[index].double() for name, tensors in optimizer.state_tensors(parameters).items()}
             m, v = (oracle.state[exact][name] for name in MOMENTS)
             added = before["exp_avg"][index].abs() + exact.grad.abs()
             fp32 = 16 * 2.0**-24
@@ -118,12 +119,12 @@ def test_updates_below_half_a_spacing_are_lost_only_with_rounding_to_nearest():
     assert bool((compensated + compensation.double() == 1 - 300 * rate).all())
 
 
-def _train(parameters: list[LocalParameter], mode: str, steps: int = 2) -> torch.optim.Optimizer:
+def _train(parameters: list[LocalParameter], mode: str, steps: int = 2) -> Optimizer:
     fill_weights(parameters)
-    optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.01, weight_decay=0.1), mode, seed=5)
+    optimizer = build_optimizer(parameters, AdamWConfig(lr=0.01, weight_decay=0.1), mode, seed=5)
     for step in range(steps):
         fill_gradients(parameters, step)
-        set_learning_rate(optimizer, 0.01 / (1 + step))
+        optimizer.set_learning_rate(0.01 / (1 + step))
         optimizer.step()
     return optimizer
 
@@ -177,7 +178,7 @@ def test_seed_step_and_name_change_the_bits():
     def weights(seed: int, steps_before: int) -> list[torch.Tensor]:
         net = _Net((16, 16), (16, 16))
         parameters = plain_parameters(net)
-        optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.01, betas=(0.0, 0.0)), "bf16-sr", seed)
+        optimizer = build_optimizer(parameters, AdamWConfig(lr=0.01, betas=(0.0, 0.0)), "bf16-sr", seed)
         with torch.no_grad():
             for each in parameters:
                 each.tensor.fill_(1.0)
@@ -200,7 +201,7 @@ def test_a_parameter_without_gradient_is_not_updated_and_counts_its_own_steps():
         """Take a step for each entry, with gradients for the parameters at its indices."""
         torch.manual_seed(0)
         parameters = plain_parameters(_Net((4, 4), (6, 2)))
-        optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.1), "bf16-sr")
+        optimizer = build_optimizer(parameters, AdamWConfig(lr=0.1), "bf16-sr")
         for named in gradients:
             for index, each in enumerate(parameters):
                 each.parameter.grad = torch.full_like(each.parameter, 1 + index) if index in named else None
@@ -221,7 +222,7 @@ def test_a_parameter_without_gradient_is_not_updated_and_counts_its_own_steps():
 def test_a_closure_is_called_with_gradients_enabled_and_its_loss_is_returned():
     """As torch's optimizers do, also if no parameter has a gradient afterwards."""
     parameters = plain_parameters(_Net((4, 4)))
-    optimizer = build_optimizer(parameters, OptimizerConfig(lr=0.1), "bf16-sr")
+    optimizer = build_optimizer(parameters, AdamWConfig(lr=0.1), "bf16-sr")
     before = parameters[0].tensor.clone()
 
     def closure() -> float:

@@ -7,9 +7,10 @@ import torch
 
 from hlat.checkpoint import collect, restore
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import LocalParameter, ModelShard
-from hlat.optim import build_optimizer, state_tensors
+from hlat.optim import Optimizer, build_optimizer
 from hlat.runtime import CheckpointError
 from tests.support.optim.parameters import canonical, config_of, fill_gradients, fill_weights, shard_model
 
@@ -17,17 +18,17 @@ MODES = ("bf16-sr", "bf16", "bf16-kahan")
 SAVED, ALL = 3, 5
 
 
-def build(parameters: list[LocalParameter], mode: str) -> torch.optim.Optimizer:
-    return build_optimizer(parameters, OptimizerConfig(lr=0.01), mode, seed=2)
+def build(parameters: list[LocalParameter], mode: str) -> Optimizer:
+    return build_optimizer(parameters, AdamWConfig(lr=0.01), mode, seed=2)
 
 
-def train(parameters: list[LocalParameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
+def train(parameters: list[LocalParameter], optimizer: Optimizer, steps: range) -> None:
     for step in steps:
         fill_gradients(parameters, step)
         optimizer.step()
 
 
-def train_complete(config: ModelConfig, mode: str, steps: int) -> tuple[list[LocalParameter], torch.optim.Optimizer]:
+def train_complete(config: ModelConfig, mode: str, steps: int) -> tuple[list[LocalParameter], Optimizer]:
     [parameters] = shard_model(config, ModelShard())
     fill_weights(parameters)
     optimizer = build(parameters, mode)
@@ -35,12 +36,12 @@ def train_complete(config: ModelConfig, mode: str, steps: int) -> tuple[list[Loc
     return parameters, optimizer
 
 
-def everything(config: ModelConfig, shards: list[tuple[list[LocalParameter], torch.optim.Optimizer]]) -> dict:
+def everything(config: ModelConfig, shards: list[tuple[list[LocalParameter], Optimizer]]) -> dict:
     """Collect weights and states of all shards as canonical tensors."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for parameters, optimizer in shards:
         canonical(config, parameters, lambda each: each.tensor, found.setdefault("weight", {}))
-        for name, tensors in state_tensors(optimizer, parameters).items():
+        for name, tensors in optimizer.state_tensors(parameters).items():
             local = {each.name: tensor for each, tensor in zip(parameters, tensors, strict=True)}
             assert all(tensor.dtype == torch.bfloat16 for tensor in tensors)
             canonical(config, parameters, lambda each, local=local: local[each.name], found.setdefault(name, {}))

@@ -110,6 +110,24 @@ def test_a_run_killed_at_random_times_resumes_bitwise(recipe_file, tiny, straigh
     assert_same_run(straight, tmp_path / "run")
 
 
+@pytest.mark.slow  # slow: tests/optim and tests/distributed resume Muon in the default suite
+def test_a_run_of_muon_killed_at_a_random_time_resumes_bitwise(cli, recipe_file, tiny, corpus, tmp_path):
+    muon = [*tiny, "optimizer.kind=muon", "checkpoint.every_steps=3"]
+    assert cli("train", recipe_file, *muon, f"run.dir={tmp_path / 'straight'}").returncode == 0
+    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *muon]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    for line in process.stdout:
+        if "GFLOP/s" in line:
+            break
+    time.sleep(random.Random(12).uniform(0.3, 1.0))
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert cli("train", recipe_file, *muon).returncode == 0
+    assert_same_run(tmp_path / "straight", tmp_path / "run")
+    names = final_state(tmp_path / "run")[0]
+    assert any(name.startswith("optimizer.momentum.") for name in names)
+
+
 def test_a_run_resumes_from_the_required_step_or_fails(cli, recipe_file, tiny, straight):
     here = f"run.dir={straight}"
     before = {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")}

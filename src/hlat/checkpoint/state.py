@@ -1,11 +1,12 @@
 """The state of a run as named tensors, independent of parallel layout and of fused parameters.
 
-    local parameters, AdamW --collect--> chunks of model.<name>, optimizer.exp_avg.<name>, optimizer.exp_avg_sq.<name>,
-                                         optimizer.step, rng.<source>
-    ExtraState -----------------> chunks of <its name>.<name>, such as ema.<name>
-    checkpoint --restore--> local parameters, AdamW and extra states, updated in place, in any layout, fused or not
+    local parameters, optimizer --collect--> chunks of model.<name>, optimizer.<state>.<name>, optimizer.step,
+                                             rng.<source>
+    ExtraState ----------------------------> chunks of <its name>.<name>, such as ema.<name>
+    checkpoint --restore--> local parameters, optimizer and extra states, updated in place, in any layout, fused or not
 
-With bf16-kahan there is also optimizer.compensation.<name>. Every tensor is saved in its own dtype.
+``<state>`` is exp_avg and exp_avg_sq for AdamW, and compensation in bf16-kahan: the optimizer names the states that a
+parameter has. Every tensor is saved in its own dtype.
 
 ``<name>`` is the canonical (Hugging Face) name of a parameter. A process saves the chunks that it owns, and reads the
 chunks that it stores. Learning rate, betas and weight decay are not saved: they follow from the recipe and the step.
@@ -24,7 +25,7 @@ from hlat.config.sections import ModelConfig
 from hlat.model import LocalParameter
 from hlat.model.derived import RowBlock
 from hlat.model.hf import canonical_shapes
-from hlat.optim import state_tensors
+from hlat.optim import Optimizer
 from hlat.runtime.distributed import HostGroup
 from hlat.runtime.randomness import rng_state, set_rng_state
 
@@ -56,7 +57,7 @@ class ExtraState:
 def collect(
     config: ModelConfig,
     parameters: Sequence[LocalParameter],
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     extra: Sequence[ExtraState] = (),
 ) -> list[TensorChunk]:
     """Collect the state that this process saves: weights, optimizer state, RNG states and extra states.
@@ -100,7 +101,7 @@ def restore(
     checkpoint: Checkpoint,
     config: ModelConfig,
     parameters: Sequence[LocalParameter],
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     extra: Sequence[ExtraState] = (),
 ) -> None:
     """Load a saved state in place, bit for bit; the inverse of ``collect``.
@@ -195,7 +196,7 @@ class _LocalTensor:
 
 
 def _local_tensors(
-    parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer | None, extra: Sequence[ExtraState]
+    parameters: Sequence[LocalParameter], optimizer: Optimizer | None, extra: Sequence[ExtraState]
 ) -> list[_LocalTensor]:
     """Weights; with an optimizer also its state and the extra states."""
     if optimizer is None:
@@ -213,16 +214,17 @@ def _weights(parameters: Sequence[LocalParameter], prefix: str = MODEL) -> list[
     return [_LocalTensor(prefix, parameter, parameter.tensor) for parameter in parameters]
 
 
-def _states(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> list[_LocalTensor]:
+def _states(parameters: Sequence[LocalParameter], optimizer: Optimizer) -> list[_LocalTensor]:
     """Optimizer states of the parameters; missing ones are created, as the optimizer's first step would."""
     return [
         _LocalTensor(f"{OPTIMIZER}{name}.", parameter, tensor)
-        for name, tensors in state_tensors(optimizer, parameters).items()
+        for name, tensors in optimizer.state_tensors(parameters).items()
         for parameter, tensor in zip(parameters, tensors, strict=True)
+        if tensor is not None
     ]
 
 
-def _step(parameters: Sequence[LocalParameter], optimizer: torch.optim.Optimizer) -> float:
+def _step(parameters: Sequence[LocalParameter], optimizer: Optimizer) -> float:
     steps = {float(optimizer.state[local.parameter]["step"]) for local in parameters}
     assert len(steps) == 1, "every parameter is updated in every step"
     return steps.pop()

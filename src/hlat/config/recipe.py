@@ -14,7 +14,6 @@ from hlat.config.sections import (
     IntegrityConfig,
     MemoryConfig,
     ModelConfig,
-    OptimizerConfig,
     ParallelConfig,
     PrecisionConfig,
     RecoveryConfig,
@@ -24,6 +23,7 @@ from hlat.config.sections import (
     TrackingConfig,
     TrainingConfig,
 )
+from hlat.config.sections.optimizers import AdamWConfig, AnyOptimizerConfig
 
 
 class Recipe(Section):
@@ -37,8 +37,8 @@ class Recipe(Section):
     """Text, tokenizer and samples."""
     batch: BatchConfig = BatchConfig()
     """Sequences per step and per pass."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW and clipping."""
+    optimizer: AnyOptimizerConfig = AdamWConfig()
+    """Optimizer and clipping."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over the steps."""
     training: TrainingConfig

@@ -129,6 +129,11 @@ class TensorSpec:
         return self.columns is None and self.component is not Component.NORMS
 
     @property
+    def is_hidden_matrix(self) -> bool:
+        """True for a matrix of an attention or feed-forward layer, between hidden activations."""
+        return self.columns is not None and self.component in (Component.ATTENTION, Component.FEED_FORWARD)
+
+    @property
     def is_product(self) -> bool:
         """True if its elements are weights of a matrix product; an embedding is only looked up."""
         return self.columns is not None and self.component is not Component.EMBEDDING

@@ -1,6 +1,17 @@
-"""Optimizers (AdamW for fp32 or bf16 weights) and learning-rate schedules."""
+"""Optimizers, their protocol, and learning-rate schedules."""
 
-from hlat.optim.adamw import allocate_state, build_optimizer, set_learning_rate, state_tensors
+from hlat.optim.base import COUNTER_BYTES, LocalMatrices, MatrixFunction, Optimizer, OptimizerSpec, WholeMatrices
 from hlat.optim.schedule import learning_rate
+from hlat.optim.table import build_optimizer, optimizer_spec
 
-__all__ = ["allocate_state", "build_optimizer", "learning_rate", "set_learning_rate", "state_tensors"]
+__all__ = [
+    "COUNTER_BYTES",
+    "LocalMatrices",
+    "MatrixFunction",
+    "Optimizer",
+    "OptimizerSpec",
+    "WholeMatrices",
+    "build_optimizer",
+    "learning_rate",
+    "optimizer_spec",
+]

@@ -1,6 +1,6 @@
-"""Build AdamW with two parameter groups, with and without weight decay, and access its state.
+"""AdamW with two parameter groups, with and without weight decay.
 
-    local parameters, optimizer section, precision mode --build_optimizer--> torch's AdamW or Bf16AdamW
+    local parameters, optimizer section, precision mode --AdamWSpec.build--> Fp32AdamW (torch's) or Bf16AdamW
 
 Matrices and embeddings are decayed. Norm weights and biases are decayed only with ``optimizer.decay_norms``, as HLAT
 did; its paper found little difference.
@@ -11,81 +11,65 @@ from collections.abc import Sequence
 import torch
 
 from hlat.config.sections import OptimizerConfig
-from hlat.model import LocalParameter, local
+from hlat.model import LocalParameter
 from hlat.optim.adamw_bf16 import Bf16AdamW
+from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices
 from hlat.precision import MODES
 from hlat.runtime.backend import backend_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def build_optimizer(
-    parameters: Sequence[LocalParameter], config: OptimizerConfig, mode: str = "fp32", seed: int = 0
-) -> torch.optim.Optimizer:
-    """Build AdamW for the local parameters of a process.
+class AdamWSpec(OptimizerSpec[OptimizerConfig]):
+    """AdamW: two moments for every element, and a compensation in the mode bf16-kahan."""
 
-    Its state does not exist before the first step. ``set_learning_rate`` sets the rate of a step.
+    update_bytes = 30.0  # reads weight, gradient, two moments (fp32); writes three of them and a copy
 
-    Args:
-        parameters: the local parameters; bf16 in precision modes with bf16 weights.
-        config: learning rate, betas, eps, weight decay.
-        mode: precision mode. Modes with bf16 weights use ``Bf16AdamW``, others torch's AdamW, with the fused kernel if
-            the device has one.
-        seed: seed of stochastic rounding.
-    """
+    def state_dtypes(self, hidden_matrix: bool) -> dict[str, torch.dtype]:
+        """Return dtypes of moments and compensation, the same for every parameter."""
+        mode = MODES[self.mode]
+        dtypes = dict.fromkeys(_MOMENTS, mode.moments)
+        return dtypes if mode.compensation is None else {**dtypes, "compensation": mode.compensation}
+
+    def build(
+        self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
+    ) -> Optimizer:
+        """Build ``Bf16AdamW`` in modes with bf16 weights, else torch's AdamW, with the fused kernel if there is one."""
+        config = self.config
+        groups = decay_groups(parameters, config)
+        if MODES[self.mode].weights == torch.bfloat16:
+            return Bf16AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, mode=self.mode, seed=seed)
+        return Fp32AdamW(
+            [{"params": [each.parameter for each in members], "weight_decay": decay} for members, decay in groups],
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            fused=all(backend_of(each.parameter.device).fused_adamw for each in parameters),
+        )
+
+
+def decay_groups(
+    parameters: Sequence[LocalParameter], config: OptimizerConfig
+) -> list[tuple[list[LocalParameter], float]]:
+    """Group parameters, matrices first, each group with its weight decay; empty groups are left out."""
     matrices = [each for each in parameters if each.parameter.ndim >= 2]
     vectors = [each for each in parameters if each.parameter.ndim < 2]
     groups = [(matrices, config.weight_decay), (vectors, config.weight_decay if config.decay_norms else 0.0)]
-    groups = [(members, decay) for members, decay in groups if members]
-    if MODES[mode].weights == torch.bfloat16:
-        return Bf16AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, mode=mode, seed=seed)
-    return torch.optim.AdamW(
-        [{"params": [each.parameter for each in members], "weight_decay": decay} for members, decay in groups],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        fused=all(backend_of(each.parameter.device).fused_adamw for each in parameters),
-    )
+    return [(members, decay) for members, decay in groups if members]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step in every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+class Fp32AdamW(Optimizer, torch.optim.AdamW):
+    """torch's AdamW, over fp32 weights."""
 
+    state_names = _MOMENTS
 
-def allocate_state(optimizer: torch.optim.Optimizer, parameters: Sequence[LocalParameter]) -> None:
-    """Allocate all state that the first step would allocate, unless it exists."""
-    if isinstance(optimizer, Bf16AdamW):
-        optimizer.allocate_state()
-    else:
-        for each in parameters:
-            _init_torch_state(optimizer, each.parameter)
-
-
-def state_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[LocalParameter]
-) -> dict[str, list[torch.Tensor]]:
-    """Return the state tensors, without the step counter: by name, a local tensor per parameter, in order.
-
-    State that does not exist before the first step is created: zeros.
-    """
-    names = optimizer.state_names if isinstance(optimizer, Bf16AdamW) else _MOMENTS
-    for each in parameters:
-        if isinstance(optimizer, Bf16AdamW):
-            optimizer.init_state(each.parameter)
-        else:
-            _init_torch_state(optimizer, each.parameter)
-    return {name: [local(optimizer.state[each.parameter][name]) for each in parameters] for name in names}
-
-
-def _init_torch_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-    """Create the state of a parameter as torch's AdamW does at its first step, unless it exists."""
-    state = optimizer.state[parameter]
-    if state:
-        return
-    group = next(group for group in optimizer.param_groups if any(member is parameter for member in group["params"]))
-    device = parameter.device if group["fused"] or group["capturable"] else "cpu"
-    state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-    for name in _MOMENTS:
-        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    def init_state(self, parameter: torch.Tensor) -> None:
+        """Create the state of a parameter as torch's AdamW does at its first step, unless it exists."""
+        state = self.state[parameter]
+        if state:
+            return
+        group = next(group for group in self.param_groups if any(member is parameter for member in group["params"]))
+        device = parameter.device if group["fused"] or group["capturable"] else "cpu"
+        state[STEP] = torch.zeros((), dtype=torch.float32, device=device)
+        for name in _MOMENTS:
+            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -19,20 +19,18 @@ from hlat.model import LocalParameter, local
 from hlat.optim import adamw_reference as reference
 from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
-from hlat.optim.element_addresses import ElementAddresses, address_elements
-from hlat.precision import step_keys, stream_keys
+from hlat.optim.base import STEP, Optimizer
+from hlat.optim.rounding_streams import RoundingStreams
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
 
 _LOG = logging.getLogger(__name__)
-_PURPOSE = "rounding"  # random stream of bf16-sr
-_MOMENTS_PURPOSE = "rounding of moments"  # random stream of the other modes, which round only moments stochastically
 _EXPONENT_BITS = 24  # bits of a step counter: float32 represents integers up to 2**24
 
 Squares = tuple[torch.Tensor, torch.Tensor]
 
 
-class Bf16AdamW(torch.optim.Optimizer):
+class Bf16AdamW(Optimizer):
     """AdamW with bf16 weights and state; ``hlat.optim.adamw_reference`` defines the computation.
 
     The state of a parameter is ``step``, a float32 scalar, and tensors like the parameter, named by ``state_names``. As
@@ -63,7 +61,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         assert all(each.parameter.dtype == torch.bfloat16 for each in self._parameters), (
             f"the weights of {mode} are bf16"
         )
-        self._mode, self._seed = mode, seed
+        self._mode, self._streams = mode, RoundingStreams(self._parameters, seed, mode)
         self._squares: dict[float, Squares] = {}  # by beta, where float64 is
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
         params = [
@@ -77,17 +75,16 @@ class Bf16AdamW(torch.optim.Optimizer):
         """Create the state of a parameter, as its first step does, unless it exists."""
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state[STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for name in self.state_names:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def allocate_state(self) -> None:
         """Create everything that the first step creates: the state of every parameter, and lookup tables."""
-        for each in self._parameters:
-            self.init_state(each.parameter)
+        super().allocate_state()
         for beta in {beta for group in self.param_groups for beta in group["betas"]}:
             self._squares_of(beta)
-        _ = self._addresses, self._keys_2N, self._owners_N
+        self._streams.allocate()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -103,14 +100,14 @@ class Bf16AdamW(torch.optim.Optimizer):
         steps = [self.state[each.parameter]["step"] for each in self._parameters]
         torch._foreach_add_([steps[index] for index in with_gradient], 1)
         steps_P = torch.stack(steps)
-        keys_2N = step_keys(self._keys_2N, steps_P[self._owners_N])
+        keys_2N = self._streams.keys(steps_P)
         scalars_P7 = self._scalars(steps_P)
         rounding = rounding_of(self._mode, self.param_groups[0]["betas"])
         self._kernel([self._operands(index, scalars_P7[index]) for index in with_gradient], keys_2N, rounding)
         return loss
 
     def _operands(self, index: int, scalars: torch.Tensor) -> Operands:
-        parameter, addresses = self._parameters[index], self._addresses[index]
+        parameter, addresses = self._parameters[index], self._streams.addresses[index]
         moments = {
             name: addresses.view_lines(local(self.state[parameter.parameter][name])) for name in self.state_names
         }
@@ -161,27 +158,6 @@ class Bf16AdamW(torch.optim.Optimizer):
     def _wide_device(self) -> torch.device:
         """The device if it has float64, else the host."""
         return self._device if backend_of(self._device).float64 else torch.device("cpu")
-
-    @functools.cached_property
-    def _addresses(self) -> list[ElementAddresses]:
-        addresses: list[ElementAddresses] = []
-        names = 0
-        for parameter in self._parameters:
-            addresses.append(address_elements(parameter, names))
-            names += len(parameter.layout.tensors)
-        return addresses
-
-    @functools.cached_property
-    def _keys_2N(self) -> torch.Tensor:
-        names = [canonical.name for each in self._parameters for canonical in each.layout.tensors]
-        purpose = _PURPOSE if self._mode == "bf16-sr" else _MOMENTS_PURPOSE
-        return stream_keys(self._seed, purpose, names, self._device)
-
-    @functools.cached_property
-    def _owners_N(self) -> torch.Tensor:
-        """Index of the parameter of each canonical name."""
-        owners = [index for index, each in enumerate(self._parameters) for _ in each.layout.tensors]
-        return torch.tensor(owners, device=self._device)
 
     @functools.cached_property
     def _kernel(self) -> Kernel:

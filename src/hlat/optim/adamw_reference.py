@@ -108,23 +108,40 @@ def update_lines(operands: Operands, keys_2N: torch.Tensor, rounding: str) -> No
     exp_avg_sq = exp_avg_sq * beta2 + (gradient * gradient) * one_minus_beta2
     denominator = square_root(exp_avg_sq) * inverse_bias2 + eps
     change = weight * decay + (exp_avg / denominator) * step_size
-    if rounding in ("bf16", "bf16-kahan"):
-        operands.exp_avg.copy_(exp_avg.to(torch.bfloat16))
-        operands.exp_avg_sq.copy_(exp_avg_sq.to(torch.bfloat16))
-    else:
-        bits = _random_bits(operands.addresses, keys_2N)
-        operands.exp_avg.copy_(stochastic_round(exp_avg, bits[1]))
-        operands.exp_avg_sq.copy_(stochastic_round(exp_avg_sq, bits[2]))
-    if rounding == "bf16-sr":
-        operands.weight.copy_(stochastic_round(weight - change, bits[0]))
+    bits = (None, None, None) if rounding in ("bf16", "bf16-kahan") else random_bits(operands.addresses, keys_2N)
+    operands.exp_avg.copy_(rounded(exp_avg, bits[1]))
+    operands.exp_avg_sq.copy_(rounded(exp_avg_sq, bits[2]))
+    subtract(operands.weight, weight, change, operands.compensation, bits[0] if rounding == "bf16-sr" else None)
+
+
+def rounded(values: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
+    """Round fp32 values to bf16: stochastically with random bits, else to nearest even."""
+    return values.to(torch.bfloat16) if bits is None else stochastic_round(values, bits)
+
+
+def subtract(
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    change: torch.Tensor,
+    compensation: torch.Tensor | None,
+    bits: torch.Tensor | None,
+) -> None:
+    """Subtract a change from bf16 weights, in place.
+
+    Args:
+        target: the weights, bf16.
+        weight: the same in fp32.
+        change: fp32.
+        compensation: bf16, updated in place, for Kahan summation; None without it.
+        bits: random bits of stochastic rounding; None to round to nearest.
+    """
+    if compensation is None:
+        target.copy_(rounded(weight - change, bits))
         return
-    if operands.compensation is None:
-        operands.weight.copy_((weight - change).to(torch.bfloat16))
-        return
-    change = operands.compensation.float() - change
-    rounded = (weight + change).to(torch.bfloat16)
-    operands.compensation.copy_((change - (rounded.float() - weight)).to(torch.bfloat16))
-    operands.weight.copy_(rounded)
+    change = compensation.float() - change
+    nearest = (weight + change).to(torch.bfloat16)
+    compensation.copy_((change - (nearest.float() - weight)).to(torch.bfloat16))
+    target.copy_(nearest)
 
 
 def square_root(values: torch.Tensor) -> torch.Tensor:
@@ -137,7 +154,7 @@ def square_root(values: torch.Tensor) -> torch.Tensor:
     return values.double().sqrt().float() if values.device.type in _WITH_FLOAT64 else values.sqrt()
 
 
-def _random_bits(addresses: ElementAddresses, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_bits(addresses: ElementAddresses, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return three sets of 16 random bits for every element, (L, length) each."""
     first, second = keys_2N.index_select(1, addresses.names_L).unsqueeze(2)
     offsets = torch.arange(addresses.length, dtype=torch.int32, device=keys_2N.device)

@@ -8,6 +8,7 @@ A single process is a layout like any other: nothing is attached, and the model 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from hlat.activation_checkpointing import checkpoint_activations, plan_activations
 from hlat.config import Recipe
 from hlat.model import IGNORED, Decoder, ModelShard, collect_local_parameters, initialise, replace_parameters
+from hlat.optim import LocalMatrices, WholeMatrices, optimizer_spec
 from hlat.parallel.compile import check_isolation, compile_blocks, decide_compilation
 from hlat.parallel.fsdp import (
     all_reduce_gradients,
@@ -27,10 +29,11 @@ from hlat.parallel.fsdp import (
     unsharded_gradients,
 )
 from hlat.parallel.gradient_sync import ReplicatedGradients, owned_rows, sum_over_world
+from hlat.parallel.matrix_exchange import MatrixExchange
 from hlat.parallel.mesh import Layout, ProcessGroups, create_process_groups
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.norms import clip, sum_of_squares
-from hlat.parallel.stages import StepShape, rank_model_shards
+from hlat.parallel.stages import MatrixPlan, StepShape, rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
 from hlat.precision import MODES, Mode, check_fp8, convert_to_fp8
@@ -104,6 +107,15 @@ class ParallelModel:
     def is_model_parallel_leader(self) -> bool:
         """True for one of the ranks that compute the same sequences; only it reports values that all of them have."""
         return (self._coordinates.pp, self._coordinates.cp, self._coordinates.tp) == (0, 0, 0)
+
+    @cached_property
+    def matrices(self) -> WholeMatrices:
+        """Access to whole matrices, for optimizers that need them."""
+        if self.groups.matrices is None:
+            return LocalMatrices()
+        step = StepShape.of(self._recipe, self.layout.world)
+        layers = [layer for stage in self.stages for layer in stage.shard.layer_range(self.config)]
+        return MatrixExchange(MatrixPlan(step, self._rank, layers), self.groups.matrices)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -262,7 +274,8 @@ def build_parallel(
     step = StepShape.of(recipe, runtime.world)
     layout = step.layout
     with host_values():  # a device mesh reads the values of its rank tensor
-        groups = create_process_groups(layout, runtime.rank, recipe.model, runtime.device)
+        whole_matrices = optimizer_spec(recipe.optimizer, recipe.precision.mode).matrix_dtype is not None
+        groups = create_process_groups(layout, runtime.rank, recipe.model, runtime.device, whole_matrices)
     if groups.pipeline is not None and not backend_of(runtime.device).can_send(groups.pipeline):
         raise LaunchError(
             f"parallel.pipeline={layout.pipeline}: the process group of {runtime.device.type} devices has no send and "

@@ -31,7 +31,7 @@ class Mode:
         compute: activations and matrix products (which accumulate in fp32).
         gradients: gradients of the weights, accumulated over micro-batches.
         reduction: gradients while they are reduced over data-parallel ranks.
-        moments: both moments of AdamW.
+        moments: moments of the optimizer.
         compensation: rounding error of the weights, kept by Kahan summation; None if not kept.
     """
 

@@ -23,7 +23,7 @@ CATEGORIES = {
     "parameters": "parameters stored between steps; the master weights in modes with fp32 weights",
     "gathered": "full parameters, gathered temporarily from their shards",
     "gradients": "gradients of parameters, full or sharded",
-    "optimizer": "moments and step counters of AdamW",
+    "optimizer": "state of the optimizer: moments and step counters",
     "components": "state of training components, such as an average of the weights",
     "activations": "tensors of the forward pass: kept for backward, or in use at that moment",
     "loss": "tensors of head and loss: logits of a chunk, and the gradients kept of them",

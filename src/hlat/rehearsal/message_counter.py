@@ -3,7 +3,7 @@
     torch.distributed operation -> kind, bytes, group -> axes along which the group's ranks differ -> Message, counted
 
 A message counts the bytes of the complete tensor: the output of an all-gather, the input of a reduce-scatter, the
-operand of an all-reduce, the tensor sent.
+operand of an all-reduce, the larger of input and output of an all-to-all, the tensor sent.
 """
 
 from collections import Counter
@@ -21,6 +21,7 @@ _KINDS = {  # by operation name; other operations keep their own name
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "allreduce_": "all_reduce",
+    "alltoall_base_": "all_to_all",
     "send": "send",
     "recv_": "receive",
 }
@@ -32,7 +33,7 @@ class Message(NamedTuple):
 
     Attributes:
         axis: mesh axis of the group, or several, as in "data+context".
-        kind: all_gather, reduce_scatter, all_reduce, send or receive.
+        kind: all_gather, reduce_scatter, all_reduce, all_to_all, send or receive.
         bytes: size of the complete tensor.
     """
 

@@ -1,9 +1,9 @@
 """Rehearsal of one rank: the program builds it and runs one step under observation.
 
-    recipe, rank -> its shard of the model, AdamW, components -> a step on dummy tokens -> its part of a checkpoint
+    recipe, rank -> shard of the model, optimizer, components -> a step on dummy tokens -> part of a checkpoint
         -> RankReport
 
-AdamW's state is created before that step, so that the step is like every later one.
+The optimizer's state is created before that step, so that the step is like every later one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from hlat.checkpoint import ExtraState, collect
 from hlat.config import Recipe
 from hlat.data.samples import Batch
 from hlat.model import local
-from hlat.optim import allocate_state, build_optimizer
+from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.mesh import Coordinates, Layout
 from hlat.rehearsal.flop_counter import FlopCounter
@@ -81,9 +81,9 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
         with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
             optimizer = build_optimizer(
-                model.local_parameters, recipe.optimizer, recipe.precision.mode, recipe.training.seed
+                model.local_parameters, recipe.optimizer, recipe.precision.mode, recipe.training.seed, model.matrices
             )
-            allocate_state(optimizer, model.local_parameters)
+            optimizer.allocate_state()
             components = requested_components(recipe, model.local_parameters)
             components.reset()
         storages.follow(model, optimizer, components.state())
@@ -120,9 +120,7 @@ class _StateStorages:
         self._model: ParallelModel | None = None
         self._kept: dict[int, str] = {}
 
-    def follow(
-        self, model: ParallelModel, optimizer: torch.optim.Optimizer, component_states: Sequence[ExtraState]
-    ) -> None:
+    def follow(self, model: ParallelModel, optimizer: Optimizer, component_states: Sequence[ExtraState]) -> None:
         """Take the model, optimizer and components whose storages are to be identified."""
         self._model = model
         for entry in optimizer.state.values():
@@ -176,7 +174,7 @@ def _checkpoint_blocks(
     recipe: Recipe,
     runtime: Runtime,
     model: ParallelModel,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     components: ComponentList,
 ) -> list[int]:
     """Bytes of each tensor chunk of a checkpoint that this rank writes."""

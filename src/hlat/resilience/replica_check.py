@@ -17,7 +17,7 @@ import torch
 
 from hlat.model import LocalParameter
 from hlat.model.derived import RowBlock
-from hlat.optim import state_tensors
+from hlat.optim import Optimizer
 from hlat.resilience.tensor_hash import digest
 from hlat.runtime.distributed import HostGroup, sendable
 
@@ -70,7 +70,7 @@ class ReplicaCheck:
     def __init__(
         self,
         held: Sequence[LocalParameter],
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         ranks: HostGroup,
         extra: Mapping[str, Sequence[torch.Tensor]] | None = None,
     ) -> None:
@@ -131,21 +131,24 @@ class ReplicaCheck:
     def _digests(self) -> tuple[list[str], torch.Tensor]:
         """Return the kinds of tensors, and the digests of this rank's replicas: int64, (kinds * width + 1,).
 
-        On the CPU. Each kind has a row of ``width`` digests, padded with zeros; the last element is the step count.
+        On the CPU. Each kind has a row of ``width`` digests; zeros for padding
+        and for a parameter without such state. The last element is the step count.
         """
-        kinds = {
+        kinds: dict[str, list[torch.Tensor | None]] = {
             "weights": [parameter.tensor for parameter in self._held],
-            **state_tensors(self._optimizer, self._held),
-            **self._extra,
+            **self._optimizer.state_tensors(self._held),
+            **{name: list(tensors) for name, tensors in self._extra.items()},
         }
         digests = torch.zeros(len(kinds), self._width, dtype=torch.int64)
-        computed = [
-            digest(_joined(self._held[index].row_views(piece, tensors[index])))
-            for tensors in kinds.values()
-            for index, piece in self._replicated
+        found = [
+            (kind, slot, digest(_joined(self._held[index].row_views(piece, tensor))))
+            for kind, tensors in enumerate(kinds.values())
+            for slot, (index, piece) in enumerate(self._replicated)
+            if (tensor := tensors[index]) is not None
         ]
-        if computed:
-            digests[:, : len(self._replicated)] = torch.stack(computed).cpu().view(len(kinds), -1)
+        if found:
+            rows, slots, computed = zip(*found, strict=True)
+            digests[list(rows), list(slots)] = torch.stack(computed).cpu()
         return list(kinds), torch.cat((digests.flatten(), self._steps()))
 
     def _steps(self) -> torch.Tensor:

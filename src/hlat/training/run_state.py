@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from hlat.checkpoint import (
     RecipeChange,
     check_resume,
@@ -32,7 +30,7 @@ from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, 
 from hlat.data.samples import Batch, TrainingData, ValidationData
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model.derived import flops_per_token
-from hlat.optim import build_optimizer
+from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
 from hlat.resilience import AnomalyPolicy
@@ -66,7 +64,7 @@ class RunState:
     training_data: BatchSource
     validation_data: ValidationData | None
     model: ParallelModel  # this rank's shard
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     folder: RunFolder
     store: CheckpointStore
     tiers: Tiers  # snapshots and object store
@@ -230,7 +228,7 @@ def build_run_state(
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
-    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, seed)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, seed, model.matrices)
     components = requested_components(recipe, model.local_parameters)
     changes = StateChanges()
     if newest is not None:

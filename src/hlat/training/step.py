@@ -18,7 +18,7 @@ import torch
 
 from hlat.config import Recipe
 from hlat.data.samples import Batch
-from hlat.optim import learning_rate, set_learning_rate
+from hlat.optim import Optimizer, learning_rate
 from hlat.parallel import ParallelModel
 from hlat.resilience import APPLY, StepVerdict
 from hlat.runtime.process import enter_phase
@@ -49,7 +49,7 @@ def accumulate_gradients(model: ParallelModel, batch: Batch) -> torch.Tensor:
 
 def update(
     model: ParallelModel,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     recipe: Recipe,
     step: int,
     loss: torch.Tensor,
@@ -76,7 +76,7 @@ def update(
     if verdict.applied:
         if recipe.optimizer.clip_norm is not None:
             model.clip_gradients(norm, recipe.optimizer.clip_norm)
-        set_learning_rate(optimizer, rate)
+        optimizer.set_learning_rate(rate)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return StepResult(loss, norm, rate, verdict)

@@ -8,7 +8,7 @@ import torch
 
 from hlat.config.load import parse_recipe
 from hlat.model import LocalParameter, local
-from hlat.optim import build_optimizer, set_learning_rate, state_tensors
+from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.runtime.randomness import normal_block, stream_key
@@ -63,9 +63,9 @@ def step(runtime: Runtime, content: dict[str, Any], mode: str) -> dict[str, list
     for number in range(1, STEPS + 1):
         for parameter in model.local_parameters:
             _set_gradient(parameter, number)
-        set_learning_rate(optimizer, 0.01 / number)
+        optimizer.set_learning_rate(0.01 / number)
         optimizer.step()
-    states = state_tensors(optimizer, model.local_parameters) | {
+    states = optimizer.state_tensors(model.local_parameters) | {
         "weight": [local(parameter.parameter.detach()) for parameter in model.local_parameters]
     }
     assert all(tensor.dtype == torch.bfloat16 for tensors in states.values() for tensor in tensors)

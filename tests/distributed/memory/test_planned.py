@@ -49,17 +49,41 @@ LAYOUTS = (
     (8, "tp=2,pp=2,zero=1,mbs=2,ckpt=selective", "mixed"),
 )
 _QUICK = (1, 6)
+MUON_LAYOUTS = (
+    (1, "zero=0,mbs=1", "mixed"),
+    (1, "zero=0,mbs=1,ckpt=full", "bf16-sr"),
+    (2, "zero=0,mbs=1", "fp32"),
+    (4, "tp=2,zero=1,mbs=1,ckpt=full", "mixed"),
+    (4, "zero=3,mbs=1,ckpt=full", "fp32"),
+    (4, "tp=4,zero=0,mbs=1", "bf16-kahan"),
+    (8, "tp=2,pp=2,zero=1,mbs=1", "mixed"),
+    (4, "cp=2,zero=0,mbs=1", "fp32"),
+)
 TURNS = [
-    pytest.param(*case, {}, marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}")
-    for index, case in enumerate(LAYOUTS)
-] + [
-    pytest.param(*case, {"architecture": name, **options}, marks=pytest.mark.slow, id=f"{name}, {case[1]}")
-    for name, options, case in (
-        ("olmo2", {}, (2, "tp=2,zero=0,mbs=4", "bf16-kahan")),
-        ("olmo2", {}, (2, "zero=1,mbs=2,ckpt=full", "mixed")),
-        ("mistral", {"sliding_window": 128}, (2, "zero=1,mbs=2,ckpt=selective", "fp32")),
-        ("mistral", {"sliding_window": 128}, (2, "cp=2,zero=1,mbs=2", "fp32")),
-    )
+    *(
+        pytest.param(*case, {}, marks=() if index in _QUICK else pytest.mark.slow, id=f"{case[0]} processes, {case[1]}")
+        for index, case in enumerate(LAYOUTS)
+    ),
+    *(
+        pytest.param(
+            *case,
+            {"optimizer": {"kind": "muon"}},
+            marks=() if index == 3 else pytest.mark.slow,
+            id=f"Muon, {case[0]} processes, {case[1]}",
+        )
+        for index, case in enumerate(MUON_LAYOUTS)
+    ),
+    *(
+        pytest.param(
+            *case, {"model": {"architecture": name, **options}}, marks=pytest.mark.slow, id=f"{name}, {case[1]}"
+        )
+        for name, options, case in (
+            ("olmo2", {}, (2, "tp=2,zero=0,mbs=4", "bf16-kahan")),
+            ("olmo2", {}, (2, "zero=1,mbs=2,ckpt=full", "mixed")),
+            ("mistral", {"sliding_window": 128}, (2, "zero=1,mbs=2,ckpt=selective", "fp32")),
+            ("mistral", {"sliding_window": 128}, (2, "cp=2,zero=1,mbs=2", "fp32")),
+        )
+    ),
 ]
 
 
@@ -78,11 +102,12 @@ def asked(
 ) -> tuple[dict[str, Any], Recipe, PlanRequest, Candidate]:
     """Convert a layout to a recipe, and to a planner's question and candidate."""
     cluster = parse_cluster(f"here:{world}", load_catalog(machine))
-    model = parse_recipe(_content({}, 8, 1, mode, "none", changes)).model
+    recipe = parse_recipe(_content({}, 8, 1, mode, "none", changes))
+    model, optimizer = recipe.model, recipe.optimizer
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
     candidate = parse_layout(layout, question)
     batch = (4 if candidate.pipeline > 1 else 2) * candidate.data * candidate.micro_batch
-    question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode)
+    question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode, optimizer=optimizer)
     parallel = candidate.parallel.model_dump(exclude_none=True)
     content = _content(parallel, batch, candidate.micro_batch, mode, candidate.recompute, changes)
     return content, parse_recipe(content, world=world), question, candidate
@@ -92,7 +117,8 @@ def _content(
     parallel: dict[str, Any], batch: int, micro_batch: int, mode: str, policy: str, changes: dict[str, Any]
 ) -> dict[str, Any]:
     return {
-        "model": MODEL | changes,
+        "model": MODEL | changes.get("model", {}),
+        "optimizer": changes.get("optimizer", {}),
         "data": {"path": "none", "sequence_length": SEQUENCE, "tokenizer": {"train": "char"}},
         "batch": {"global_batch": batch, "micro_batch": micro_batch},
         "training": {"steps": 10, "seed": 3},

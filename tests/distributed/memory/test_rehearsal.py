@@ -8,7 +8,7 @@ from hlat.rehearsal import rehearse
 from tests.support.distributed.rehearsed import ROWS, Row, measure
 from tests.support.distributed.workers import Pool
 
-_QUICK = ("one process, average", "DP2, ZeRO 3", "TP2 + SP", "PP2 zbv")
+_QUICK = ("one process, average", "DP2, ZeRO 3", "TP2 + SP", "PP2 zbv", "Muon, TP4")
 
 
 def _turn(row: Row) -> object:

@@ -11,7 +11,7 @@ from hlat.checkpoint import collect, export_hf, restore
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.optim import build_optimizer
+from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.stages import StepShape, stage_layers
 from hlat.runtime.distributed import Runtime
@@ -24,7 +24,7 @@ from tests.support.distributed.workers import Pool
 SAVED, GONE_ON = 3, 5  # steps before the checkpoint and after it
 
 
-def _train(model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, first: int, steps: int) -> list[float]:
+def _train(model: ParallelModel, optimizer: Optimizer, recipe: Recipe, first: int, steps: int) -> list[float]:
     losses = []
     for step in range(first, first + steps):
         term = accumulate_gradients(model, batch_of(model, recipe, step))
@@ -32,7 +32,7 @@ def _train(model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, f
     return losses
 
 
-def _save(runtime: Runtime, model: ParallelModel, optimizer: torch.optim.AdamW, recipe: Recipe, root: Path) -> None:
+def _save(runtime: Runtime, model: ParallelModel, optimizer: Optimizer, recipe: Recipe, root: Path) -> None:
     meta = {"recipe": recipe.model_dump(mode="json")}
     store = CheckpointStore(root, keep_last=3, ranks=runtime.ranks)
     store.save(SAVED, collect(recipe.model, model.local_parameters, optimizer), meta)
@@ -42,7 +42,7 @@ def train_and_save(runtime: Runtime, content: dict[str, Any], root: Path) -> lis
     """Train, save, and continue training."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, matrices=model.matrices)
     _train(model, optimizer, recipe, 1, SAVED)
     _save(runtime, model, optimizer, recipe, root)
     return _train(model, optimizer, recipe, SAVED + 1, GONE_ON)
@@ -54,7 +54,7 @@ def load_and_go_on(
     """Load each checkpoint, save a copy, and continue training."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, None)
-    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, matrices=model.matrices)
     losses = []
     for root in roots:
         [folder] = root.glob("step-*")

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from hlat.config.load import parse_recipe
-from hlat.optim import build_optimizer, state_tensors
+from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.resilience import ReplicaCheck
 from hlat.runtime import CorruptionError, PersistentCorruptionError
@@ -39,7 +39,7 @@ def compared(runtime: Runtime, content: dict[str, Any], flips: list[Flip]) -> li
     for rank, kind, index in flips:
         tensors = {
             "weights": [one.tensor for one in model.local_parameters],
-            **state_tensors(optimizer, model.local_parameters),
+            **optimizer.state_tensors(model.local_parameters),
         }[kind]
         last = tensors[index].view(-1).view(torch.int32 if tensors[index].element_size() == 4 else torch.int16)
         for _ in range(2):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import Decoder, LocalParameter, ModelShard, collect_local_parameters, local
 from hlat.model.hf import canonical_shapes
 from hlat.optim import build_optimizer
@@ -80,7 +81,7 @@ def processes(config: ModelConfig, layout: Layout, dtype: torch.dtype = torch.fl
 
 def add_optimizer(held: list[LocalParameter]) -> Process:
     """Create the optimizer of local parameters, with AdamW's moments as after a step."""
-    optimizer = build_optimizer(held, OptimizerConfig(lr=0.01))
+    optimizer = build_optimizer(held, AdamWConfig(lr=0.01))
     for local_parameter in held:
         moments = {name: torch.zeros_like(local_parameter.parameter) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[local_parameter.parameter] = {"step": torch.tensor(5.0)} | moments

@@ -12,6 +12,7 @@ times smaller, and the same formula has to hold.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,13 +40,13 @@ def bound(case: Case, dtype: torch.dtype, step: int) -> float:
 _references: dict[str, Trained] = {}
 
 
-def reference(case: Case, dtype: torch.dtype, steps: int) -> Trained:
-    """Train the same model in this process, with one micro-batch per step."""
+def reference(case: Case, dtype: torch.dtype, steps: int, **changes: Any) -> Trained:
+    """Train the same model in this process, with one micro-batch per step; ``changes`` as for ``recipe_content``."""
     alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH, case.lr)
-    key = repr((sorted(case.model.items()), case.lr, dtype, steps))
+    key = repr((sorted(case.model.items()), case.lr, dtype, steps, changes))
     if key not in _references:
         torch.set_num_threads(1)
-        _references[key] = train(Runtime(torch.device("cpu")), recipe_content(alone), steps, dtype)
+        _references[key] = train(Runtime(torch.device("cpu")), recipe_content(alone, **changes), steps, dtype)
     return _references[key]
 
 

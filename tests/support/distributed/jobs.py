@@ -85,7 +85,9 @@ def train(runtime: Runtime, content: dict[str, Any], steps: int, dtype: torch.dt
     """Train some steps on synthetic tokens."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed, dtype)
-    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
+    optimizer = build_optimizer(
+        model.local_parameters, recipe.optimizer, recipe.precision.mode, matrices=model.matrices
+    )
     initial = blocks(model.local_parameters)
     losses, norms = [], []
     for step in range(1, steps + 1):

@@ -103,7 +103,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> StateBytes:
     """Train two steps and measure the bytes during and after the second; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, matrices=model.matrices)
     update(model, optimizer, recipe, 1, accumulate_gradients(model, batch_of(model, recipe, 1)))
     assert not _messages(model), "FSDP2 keeps the buffer of a collective between steps"
     within = (0, 0)

@@ -24,7 +24,7 @@ from hlat.checkpoint import collect
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.data.samples import Batch
-from hlat.optim import build_optimizer
+from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
@@ -47,13 +47,18 @@ class Row:
     precision: str = "fp32"
     data: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "adamw"
 
     @property
     def content(self) -> dict[str, Any]:
         """Recipe as a mapping."""
-        precision = {"mode": self.precision}
         return recipe_content(
-            self.case, memory=self.memory, precision=precision, data=self.data, training=self.training
+            self.case,
+            memory=self.memory,
+            precision={"mode": self.precision},
+            data=self.data,
+            training=self.training,
+            optimizer={"kind": self.optimizer},
         )
 
     @property
@@ -89,6 +94,11 @@ ROWS: tuple[Row, ...] = (
     _row("PP2 zbv x DP2, ZeRO 1", 4, {"pipeline": 2, "schedule": "zbv"}, micro_batch=1, memory=_SELECTIVE),
     _row("CP2 x DP2, ZeRO 2", 4, {"context": 2, "zero": 2}, precision="mixed"),
     _row("TP2 x PP2 x DP2, ZeRO 1", 8, {"tensor": 2, "pipeline": 2}, precision="mixed", memory=_SELECTIVE),
+    _row("Muon, one process", 1, {}, precision="bf16-kahan", memory=_FULL, optimizer="muon"),
+    _row("Muon, DP2, ZeRO 0", 2, {"zero": 0}, optimizer="muon"),
+    _row("Muon, TP2 x PP2 x DP2, ZeRO 1", 8, {"tensor": 2, "pipeline": 2}, precision="bf16-sr", optimizer="muon"),
+    _row("Muon, TP4, 2 kv heads", 4, {"tensor": 4}, model=TWO_KV_HEADS, precision="mixed", optimizer="muon"),
+    _row("Muon, hybrid 2 x 2, ZeRO 3", 4, {"zero": 3, "replicas": 2}, micro_batch=1, optimizer="muon"),
 )
 
 
@@ -158,7 +168,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
             model = build_parallel(recipe, runtime, seed=None)
         for one in model.local_parameters:
             torch.nn.init.ones_(one.tensor)
-        optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3)
+        optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3, model.matrices)
         components = requested_components(recipe, model.local_parameters)
         components.reset()
         update(model, optimizer, recipe, 1, accumulate_gradients(model, _batch(model, recipe, 1)))
@@ -171,7 +181,7 @@ def measure(runtime: Runtime, content: dict[str, Any]) -> Step:
             del result
         del batch, whole
         peak, between = storages.peak, storages.now()
-    flops = _flops(model, recipe, 3)
+    flops = _flops(model, optimizer, recipe, 3)
     blocks = [
         one
         for one in collect(recipe.model, model.local_parameters, optimizer, components.state())
@@ -228,9 +238,9 @@ _ATTENTION = {
 }
 
 
-def _flops(model: ParallelModel, recipe: Recipe, step: int) -> int:
+def _flops(model: ParallelModel, optimizer: Optimizer, recipe: Recipe, step: int) -> int:
     with _Flops() as counted_flops:
-        accumulate_gradients(model, _batch(model, recipe, step))
+        update(model, optimizer, recipe, step, accumulate_gradients(model, _batch(model, recipe, step)))
     return counted_flops.total
 
 

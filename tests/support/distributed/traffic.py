@@ -31,12 +31,14 @@ Traffic = Counter[tuple[str, int]]
 
 MICRO_BATCHES = 3
 
-_KINDS = {  # by method name of a process group; torch 2.12 renamed two
+_KINDS = {  # by method name of a process group; torch 2.12 renamed three
     "_allgather_base": "all_gather",
     "all_gather_single": "all_gather",
     "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter",
     "allreduce": "all_reduce",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
     "send": "send",
     "recv": "receive",
 }
@@ -119,7 +121,7 @@ def count(runtime: Runtime, content: dict[str, Any]) -> Traffic:
     """Train two steps and count the messages of the second; a job of the pool."""
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
-    optimizer = build_optimizer(model.local_parameters, recipe.optimizer)
+    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, matrices=model.matrices)
     update(model, optimizer, recipe, 1, accumulate_gradients(model, batch_of(model, recipe, 1)))
     with counted() as traffic:
         update(model, optimizer, recipe, 2, accumulate_gradients(model, batch_of(model, recipe, 2)))

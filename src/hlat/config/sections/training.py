@@ -44,7 +44,7 @@ class BatchConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov and Hutter 2019) and gradient clipping."""
+    """Fields of every optimizer: each updates embeddings, head, norms and biases by AdamW; and gradient clipping."""
 
     lr: float = Field(3e-4, gt=0)
     """Peak learning rate."""

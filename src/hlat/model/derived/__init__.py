@@ -8,6 +8,7 @@ from hlat.model.derived.counts import (
     count_parameters,
     flops_per_token,
     forward_flops_per_token,
+    hidden_share,
 )
 from hlat.model.derived.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
 from hlat.model.spec import RECOMPUTABLE
@@ -26,5 +27,6 @@ __all__ = [
     "element_share",
     "flops_per_token",
     "forward_flops_per_token",
+    "hidden_share",
     "parameter_layouts",
 ]

@@ -16,6 +16,7 @@ Recomputation is never counted: these are the FLOPs of the model, not of an impl
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from hlat.config.sections import ModelConfig
@@ -66,9 +67,17 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     )
 
 
+@lru_cache(maxsize=256)
 def block_share(config: ModelConfig, tensor_count: int) -> float:
     """Count the parameters of one block per tensor rank, as a mean over the ranks."""
     return sum(element_share(config, tensor, tensor_count) for tensor in model_spec(config).block_tensors)
+
+
+@lru_cache(maxsize=256)
+def hidden_share(config: ModelConfig, tensor_count: int) -> float:
+    """Count the elements of the hidden matrices of one block per tensor rank, as a mean over the ranks."""
+    tensors = (tensor for tensor in model_spec(config).block_tensors if tensor.is_hidden_matrix)
+    return sum(element_share(config, tensor, tensor_count) for tensor in tensors)
 
 
 def attended_positions(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:

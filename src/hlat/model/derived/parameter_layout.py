@@ -38,6 +38,7 @@ class CanonicalTensor:
         owned: True if this shard counts and saves the rows; if several shards have copies, one of them owns them.
         initial: its initial values.
         gradient_sum: ranks that compute different terms of its gradient.
+        hidden_matrix: True for a matrix of an attention or feed-forward layer.
     """
 
     name: str
@@ -46,6 +47,7 @@ class CanonicalTensor:
     owned: bool = True
     initial: Initial = Initial.NORMAL
     gradient_sum: GradientSum = GradientSum.NONE
+    hidden_matrix: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ class RowLayout:
     def rows(self) -> int:
         """Number of rows of the parameter."""
         return self.groups * sum(tensor.rows_per_group for tensor in self.tensors)
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """True if it consists of matrices of an attention or feed-forward layer."""
+        return all(tensor.hidden_matrix for tensor in self.tensors)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -205,4 +212,12 @@ class _Shapes:
         rows = self._ranges[tensor.rows]
         mine = owned and (rows.owned or (tensor.columns in SHARDED))
         name = prefix + tensor.name
-        return CanonicalTensor(name, rows.count // groups, rows.first, mine, tensor.initial, tensor.gradient_sum)
+        return CanonicalTensor(
+            name,
+            rows.count // groups,
+            rows.first,
+            mine,
+            tensor.initial,
+            tensor.gradient_sum,
+            tensor.is_hidden_matrix,
+        )

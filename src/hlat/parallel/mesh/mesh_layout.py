@@ -116,6 +116,21 @@ class Layout:
         replica = self.coordinates(rank).dp // size
         return tuple(r for r in self.group(rank, "dp", "cp") if self.coordinates(r).dp // size == replica)
 
+    def state_shard(self, rank: int) -> tuple[int, int]:
+        """Return the index of a rank in its ``state_shards``, and their number."""
+        here, size = self.coordinates(rank), self.data // self.replicas
+        return here.dp % size * self.context + here.cp, size * self.context
+
+    def state_replica(self, rank: int, sharded: bool) -> tuple[int, ...]:
+        """Identify the replica of a stage's state that a rank stores, or stores a shard of.
+
+        Args:
+            rank: the rank.
+            sharded: True if state is sharded over ``state_shards``; else every data and context index has a replica.
+        """
+        here = self.coordinates(rank)
+        return (here.dp // (self.data // self.replicas),) if sharded else (here.dp, here.cp)
+
     def state_replicas(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that store the same shard of the state as ``rank``, one per replica."""
         size = self.data // self.replicas

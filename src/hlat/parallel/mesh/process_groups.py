@@ -31,6 +31,7 @@ class ProcessGroups:
         shard_mesh: the mesh over which FSDP2 shards: (shards,) or, with several replicas, (replicas, shards).
         kv: the tensor-parallel ranks with a copy of the same kv head.
         embedding: the ranks of first and last stage, which share a tied embedding.
+        matrices: the ranks of this pipeline stage, if they exchange whole matrices for the optimizer.
     """
 
     mesh: DeviceMesh | None
@@ -42,6 +43,7 @@ class ProcessGroups:
     shard_mesh: DeviceMesh | None
     kv: ProcessGroup | None
     embedding: ProcessGroup | None
+    matrices: ProcessGroup | None = None
 
 
 SINGLE_PROCESS = ProcessGroups(None, None, None, None, None, None, None, None, None)
@@ -65,7 +67,9 @@ class _GroupFactory:
         return self(ranks) if len(ranks) > 1 else None
 
 
-def create_process_groups(layout: Layout, rank: int, model: ModelConfig, device: torch.device) -> ProcessGroups:
+def create_process_groups(
+    layout: Layout, rank: int, model: ModelConfig, device: torch.device, whole_matrices: bool = False
+) -> ProcessGroups:
     """Create the process groups of this rank. All ranks have to call it together, before any other communication.
 
     Args:
@@ -73,6 +77,7 @@ def create_process_groups(layout: Layout, rank: int, model: ModelConfig, device:
         rank: this rank.
         model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
         device: decides the backend of the meshes.
+        whole_matrices: True if the optimizer updates matrices as a whole.
     """
     if layout.world == 1:
         return SINGLE_PROCESS
@@ -96,6 +101,7 @@ def create_process_groups(layout: Layout, rank: int, model: ModelConfig, device:
         gradients=create.unless_single(layout.group(rank, "dp", "cp")),
         shard_mesh=_build_shard_mesh(layout, rank, create, device) if layout.zero else None,
         kv=create.unless_single(layout.tensor_subgroup(rank, kv_replication(model, layout.tensor))),
+        matrices=create.unless_single(layout.group(rank, "dp", "cp", "tp")) if whole_matrices else None,
         embedding=create.unless_single(embedding_ranks) if tied and rank in embedding_ranks else None,
     )
 

@@ -1,5 +1,6 @@
 """Pipeline stages: split of layers into stages, order of passes, and memory of a rank."""
 
+from hlat.parallel.stages.matrix_plan import Matrix, MatrixPlan, MatrixWindow, matrix_shapes
 from hlat.parallel.stages.pipeline_order import PassKind, PassOrder, pass_order
 from hlat.parallel.stages.rank_memory import (
     RankBytes,
@@ -14,11 +15,15 @@ from hlat.parallel.stages.state_bytes import state_bytes_of_shards
 from hlat.parallel.stages.step_shape import StepShape
 
 __all__ = [
+    "Matrix",
+    "MatrixPlan",
+    "MatrixWindow",
     "PassKind",
     "PassOrder",
     "RankBytes",
     "StepShape",
     "has_embedding_and_head",
+    "matrix_shapes",
     "pass_order",
     "peak_memory_rank",
     "peak_rank_bytes",

@@ -21,7 +21,7 @@ class RankBytes:
 
     Attributes:
         parameters: parameters and their gathered copies.
-        optimizer: AdamW's moments and step counters, and the state of training components.
+        optimizer: state of the optimizer (moments and step counters) and of training components.
         transient: transient memory, by name (``transient_bytes``).
     """
 
@@ -90,7 +90,6 @@ def state_bytes_in_mode(step: StepShape, rank: int, shards: list[ModelShard]) ->
         shards,
         parameter_bytes=mode.weights.itemsize,
         gradient_bytes=mode.gradients.itemsize,
-        moment_bytes=2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0),
     )
 
 

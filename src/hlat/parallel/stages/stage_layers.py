@@ -36,13 +36,9 @@ def rank_model_shards(step: StepShape, rank: int) -> list[ModelShard]:
     ]
 
 
-def state_bytes(
-    step: StepShape, rank: int, parameter_bytes: int = 4, gradient_bytes: int = 4, moment_bytes: int = 8
-) -> StateBytes:
+def state_bytes(step: StepShape, rank: int, parameter_bytes: int = 4, gradient_bytes: int = 4) -> StateBytes:
     """Compute the bytes of state of a rank; see ``state_bytes_of_shards`` for the arguments."""
-    return state_bytes_of_shards(
-        step, rank, rank_model_shards(step, rank), parameter_bytes, gradient_bytes, moment_bytes
-    )
+    return state_bytes_of_shards(step, rank, rank_model_shards(step, rank), parameter_bytes, gradient_bytes)
 
 
 def stage_layer_counts(step: StepShape) -> list[tuple[int, ...]]:

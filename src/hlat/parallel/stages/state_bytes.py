@@ -5,9 +5,10 @@
 Bytes are counted parameter by parameter, from the shapes that the model is built with (``parameter_layouts``). If
 everything divides evenly, they are the numbers of Rajbhandari et al. 2020 (ZeRO, section 5). Psi is the number of
 parameters of a rank's model shard (those of the model / (T P) with T tensor-parallel and P pipeline ranks), N the
-number of ranks that the state is sharded over, and p, g, m are bytes per parameter, per gradient and for both moments:
+number of ranks that the state is sharded over, and p, g, m are bytes per parameter, per gradient and of the optimizer's
+state (m Psi is a sum over the parameters, of which each may have other states):
 
-    ZeRO    parameters between steps   within a step   gradients: accumulating   at the optimizer's step   moments
+    ZeRO    parameters between steps   within a step   gradients: accumulating   at the optimizer's step   state
     0       p Psi                      p Psi           g Psi                     g Psi                     m Psi
     1       p Psi / N                  p Psi (1 + 1/N) g Psi                     g Psi / N                 m Psi / N
     2       p Psi / N                  p Psi (1 + 1/N) g Psi / N                 g Psi / N                 m Psi / N
@@ -19,7 +20,7 @@ Otherwise actual storage is counted:
   such ranks. Shards of the vocabulary differ by at most one row. A tied embedding is stored on first and last pipeline
   stage.
 - FSDP2 shards by rows and pads each parameter to N equal shards of ceil(rows / N) rows, for parameters and gradients,
-  sharded and gathered. Moments have no padding. AdamW stores a step counter per parameter in addition.
+  sharded and gathered. Optimizer state has no padding. There is a step counter per parameter in addition.
 - Within a step the shards stay in memory in addition to the gathered copy, at ZeRO 1 and 2 too. (In the paper ZeRO 1
   and 2 always keep one complete copy, and the shards are fp32 master weights in addition to a bf16 copy.)
 - (*) At ZeRO 3, embedding, norm and head stay gathered from their forward to the end of their backward pass. Blocks are
@@ -36,12 +37,13 @@ it gathers or reduces: those of a block, or of embedding, norm and head.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from hlat.model import ModelShard
 from hlat.model.derived import RowLayout, parameter_layouts
+from hlat.optim import COUNTER_BYTES, OptimizerSpec, optimizer_spec
 from hlat.parallel.stages.step_shape import StepShape
 
-_COUNTER_BYTES = 4  # AdamW's step counter, an fp32 scalar per parameter
 _GATHERED_STAGES = 3  # stages of a rank whose parameters torch's pipelines gather at a time (ZeRO 1)
 
 
@@ -72,7 +74,6 @@ def state_bytes_of_shards(
     shards: Sequence[ModelShard],
     parameter_bytes: int = 4,
     gradient_bytes: int = 4,
-    moment_bytes: int = 8,
 ) -> StateBytes:
     """Count the bytes of state of a rank with these model shards.
 
@@ -87,11 +88,11 @@ def state_bytes_of_shards(
         shards: model shards of the rank, one per stage.
         parameter_bytes: bytes per parameter element.
         gradient_bytes: bytes per gradient element.
-        moment_bytes: bytes of both moments of an element together.
     """
     group = step.layout.state_shards(rank) if step.sharded else (rank,)
+    spec = optimizer_spec(step.optimizer, step.mode)
     stages = [
-        _StageElements.of(parameter_layouts(step.model, shard), group.index(rank), len(group)) for shard in shards
+        _StageElements.of(parameter_layouts(step.model, shard), group.index(rank), len(group), spec) for shard in shards
     ]
     stored = sum(stage.stored for stage in stages)
     unsharded = sum(stage.unsharded for stage in stages)
@@ -103,7 +104,7 @@ def state_bytes_of_shards(
         parameters_within_step=(stored + _gathered(stages, step)) * parameter_bytes,
         gradients_accumulating=(unsharded if accumulates_unsharded else stored) * gradient_bytes,
         gradients=stored * gradient_bytes,
-        optimizer=sum(stage.unpadded * moment_bytes + stage.count * _COUNTER_BYTES for stage in stages),
+        optimizer=sum(stage.state_bytes for stage in stages),
         components=sum(stage.unpadded for stage in stages) * step.component_bytes,
     )
 
@@ -115,30 +116,33 @@ class _StageElements:
     Attributes:
         unsharded: elements without data parallelism.
         stored: elements stored between steps, padding included; the same as ``unsharded`` if nothing is sharded.
-        unpadded: elements stored between steps, without padding.
         gathered: elements of a gathered copy, padding included.
         ends: those of ``gathered`` outside of blocks (embedding, norm, head).
-        count: number of parameters.
+        unpadded: elements stored between steps, without padding.
+        state_bytes: bytes of optimizer state.
     """
 
     unsharded: int
     stored: int
-    unpadded: int
     gathered: int
     ends: int
-    count: int
+    unpadded: int
+    state_bytes: int
 
     @classmethod
-    def of(cls, layouts: dict[str, RowLayout], index: int, count: int) -> "_StageElements":
+    def of(cls, layouts: dict[str, RowLayout], index: int, count: int, spec: OptimizerSpec[Any]) -> "_StageElements":
         """Count the elements of data-parallel shard ``index`` of ``count``."""
         sizes = {name: _ShardedParameter(layout.rows, prod(layout.columns), count) for name, layout in layouts.items()}
         return cls(
             unsharded=sum(size.rows * size.columns for size in sizes.values()),
             stored=sum(size.padded for size in sizes.values()),
-            unpadded=sum(size.elements(index) for size in sizes.values()),
             gathered=sum(size.padded * count for size in sizes.values()),
             ends=sum(size.padded * count for name, size in sizes.items() if not name.startswith("layers.")),
-            count=len(sizes),
+            unpadded=sum(size.elements(index) for size in sizes.values()),
+            state_bytes=sum(
+                size.elements(index) * spec.state_bytes(layouts[name].is_hidden_matrix) + COUNTER_BYTES
+                for name, size in sizes.items()
+            ),
         )
 
 

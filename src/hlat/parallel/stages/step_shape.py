@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hlat.config import Recipe
-from hlat.config.sections import ModelConfig, ParallelConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig, ParallelConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.parallel.mesh import Layout
+
+_ADAMW = AdamWConfig()
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class StepShape:
         budget: bytes that a rank may save for backward, if the policy is "budget".
         isolated: True for attention within documents only.
         component_bytes: bytes that training components keep for each stored parameter element.
+        optimizer: optimizer section of the recipe.
     """
 
     model: ModelConfig
@@ -42,6 +46,7 @@ class StepShape:
     budget: float | None = None
     isolated: bool = False
     component_bytes: int = 0
+    optimizer: OptimizerConfig = _ADAMW
 
     @classmethod
     def of(cls, recipe: Recipe, world: int) -> "StepShape":
@@ -59,6 +64,7 @@ class StepShape:
             None if memory.budget_gib is None else memory.budget_gib * 2**30,
             recipe.data.isolate,
             recipe.component_bytes,
+            recipe.optimizer,
         )
 
     @cached_property

@@ -1,6 +1,6 @@
 """Transient memory of a rank (gradients, activations, logits, buffers) at the instants of a step where it can peak.
 
-    backward of a block | reduction of its gradients | logits of the loss | communication of all gradients
+    backward of a block | reduction of its gradients | logits of the loss | communication of all gradients | optimizer
         -> bytes of gradients, activations, recomputing, logits, working, buffers
 
 Activations are counted by model/derived/activations.py, passes in flight by in_flight.py. The other numbers were found
@@ -17,6 +17,7 @@ from hlat.model.architectures import model_spec
 from hlat.model.derived import RankWorkload, activation_bytes, axis_share, block_share, element_share
 from hlat.parallel.mesh import Layout
 from hlat.parallel.stages.in_flight import Instant, peak_instants
+from hlat.parallel.stages.optimizer_memory import optimizer_instant
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
 
@@ -50,7 +51,7 @@ def transient_bytes(
     found = [sizes_by_name for now in instants for sizes_by_name in _at(rank, now)]
     if step.layout.zero == 0 and step.layout.data * step.layout.context > 1:  # all gradients, concatenated to be sent
         found.append({"gradients": gradients, "buffers": gradients * mode.reduction.itemsize / mode.gradients.itemsize})
-    return found
+    return found + optimizer_instant(step, sum(sizes), ends)
 
 
 @dataclass(frozen=True)

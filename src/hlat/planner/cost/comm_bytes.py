@@ -12,7 +12,7 @@ from typing import Literal
 
 from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelShard
-from hlat.parallel.stages import rank_model_shards, state_bytes_of_shards
+from hlat.parallel.stages import MatrixPlan, rank_model_shards, state_bytes_of_shards
 from hlat.planner.problem import Candidate, PlanRequest
 from hlat.precision import MODES
 
@@ -24,12 +24,19 @@ def exchanged_bytes(request: PlanRequest, candidate: Candidate, pipeline_rank: i
     step = candidate.step_shape(request)
     rank = step.first_rank(pipeline_rank)
     stages = rank_model_shards(step, rank)
-    return {
+    found = {
         "tensor": _tensor(request, candidate, stages),
         "context": _context(request, candidate, stages),
         "pipeline": _pipeline(request, candidate, pipeline_rank),
         "data": _data(request, candidate, rank, stages),
     }
+    layers = [layer for stage in stages for layer in stage.layer_range(request.model)]
+    exchange = MatrixPlan(step, rank, layers).message_bytes()  # whole matrices of the optimizer, by the first axis
+    for axis in ("data", "context", "tensor"):
+        if getattr(candidate, axis) > 1:
+            found[axis] += exchange
+            break
+    return found
 
 
 def _hidden(request: PlanRequest, candidate: Candidate) -> float:
@@ -88,7 +95,7 @@ def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[Mo
 
     def state(zero: Literal[0, 1, 3]) -> tuple[float, float]:
         """Elements of the parameters stored on the rank, and of those added when all blocks are gathered."""
-        counted = state_bytes_of_shards(candidate.with_zero(zero).step_shape(request), rank, stages, 1, 1, 0)
+        counted = state_bytes_of_shards(candidate.with_zero(zero).step_shape(request), rank, stages, 1, 1)
         return float(counted.parameters), float(counted.parameters_within_step - counted.parameters)
 
     if candidate.zero == 0:

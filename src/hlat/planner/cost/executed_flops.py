@@ -1,4 +1,4 @@
-"""FLOPs that a rank executes in a step: its share of the model's, and recomputation.
+"""FLOPs that a rank executes in a step: its share of the model's, recomputation, and whole matrices of the optimizer.
 
     PlanRequest, Candidate, pipeline rank -> FLOPs of matrix products and attention
 
@@ -9,7 +9,7 @@ rehearsals; they are equal.
 
 from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelShard, vocabulary_rows
-from hlat.parallel.stages import rank_model_shards
+from hlat.parallel.stages import MatrixPlan, rank_model_shards
 from hlat.planner.problem import Candidate, PlanRequest
 
 _CORE = {"forward": 2, "backward": 5}  # flash attention's products of (queries x positions x head width)
@@ -29,7 +29,9 @@ def executed_flops(request: PlanRequest, candidate: Candidate, pipeline_rank: in
     rows = len(vocabulary_rows(model, ModelShard(0, candidate.tensor)))
     head = 6 * tokens * rows * model.hidden_size
     blocks = layers * _layer(request, candidate, tokens) + twice * _recomputed(request, candidate, tokens)
-    return candidate.accumulation(request.global_batch) * (blocks + heads * head)
+    own = [layer for stage in stages for layer in stage.layer_range(model)]
+    matrices = MatrixPlan(step, step.first_rank(pipeline_rank), own).flops()  # of the optimizer
+    return candidate.accumulation(request.global_batch) * (blocks + heads * head) + matrices
 
 
 def _recomputes_twice(candidate: Candidate) -> bool:

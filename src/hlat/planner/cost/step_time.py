@@ -23,7 +23,6 @@ from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, ra
 
 _SELECTIVE, _FULL = float(RECOMPUTE_POLICIES.index("selective")), float(RECOMPUTE_POLICIES.index("full"))
 _INTERLEAVED_EXPOSED = 0.3  # share of the messages between stages; the rank's other stages hide the rest
-_OPTIMIZER_BYTES = 30  # per parameter: reads weight, gradient, two moments (fp32); writes three of them and a copy
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,8 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     data = per_pass * count + _exposed_smooth(once, hideable, blend)
 
     stored = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
-    optimizer = stored * _OPTIMIZER_BYTES / (columns.memory_rate * known.column("memory", columns))
+    optimizer = stored * columns.update_bytes / (columns.memory_rate * known.column("memory", columns))
+    optimizer = optimizer + matrix_time(columns, known)
     delayed = np.maximum(0.0, backward + recomputed - 2 * weight)
     unfilled = (columns.layers * (forward + delayed) + compute.head / 3) / columns.pipeline
     bubble = fill * np.where(columns.split_backward > 0, unfilled, mean)
@@ -185,6 +185,23 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
         head_pass=compute.head,
         message=comm.stage * exposed_messages,
     )
+
+
+def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:
+    """Seconds in which the ranks of a pipeline stage exchange and update the whole matrices of the optimizer.
+
+    The ranks share the FLOPs, and each sends and receives what it stores: there and back, over the links that the data
+    axis crosses.
+    """
+    ranks, layers = columns.tensor * columns.context * columns.data, np.ceil(columns.layers / columns.pipeline)
+    rate = columns.peak * columns.reached * known.column("products", columns)
+    fast = columns.link_rate * known.column("link", columns)
+    net = columns.network_rate * known.column("network", columns) / columns.per_instance
+    link = np.where(ranks <= np.maximum(columns.domain, columns.per_instance), fast, np.minimum(fast, net))
+    sent = columns.matrix_message / (columns.tensor * np.where(columns.zero > 0, columns.shards, 1.0))
+    exchange = np.where(ranks > 1, (ranks - 1) / ranks * sent / link, 0.0)
+    seconds: Column = layers * (columns.matrix_flops / ranks / rate + exchange)
+    return seconds
 
 
 def _data_comm(columns: WorkloadColumns, gather: Column, reduce: Column) -> tuple[Column, Column]:

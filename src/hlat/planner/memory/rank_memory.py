@@ -9,7 +9,8 @@ result with rehearsals and real runs.
 
 from dataclasses import dataclass, fields
 
-from hlat.model.derived import block_share
+from hlat.model.derived import block_share, hidden_share
+from hlat.optim import optimizer_spec
 from hlat.parallel.stages import (
     RankBytes,
     has_embedding_and_head,
@@ -103,14 +104,29 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
         gathered = ends if candidate.zero == 3 else elements
     accumulates = candidate.zero == 1 and candidate.accumulation(request.global_batch) > 1
     full_gradients = not sharded or candidate.pipeline > 1 or accumulates
-    moments = 2 * mode.moments.itemsize + (mode.compensation.itemsize if mode.compensation else 0)
     state = (
         stored_elements * mode.weights.itemsize + gathered * mode.compute.itemsize,
         (elements if full_gradients else stored_elements) * mode.gradients.itemsize,
-        stored_elements * (moments + step.component_bytes),
+        _state_bytes(request, candidate, layers, ends) * stored_elements / elements
+        + stored_elements * step.component_bytes,
     )
     sizes = (layers / candidate.virtual,) * candidate.virtual
     return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _on_cpu(request)))
+
+
+def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends: float) -> float:
+    """Bytes of optimizer state of a pipeline rank, unsharded.
+
+    Args:
+        request: the request.
+        candidate: the layout.
+        layers: layers of the rank.
+        ends: elements of its embedding and head.
+    """
+    spec = optimizer_spec(request.optimizer, request.mode)
+    block = block_share(request.model, candidate.tensor)
+    hidden = hidden_share(request.model, candidate.tensor)
+    return layers * hidden * spec.state_bytes(True) + (layers * (block - hidden) + ends) * spec.state_bytes(False)
 
 
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:

@@ -95,6 +95,7 @@ class Candidate:
             request.mode,
             self.recompute,
             component_bytes=request.recipe.component_bytes if request.recipe is not None else 0,
+            optimizer=request.optimizer,
         )
 
     def accumulation(self, global_batch: int) -> int:

@@ -12,12 +12,14 @@ from pydantic import ValidationError
 
 from hlat.config import PRESETS, Recipe, RecipeError, load_recipe
 from hlat.config.files import hf_to_model, read_config_json
-from hlat.config.sections import ModelConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections.optimizers import AdamWConfig
 from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model.derived import count_parameters
 from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime import HardwareError, PlanError
 
+_ADAMW = AdamWConfig()
 _TOKENS_PER_PARAMETER = 20  # default budget: Hoffmann et al. 2022, table 3
 _DEFAULT_TOKENS_PER_STEP = 4 << 20  # as in HLAT and LLaMA
 
@@ -37,6 +39,7 @@ class PlanRequest:
         price: kind of price to compute the cost with; None for the first kind in the catalog.
         recipe: recipe that the model came from, if any.
         assumed: defaults that were filled in, one sentence each.
+        optimizer: optimizer section of the recipe; AdamW without one.
     """
 
     name: str
@@ -49,6 +52,7 @@ class PlanRequest:
     price: PriceKind | None = None
     recipe: Recipe | None = None
     assumed: tuple[str, ...] = ()
+    optimizer: OptimizerConfig = _ADAMW
 
     @property
     def tokens_per_step(self) -> int:
@@ -115,7 +119,10 @@ def resolve_request(
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # from a recipe; _problems checks the option
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} does not support fp8 products; use --precision mixed")
-    return PlanRequest(model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed))
+    optimizer = recipe.optimizer if recipe is not None else AdamWConfig()
+    return PlanRequest(
+        model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed), optimizer
+    )
 
 
 def _has_fast_bf16(chip: Chip) -> bool:

@@ -131,16 +131,38 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True)
+class OptimizerCost:
+    """Cost of the optimizer, all ranks together.
+
+    Attributes:
+        update_bytes: bytes of memory read and written per parameter.
+        matrix_flops: FLOPs of updates of whole matrices, per layer.
+        matrix_message: bytes of all whole matrices of a layer, gathered and returned; 0 if none is needed whole.
+    """
+
+    update_bytes: float = 30.0
+    matrix_flops: float = 0.0
+    matrix_message: float = 0.0
+
+
+@dataclass(frozen=True)
 class Workload:
-    """One step: model, layout, software and device."""
+    """One step: model, layout, software, device and optimizer."""
 
     shape: ModelShape
     layout: StepLayout
     software: SoftwareProfile
     device: DeviceSpec
+    optimizer: OptimizerCost = OptimizerCost()
 
 
-_SECTIONS = {"shape": ModelShape, "layout": StepLayout, "software": SoftwareProfile, "device": DeviceSpec}
+_SECTIONS = {
+    "shape": ModelShape,
+    "layout": StepLayout,
+    "software": SoftwareProfile,
+    "device": DeviceSpec,
+    "optimizer": OptimizerCost,
+}
 _CODES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE_POLICIES, "family": FAMILIES}
 
 

@@ -14,8 +14,9 @@ from math import inf
 
 import numpy as np
 
-from hlat.model.derived import count_parameters, flops_per_token
-from hlat.parallel.stages import stage_layers
+from hlat.model.derived import count_parameters, flops_per_token, hidden_share
+from hlat.optim import optimizer_spec
+from hlat.parallel.stages import matrix_shapes, stage_layers
 from hlat.planner.cost import (
     STEP_COMPONENTS,
     Reliability,
@@ -31,6 +32,7 @@ from hlat.planner.memory import RankMemory, estimate_rank_memory, rank_memory, r
 from hlat.planner.problem import (
     Candidate,
     ModelShape,
+    OptimizerCost,
     PlanRequest,
     Workload,
     WorkloadColumns,
@@ -187,11 +189,24 @@ def _columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColu
         model.vocab_size,
         window=model.sliding_window or inf,
     )
+    optimizer = _optimizer_cost(request)
     return WorkloadColumns(
         [
-            Workload(shape, candidate.step_layout(request), hlat_profile(request, candidate), device)
+            Workload(shape, candidate.step_layout(request), hlat_profile(request, candidate), device, optimizer)
             for candidate in layouts
         ]
+    )
+
+
+def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
+    """Return the cost of the recipe's optimizer; whole matrices travel twice, to their owners and back."""
+    spec = optimizer_spec(request.optimizer, request.mode)
+    shapes = [shape for _, _, shape in matrix_shapes(request.model, 0)]
+    item = 0 if spec.matrix_dtype is None else spec.matrix_dtype.itemsize
+    return OptimizerCost(
+        spec.update_bytes,
+        float(sum(spec.matrix_flops(*shape) for shape in shapes)),
+        2.0 * item * sum(rows * columns for rows, columns in shapes),
     )
 
 
@@ -255,9 +270,9 @@ def _stage_times(request: PlanRequest, candidate: Candidate, row: dict[str, floa
 
 
 def _saved_bytes(request: PlanRequest) -> float:
-    """Bytes of a checkpoint: weights, both moments, and the state of training components."""
-    mode = MODES[request.mode]
-    per_parameter = mode.weights.itemsize + 2 * mode.moments.itemsize
-    if request.recipe is not None:
-        per_parameter += request.recipe.component_bytes
-    return count_parameters(request.model).total * float(per_parameter)
+    """Bytes of a checkpoint: weights, state of the optimizer and of training components."""
+    spec, total = optimizer_spec(request.optimizer, request.mode), count_parameters(request.model).total
+    hidden = request.model.layers * hidden_share(request.model, 1)
+    state = hidden * spec.state_bytes(True) + (total - hidden) * spec.state_bytes(False)
+    components = request.recipe.component_bytes if request.recipe is not None else 0
+    return total * float(MODES[request.mode].weights.itemsize + components) + state

@@ -7,11 +7,10 @@ state of a component that is not there  -> not loaded, and named in ``StateChang
 
 from dataclasses import dataclass
 
-import torch
-
 from hlat.checkpoint import extra_names, restore
 from hlat.checkpoint.protocol import Checkpoint
 from hlat.config import Recipe
+from hlat.optim import Optimizer
 from hlat.parallel import ParallelModel
 from hlat.training.components.base import ComponentList
 
@@ -33,7 +32,7 @@ def load_state(
     checkpoint: Checkpoint,
     recipe: Recipe,
     model: ParallelModel,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     components: ComponentList,
 ) -> StateChanges:
     """Load weights, optimizer, RNG and components from a checkpoint, in place.

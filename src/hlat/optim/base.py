@@ -1,0 +1,185 @@
+"""The protocol of optimizers: everything that other rooms may ask, so that none of them knows which optimizer it is.
+
+    optimizer section, precision mode --> OptimizerSpec: state of a parameter, what an update needs whole, its costs
+        --build: local parameters, seed, access to whole matrices--> Optimizer: learning rate, state, step
+
+Plans ask the ``OptimizerSpec``, which exists before any tensor; training, rehearsals and checkpoints ask the
+``Optimizer`` that it builds. Both distinguish two kinds of parameters only: hidden matrices
+(``RowLayout.is_hidden_matrix``: those of attention and feed-forward layers) and all others.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from hlat.config.sections import OptimizerConfig
+from hlat.model import LocalParameter, local
+
+STEP = "step"
+"""Name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor."""
+COUNTER_BYTES = 4
+"""Bytes of the step counter of a parameter."""
+
+MatrixFunction = Callable[[str, torch.Tensor], torch.Tensor]
+"""Maps the canonical name and the values of a whole matrix (rows, columns) to a matrix of the same shape.
+
+It may overwrite its argument."""
+
+
+class WholeMatrices(Protocol):
+    """Access to whole canonical matrices of which a process stores rows and columns only. All methods are collective.
+
+    A fused parameter has several canonical matrices. Each is computed by one process, its owner.
+    """
+
+    def batches(self, parameters: Sequence[LocalParameter]) -> Iterator[Sequence[LocalParameter]]:
+        """Split parameters into batches that are to be transformed together, to bound memory."""
+
+    def shapes(self, parameter: LocalParameter) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the whole canonical matrices of a parameter, by name."""
+
+    def transform(
+        self, parameters: Sequence[LocalParameter], tensors: Sequence[torch.Tensor], function: MatrixFunction
+    ) -> None:
+        """Apply a function to whole matrices, in place.
+
+        Args:
+            parameters: a batch of parameters.
+            tensors: this process's rows and columns of them, contiguous; receives those of the results.
+            function: computes a matrix.
+        """
+
+
+class LocalMatrices:
+    """The ``WholeMatrices`` of a process that stores its parameters unsharded."""
+
+    def batches(self, parameters: Sequence[LocalParameter]) -> Iterator[Sequence[LocalParameter]]:
+        """Yield one parameter at a time."""
+        yield from ([each] for each in parameters)
+
+    def shapes(self, parameter: LocalParameter) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the canonical matrices of a parameter."""
+        return parameter.layout.canonical_shapes
+
+    def transform(
+        self, parameters: Sequence[LocalParameter], tensors: Sequence[torch.Tensor], function: MatrixFunction
+    ) -> None:
+        """Apply a function to the matrices of each parameter, in place."""
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            layout = parameter.layout
+            is_complete = tensor.shape == layout.shape and layout.row_size in (None, *layout.columns)
+            assert is_complete, f"{parameter.name} is sharded: build the optimizer with ParallelModel.matrices"
+            for block in parameter.row_blocks():
+                rows = parameter.row_views(block, tensor)
+                result = function(block.name, torch.cat(rows))  # a copy: the function may overwrite it
+                for target, source in zip(rows, result.split([view.shape[0] for view in rows]), strict=True):
+                    target.copy_(source)
+                del result, source  # before the next matrix needs as much memory
+
+
+class Optimizer(torch.optim.Optimizer, ABC):
+    """An optimizer of the local parameters of a process.
+
+    As with torch's optimizers, ``state`` is empty before the first step, and ``param_groups`` has the learning rates.
+    The state of a parameter is the counter ``step`` and its state tensors, each of the shape of the parameter.
+
+    Attributes:
+        state_names: names of the state tensors of all parameters; one parameter may have some of them only.
+    """
+
+    state_names: tuple[str, ...]
+
+    @abstractmethod
+    def init_state(self, parameter: torch.Tensor) -> None:
+        """Create the state of a parameter, as its first step does, unless it exists: zeros."""
+
+    def allocate_state(self) -> None:
+        """Create everything that the first step creates, unless it exists."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.init_state(parameter)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step: that of the schedule, whose peak is ``optimizer.lr``."""
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    def state_tensors(self, parameters: Sequence[LocalParameter]) -> dict[str, list[torch.Tensor | None]]:
+        """Return the state tensors by name: a local tensor for each parameter, None for one that has no such state.
+
+        State that does not exist yet is created.
+        """
+        for each in parameters:
+            self.init_state(each.parameter)
+        states = [self.state[each.parameter] for each in parameters]
+        return {name: [local(state[name]) if name in state else None for state in states] for name in self.state_names}
+
+
+Config = TypeVar("Config", bound=OptimizerConfig)
+
+
+class OptimizerSpec(ABC, Generic[Config]):
+    """Description of an optimizer, from the recipe alone.
+
+    Attributes:
+        update_bytes: bytes of memory that an update reads and writes per parameter, in fp32.
+    """
+
+    update_bytes: float
+
+    def __init__(self, config: Config, mode: str) -> None:
+        """Describe an optimizer.
+
+        Args:
+            config: its section of the recipe.
+            mode: precision mode.
+        """
+        self.config, self.mode = config, mode
+
+    @abstractmethod
+    def state_dtypes(self, hidden_matrix: bool) -> dict[str, torch.dtype]:
+        """Return dtypes of the state tensors of a parameter by name.
+
+        Args:
+            hidden_matrix: True for a matrix of an attention or feed-forward layer.
+        """
+
+    @abstractmethod
+    def build(
+        self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
+    ) -> Optimizer:
+        """Build the optimizer of a process.
+
+        Args:
+            parameters: the local parameters; bf16 in precision modes with bf16 weights.
+            seed: seed of stochastic rounding.
+            matrices: access to whole matrices; None if the process stores all parameters unsharded.
+        """
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state tensors of all parameters, in the order of checkpoints."""
+        return tuple(dict.fromkeys([*self.state_dtypes(hidden_matrix=False), *self.state_dtypes(hidden_matrix=True)]))
+
+    def state_bytes(self, hidden_matrix: bool) -> int:
+        """Bytes of the state tensors of one element of a parameter."""
+        return sum(dtype.itemsize for dtype in self.state_dtypes(hidden_matrix).values())
+
+    @property
+    def matrix_dtype(self) -> torch.dtype | None:
+        """Dtype in which hidden matrices are gathered, updated as a whole and returned; None if they need not be."""
+        return None
+
+    def matrix_flops(self, rows: int, columns: int) -> float:
+        """FLOPs of matrix products of an update of a whole matrix."""
+        return 0.0
+
+    def matrix_bytes(self, rows: int, columns: int) -> float:
+        """Bytes of temporary tensors while a whole matrix is updated, besides its argument."""
+        return 0.0
+
+    def element_bytes(self, elements: int) -> float:
+        """Bytes of temporary tensors while a local parameter of so many elements is updated element by element."""
+        return 0.0

@@ -1,0 +1,50 @@
+"""The table of optimizers, by ``optimizer.kind`` of a recipe.
+
+optimizer section, precision mode --optimizer_spec--> OptimizerSpec
+local parameters too --build_optimizer--> Optimizer
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hlat.config.sections import OptimizerConfig
+from hlat.config.sections.optimizers import AdamWConfig, MuonConfig
+from hlat.model import LocalParameter
+from hlat.optim.adamw import AdamWSpec
+from hlat.optim.base import Optimizer, OptimizerSpec, WholeMatrices
+from hlat.optim.muon import MuonSpec
+
+_SPECS: dict[type[OptimizerConfig], type[OptimizerSpec[Any]]] = {
+    AdamWConfig: AdamWSpec,
+    MuonConfig: MuonSpec,
+}
+
+
+def optimizer_spec(config: OptimizerConfig, mode: str) -> OptimizerSpec[Any]:
+    """Return the description of a recipe's optimizer.
+
+    Args:
+        config: optimizer section.
+        mode: precision mode.
+    """
+    return _SPECS[type(config)](config, mode)
+
+
+def build_optimizer(
+    parameters: Sequence[LocalParameter],
+    config: OptimizerConfig,
+    mode: str = "fp32",
+    seed: int = 0,
+    matrices: WholeMatrices | None = None,
+) -> Optimizer:
+    """Build a recipe's optimizer; its state does not exist before the first step.
+
+    Args:
+        parameters: local parameters of this process; bf16 in precision modes with bf16 weights.
+        config: optimizer section.
+        mode: precision mode.
+        seed: seed of stochastic rounding.
+        matrices: access to whole matrices (``ParallelModel.matrices``); None if this process stores all parameters
+            unsharded.
+    """
+    return optimizer_spec(config, mode).build(parameters, seed, matrices)
