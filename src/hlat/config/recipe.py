@@ -1,8 +1,8 @@
 """The recipe: every section together, and the values that one section takes from another."""
 
-import math
 from pathlib import Path
 
+from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.sections import (
     AnomalyConfig,
     BatchConfig,
@@ -74,8 +74,13 @@ class Recipe(Section):
         return Path(self.data.prepared_dir or self.run_dir / "data")
 
     @property
+    def batches(self) -> BatchSchedule:
+        """Boundaries of the global batches in the sequence of samples."""
+        return BatchSchedule.of(self.batch.global_batch, self.batch.ramp, self.data.sequence_length)
+
+    @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step consumes."""
+        """Tokens that one optimizer step consumes; after the ramp, if the recipe has batch.ramp."""
         return self.batch.global_batch * self.data.sequence_length
 
     @property
@@ -84,7 +89,22 @@ class Recipe(Section):
         if self.training.steps is not None:
             return self.training.steps
         assert self.training.tokens is not None, "the rules of a recipe require steps or tokens"
-        return math.ceil(self.training.tokens / self.tokens_per_step)
+        return self.batches.count(-(-self.training.tokens // self.data.sequence_length))
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the steps of the whole run consume."""
+        return self.batches.first_of(self.total_steps) * self.data.sequence_length
+
+    @property
+    def steps_and_tokens(self) -> str:
+        """Steps of the run and their tokens, in words, for the user."""
+        length, parts = self.data.sequence_length, self.batches.in_steps(self.total_steps)
+        if len(parts) == 1:
+            return f"{self.total_steps:,} steps of {parts[0][1] * length:,} tokens"
+        return f"{self.total_steps:,} steps: " + ", then ".join(
+            f"{n:,} of {size * length:,} tokens" for n, size in parts
+        )
 
     @property
     def horizon_steps(self) -> int:

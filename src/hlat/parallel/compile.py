@@ -63,8 +63,7 @@ def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
     if parallel.pipeline > 1 and parallel.schedule in _ZERO_BUBBLE:
         return f"{parallel.schedule} splits the backward pass of a block"
     backend = backend_of(device)
-    tokens = recipe.total_steps * recipe.tokens_per_step
-    flops = flops_per_token(recipe.model, recipe.data.sequence_length) * tokens
+    flops = flops_per_token(recipe.model, recipe.data.sequence_length) * recipe.total_tokens
     refusal = backend.compile_refusal(MODES[recipe.precision.mode].compute, flops, world)
     if refusal:
         return refusal

@@ -6,14 +6,16 @@ open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, tensorboard/, c
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError, redact
 from hlat.tracking.console import Console, SilentConsole, make_console
-from hlat.tracking.eta import Eta
+from hlat.tracking.eta import EQUAL_STEPS, Eta
 from hlat.tracking.events import EventLog
 from hlat.tracking.metrics import Metrics, MetricsFile
 from hlat.tracking.tensorboard import TensorBoard
@@ -36,10 +38,12 @@ class Tracker:
         *,
         total_steps: int,
         clock: Callable[[], float],
+        batches: BatchSchedule,
     ) -> None:
         self._metrics, self._events, self._tensorboard, self._console = metrics, events, tensorboard, console
-        self._total_steps, self._clock = total_steps, clock
-        self._eta = Eta(total_steps, clock)
+        self._total_steps = total_steps
+        self._new_eta = partial(Eta, total_steps, clock, batches)
+        self._eta = self._new_eta()
 
     def log(self, metrics: Metrics) -> None:
         """Record the metrics of a step; see ``Metrics`` for the keys."""
@@ -61,7 +65,7 @@ class Tracker:
         """Drop the metrics of all steps after ``step``, which will be repeated. Events stay: they happened."""
         self._metrics.rewind(step)
         self._plot(lambda plots: plots.rewind(step))
-        self._eta = Eta(self._total_steps, self._clock)
+        self._eta = self._new_eta()
 
     def message(self, text: str) -> None:
         """Show a message on the console, without credentials in URLs."""
@@ -113,6 +117,7 @@ def open_tracker(
     *,
     total_steps: int,
     start_step: int,
+    batches: BatchSchedule = EQUAL_STEPS,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     stream: TextIO | None = None,
@@ -124,6 +129,7 @@ def open_tracker(
         config: console and TensorBoard settings.
         total_steps: number of steps of the run, for percentage and time left.
         start_step: steps done so far; metrics of later steps are dropped from the file.
+        batches: batches of the steps, for the time left; by default all steps are equal.
         clock: seconds, monotonic, for the time left.
         wall_clock: seconds since 1970, for the time of events.
         stream: output of the console; standard output if None.
@@ -147,7 +153,7 @@ def open_tracker(
             events.append("metrics_damaged", lines=metrics.unreadable)
         console = make_console(config, stream, total_steps=total_steps, start_step=start_step)
         opened.pop_all()
-    tracker = Tracker(metrics, events, tensorboard, console, total_steps=total_steps, clock=clock)
+    tracker = Tracker(metrics, events, tensorboard, console, total_steps=total_steps, clock=clock, batches=batches)
     if metrics.unreadable:
         tracker.message(f"{run_dir / 'metrics.jsonl'}: {metrics.unreadable} damaged lines were dropped")
     if tensorboard_error:

@@ -13,7 +13,7 @@ from hlat.training.run_state import RunState
 def injected_faults(state: RunState) -> Iterator[FaultInjector]:
     """Inject this rank's faults at phase changes inside the block."""
     recipe = state.recipe
-    faults = FaultInjector(recipe.faults, state.runtime.ranks, fault_folder(recipe), recipe.batch.global_batch)
+    faults = FaultInjector(recipe.faults, state.runtime.ranks, fault_folder(recipe), recipe.batches)
     faults.set_parameters(state.model.local_parameters)
     with observe_phases(faults):
         yield faults

@@ -127,7 +127,12 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
         return OtherRankTracker()
     recipe = state.recipe
     return open_tracker(
-        recipe.run_dir, recipe.tracking, total_steps=recipe.total_steps, start_step=state.step, stream=stream
+        recipe.run_dir,
+        recipe.tracking,
+        total_steps=recipe.total_steps,
+        start_step=state.step,
+        batches=recipe.batches,
+        stream=stream,
     )
 
 
@@ -191,9 +196,7 @@ def _train(
 def _open_prefetcher(state: RunState, tracker: Tracker | OtherRankTracker) -> BatchPrefetcher:
     pinned = backend_of(state.runtime.device).pins_memory
     reader = state.training_data.reader(state.model, state.samples)
-    return BatchPrefetcher(
-        reader, state.recipe.batch.global_batch, pinned, lambda note: tracker.message(f"data: {note}")
-    )
+    return BatchPrefetcher(reader, state.recipe.batches, pinned, lambda note: tracker.message(f"data: {note}"))
 
 
 def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:

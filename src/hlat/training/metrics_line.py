@@ -30,7 +30,7 @@ class MetricsLines:
 
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
         self._state, self._tracker, self._timer = state, tracker, timer
-        self._last_line = state.step  # step of the last line, or the step that this process started from
+        self._tokens_before = state.tokens  # at the last line, or where this process started from
 
     def write_missing(self) -> ValidationResult | None:
         """Write the line of the resumed step, if the checkpoint has its metrics and the file does not. Collective.
@@ -78,7 +78,7 @@ class MetricsLines:
 
     def reset(self) -> None:
         """Drop the collected line and start timing anew, after a rollback to the step the run is at now."""
-        self._state.unwritten_metrics, self._last_line = None, self._state.step
+        self._state.unwritten_metrics, self._tokens_before = None, self._state.tokens
         self._timer.reset()
 
     def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
@@ -90,8 +90,8 @@ class MetricsLines:
         return validation
 
     def _times(self) -> dict[str, Any]:
-        steps, self._last_line = self._state.step - self._last_line, self._state.step
-        return timing_metrics(self._state, steps, self._timer)
+        tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
+        return timing_metrics(self._state, tokens, self._timer)
 
     def _log(self, line: dict[str, Any]) -> None:
         if self._state.runtime.ranks.is_first:

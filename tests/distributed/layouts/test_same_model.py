@@ -67,7 +67,9 @@ def test_the_z_loss_of_a_layout_is_that_of_one_process(name: str, pool: Pool) ->
     found = differences(case, pool.run(case.world, train, content, SHORT), expected, torch.float32)
     assert within_bounds(found), found
     without = reference(case, torch.float32, SHORT)
-    assert expected.losses[0] == without.losses[0] and abs(expected.gradient_norms[0] - without.gradient_norms[0]) > 1e-3
+    assert (
+        expected.losses[0] == without.losses[0] and abs(expected.gradient_norms[0] - without.gradient_norms[0]) > 1e-3
+    )
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)

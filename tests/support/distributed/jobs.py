@@ -62,7 +62,7 @@ def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
     """This rank's sequences of a step."""
     size, length = recipe.batch.global_batch, recipe.data.sequence_length
     inputs, labels = global_batch(step, recipe.model.vocab_size, size, length)
-    rows = model.rows
+    rows = model.rows(size)
     here = slice(rows.start, rows.stop)
     positions = document_positions(documents(step, size, length))[here] if recipe.data.isolate else None
     return Batch(inputs[here], labels[here], np.asarray(rows), 0, positions)

@@ -244,6 +244,7 @@ def _values(request: PlanRequest, candidate: Candidate) -> Values:
             "data.sequence_length": request.sequence,
             "batch.global_batch": request.global_batch,
             "batch.micro_batch": candidate.micro_batch,
+            "batch.ramp": request.ramp,
             "parallel.tensor": candidate.tensor,
             "parallel.sequence": True,
             "parallel.pipeline": candidate.pipeline,
