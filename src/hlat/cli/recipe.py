@@ -53,7 +53,8 @@ def _layout(recipe: Recipe, world: int | None) -> str:
         return recipe.parallel.describe()
     count = recipe.micro_batches(world)
     layout = recipe.parallel.describe(recipe.data_parallel(world))
-    return f"{layout}, {count} micro-batch{'es' if count > 1 else ''}"
+    after = " after the ramp" if recipe.batch.ramp else ""
+    return f"{layout}, {count} micro-batch{'es' if count > 1 else ''}{after}"
 
 
 def schema() -> None:

@@ -39,7 +39,7 @@ class BatchSchedule:
         return (*(size for _, size in self.ramp), self.size)
 
     def _stages(self) -> Iterator[tuple[int, int, int]]:
-        """Yield number and first sample of each stage's first batch, and the stage's size, from the last stage back."""
+        """Iterate over number and first sample of each stage's first batch, and its size, from the last stage back."""
         starts, number, sample = [], 0, 0
         for count, size in self.ramp:
             starts.append((number, sample, size))

@@ -122,7 +122,7 @@ class Recipe(Section):
         return degree
 
     def micro_batches(self, world: int = 1) -> int:
-        """Micro-batches of one data-parallel rank in an optimizer step, on ``world`` processes."""
+        """Micro-batches of a data-parallel rank in a step after the ramp, on ``world`` processes."""
         count, rest = divmod(self.batch.global_batch, self.batch.micro_batch * self.data_parallel(world))
         assert rest == 0, "the rules of a recipe require it"
         return count

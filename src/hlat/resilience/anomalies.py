@@ -82,7 +82,7 @@ class AnomalyPolicy:
             norm: global gradient norm, before clipping.
         """
         number = self._batches.number_of(samples)
-        # Of the window's batches the first is the smallest, and its mean varies most.
+        # In a ramp the first batch of the window is the smallest, and its mean varies most.
         tokens = len(self._batches.batch(max(0, number - len(self._losses)))) * self._length
         kind, reason = self._find_anomaly(loss, norm, tokens)
         if not kind:
