@@ -94,7 +94,9 @@ def _mixed(corpus: list[dict[str, Any]], mix: dict[str, Any]) -> dict[str, Any]:
     section=_sections,
     mix=_mixes,
     seed=st.integers(0, 2**40),
-    batch=st.sampled_from([24, 48]),
+    batches=st.sampled_from(
+        [BatchSchedule(24), BatchSchedule(48), BatchSchedule(48, ((2, 24),)), BatchSchedule(96, ((1, 24), (2, 72)))]
+    ),
     segments=st.lists(st.tuples(st.sampled_from(_RANKS), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3),
 )
 @_fixture
@@ -104,20 +106,20 @@ def test_samples_are_the_same_for_any_ranks_workers_and_resumes(
     section: dict[str, Any],
     mix: dict[str, Any],
     seed: int,
-    batch: int,
+    batches: BatchSchedule,
     segments: list[tuple[int, int, int]],
 ) -> None:
     """Each segment of the run has other ranks and workers, and starts with the cursors left by the one before."""
     config = _config(corpus, **section, **_mixed(corpus, mix))
     prepared = _prepared(config, folder)
-    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, BatchSchedule(batch), config.streams, seed))
+    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, batches, config.streams, seed))
     sources = len(plan.sources)
     steps = sum(steps for _, _, steps in segments)
     expected = run(plan, 1, 1, CursorTable(config.streams, sources), 0, steps)
     cursors, found, first = CursorTable(config.streams, sources), {}, 0
     for ranks, workers, count in segments:
         found |= run(plan, ranks, workers, cursors, first, count)
-        first += count * batch
+        first = batches.first_of(batches.number_of(first) + count)
     assert sorted(found) == list(range(first))
     assert found == expected
 

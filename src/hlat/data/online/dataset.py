@@ -54,8 +54,8 @@ class OnlineData:
         if not assignment.is_even:
             notes.append(
                 f"data.streams = {assignment.streams} cannot be divided evenly among {assignment.ranks} data-parallel "
-                f"ranks with {_batch_sizes(assignment.batches)}: each rank tokenizes all of the text. For a new "
-                f"run, data.streams = {assignment.nearest_even_streams()} avoids this."
+                f"ranks with batch.global_batch = {assignment.batches.size}: each rank tokenizes all of the text. For a "
+                f"new run, data.streams = {assignment.nearest_even_streams()} avoids this."
             )
         for source in plan.sources:
             partitions = source.partition_count(assignment.streams)
@@ -99,9 +99,3 @@ class OnlineData:
         """
         plan = replace(self._plan, assignment=replace(self._plan.assignment, index=index))
         return OnlineLoader(plan, cursors.values, first, self._workers, self._prepared.token_bytes, notify)
-
-
-def _batch_sizes(batches: BatchSchedule) -> str:
-    """Batch sizes as in the recipe, for a message."""
-    ramp = f" and batch.ramp of {', '.join(map(str, batches.sizes[:-1]))}" if batches.ramp else ""
-    return f"batch.global_batch = {batches.size}{ramp}"

@@ -5,8 +5,7 @@
 
 The shift is drawn anew for each round, so that a mixture with a periodic pattern cannot give a stream always the same
 source. A data-parallel rank tokenizes the streams congruent to its index modulo the number of ranks, hence takes the
-samples of these streams from each batch: as many as every other rank if V, ranks and the sizes of
-batches divide one another.
+samples of these streams from each batch: as many as every other rank if V, ranks and batch divide one another.
 
 A source with fewer blocks than streams has only P partitions of its blocks, P a divisor of V: the V / P streams of a
 partition read the same documents, and each keeps every (V / P)-th row.
@@ -65,10 +64,14 @@ class StreamAssignment:
 
     @property
     def is_even(self) -> bool:
-        """True if the streams can be divided among the ranks, so that each is tokenized by one rank."""
-        return self.streams % self.ranks == 0 and all(
-            size % self.streams == 0 or self.streams % size == 0 for size in self.batches.sizes
-        )
+        """True if the streams can be divided among the ranks, so that each is tokenized by one rank.
+
+        Batches of a ramp need no check of their own. If V and the sizes of all batches are multiples of the number of
+        ranks, so are the parts into which the ends of rounds cut a batch; and of so many consecutive samples of a round
+        each rank has the same number.
+        """
+        size = self.batches.size
+        return self.streams % self.ranks == 0 and (size % self.streams == 0 or self.streams % size == 0)
 
     @property
     def owned(self) -> Int64s:
