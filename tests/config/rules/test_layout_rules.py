@@ -186,7 +186,7 @@ def test_each_stage_of_a_ramp_has_to_fit_the_layout(recipe, sizes, overrides, wo
 
 
 def test_a_remedy_for_another_field_fits_the_ramp_too(recipe):
-    """Of the micro-batches that divide 64, 16 and 32 do not divide the batch of 24 sequences."""
+    """Micro-batches of 16 and 32 divide 64, but not the batch of 24 sequences."""
     ramp = "batch.ramp=[{tokens: 10000, global_batch: 24}]"
     with pytest.raises(RecipeError) as caught:
         load_recipe(recipe, [ramp, "batch.micro_batch=24"])

@@ -36,9 +36,9 @@ class RunConfig(Section):
 class RampStage(Section):
     """A part of the run, at its beginning, with a smaller global batch."""
 
-    tokens: Positive = fixed()
+    tokens: Positive
     """Tokens of this stage, rounded up to whole steps."""
-    global_batch: Positive = fixed()
+    global_batch: Positive
     """Sequences per optimizer step in this stage."""
 
 

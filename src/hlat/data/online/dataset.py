@@ -54,8 +54,8 @@ class OnlineData:
         if not assignment.is_even:
             notes.append(
                 f"data.streams = {assignment.streams} cannot be divided evenly among {assignment.ranks} data-parallel "
-                f"ranks with batch.global_batch = {assignment.batches.size}: each rank tokenizes all of the text. For a "
-                f"new run, data.streams = {assignment.nearest_even_streams()} avoids this."
+                f"ranks with batch.global_batch = {assignment.batches.size}: each rank tokenizes all of the text. For "
+                f"a new run, data.streams = {assignment.nearest_even_streams()} avoids this."
             )
         for source in plan.sources:
             partitions = source.partition_count(assignment.streams)
